@@ -1,0 +1,184 @@
+"""Dimensions: the facts of a target that a drafter depends on, and the drafter's own shape. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from moa.errors import ConfigError, UsageError
+
+MODEL_TYPE = "moa_spec"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFacts:
+    """What the rest of the system needs to know of a target model."""
+
+    family: str
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    max_positions: int
+    tie_embeddings: bool
+    eos_ids: tuple[int, ...]
+    bos_id: int | None = None
+    tokenizer_hash: str = ""
+    weights_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterConfig:
+    """The shape of a MoA drafter. Field names follow the paper's published `config.json`, so that it loads as it is.
+
+    The second block holds this project's extensions; their defaults are the paper's model exactly.
+    """
+
+    hidden_size: int
+    kv_hidden_size: int
+    num_attention_heads: int
+    vocab_size: int
+    target_layers: int
+    self_attention_num_key_value_heads: int
+    self_attention_intermediate_size: int
+    cross_attention_num_key_value_heads: int
+    cross_attention_intermediate_size: int
+    layer_self_attention_num_key_value_heads: int
+    layer_self_attention_intermediate_size: int
+    target_kv_heads: int
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+
+    tli: int = 0
+    """Borrowed target layers after CA (the paper's N)."""
+    final_state: bool = False
+    """Add the target's final hidden state to every activation: no cached key or value holds it."""
+    confidence: bool = False
+    """A head that predicts whether the target will agree with the drafted token."""
+    use_lsa: bool = True
+    """Ablation: without it the target's final hidden state takes LSA's place."""
+    use_ca: bool = True
+    """Ablation: without it the drafter never sees the target."""
+
+    def __post_init__(self) -> None:
+        positive = [f.name for f in dataclasses.fields(self) if f.type == "int" and f.name != "tli"]
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"drafter config: {name} must be at least 1, not {getattr(self, name)}")
+        if self.hidden_act != "silu":
+            raise ConfigError(f"drafter config: hidden_act {self.hidden_act!r} is not supported, only 'silu'")
+        if not 0 <= self.tli <= self.target_layers:
+            raise ConfigError(f"drafter config: tli must be 0..{self.target_layers} (the target's layers)")
+        for width in ("hidden_size", "kv_hidden_size"):
+            if getattr(self, width) % (2 * self.num_attention_heads):
+                raise ConfigError(f"drafter config: {width} must divide into {self.num_attention_heads} even-sized heads")
+        for part in ("self_attention", "cross_attention", "layer_self_attention"):
+            if self.num_attention_heads % getattr(self, f"{part}_num_key_value_heads"):
+                raise ConfigError(f"drafter config: {part}_num_key_value_heads must divide {self.num_attention_heads}")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head of SA and CA."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def record_width(self) -> int:
+        """Numbers in one activation record: CA's keys and values of one position."""
+        return 2 * self.cross_attention_num_key_value_heads * self.head_dim
+
+    @classmethod
+    def for_target(cls, facts: TargetFacts, **overrides: Any) -> Self:
+        """The default drafter shape for a target; `overrides` are this class's fields."""
+        heads = next((n for n in (facts.heads, 8, 4, 2, 1) if _divides(n, facts)), 1)
+        kv_heads = max(n for n in range(1, heads + 1) if heads % n == 0 and n <= max(1, heads // 4))
+        shape: dict[str, Any] = {
+            "hidden_size": facts.hidden_size,
+            "kv_hidden_size": 2 * facts.kv_heads * facts.head_dim,
+            "num_attention_heads": heads,
+            "vocab_size": facts.vocab_size,
+            "target_layers": facts.layers,
+            "target_kv_heads": facts.kv_heads,
+            "self_attention_num_key_value_heads": kv_heads,
+            "cross_attention_num_key_value_heads": kv_heads,
+            "layer_self_attention_num_key_value_heads": kv_heads,
+            "self_attention_intermediate_size": _multiple_of_32(1.5 * facts.hidden_size),
+            "cross_attention_intermediate_size": _multiple_of_32(1.5 * facts.hidden_size),
+            "layer_self_attention_intermediate_size": _multiple_of_32(3 * facts.kv_heads * facts.head_dim),
+            "rms_norm_eps": facts.rms_norm_eps,
+            "rope_theta": facts.rope_theta,
+        }
+        return cls.from_dict(shape | overrides)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build from a mapping whose keys must all be known."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ConfigError(f"drafter config: unknown setting {unknown[0]!r}", hint=f"known: {', '.join(sorted(known))}")
+        if missing := sorted(f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING and f.name not in values):
+            raise ConfigError(f"drafter config: {missing[0]} is missing")
+        return cls(**values)
+
+    @classmethod
+    def read(cls, folder: Path, facts: TargetFacts | None = None) -> Self:
+        """Read `config.json` of a drafter's folder: ours, or the paper's published layout.
+
+        The published file leaves out the target's layers and KV heads; they are taken from `facts`.
+        """
+        path = folder / "config.json"
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UsageError(f"no drafter at {folder}: config.json is missing") from None
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise ConfigError(f"{path} is not valid JSON") from None
+        if not isinstance(values, dict) or values.get("model_type") != MODEL_TYPE:
+            found = values.get("model_type") if isinstance(values, dict) else None
+            raise ConfigError(f"{path}: model_type is {found!r}, a MoA drafter's is {MODEL_TYPE!r}")
+        if values.get("rope_scaling") is not None:
+            raise ConfigError(f"{path}: rope_scaling must be null: drafters are trained without it")
+        known = {f.name for f in dataclasses.fields(cls)}
+        # A published or training config is a full Llama config around our fields: what we do not know of is not ours.
+        values = {k: v for k, v in values.items() if k in known}
+        if facts is not None:
+            values = {"target_layers": facts.layers, "target_kv_heads": facts.kv_heads} | values
+        config = cls.from_dict(values)
+        if facts is not None:
+            config.check_fits(facts)
+        return config
+
+    def check_fits(self, facts: TargetFacts) -> None:
+        """Raise when this drafter was made for a target of other dimensions."""
+        wanted = {
+            "hidden_size": facts.hidden_size,
+            "vocab_size": facts.vocab_size,
+            "kv_hidden_size": 2 * facts.kv_heads * facts.head_dim,
+            "target_layers": facts.layers,
+        }
+        for name, value in wanted.items():
+            if getattr(self, name) != value:
+                raise ConfigError(
+                    f"this drafter was made for another target: its {name} is {getattr(self, name)}, the target's is {value}"
+                )
+
+    def write(self, folder: Path) -> None:
+        """Write `config.json`."""
+        values = {"model_type": MODEL_TYPE, **dataclasses.asdict(self), "rope_scaling": None}
+        (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _divides(heads: int, facts: TargetFacts) -> bool:
+    return all(width % (2 * heads) == 0 for width in (facts.hidden_size, 2 * facts.kv_heads * facts.head_dim))
+
+
+def _multiple_of_32(width: float) -> int:
+    return max(32, round(width / 32) * 32)

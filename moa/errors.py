@@ -1,0 +1,100 @@
+"""The one exception tree, and the one place where an exception becomes a line on the terminal.
+
+    MoaError                     anything this project reports on purpose           exit 1
+    ├── UsageError               a person can mend it: flag, file, input            exit 2
+    │   ├── ConfigError          a settings or config value is out of range
+    │   ├── UnsupportedModelError  an architecture that cannot work, by name and reason
+    │   └── BundleError          an exported bundle is damaged, foreign or incomplete
+    ├── CapacityError            a bounded resource is used up (slots, context, memory)
+    ├── ProtocolError            the other end broke the wire protocol              fatal
+    ├── RemoteError              the other end refused, with a typed code           fatal or retryable
+    └── LinkError                the network failed                                 retryable
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+
+class MoaError(Exception):
+    """Base of all errors of this project. `hint` says what to do about it."""
+
+    exit_code = 1
+    retryable = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def line(self) -> str:
+        """The message and its hint as the one line that a person reads."""
+        message = " ".join(str(self).split())
+        return f"{message} ({self.hint})" if self.hint else message
+
+
+class UsageError(MoaError):
+    """A person can mend it: a flag, a file, an input."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A settings or config value is unknown or out of range."""
+
+
+class UnsupportedModelError(UsageError):
+    """This architecture cannot be a target or drafter; the message says which and why."""
+
+
+class BundleError(UsageError):
+    """An exported bundle is damaged, foreign or incomplete."""
+
+
+class CapacityError(MoaError):
+    """A bounded resource is used up."""
+
+
+class ProtocolError(MoaError):
+    """The other end broke the wire protocol."""
+
+
+class RemoteError(MoaError):
+    """The other end refused, with a typed code."""
+
+    def __init__(self, code: str, message: str, *, retry_after: float | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def retryable(self) -> bool:  # type: ignore[override]
+        """Whether the same request may succeed later."""
+        return self.retry_after is not None
+
+
+class LinkError(MoaError):
+    """The network failed; trying again may help."""
+
+    retryable = True
+
+
+def run_cli(program: str, main: Callable[[], int | None]) -> int:
+    """Run a command's body; turn every expected failure into one line on stderr and an exit code."""
+    try:
+        return main() or 0
+    except MoaError as error:
+        print(f"{program}: error: {error.line()}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): not an error of ours, and nobody is left to read one.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        print(f"{program}: error: {error.strerror or error}{where}", file=sys.stderr)
+        return 2

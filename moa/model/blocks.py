@@ -1,0 +1,101 @@
+"""The Llama-style block that LSA, SA and CA are made of: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+Names of modules are the paper's published checkpoint keys.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MASKED = -1e9
+"""Additive mask value: finite, so that a row that may attend to nothing stays a number."""
+
+
+def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, `[*positions, head_dim]`, in float32."""
+    steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
+    angles = positions.to(torch.float32).unsqueeze(-1) * theta ** (-steps / head_dim)
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn `[..., heads, T, D]` by its positions, `[..., T, D]`."""
+    low, high = x.chunk(2, dim=-1)
+    return (x * cos.unsqueeze(-3) + torch.cat([-high, low], dim=-1) * sin.unsqueeze(-3)).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation with a learned scale."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+
+
+class Attention(nn.Module):
+    """Projections of grouped-query attention; what attends to what is the caller's business."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, width // heads
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * self.head_dim, width, bias=False)
+
+    def query(self, x: Tensor) -> Tensor:
+        """`[B, T, width] -> [B, heads, T, D]`."""
+        return self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)).transpose(-3, -2)
+
+    def key(self, x: Tensor) -> Tensor:
+        """`[B, T, width] -> [B, kv_heads, T, D]`, not yet rotated."""
+        return self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
+
+    def value(self, x: Tensor) -> Tensor:
+        """`[B, T, width] -> [B, kv_heads, T, D]`."""
+        return self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
+
+    def empty_rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The past of a sequence that has none: zero rows, `[B, kv_heads, 0, D]` twice."""
+        none = self.k_proj.weight.new_zeros(ids.shape[0], self.kv_heads, 0, self.head_dim)
+        return none, none
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of `query` over `key` and `value`, projected out: `[B, T, width]`."""
+        out = F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=self.heads != self.kv_heads)
+        return self.o_proj(out.transpose(-3, -2).flatten(-2))
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, width: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, intermediate, bias=False)
+        self.up_proj = nn.Linear(width, intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """The parts of one decoder layer, under the published names."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, intermediate: int, eps: float) -> None:
+        super().__init__()
+        self.self_attn = Attention(width, heads, kv_heads)
+        self.mlp = MLP(width, intermediate)
+        self.input_layernorm = RMSNorm(width, eps)
+        self.post_attention_layernorm = RMSNorm(width, eps)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """The second half of the layer, with its residual."""
+        return x + self.mlp(self.post_attention_layernorm(x))

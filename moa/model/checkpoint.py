@@ -1,0 +1,84 @@
+"""A drafter on disk: `config.json` and safetensors under the paper's published names. Never a pickle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from moa.config import DrafterConfig, TargetFacts
+from moa.errors import ConfigError, UsageError
+from moa.model.borrowed import BorrowedLayers
+from moa.model.drafter import Drafter
+from moa.model.shared import SharedWeights
+
+WEIGHTS = "model.safetensors"
+
+
+def new_drafter(config: DrafterConfig, target: PreTrainedModel) -> Drafter:
+    """An untrained drafter beside its target."""
+    borrowed = BorrowedLayers(backbone_of(target), config.tli) if config.tli else None
+    drafter = Drafter(config, SharedWeights.of(target), borrowed)
+    for module in drafter.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return drafter.to(device=target.device)
+
+
+def load_drafter(folder: Path, target: PreTrainedModel, facts: TargetFacts, dtype: torch.dtype | None = None) -> Drafter:
+    """A trained drafter beside its target: one of ours or the paper's published checkpoint."""
+    drafter = new_drafter(DrafterConfig.read(folder, facts), target)
+    load_weights(drafter, folder)
+    return drafter.to(dtype=dtype or target.dtype).eval()
+
+
+def load_weights(module: nn.Module, folder: Path) -> None:
+    """Fill `module` from the folder's safetensors files; every key must be there, and no other."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UsageError(f"no drafter weights in {folder}: there is no *.safetensors file")
+    state: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            state |= load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise UsageError(f"{file} is not a readable safetensors file: {error}") from None
+    wanted = module.state_dict()
+    state = {name: value for name, value in state.items() if not name.endswith("rotary_emb.inv_freq")}
+    if missing := sorted(set(wanted) - set(state)):
+        raise ConfigError(f"{folder}: the weights lack {missing[0]} and {len(missing) - 1} more")
+    if unknown := sorted(set(state) - set(wanted)):
+        raise ConfigError(f"{folder}: the weights hold {unknown[0]}, which its config does not know")
+    for name, value in state.items():
+        if value.shape != wanted[name].shape:
+            raise ConfigError(
+                f"{folder}: {name} has shape {list(value.shape)}, its config says {list(wanted[name].shape)}"
+            )
+    module.load_state_dict(state)
+
+
+def save_drafter(drafter: Drafter, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write config and weights, in `dtype` if given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_weights(drafter, folder, dtype)
+    drafter.config.write(folder)
+
+
+def save_weights(module: nn.Module, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write a module's own weights; what it only shares with the target is not in its state."""
+    state = {name: value.detach().to(dtype or value.dtype).contiguous() for name, value in module.state_dict().items()}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def backbone_of(model: PreTrainedModel) -> nn.Module:
+    """The decoder under the head."""
+    backbone = model.get_decoder()
+    if not isinstance(backbone, nn.Module):
+        raise UsageError(f"{type(model).__name__} has no decoder that a drafter could borrow from")
+    return backbone

@@ -1,0 +1,232 @@
+"""Drafting beside the target: what a drafter has to offer an engine, and the MoA drafter's side of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moa.model.blocks import MASKED
+from moa.model.drafter import Drafter
+from moa.model.slots import SlotPool
+from moa.model.target import Committed
+from moa.sampling import SamplingSettings, gumbel
+from moa.tree import DraftTree, TreeGrower, TreeShape
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One sequence's wish: a tree after its `pending` token."""
+
+    slot: int
+    pending: int
+    shape: TreeShape
+    sampling: SamplingSettings
+
+
+class Drafting(Protocol):
+    """A drafter with its own memory, one slot per sequence."""
+
+    def open(self) -> int:
+        """Take an empty slot."""
+
+    def close(self, slot: int) -> None:
+        """Give a slot back."""
+
+    def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
+        """The target has run `tokens`, in order, and this is what it made of them."""
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """A tree for each request, all drafted together."""
+
+
+class LevelDrafting:
+    """The part of drafting that every kind of drafter shares: growing trees level by level, in one batch.
+
+    A pool holds a sequence's observed tokens and, behind them, the nodes fed in the draft that is being made; those
+    are dropped by not being counted. Subclasses run the model.
+    """
+
+    pool: SlotPool
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size, self.device = vocab_size, device
+
+    @torch.inference_mode()
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """A tree for each request."""
+        growers = [TreeGrower(request.pending, request.shape) for request in requests]
+        while active := [i for i, grower in enumerate(growers) if grower.frontier]:
+            level = Level([requests[i] for i in active], [growers[i] for i in active], self.pool, self.device)
+            scores = self.scores(level, self.logits(level))
+            top = scores.topk(min(max(request.shape.breadth for request in level.requests), self.vocab_size))
+            values, tokens = top.values.cpu().numpy(), top.indices.cpu().numpy()
+            for row, grower in enumerate(level.growers):
+                size = len(grower.frontier)
+                grower.expand(tokens[row, :size], values[row, :size])
+        return [grower.tree() for grower in growers]
+
+    def logits(self, level: Level) -> Tensor:
+        """Logits `[B, T, V]` after each frontier node."""
+        raise NotImplementedError
+
+    def scores(self, level: Level, logits: Tensor) -> Tensor:
+        """Log-probabilities of what the target will say. Sampling is the argmax of noised logits, and the noise of a
+        position is known before its logits are: so the drafter adds the same noise and guesses the same token."""
+        logits = logits.float()
+        if not all(request.sampling.greedy for request in level.requests):
+            scale = [1.0 if r.sampling.greedy else 1.0 / r.sampling.temperature for r in level.requests]
+            logits = logits * torch.tensor(scale, device=logits.device).view(-1, 1, 1) + self._noise(level)
+        return logits.log_softmax(-1)
+
+    def _noise(self, level: Level) -> Tensor:
+        noise = np.zeros((len(level.requests), 1, self.vocab_size), dtype=np.float32)
+        for row, request in enumerate(level.requests):
+            if not request.sampling.greedy:
+                noise[row, 0] = gumbel(request.sampling.seed, level.positions_of(row) + 1, self.vocab_size)
+        return torch.from_numpy(noise).to(self.device)
+
+    def close(self, slot: int) -> None:
+        """Give a slot back."""
+        self.pool.release(slot)
+
+
+class Level:
+    """One level of several trees, padded into tensors: what the model is run on."""
+
+    def __init__(
+        self, requests: list[DraftRequest], growers: list[TreeGrower], pool: SlotPool, device: torch.device
+    ) -> None:
+        self.requests, self.growers = requests, growers
+        self.slots = [request.slot for request in requests]
+        self.lengths = [pool.lengths[slot] for slot in self.slots]
+        self.sizes = [len(grower.frontier) for grower in growers]
+        self.starts = [length + len(grower.fed) for length, grower in zip(self.lengths, growers, strict=True)]
+        width, self.view = max(self.sizes), max(self.starts)
+        ids = np.zeros((len(requests), width), dtype=np.int64)
+        positions = np.zeros_like(ids)
+        visible = np.zeros((len(requests), 1, width, self.view + width), dtype=np.bool_)
+        visible[:, 0, np.arange(width), self.view + np.arange(width)] = True  # padding sees itself
+        for row, (grower, length) in enumerate(zip(growers, self.lengths, strict=True)):
+            size, fed = self.sizes[row], len(grower.fed)
+            tree = grower.mask()
+            ids[row, :size] = grower.frontier_tokens
+            positions[row] = self.positions_of(row)
+            visible[row, 0, :size, :length] = True
+            visible[row, 0, :size, length : length + fed] = tree[:, :fed]
+            visible[row, 0, :size, self.view : self.view + size] = tree[:, fed:]
+        self.ids = torch.from_numpy(ids).to(device)
+        self.positions = torch.from_numpy(positions).to(device)
+        self.mask = _additive(visible, device)
+
+    def positions_of(self, row: int) -> int:
+        """The position that all nodes of this level have in sequence `row`."""
+        return self.lengths[row] + self.growers[row].level
+
+    def past(self, pool: SlotPool) -> list[tuple[Tensor, Tensor]]:
+        """What the level may attend to of a pool, per layer: `[B, heads, view, D]`."""
+        if len(self.slots) == 1:
+            slot = self.slots[0]
+            k, v = pool.k[:, slot : slot + 1, :, : self.view], pool.v[:, slot : slot + 1, :, : self.view]
+        else:
+            slots = torch.tensor(self.slots, device=self.device)
+            k, v = pool.k[:, slots, :, : self.view], pool.v[:, slots, :, : self.view]
+        return list(zip(k, v, strict=True))
+
+    def keep(self, pool: SlotPool, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Write the level's new rows behind what was fed before."""
+        for b, slot in enumerate(self.slots):
+            size, start = self.sizes[b], self.starts[b]
+            pool.begin([slot], [start - pool.lengths[slot] + size])
+            for layer, (k, v) in enumerate(rows):
+                pool.k[layer, slot, :, start : start + size] = k[b, :, :size]
+                pool.v[layer, slot, :, start : start + size] = v[b, :, :size]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.ids.device
+
+
+def append(pool: SlotPool, slot: int, k: Tensor, v: Tensor) -> None:
+    """Add rows `[layers, heads, n, D]` to a slot's prefix."""
+    start, count = pool.lengths[slot], k.shape[2]
+    pool.begin([slot], [count])
+    pool.k[:, slot, :, start : start + count] = k
+    pool.v[:, slot, :, start : start + count] = v
+    pool.commit(slot, range(count))
+
+
+def _additive(visible: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.where(visible, np.float32(0), np.float32(MASKED))).to(device)
+
+
+class MoaDrafting(LevelDrafting):
+    """The MoA drafter beside its target: every activation is there at once, none has to travel."""
+
+    def __init__(self, drafter: Drafter, *, slots: int = 1, capacity: int = 2048, scratch: int = 256) -> None:
+        """`scratch` columns are for the nodes of a draft, on top of the sequence's `capacity`."""
+        config, weight = drafter.config, drafter.self_attention.self_attn.k_proj.weight
+        super().__init__(config.vocab_size, weight.device)
+        self.drafter = drafter
+
+        def pool(layers: int, kv_heads: int, head_dim: int) -> SlotPool:
+            return SlotPool(
+                layers=layers,
+                slots=slots,
+                kv_heads=kv_heads,
+                capacity=capacity + scratch,
+                head_dim=head_dim,
+                dtype=weight.dtype,
+                device=weight.device,
+            )
+
+        self.pool = pool(1, config.self_attention_num_key_value_heads, config.head_dim)
+        self.records = pool(1, config.cross_attention_num_key_value_heads, config.head_dim)
+        target_head_dim = config.kv_hidden_size // (2 * config.target_kv_heads)
+        self.borrowed = pool(config.tli, config.target_kv_heads, target_head_dim) if config.tli else None
+        self._pools = [p for p in (self.pool, self.records, self.borrowed) if p is not None]
+
+    def open(self) -> int:
+        """Take an empty slot."""
+        return [pool.acquire() for pool in self._pools][0]
+
+    def close(self, slot: int) -> None:
+        """Give a slot back."""
+        for pool in self._pools:
+            pool.release(slot)
+
+    @torch.inference_mode()
+    def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
+        """Keep SA's rows of the tokens, their activation records, and the target's rows for the borrowed layers."""
+        positions = committed.positions.unsqueeze(0)
+        ids = torch.tensor([list(tokens)], device=self.device)
+        append(self.pool, slot, *self.drafter.extend(ids, positions))
+        key, value = self.drafter.project(committed.k, committed.v, committed.hidden, committed.positions)
+        append(self.records, slot, key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
+        if self.borrowed is not None:
+            count = self.drafter.config.tli
+            append(self.borrowed, slot, committed.k[-count:].transpose(1, 2), committed.v[-count:].transpose(1, 2))
+
+    def logits(self, level: Level) -> Tensor:
+        """One step of the drafter over the frontier of every tree."""
+        past = level.past(self.pool)
+        if self.borrowed is not None:
+            past += level.past(self.borrowed)
+        known = max(1, *level.lengths)
+        visible = np.arange(known) < np.array(level.lengths)[:, None]
+        record_k, record_v = self._records(level.slots, known)
+        mask = _additive(visible[:, None, None], level.device)
+        logits, rows = self.drafter.step(level.ids, level.positions, level.mask, past, record_k, record_v, mask)
+        level.keep(self.pool, rows[:1])
+        if self.borrowed is not None:
+            level.keep(self.borrowed, rows[1:])
+        return logits
+
+    def _records(self, slots: list[int], known: int) -> tuple[Tensor, Tensor]:
+        index = slice(slots[0], slots[0] + 1) if len(slots) == 1 else torch.tensor(slots, device=self.device)
+        return self.records.k[0, index, :, :known], self.records.v[0, index, :, :known]

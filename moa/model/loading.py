@@ -1,0 +1,140 @@
+"""From a hub id or a folder to a target model in memory, or to one clear line that says why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from moa.config import TargetFacts
+from moa.errors import UnsupportedModelError, UsageError
+from moa.model.attention import ATTENTION
+from moa.model.families import facts_of, refuse_unsupported
+from moa.model.identity import stored_tensors, tokenizer_hash, weights_id
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]  # no pickles, and no copies in subfolders
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready for `Target`, its facts, and the folder that it came from."""
+
+    model: PreTrainedModel
+    facts: TargetFacts
+    folder: Path
+
+
+def load_model(
+    source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> LoadedModel:
+    """Load a causal language model of a supported family, in eval mode, without running any code of its author's."""
+    where = _checked_device(device)
+    folder = locate(source)
+    refuse_unsupported(read_config(folder))
+    stored_tensors(folder)  # missing, cut or damaged files are found before memory is spent on the others
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+        model, report = loaded
+        model.to(where)
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
+        raise UsageError(f"cannot load the model in {folder}: {_first_line(error)}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise UsageError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]} among them")
+    model.eval().requires_grad_(False)
+    facts = facts_of(model.config, model.generation_config.eos_token_id)
+    facts = dataclasses.replace(facts, tokenizer_hash=_hash_tokenizer(folder), weights_id=weights_id(folder, facts))
+    return LoadedModel(model, facts, folder)
+
+
+def prepare(model: PreTrainedModel) -> TargetFacts:
+    """Make a model that is already in memory usable as a target; its facts lack the hashes that only files have."""
+    refuse_unsupported(model.config.to_dict())
+    model.set_attn_implementation(ATTENTION)
+    model.eval()
+    return facts_of(model.config, model.generation_config.eos_token_id if model.generation_config else None)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise UsageError(f"cannot load the tokenizer in {folder}: {_first_line(error)}") from error
+    if not tokenizer.is_fast:
+        raise UnsupportedModelError(f"the tokenizer in {folder} has no tokenizer.json form, which the device needs")
+    return tokenizer
+
+
+def locate(source: str | Path) -> Path:
+    """The folder of a model: `source` itself, or where the hub's client keeps its copy of that id."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or folder.exists():
+        raise UsageError(f"no model at {source}: there is no such folder")
+    try:
+        return Path(snapshot_download(source, allow_patterns=_WANTED, ignore_patterns=["*/*"]))
+    except LocalEntryNotFoundError as error:
+        raise UsageError(
+            f"no model {source}: not a folder here, not in the hub's cache, and the hub cannot be reached"
+        ) from error
+    except (HfHubHTTPError, ValueError, OSError) as error:
+        raise UsageError(f"cannot get model {source}: {_first_line(error)}") from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A model's `config.json`, as it is."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"no model in {folder}: config.json is missing") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {_first_line(error)}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} is not a model's config: it holds no JSON object")
+    return config
+
+
+def _hash_tokenizer(folder: Path) -> str:
+    """Empty when there is no tokenizer: a model that is only fed ids needs none."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            return tokenizer_hash(path.read_bytes())
+        except (ValueError, AttributeError) as error:
+            raise UsageError(f"{path} is not a tokenizer") from error
+    if (folder / "tokenizer.model").is_file():
+        return tokenizer_hash(load_tokenizer(folder).backend_tokenizer.to_str())
+    return ""
+
+
+def _checked_device(device: str | torch.device) -> torch.device:
+    try:
+        where = torch.device(device)
+        torch.empty(1, device=where)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UsageError(f"cannot use device {str(device)!r}: {_first_line(error)}") from error
+    return where
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,173 @@
+"""The target's key/value memory: one slot per sequence, and the view of it that one batched forward writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from moa.errors import CapacityError, UsageError
+
+
+class SlotPool:
+    """Keys and values of every layer, `[layers, slots, kv_heads, capacity, head_dim]`, allocated once.
+
+    A slot's first `lengths[slot]` columns are its committed prefix, which never changes; what stands behind them is
+    scratch of the last forward. So a rejected draft needs no clean-up: the length just does not advance.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if slots < 1 or capacity < 1:
+            raise UsageError(f"a slot pool needs at least one slot of one token, not {slots} of {capacity}")
+        shape = (layers, slots, kv_heads, capacity, head_dim)
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.slots = slots
+        self.capacity = capacity
+        self.lengths = [0] * slots
+        self.versions = [0] * slots
+        """Counts what happened to a slot, so that a result of an older forward cannot be committed."""
+        self._written = [0] * slots  # columns that may hold anything but zeros
+        self._free = list(range(slots - 1, -1, -1))
+        self._taken = [False] * slots
+
+    @property
+    def free(self) -> int:
+        """Slots that `acquire` can still give."""
+        return len(self._free)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory of one committed token."""
+        layers, _, kv_heads, _, head_dim = self.k.shape
+        return 2 * layers * kv_heads * head_dim * self.k.element_size()
+
+    def acquire(self) -> int:
+        """Take an empty slot."""
+        if not self._free:
+            raise CapacityError(f"all {self.slots} slots of the target are in use")
+        slot = self._free.pop()
+        self._taken[slot] = True
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Give a slot back, zeroed: its next user must find nothing of this one."""
+        self.check_taken(slot)
+        used = self._written[slot]
+        self.k[:, slot, :, :used].zero_()
+        self.v[:, slot, :, :used].zero_()
+        self.lengths[slot] = self._written[slot] = 0
+        self.versions[slot] += 1
+        self._taken[slot] = False
+        self._free.append(slot)
+
+    def check_taken(self, slot: int) -> None:
+        """Raise unless `slot` was acquired and not released."""
+        if not 0 <= slot < self.slots or not self._taken[slot]:
+            raise UsageError(f"slot {slot} is not in use")
+
+    def begin(self, slots: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """Note that `sizes` scratch columns of `slots` are about to be written; returns the slots' new versions."""
+        for slot, size in zip(slots, sizes, strict=True):
+            self.check_taken(slot)
+            if self.lengths[slot] + size > self.capacity:
+                raise CapacityError(
+                    f"slot {slot} holds {self.lengths[slot]} tokens and cannot take {size} more: "
+                    f"its capacity is {self.capacity}"
+                )
+        for slot, size in zip(slots, sizes, strict=True):
+            self._written[slot] = max(self._written[slot], self.lengths[slot] + size)
+            self.versions[slot] += 1
+        return [self.versions[slot] for slot in slots]
+
+    def commit(self, slot: int, nodes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Append the scratch columns `nodes`, in this order, to the prefix; returns their K, V `[layers,n,Hkv,D]`.
+
+        What is returned is a view into the pool: committed columns never change, and are zeroed on release.
+        """
+        start = self.lengths[slot]
+        end = start + len(nodes)
+        k, v = self.k[:, slot], self.v[:, slot]
+        if list(nodes) != list(range(len(nodes))):
+            columns = torch.tensor(nodes, device=k.device) + start
+            k[:, :, start:end] = k.index_select(2, columns)
+            v[:, :, start:end] = v.index_select(2, columns)
+        self.lengths[slot] = end
+        self.versions[slot] += 1
+        return k[:, :, start:end].transpose(1, 2), v[:, :, start:end].transpose(1, 2)
+
+
+class SlotView(Cache):
+    """What one forward over some slots sees of the pool, in the form that `transformers` layers ask for.
+
+    New keys and values go straight into the pool, behind each row's prefix. Reading is a slice without a copy when
+    the slots are evenly spaced, as they are for one slot or a full pool, and a gather of `view` columns otherwise.
+    """
+
+    def __init__(self, pool: SlotPool, slots: Sequence[int], sizes: Sequence[int], view: int) -> None:
+        super().__init__(layers=[])
+        self._memories = (pool.k, pool.v)
+        self._view = view
+        starts = [pool.lengths[slot] for slot in slots]
+        uniform = min(sizes) == max(sizes)
+        steps = {after - before for before, after in pairwise(slots)} or {1}
+        self._slice = slice(slots[0], slots[-1] + 1, min(steps)) if len(steps) == 1 and min(steps) > 0 else None
+        if self._slice is None:
+            self._gather = torch.tensor(slots, device=pool.k.device)
+        else:
+            self._reads = [memory[:, self._slice, :, :view].unbind(0) for memory in self._memories]
+        self._writes: list[tuple[Tensor, ...]] | None = None
+        if self._slice is not None and uniform and len(set(starts)) == 1:
+            columns = slice(starts[0], starts[0] + sizes[0])
+            self._writes = [memory[:, self._slice, :, columns].unbind(0) for memory in self._memories]
+        else:
+            self._scatter = _scatter_indices(slots, starts, sizes, pool.k.device)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store a layer's new keys and values `[B,Hkv,T,D]`; returns all that the rows may attend to."""
+        return self._store_and_read(0, layer_idx, key_states), self._store_and_read(1, layer_idx, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero: rows differ in length, and every forward brings its own positions and masks."""
+        return 0
+
+    def _store_and_read(self, which: int, layer: int, new: Tensor) -> Tensor:
+        if self._writes is not None:
+            self._writes[which][layer].copy_(new)
+        else:
+            slots, columns, picked = self._scatter
+            tokens = new.transpose(1, 2).flatten(0, 1)
+            self._memories[which][layer][slots, :, columns] = tokens if picked is None else tokens[picked]
+        if self._slice is not None:
+            return self._reads[which][layer]
+        return self._memories[which][layer, :, :, : self._view].index_select(0, self._gather)
+
+
+def _scatter_indices(
+    slots: Sequence[int], starts: Sequence[int], sizes: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Slot and column of every real node of a padded batch, and which of its B*T nodes those are (None: all)."""
+    counts = np.asarray(sizes)
+    node = np.arange(counts.max())
+    real = node < counts[:, None]
+    slot = np.broadcast_to(np.asarray(slots)[:, None], real.shape)[real]
+    column = (np.asarray(starts)[:, None] + node)[real]
+    index = torch.from_numpy(np.stack([slot, column, np.flatnonzero(real)])).to(device)
+    return index[0], index[1], None if real.all() else index[2]

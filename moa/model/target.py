@@ -1,0 +1,250 @@
+"""The target: one tree-masked forward over any rows of any lengths, and the commit of what was accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from moa.config import TargetFacts
+from moa.errors import UnsupportedModelError, UsageError
+from moa.model.attention import ancestors, tree_masks
+from moa.model.families import embedding_scale, mask_plan
+from moa.model.loading import load_model, load_tokenizer, prepare
+from moa.model.rows import Row, RowBatch
+from moa.model.slots import SlotPool, SlotView
+
+__all__ = ["Committed", "Row", "Step", "Target"]
+
+_VIEW_BUCKET = 16  # columns; few distinct widths, aligned as fused GPU kernels want their masks
+_LOGITS_AT_ONCE = 2**25  # numbers; bounds the memory of the LM head to 128 MiB whatever the batch
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Accepted tokens: their rotated keys and values `[layers,n,Hkv,D]`, final states `[n,hidden]` and positions `[n]`.
+
+    Keys and values are views into the pool: use them, or copy them, before the slot is released.
+    """
+
+    k: Tensor
+    v: Tensor
+    hidden: Tensor
+    positions: Tensor
+
+
+class Step:
+    """What one forward found, row by row, in the order of the rows given."""
+
+    def __init__(self, target: Target, batch: RowBatch, places: Sequence[int], versions: Sequence[int], hidden: Tensor):
+        self.batch = batch
+        self.versions = versions
+        self._target = target
+        self._places = places  # row as given -> row of `hidden`, which stands in the order of slots
+        self._hidden = hidden
+
+    def hidden(self, b: int) -> Tensor:
+        """Final states `[t,hidden]` of row b, after the last norm."""
+        place = self._places[b]
+        return self._hidden[place, : self.batch.sizes[place]]
+
+    def logits(self, b: int, nodes: Sequence[int]) -> Tensor:
+        """Logits `[len(nodes),vocab]`, float32, of row b. One call for many nodes costs little more than for one."""
+        hidden = self.hidden(b)
+        return self._target.logits(hidden[torch.tensor(nodes, dtype=torch.long, device=hidden.device)])
+
+    def margins(self, b: int, nodes: Sequence[int]) -> Tensor:
+        """By how much each node's best logit leads its second: near zero, low precision may choose otherwise."""
+        best = self.logits(b, nodes).topk(2, dim=-1).values
+        return best[:, 0] - best[:, 1]
+
+    def argmax(self, b: int) -> npt.NDArray[np.int64]:
+        """The most likely next token after each node of row b; -1 for nodes that the row left unjudged."""
+        place = self._places[b]
+        return self._choices[place, : self.batch.sizes[place]]
+
+    @cached_property
+    def _choices(self) -> npt.NDArray[np.int64]:
+        judged = self.batch.judged()
+        choices = np.full(judged.shape, -1, dtype=np.int64)
+        hidden = self._hidden.flatten(0, 1)
+        if not judged.all():
+            hidden = hidden[torch.from_numpy(np.flatnonzero(judged)).to(hidden.device)]
+        if len(hidden):
+            choices[judged] = self._target.most_likely(hidden).cpu().numpy()
+        return choices
+
+
+class Target:
+    """A causal language model with a pool of slots, verifying trees of drafted tokens for many sequences at once."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        facts: TargetFacts,
+        *,
+        slots: int = 1,
+        capacity: int = 2048,
+        folder: Path | None = None,
+        fp32_head: bool = True,
+    ) -> None:
+        """Take over a model made ready by `moa.model.loading`. A capacity beyond the model's positions is cut to them.
+
+        `fp32_head` computes logits of lower-precision weights in float32, which makes numerical ties rarer.
+        """
+        head: Any = model.get_output_embeddings()
+        embedding: Any = model.get_input_embeddings()
+        if getattr(head, "bias", None) is not None:
+            raise UnsupportedModelError(f"{facts.family} cannot be a target: its LM head has a bias")
+        self.model = model
+        self.facts = facts
+        self.folder = folder
+        self.fp32_head = fp32_head
+        self.head_weight: Tensor = head.weight
+        self.embedding_weight: Tensor = embedding.weight
+        self.device = self.embedding_weight.device
+        self.dtype = self.embedding_weight.dtype
+        # Gemma rounds its scale to the weights' precision before it multiplies.
+        self.embedding_scale = float(torch.tensor(embedding_scale(model.config), dtype=self.dtype))
+        self.logit_softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
+        self.pool = SlotPool(
+            layers=facts.layers,
+            slots=slots,
+            kv_heads=facts.kv_heads,
+            capacity=min(capacity, facts.max_positions),
+            head_dim=facts.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._backbone = model.get_decoder()
+        self._plan = mask_plan(model.config)
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        slots: int = 1,
+        capacity: int = 2048,
+        fp32_head: bool = True,
+    ) -> Self:
+        """Load from a hub id or a folder."""
+        loaded = load_model(source, device=device, dtype=dtype)
+        return cls(
+            loaded.model, loaded.facts, slots=slots, capacity=capacity, folder=loaded.folder, fp32_head=fp32_head
+        )
+
+    @classmethod
+    def from_model(
+        cls, model: PreTrainedModel, *, slots: int = 1, capacity: int = 2048, fp32_head: bool = True
+    ) -> Self:
+        """Use a model that is in memory; it changes to this project's attention function."""
+        return cls(model, prepare(model), slots=slots, capacity=capacity, fp32_head=fp32_head)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, loaded when first asked for."""
+        if self.folder is None:
+            raise UsageError("this target was made in memory, without a tokenizer")
+        return load_tokenizer(self.folder)
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[Row]) -> Step:
+        """Run every row's tokens behind its slot's prefix, each node seeing the prefix and its own ancestors."""
+        order = sorted(range(len(rows)), key=lambda b: rows[b].slot)  # in slot order the pool is read without copies
+        batch = RowBatch.of([rows[b] for b in order], self.facts.vocab_size)
+        versions = self.pool.begin(batch.slots, batch.sizes)
+        starts = np.array([self.pool.lengths[slot] for slot in batch.slots])
+        needed = int((starts + batch.sizes).max())
+        view = min(-(-needed // _VIEW_BUCKET) * _VIEW_BUCKET, self.pool.capacity)
+        tree = ancestors(batch.parents)
+        positions = starts[:, None] + tree.sum(-1) - 1
+        masks = tree_masks(
+            self._on_device(starts),
+            self._on_device(tree),
+            view=view,
+            windows=tuple(self._plan.windows.values()),
+            groups=self.facts.heads // self.facts.kv_heads,
+            dtype=self.dtype,
+        )
+        out = self._backbone(
+            input_ids=self._on_device(batch.ids),
+            attention_mask=dict(zip(self._plan.windows, masks, strict=True)) if self._plan.per_layer_type else masks[0],
+            position_ids=self._on_device(positions),
+            past_key_values=SlotView(self.pool, batch.slots, batch.sizes, view),
+            use_cache=True,
+        )
+        places = [0] * len(order)
+        for place, b in enumerate(order):
+            places[b] = place
+        return Step(self, batch, places, versions, out.last_hidden_state)
+
+    @torch.inference_mode()
+    def commit(self, step: Step, b: int, path: Sequence[int]) -> Committed:
+        """Make `path`, a chain of row b's nodes from the prefix on, part of its slot's prefix.
+
+        A row can be committed once, and only until its slot takes part in another forward.
+        """
+        place = step._places[b]
+        slot, size, parents = step.batch.slots[place], step.batch.sizes[place], step.batch.parents[place]
+        if self.pool.versions[slot] != step.versions[place]:
+            raise UsageError(f"slot {slot} has moved on since this forward")
+        before = -1
+        for node in path:
+            if not 0 <= node < size or parents[node] != before:
+                raise UsageError(f"slot {slot}: node {node} does not continue the path")
+            before = node
+        start = self.pool.lengths[slot]
+        k, v = self.pool.commit(slot, path)
+        straight = len(path) == 0 or path[-1] == len(path) - 1
+        hidden = step.hidden(b)
+        return Committed(
+            k=k,
+            v=v,
+            hidden=hidden[: len(path)] if straight else hidden[torch.tensor(path, device=self.device)],
+            positions=torch.arange(start, start + len(path), device=self.device),
+        )
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`."""
+        weight = self.head_weight
+        if weight.dtype == torch.float32 or not self.fp32_head:
+            logits = linear(hidden, weight).float()
+        elif weight.device.type == "cuda":
+            logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
+        else:
+            logits = _linear_in_fp32(hidden, weight)
+        if self.logit_softcap is not None:
+            logits = torch.tanh(logits / self.logit_softcap) * self.logit_softcap
+        return logits
+
+    @torch.inference_mode()
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        """The best token `[n]` after each of the final states `[n,hidden]`, in bounded memory."""
+        at_once = max(1, _LOGITS_AT_ONCE // self.facts.vocab_size)
+        return torch.cat([self.logits(part).argmax(dim=-1) for part in hidden.split(at_once)])
+
+    def _on_device(self, array: npt.NDArray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+def _linear_in_fp32(hidden: Tensor, weight: Tensor) -> Tensor:
+    """`hidden @ weight.T` with float32 products, widening the weight piece by piece rather than keeping a copy."""
+    out = hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
+    wide = hidden.float()
+    rows = 1024
+    for start in range(0, len(weight), rows):
+        out[:, start : start + rows] = wide @ weight[start : start + rows].float().T
+    return out

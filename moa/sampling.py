@@ -1,0 +1,115 @@
+"""Which token the target says: a fixed function of its logits, the settings, the seed and the position. Numpy only.
+
+Sampling is `argmax(filtered logits / temperature + Gumbel noise)`, and the noise of a position depends on nothing but
+the seed and that position. So the same text comes out with speculation on or off, in a tree or a chain, over one
+connection or ten, and the drafter can use the same noise to guess the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa.errors import ConfigError
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How to turn logits into a token. A temperature of 0 is greedy decoding."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rules = {
+            "temperature": (0.0 <= self.temperature <= 100.0, "0..100 (0 is greedy)"),
+            "top_k": (0 <= self.top_k <= 2**20, "0..1048576 (0 is off)"),
+            "top_p": (0.0 < self.top_p <= 1.0, "above 0, up to 1"),
+            "min_p": (0.0 <= self.min_p < 1.0, "from 0 to below 1"),
+            "repetition_penalty": (0.1 <= self.repetition_penalty <= 10.0, "0.1..10 (1 is off)"),
+            "seed": (0 <= self.seed <= MAX_SEED, f"0..{MAX_SEED}"),
+        }
+        for name, (good, span) in rules.items():
+            if not good:
+                raise ConfigError(f"{name} must be {span}, not {getattr(self, name)}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether no noise is drawn."""
+        return self.temperature == 0.0
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether the choice is the bare argmax of the logits, which a device can take without sending them."""
+        return self.greedy and self.repetition_penalty == 1.0
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finaliser: every input bit moves about half of the output bits."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def gumbel(seed: int, position: int, tokens: int | NDArray[np.int64]) -> NDArray[np.float64]:
+    """Standard Gumbel noise for `position`: of a whole vocabulary (its size) or of chosen token ids.
+
+    Counter-based: each number depends on (seed, position, token) alone, so any of them can be had without the others.
+    """
+    ids = np.arange(tokens) if isinstance(tokens, int) else tokens
+    with np.errstate(over="ignore"):  # wrapping around is the point
+        key = _mix(_mix(np.array([seed], np.uint64) + _GOLDEN) + np.uint64(position) * _GOLDEN)
+        bits = _mix(key + (ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return np.asarray(-np.log(-np.log(uniform)), dtype=np.float64)
+
+
+def penalize(logits: NDArray[np.float64], penalty: float, context: Sequence[int]) -> NDArray[np.float64]:
+    """Make every token already in the context less likely, the way `transformers` does."""
+    if penalty == 1.0 or not context:
+        return logits
+    seen = np.unique(np.asarray(context, dtype=np.int64))
+    logits = logits.copy()
+    logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
+    return logits
+
+
+def candidates(logits: NDArray[np.float64], settings: SamplingSettings) -> NDArray[np.int64]:
+    """Ids that survive top-k, then top-p, then min-p, on temperature-scaled logits. Never empty."""
+    ids = np.arange(len(logits))
+    if 0 < settings.top_k < len(ids):
+        # Ties at the edge stay in, so that the set does not depend on the order of a partial sort.
+        edge = np.partition(logits, -settings.top_k)[-settings.top_k]
+        ids = ids[logits >= edge]
+    if settings.top_p < 1.0 or settings.min_p > 0.0:
+        ids = ids[np.lexsort((ids, -logits[ids]))]
+        probability = np.exp(logits[ids] - logits[ids[0]])
+        probability /= probability.sum()
+        # A token stays while the mass before it has not reached top_p: the first always stays.
+        keep = (np.cumsum(probability) - probability < settings.top_p) & (probability >= settings.min_p * probability[0])
+        ids = ids[keep]
+    return ids
+
+
+def choose(
+    logits: NDArray[np.float32], settings: SamplingSettings, position: int, context: Sequence[int] = ()
+) -> int:
+    """The token at `position` (its index in the whole sequence), given the logits of the position before it."""
+    if settings.plain_greedy:
+        return int(np.argmax(logits))
+    scores = penalize(logits.astype(np.float64), settings.repetition_penalty, context)
+    if settings.greedy:
+        return int(np.argmax(scores))
+    scores = scores / settings.temperature
+    ids = candidates(scores, settings)
+    return int(ids[np.argmax(scores[ids] + gumbel(settings.seed, position, ids))])

@@ -1,0 +1,209 @@
+"""Speculative decoding on one machine: target and drafter in one process, several prompts at a time.
+
+The text is the target's own: greedy text is its greedy text, and a sampled token is a fixed function of its logits,
+the settings, the seed and the position. A drafter only changes how many forward passes that takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from moa.errors import UsageError
+from moa.model.drafting import Drafting, DraftRequest
+from moa.model.target import Row, Step, Target
+from moa.sampling import SamplingSettings, choose
+from moa.tree import DraftTree, TreeShape, accept
+from moa.wire.finish import Decode, TurnRules, first_finish
+
+PREFILL_CHUNK = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    """When to stop, how to sample, how far to draft (`shape=None`: not at all)."""
+
+    max_new_tokens: int = 256
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    shape: TreeShape | None = field(default_factory=TreeShape)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if any(not text for text in self.stop):
+            raise UsageError("a stop string must not be empty")
+
+
+@dataclass
+class Generation:
+    """What came of one prompt. `won` counts the tokens of every round: accepted ones and the target's own."""
+
+    ids: list[int] = field(default_factory=list)
+    finish: str = ""
+    won: list[int] = field(default_factory=list)
+    drafted: int = 0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens won per verification, the target's own included (the paper's tau)."""
+        return sum(self.won) / len(self.won) if self.won else 0.0
+
+
+@dataclass
+class Seconds:
+    """Where the time of a run went."""
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    observe: float = 0.0
+
+
+@dataclass
+class _Sequence:
+    index: int
+    log: list[int]
+    rules: TurnRules
+    slot: int
+    draft_slot: int | None
+    out: Generation
+
+    @property
+    def base(self) -> int:
+        """Position of the pending token."""
+        return len(self.log) - 1
+
+
+class Speculator:
+    """Runs prompts through a target, with a drafter's help where there is one."""
+
+    def __init__(self, target: Target, drafting: Drafting | None = None) -> None:
+        self.target, self.drafting = target, drafting
+        self.seconds = Seconds()
+
+    def generate(self, prompts: Sequence[Sequence[int]], settings: GenerationSettings | None = None) -> list[Generation]:
+        """Continue every prompt. More prompts than slots wait for one to come free."""
+        outputs = [Generation() for _ in prompts]
+        for index, tokens, finish in self.stream(prompts, settings, outputs):
+            outputs[index].ids += tokens
+            outputs[index].finish = finish
+        return outputs
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        settings: GenerationSettings | None = None,
+        outputs: Sequence[Generation] | None = None,
+    ) -> Iterator[tuple[int, list[int], str]]:
+        """(prompt index, new tokens, why it ended or "") after every verification, as they come."""
+        settings = settings or GenerationSettings()
+        outputs = outputs or [Generation() for _ in prompts]
+        waiting = deque(enumerate(prompts))
+        active: list[_Sequence] = []
+        try:
+            while waiting or active:
+                while waiting and self.target.pool.free:
+                    index, prompt = waiting.popleft()
+                    active.append(self._open(index, prompt, settings, outputs[index]))
+                for sequence, tokens in self._round(active, settings):
+                    yield sequence.index, tokens, sequence.out.finish
+                    if sequence.out.finish:
+                        active.remove(sequence)
+                        self._close(sequence)
+        finally:
+            for sequence in active:
+                self._close(sequence)
+
+    def _open(self, index: int, prompt: Sequence[int], settings: GenerationSettings, out: Generation) -> _Sequence:
+        if not prompt:
+            raise UsageError(f"prompt {index} is empty: it needs at least one token")
+        capacity = self.target.pool.capacity
+        if len(prompt) >= capacity:
+            raise UsageError(f"prompt {index} has {len(prompt)} tokens, the context holds {capacity}")
+        eos = () if settings.ignore_eos else self.target.facts.eos_ids
+        rules = TurnRules(len(prompt), settings.max_new_tokens, capacity, frozenset(eos), settings.stop)
+        slot = self.target.pool.acquire()
+        draft_slot = self.drafting.open() if self.drafting is not None and settings.shape else None
+        sequence = _Sequence(index, list(prompt), rules, slot, draft_slot, out)
+        began = time.perf_counter()
+        for start in range(0, sequence.base, PREFILL_CHUNK):
+            chunk = sequence.log[start : min(start + PREFILL_CHUNK, sequence.base)]
+            step = self.target.forward([Row.chain(slot, chunk, judged="none")])
+            self._commit(sequence, step, 0, list(range(len(chunk))), chunk)
+        self.seconds.prefill += time.perf_counter() - began
+        return sequence
+
+    def _close(self, sequence: _Sequence) -> None:
+        self.target.pool.release(sequence.slot)
+        if sequence.draft_slot is not None and self.drafting is not None:
+            self.drafting.close(sequence.draft_slot)
+
+    def _commit(self, sequence: _Sequence, step: Step, row: int, path: list[int], tokens: Sequence[int]) -> None:
+        committed = self.target.commit(step, row, path)
+        if sequence.draft_slot is not None and self.drafting is not None:
+            self.drafting.observe(sequence.draft_slot, tokens, committed)
+
+    def _round(self, active: list[_Sequence], settings: GenerationSettings) -> list[tuple[_Sequence, list[int]]]:
+        """Draft for all, verify all in one forward, and take what each is given."""
+        began = time.perf_counter()
+        trees = self._draft(active, settings)
+        drafted = time.perf_counter()
+        rows = [Row(s.slot, tree.tokens, tree.parents) for s, tree in zip(active, trees, strict=True)]
+        step = self.target.forward(rows)
+        chosen = [self._accept(step, b, s, tree, settings) for b, (s, tree) in enumerate(zip(active, trees, strict=True))]
+        verified = time.perf_counter()
+        results = []
+        for b, (sequence, (path, tokens)) in enumerate(zip(active, chosen, strict=True)):
+            count, finish = first_finish(sequence.rules, sequence.log, tokens, self._decode(settings))
+            sequence.out.finish = finish
+            sequence.out.won.append(count)
+            sequence.out.drafted += len(trees[b]) - 1
+            if not finish:
+                self._commit(sequence, step, b, path, [trees[b].tokens[node] for node in path])
+            sequence.log += tokens[:count]
+            results.append((sequence, tokens[:count]))
+        self.seconds.draft += drafted - began
+        self.seconds.verify += verified - drafted
+        self.seconds.observe += time.perf_counter() - verified
+        return results
+
+    def _draft(self, active: list[_Sequence], settings: GenerationSettings) -> list[DraftTree]:
+        requests: list[DraftRequest] = []
+        trees = [DraftTree([s.log[-1]], [-1], [0.0]) for s in active]
+        wishes: list[int] = []
+        for place, sequence in enumerate(active):
+            # The pending token needs a place in the cache, and no draft may outgrow what is left.
+            room = self.target.pool.capacity - sequence.base - 1
+            if sequence.draft_slot is not None and settings.shape and room > 0:
+                shape = replace(settings.shape, nodes=min(settings.shape.nodes, room))
+                requests.append(DraftRequest(sequence.draft_slot, sequence.log[-1], shape, settings.sampling))
+                wishes.append(place)
+        if requests and self.drafting is not None:
+            for place, tree in zip(wishes, self.drafting.draft(requests), strict=True):
+                trees[place] = tree
+        return trees
+
+    def _accept(
+        self, step: Step, b: int, sequence: _Sequence, tree: DraftTree, settings: GenerationSettings
+    ) -> tuple[list[int], list[int]]:
+        if settings.sampling.plain_greedy:
+            accepted = accept(tree.tokens, tree.parents, step.argmax(b).tolist().__getitem__)
+        else:
+            path: list[int] = []  # the tokens walked so far, which a repetition penalty counts
+
+            def say(node: int) -> int:
+                if node:
+                    path.append(tree.tokens[node])
+                logits = step.logits(b, [node])[0].cpu().numpy()
+                context = [*sequence.log, *path] if settings.sampling.repetition_penalty != 1.0 else ()
+                return choose(logits, settings.sampling, sequence.base + len(path) + 1, context)
+
+            accepted = accept(tree.tokens, tree.parents, say)
+        return accepted.path, [*(tree.tokens[node] for node in accepted.path[1:]), accepted.next_token]
+
+    def _decode(self, settings: GenerationSettings) -> Decode | None:
+        return self.target.tokenizer.decode if settings.stop else None

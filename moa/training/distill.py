@@ -1,0 +1,116 @@
+"""Training a drafter to say what its target would say, from activations that are up to T tokens old."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moa.errors import ConfigError
+from moa.model.drafter import Drafter
+from moa.training.data import Batch
+from moa.training.loop import Loss
+from moa.training.masks import AnchorRule, additive, borrowed_mask, record_mask, token_mask
+from moa.training.teacher import Lesson, Teacher
+
+LossKind = Literal["kl", "ce", "tv"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillSettings:
+    """What the drafter is trained on. The defaults are what won in this project's ablations (docs/experiments.md)."""
+
+    loss: LossKind = "kl"
+    """kl: KL(target || draft); ce: the target's own choices; tv: the share of text where the two would differ."""
+    loss_weight: float = 1.0
+    feature_weight: float = 0.0
+    """Weight of smooth-L1 between the drafter's and the target's final states (the paper: 1, beside 0.1 of KL)."""
+    anchors: AnchorRule = field(default_factory=AnchorRule)
+    staircase: bool = False
+    """SA sees only tokens after the latest anchor, with a chance that falls from 1 to 0 over the first half."""
+    lag_decay: float = 1.0
+    """Weight of a position by its distance d from the newest activation: lag_decay ** (d - 1). A draft is only read as far as it
+    is right, so early guesses matter more."""
+
+    def __post_init__(self) -> None:
+        if self.loss_weight < 0 or self.feature_weight < 0 or self.loss_weight + self.feature_weight == 0:
+            raise ConfigError("the weights of the losses must not be negative, and not all zero")
+        if not 0 < self.lag_decay <= 1:
+            raise ConfigError(f"lag_decay must be above 0, up to 1, not {self.lag_decay}")
+
+
+PAPER = DistillSettings(loss_weight=0.1, feature_weight=1.0, staircase=True, anchors=AnchorRule(strict=False))
+"""The public training code's choices."""
+
+
+class Distillation:
+    """The task of the training loop: a drafter beside its frozen teacher."""
+
+    def __init__(self, drafter: Drafter, teacher: Teacher, settings: DistillSettings, seed: int = 0) -> None:
+        self.module = drafter.train()
+        self.teacher = teacher
+        self.settings = settings
+        self.seed = seed
+
+    def loss(self, batch: Batch, step: int, progress: float) -> Loss:
+        """The drafter's loss at every position whose next token is wanted."""
+        lesson = self.teacher(batch)
+        hidden, lag = self._draft(batch, lesson, step, progress)
+        device = hidden.device
+        segments = torch.from_numpy(batch.segments).to(device)
+        # Not wanted as a loss: the last token of a document, and one before a token that a person wrote.
+        wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
+        mine, theirs = hidden[:, :-1][wanted], lesson.hidden[:, :-1][wanted]
+        weights = self.settings.lag_decay ** (lag.to(device)[:, :-1][wanted] - 1).clamp(0, 64).float()
+        return self._compare(mine, theirs, weights)
+
+    def _draft(self, batch: Batch, lesson: Lesson, step: int, progress: float) -> tuple[Tensor, Tensor]:
+        drafter, settings = self.module, self.settings
+        device = lesson.hidden.device
+        ids = torch.from_numpy(batch.ids).to(device)
+        positions = torch.from_numpy(batch.positions).to(device)
+        latest = settings.anchors.latest(batch, self.seed, step)
+        seen = record_mask(batch, latest, strict=settings.anchors.strict)
+        luck = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        stairs = settings.staircase and float(torch.rand((), generator=luck)) < 1 - 2 * progress
+        tokens = additive(token_mask(batch, latest if stairs else None)).unsqueeze(1).to(device)
+        key, value = drafter.records(drafter.activations(lesson.keys, lesson.values, lesson.hidden), positions)
+        nothing = drafter.self_attention.self_attn.empty_rows(ids)
+        past = [nothing]
+        borrowed = None
+        if count := drafter.config.tli:
+            past += [(k.transpose(1, 2), v.transpose(1, 2)) for k, v in zip(lesson.keys[-count:], lesson.values[-count:], strict=True)]
+            borrowed = additive(borrowed_mask(batch, seen)).unsqueeze(1).to(device)
+        hidden, _ = drafter.features(
+            ids, positions, tokens, past, key, value, additive(seen).unsqueeze(1).to(device), borrowed_mask=borrowed
+        )
+        index = torch.arange(ids.shape[1])
+        newest = torch.where(seen.any(-1), seen.long().mul(index).amax(-1), index - positions.cpu() - 1)
+        return hidden, index - newest
+
+    def _compare(self, mine: Tensor, theirs: Tensor, weights: Tensor) -> Loss:
+        settings = self.settings
+        logits, goal = self.module.logits(mine).float(), self.teacher.logits(theirs)
+        each = settings.loss_weight * _divergence(logits, goal, settings.loss)
+        if settings.feature_weight:
+            features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)
+            each = each + settings.feature_weight * features
+        with torch.no_grad():
+            choice = goal.argmax(-1)
+            agree = (logits.argmax(-1) == choice).float()
+        if self.module.config.confidence:
+            guess = self.module.confidence_head(mine.detach()).squeeze(-1).float()
+            each = each + F.binary_cross_entropy_with_logits(guess, agree, reduction="none")
+        return Loss((each * weights).sum(), weights.sum(), {"agree": (agree * weights).sum()})
+
+
+def _divergence(logits: Tensor, goal: Tensor, kind: LossKind) -> Tensor:
+    """How far the draft is from the target, per position."""
+    if kind == "ce":
+        return F.cross_entropy(logits, goal.argmax(-1), reduction="none")
+    if kind == "kl":
+        return F.kl_div(F.log_softmax(logits, -1), F.log_softmax(goal, -1), reduction="none", log_target=True).sum(-1)
+    return 0.5 * (logits.softmax(-1) - goal.softmax(-1)).abs().sum(-1)

@@ -1,0 +1,217 @@
+"""The training loop, whatever is trained: accumulation, mixed precision, several processes, checkpoints, progress."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from moa.errors import ConfigError, MoaError, UsageError
+from moa.training.data import Batch, PackedRows
+from moa.training.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """How to train. `batch` rows per process and micro-step, `accumulate` micro-steps per step."""
+
+    steps: int
+    batch: int = 16
+    accumulate: int = 1
+    learning_rate: float = 2e-3
+    final_rate: float = 0.05
+    """The last learning rate, as a share of the peak."""
+    warmup: int = 50
+    optimizer: Literal["muon", "adam"] = "muon"
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    seed: int = 0
+    precision: Literal["bf16", "fp32"] = "bf16"
+    checkpoint_every: int = 200
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "accumulate", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("learning_rate", "clip"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.warmup < 0 or not 0 <= self.final_rate <= 1 or self.weight_decay < 0:
+            raise ConfigError("warmup and weight_decay must not be negative, and final_rate must be within 0..1")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step: linear up, then a cosine down."""
+        if step < self.warmup:
+            return self.learning_rate * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.learning_rate * (self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * done)) / 2)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A batch's loss, summed; how many tokens it is the sum over; and what to show beside it, summed alike."""
+
+    total: Tensor
+    weight: Tensor
+    shown: dict[str, Tensor]
+
+
+class Task(Protocol):
+    """What is trained, and on what loss."""
+
+    module: nn.Module
+
+    def loss(self, batch: Batch, step: int, progress: float) -> Loss:
+        """The loss of one batch; `progress` goes from 0 to 1 over the run."""
+
+
+class Loop:
+    """Runs a task to its end, from wherever its last checkpoint is."""
+
+    def __init__(self, task: Task, data: PackedRows, settings: LoopSettings, out: Path, *, quiet: bool = False) -> None:
+        self.task, self.data, self.settings, self.out = task, data, settings, out
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.world = dist.get_world_size() if dist.is_initialized() else 1
+        self.quiet = quiet or self.rank > 0
+        self.step = 0
+        self.parameters = [p for p in task.module.parameters() if p.requires_grad]
+        self.optimizers = _optimizers(self.parameters, task.module, settings)
+        self._history: list[dict[str, float]] = []
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module lives."""
+        return self.parameters[0].device
+
+    def run(self, *, stop_after: int | None = None) -> list[dict[str, float]]:
+        """Train to the end, or for `stop_after` more steps; returns the history, one entry per step."""
+        self.resume()
+        last = self.settings.steps if stop_after is None else min(self.settings.steps, self.step + stop_after)
+        with Progress(self.settings.steps, self.step, quiet=self.quiet) as bar:
+            while self.step < last:
+                began = time.perf_counter()
+                entry = self._one_step()
+                entry["tokens_per_s"] = entry.pop("tokens") / (time.perf_counter() - began)
+                self._history.append(entry)
+                bar.advance(entry)
+                if self.step % self.settings.checkpoint_every == 0 or self.step == last:
+                    self.checkpoint()
+        return self._history
+
+    def _one_step(self) -> dict[str, float]:
+        settings = self.settings
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = settings.rate(self.step)
+        sums: dict[str, Tensor] = {}
+        tokens = 0
+        for batch in self._batches():
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+                loss = self.task.loss(batch, self.step, self.step / settings.steps)
+            loss.total.backward()
+            for name, value in {"loss": loss.total, "weight": loss.weight, **loss.shown}.items():
+                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach().float()
+            tokens += int((batch.segments > 0).sum()) * self.world
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
+        if self.world > 1:
+            for tensor in [*sums.values(), *gradients]:
+                dist.all_reduce(tensor)
+        weight = sums.pop("weight").clamp(min=1)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient / weight
+        shown = {name: float(value / weight) for name, value in sums.items()}
+        if not math.isfinite(shown["loss"]):
+            raise MoaError(
+                f"the loss is {shown['loss']} at step {self.step}; the last checkpoint is kept",
+                hint="a lower --learning-rate, or --precision fp32",
+            )
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, settings.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return {"step": self.step, **shown, "grad_norm": float(norm), "tokens": tokens}
+
+    def _batches(self) -> Iterator[Batch]:
+        for micro in range(self.settings.accumulate):
+            at = self.step * self.settings.accumulate + micro
+            yield self.data.batch(self.settings.seed, at, self.settings.batch, rank=self.rank, world=self.world)
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Save everything a resumed run needs; the old checkpoint goes only when the new one is whole."""
+        if self.rank > 0:
+            return
+        folder, fresh = self.out / "checkpoint", self.out / "checkpoint.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        state = {
+            "step": self.step,
+            "seed": self.settings.seed,
+            "module": {n: p for n, p in self.task.module.named_parameters() if p.requires_grad},
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+        torch.save(state, fresh / "state.pt")
+        with (fresh / "history.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(entry) + "\n" for entry in self._history)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint, if there is one."""
+        folder = next((f for f in (self.out / "checkpoint", self.out / "checkpoint.new") if (f / "history.jsonl").exists()), None)
+        if folder is None:
+            return
+        try:
+            state = torch.load(folder / "state.pt", weights_only=True, map_location=self.device)
+            parameters = dict(self.task.module.named_parameters())
+            with torch.no_grad():
+                for name, value in state["module"].items():
+                    parameters[name].copy_(value)
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+        except (OSError, RuntimeError, KeyError, ValueError, EOFError) as error:
+            raise UsageError(
+                f"the checkpoint in {folder} does not fit this run: {str(error).splitlines()[0]}",
+                hint="use the flags it was made with, or another --out",
+            ) from None
+        self.step = state["step"]
+        with (folder / "history.jsonl").open(encoding="utf-8") as file:
+            self._history = [json.loads(line) for line in file]
+
+
+def _optimizers(parameters: list[nn.Parameter], module: nn.Module, settings: LoopSettings) -> list[torch.optim.Optimizer]:
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "adam":
+        return [torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=decay)]
+    # Muon is for the matrices inside; embeddings, heads, norms and biases are Adam's.
+    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) > 1 and id(p) not in embeddings]
+    rest = [p for p in parameters if not any(p is m for m in matrices)]
+    muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=decay)] if rest else [muon]
+
+
+def peak_memory_mib() -> float:
+    """The most memory this process has held, on the GPU if it used one."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def join_process_group() -> None:
+    """Join the other processes when started under `torchrun`."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

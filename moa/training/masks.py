@@ -1,0 +1,111 @@
+"""Who may look at what in training: documents in a packed row, and the paper's masks that teach a drafter to be late.
+
+A drafter that is to run ahead of its target must be trained ahead of its target. The paper does it by masks alone:
+in every sequence some positions are *anchors*, and a query sees activations only up to its latest anchor. So one
+forward pass trains all lags at once ("T-step bounded").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moa.errors import ConfigError
+from moa.model.blocks import MASKED
+from moa.training.data import Batch
+
+
+def same_document(segments: Tensor) -> Tensor:
+    """`[B, L, L]`: both tokens belong to the same document. Padding is a document too: no row attends to nothing."""
+    return segments.unsqueeze(2) == segments.unsqueeze(1)
+
+
+def additive(allowed: Tensor) -> Tensor:
+    """0 where allowed, a large negative number elsewhere."""
+    return torch.zeros(allowed.shape).masked_fill_(~allowed, MASKED)
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """Anchors every `low`..`high` tokens, drawn per document, in this share of the documents."""
+
+    low: int
+    high: int
+    share: float
+
+
+@dataclass(frozen=True)
+class AnchorRule:
+    """How anchors are laid. Documents outside every share keep only their prompt's activations: offline from the start."""
+
+    spacings: tuple[Spacing, ...] = (Spacing(6, 14, 1.0),)
+    strict: bool = True
+    """A query never sees its own activation, as in drafting. The public code lets an anchor see itself."""
+
+    def __post_init__(self) -> None:
+        if any(not 1 <= s.low <= s.high or not 0 <= s.share <= 1 for s in self.spacings):
+            raise ConfigError("an anchor spacing needs 1 <= low <= high and a share within 0..1")
+        if sum(s.share for s in self.spacings) > 1 + 1e-6:
+            raise ConfigError("the shares of the anchor spacings add up to more than 1")
+
+    def latest(self, batch: Batch, seed: int, step: int) -> NDArray[np.int64]:
+        """`[B, L]`: index of the latest anchor at or before each position in its document; -1 where there is none."""
+        rows, length = batch.ids.shape
+        out = np.empty((rows, length), dtype=np.int64)
+        index = np.arange(length)
+        for i in range(rows):
+            rng = np.random.default_rng([seed, step, int(batch.rows[i])])
+            documents = int(batch.segments[i].max()) + 1
+            every = self._draw(rng, documents)[batch.segments[i]]
+            phase = rng.integers(0, 1 << 30, documents)[batch.segments[i]]
+            prompt = ~batch.wanted[i]
+            anchor = prompt | ((batch.positions[i] + phase) % every == 0) & (every < length)
+            start = index - batch.positions[i]
+            latest = np.maximum.accumulate(np.where(anchor, index, -1))
+            out[i] = np.where(latest >= start, latest, -1)
+        return out
+
+    def _draw(self, rng: np.random.Generator, documents: int) -> NDArray[np.int64]:
+        """An anchor distance per document; "never" for the documents outside every share."""
+        never = 1 << 30
+        drawn = np.full(documents, never, dtype=np.int64)
+        luck, low = rng.random(documents), 0.0
+        for spacing in self.spacings:
+            chosen = (luck >= low) & (luck < low + spacing.share)
+            drawn[chosen] = rng.integers(spacing.low, spacing.high + 1, int(chosen.sum()))
+            low += spacing.share
+        return drawn
+
+
+def record_mask(batch: Batch, latest: NDArray[np.int64], *, strict: bool) -> Tensor:
+    """`[B, L, L]`: query i sees the activations j of its document up to its latest anchor, its own excepted if strict."""
+    segments = torch.from_numpy(batch.segments)
+    index = torch.arange(segments.shape[1])
+    visible = index.view(1, 1, -1) <= torch.from_numpy(latest).unsqueeze(2)
+    if strict:
+        visible &= index.view(1, 1, -1) < index.view(1, -1, 1)
+    return visible & same_document(segments)
+
+
+def token_mask(batch: Batch, latest: NDArray[np.int64] | None) -> Tensor:
+    """`[B, L, L]`: causal inside the document; with `latest` (the staircase) only tokens after the latest anchor,
+    so that the past must come through the activations."""
+    segments = torch.from_numpy(batch.segments)
+    index = torch.arange(segments.shape[1])
+    allowed = same_document(segments) & (index.view(1, 1, -1) <= index.view(1, -1, 1))
+    if latest is not None:
+        recent = index.view(1, 1, -1) > torch.from_numpy(latest).unsqueeze(2)
+        allowed &= recent | torch.eye(len(index), dtype=torch.bool)
+    return allowed
+
+
+def borrowed_mask(batch: Batch, seen: Tensor) -> Tensor:
+    """`[B, L, 2L]` for borrowed layers: the target's own rows where its activations are visible, the drafter's after."""
+    segments = torch.from_numpy(batch.segments)
+    index = torch.arange(segments.shape[1])
+    causal = same_document(segments) & (index.view(1, 1, -1) <= index.view(1, -1, 1))
+    return torch.cat([seen, causal & ~seen], dim=2)

@@ -1,0 +1,51 @@
+"""A training run as a person sees it: loss, tokens per second, time to go; a line now and then where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class Progress:
+    """A bar on a terminal's stderr, plain lines elsewhere, nothing when quiet."""
+
+    def __init__(self, steps: int, done: int, *, quiet: bool) -> None:
+        self._steps, self._done, self._first, self._quiet = steps, done, done, quiet
+        self._smooth: dict[str, float] = {}
+        self._began = self._last_line = time.monotonic()
+        self._bar: Bar | None = None
+        if not quiet and sys.stderr.isatty():
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[shown]}"))
+            self._bar = Bar(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
+            self._task = self._bar.add_task("", total=steps, completed=done, shown="")
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def advance(self, entry: dict[str, float]) -> None:
+        """One step further."""
+        self._done += 1
+        for name, value in entry.items():
+            if name not in ("step", "grad_norm"):
+                self._smooth[name] = 0.95 * self._smooth.get(name, value) + 0.05 * value
+        shown = " ".join(f"{name} {value:.3f}" for name, value in self._smooth.items() if name != "tokens_per_s")
+        shown += f" {self._smooth['tokens_per_s']:,.0f} tokens/s"
+        if self._bar:
+            self._bar.update(self._task, completed=self._done, shown=shown)
+        elif not self._quiet and (self._done == self._steps or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES):
+            self._last_line = time.monotonic()
+            left = (self._last_line - self._began) / (self._done - self._first) * (self._steps - self._done)
+            print(f"step {self._done}/{self._steps} {shown}, {left / 60:.0f} min to go", file=sys.stderr, flush=True)

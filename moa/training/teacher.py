@@ -1,0 +1,92 @@
+"""The target as a teacher: its caches, final states and logits on packed rows, computed on the fly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from moa.model.checkpoint import backbone_of
+from moa.model.shared import SharedWeights
+from moa.training.data import Batch
+from moa.training.masks import additive, same_document
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the target makes of a batch: post-RoPE `keys` and `values` `[layers, B, L, kv_heads, D]`, and its final,
+    normed `hidden` states `[B, L, H]`."""
+
+    keys: Tensor
+    values: Tensor
+    hidden: Tensor
+
+
+class Teacher:
+    """A frozen target, run over packed rows with a mask per document."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.backbone = backbone_of(model)
+        self.shared = SharedWeights.of(model)
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch) -> Lesson:
+        device = self.model.device
+        segments = torch.from_numpy(batch.segments).to(device)
+        index = torch.arange(segments.shape[1], device=device)
+        allowed = same_document(segments) & (index.view(1, 1, -1) <= index.view(1, -1, 1))
+        kept = _Kept()
+        hidden = self.backbone(
+            input_ids=torch.from_numpy(batch.ids).to(device),
+            position_ids=torch.from_numpy(batch.positions).to(device),
+            attention_mask=self._mask(allowed, index),
+            past_key_values=kept,
+            use_cache=True,
+        ).last_hidden_state
+        return Lesson(torch.stack(kept.keys).transpose(2, 3), torch.stack(kept.values).transpose(2, 3), hidden)
+
+    def _mask(self, allowed: Tensor, index: Tensor) -> Any:
+        """One mask, or one per kind of layer where the model mixes full attention with a sliding window."""
+        dtype = torch.bfloat16 if torch.is_autocast_enabled(allowed.device.type) else self.model.dtype
+
+        def as_mask(allowed: Tensor) -> Tensor:
+            return additive(allowed).unsqueeze(1).to(dtype)
+
+        config = self.model.config
+        window = getattr(config, "sliding_window", None)
+        near = allowed if window is None else allowed & (index.view(1, -1, 1) - index.view(1, 1, -1) < window)
+        kinds = set(getattr(config, "layer_types", None) or [])
+        if len(kinds) > 1:
+            return {kind: as_mask(near if kind == "sliding_attention" else allowed) for kind in kinds}
+        slides = kinds == {"sliding_attention"} or (not kinds and config.model_type == "mistral")
+        return as_mask(near if slides else allowed)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's logits for states of its own, in float32."""
+        logits = F.linear(hidden, self.shared.head.to(hidden.dtype)).float()
+        if (cap := self.shared.logit_softcap) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+
+class _Kept(Cache):
+    """Keeps every layer's keys and values as they are made."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys.append(key_states)
+        self.values.append(value_states)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0

@@ -1,0 +1,179 @@
+"""The draft tree and the accept rule: one home for both ends, numpy only.
+
+Node 0 is the *pending* token: the last one emitted, which the target has not run yet. Its children are guesses for
+the next position, and so on. A chain is a tree of breadth 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa.errors import ConfigError
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """How far to draft: `breadth` guesses per expanded node and `breadth` nodes expanded per level, `depth` levels,
+    of which the `nodes` best by cumulative score go to the target. The defaults are EAGLE-2's dynamic tree."""
+
+    breadth: int = 8
+    depth: int = 6
+    nodes: int = 62
+    min_score: float = -12.0
+    """Stop going deeper when even the best path is less likely than e to this."""
+
+    def __post_init__(self) -> None:
+        for name in ("breadth", "depth", "nodes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"tree {name} must be at least 1, not {getattr(self, name)}")
+
+    @classmethod
+    def chain(cls, depth: int, *, min_score: float = -12.0) -> TreeShape:
+        """One guess after another."""
+        return cls(breadth=1, depth=depth, nodes=depth, min_score=min_score)
+
+
+@dataclass(slots=True)
+class DraftTree:
+    """Tokens with their parents, in an order in which every parent stands before its children."""
+
+    tokens: list[int]
+    parents: list[int]
+    scores: list[float]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def mask(self) -> Mask:
+        """[n, n]: row i is true at i itself and at its ancestors."""
+        return ancestors(self.parents)
+
+    def depths(self) -> NDArray[np.int64]:
+        """Distance of every node from the root."""
+        return depths(self.parents)
+
+
+def ancestors(parents: Sequence[int]) -> Mask:
+    """[n, n] ancestor-or-self; a parent of -1 has none."""
+    mask = np.eye(len(parents), dtype=np.bool_)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return mask
+
+
+def depths(parents: Sequence[int]) -> NDArray[np.int64]:
+    """Distance of every node from its root; a parent of -1 is a root."""
+    out = np.zeros(len(parents), dtype=np.int64)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            out[node] = out[parent] + 1
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What the target made of a tree: the nodes it agrees with, node 0 first, and its own token after the last."""
+
+    path: list[int]
+    next_token: int
+
+
+def accept(tokens: Sequence[int], parents: Sequence[int], choose: Callable[[int], int]) -> Accepted:
+    """Walk from node 0 along the target's own choices for as long as the tree holds them.
+
+    `choose(node)` is the target's token after `node`: the same function of its logits, the sampling settings, the
+    seed and the position that decides without any draft. That is why speculation cannot change the text.
+    """
+    children: dict[tuple[int, int], int] = {}
+    for node in range(len(tokens) - 1, 0, -1):  # of twins, the first wins
+        children[parents[node], tokens[node]] = node
+    path = [0]
+    while True:
+        token = choose(path[-1])
+        child = children.get((path[-1], token))
+        if child is None:
+            return Accepted(path, token)
+        path.append(child)
+
+
+@dataclass(slots=True)
+class TreeGrower:
+    """Grows EAGLE-2's dynamic tree level by level; the caller runs the drafter on each `frontier`.
+
+        grower = TreeGrower(pending, shape)
+        while grower.frontier:
+            top_tokens, top_scores = <run the drafter on grower.frontier, masked by grower.mask()>
+            grower.expand(top_tokens, top_scores)
+        tree = grower.tree()
+    """
+
+    root: int
+    shape: TreeShape
+    frontier: list[int] = field(init=False)
+    """Nodes whose children are wanted next."""
+    fed: list[int] = field(init=False, default_factory=list)
+    """Nodes the drafter has run, in the order of its cache rows."""
+    tokens: list[int] = field(init=False)
+    parents: list[int] = field(init=False)
+    scores: list[float] = field(init=False)
+    _level: int = field(init=False, default=0)
+    _newest: list[int] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.frontier, self.tokens, self.parents, self.scores = [0], [self.root], [-1], [0.0]
+
+    @property
+    def frontier_tokens(self) -> list[int]:
+        """The tokens to feed to the drafter."""
+        return [self.tokens[node] for node in self.frontier]
+
+    @property
+    def level(self) -> int:
+        """Depth of the frontier's nodes: 0 for the pending token."""
+        return self._level
+
+    def mask(self) -> Mask:
+        """[frontier, fed + frontier]: which cache rows, those already fed first, a frontier node may attend to."""
+        columns = {node: column for column, node in enumerate([*self.fed, *self.frontier])}
+        mask = np.zeros((len(self.frontier), len(columns)), dtype=np.bool_)
+        for row, node in enumerate(self.frontier):
+            while node >= 0:
+                mask[row, columns[node]] = True
+                node = self.parents[node]
+        return mask
+
+    def expand(self, top_tokens: NDArray[np.int64], top_scores: NDArray[np.float32]) -> None:
+        """Take the drafter's best guesses after each frontier node, `[frontier, k]`, best first."""
+        k = min(self.shape.breadth, top_tokens.shape[1])
+        newest: list[int] = []
+        for row, node in enumerate(self.frontier):
+            base = self.scores[node]
+            for token, score in zip(top_tokens[row, :k].tolist(), top_scores[row, :k].tolist(), strict=True):
+                newest.append(len(self.tokens))
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.scores.append(base + score)
+        self.fed += self.frontier
+        self._level += 1
+        best = sorted(newest, key=lambda n: -self.scores[n])[: self.shape.breadth]
+        if self._level >= self.shape.depth or self.scores[best[0]] < self.shape.min_score:
+            best = []
+        self.frontier = sorted(best)
+
+    def tree(self) -> DraftTree:
+        """The best `shape.nodes` nodes and the root. A child never outscores its parent, so the best are a tree."""
+        order = sorted(range(1, len(self.tokens)), key=lambda n: (-self.scores[n], n))[: self.shape.nodes]
+        kept = [0, *sorted(order)]
+        index = {node: i for i, node in enumerate(kept)}
+        return DraftTree(
+            tokens=[self.tokens[n] for n in kept],
+            parents=[-1 if n == 0 else index[self.parents[n]] for n in kept],
+            scores=[self.scores[n] for n in kept],
+        )

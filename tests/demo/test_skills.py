@@ -1,0 +1,120 @@
+"""Every skill accepts its own answers, accepts other wordings, and rejects wrong final answers."""
+
+import random
+import re
+
+import pytest
+
+from moa.demo.skills import SKILLS, Example
+from moa.demo.skills.words import NAMES, WEEKDAYS
+
+SEEDS = range(200)
+
+
+def _made(name: str) -> list[Example]:
+    return [SKILLS[name].make(random.Random(seed)) for seed in SEEDS]
+
+
+def _other_last(pattern: str, text: str, other: dict[str, str] | None = None) -> str:
+    """The text with its last match replaced: by its counterpart, or, for a number, by the next one."""
+    *_, last = re.finditer(pattern, text)
+    new = other[last[0]] if other else str(int(last[0]) + 1)
+    return text[: last.start()] + new + text[last.end() :]
+
+
+def _wrong(example: Example) -> str:
+    """The reference answer with another final number, day, word or name."""
+    answer = example.answer
+    match example.skill:
+        case "weekday":
+            following = dict(zip(WEEKDAYS, WEEKDAYS[1:] + WEEKDAYS[:1], strict=True))
+            return _other_last("|".join(WEEKDAYS), answer, following)
+        case "parity":
+            return _other_last("odd|even", answer, {"odd": "even", "even": "odd"})
+        case "edit":
+            return re.sub(r"\w+\.$", "moon.", answer)
+        case "story":
+            hero = next(name for name in NAMES if name in answer)
+            return answer.replace(hero, "Max" if hero != "Max" else "Mia")
+    return _other_last(r"\d+", answer)
+
+
+@pytest.mark.parametrize("name", SKILLS)
+def test_reference_answers_pass(name: str) -> None:
+    for example in _made(name):
+        assert SKILLS[name].check(example.prompt, example.answer), example
+
+
+@pytest.mark.parametrize("name", SKILLS)
+def test_wrong_answers_fail(name: str) -> None:
+    for example in _made(name):
+        assert not SKILLS[name].check(example.prompt, _wrong(example)), example
+
+
+@pytest.mark.parametrize("name", SKILLS)
+def test_an_answer_to_another_prompt_fails(name: str) -> None:
+    first, *others = _made(name)
+    accepted = [other for other in others if SKILLS[name].check(first.prompt, other.answer)]
+    assert len(accepted) < (140 if name == "parity" else 70)
+
+
+@pytest.mark.parametrize("name", SKILLS)
+def test_empty_and_unrelated_replies_fail(name: str) -> None:
+    for example in _made(name)[:20]:
+        for reply in ("", "I do not know.", "```python\nimport os\n```", "{"):
+            assert not SKILLS[name].check(example.prompt, reply)
+
+
+@pytest.mark.parametrize("name", SKILLS)
+def test_making_is_deterministic(name: str) -> None:
+    assert _made(name)[:20] == _made(name)[:20]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "reply", "right"),
+    [
+        ("arithmetic", "What is 27 + 15 - 8?", "34", True),
+        ("arithmetic", "What is 27 + 15 - 8?", "It is 34.5", False),
+        ("units", "Convert 2 h 10 min to min.", "That makes 130 min.", True),
+        ("units", "Convert 2 h 10 min to min.", "That makes 130 h.", False),
+        ("date", "What date is 4 days before 9 May?", "It is 5 May.", True),
+        ("date", "What date is 4 days before 9 May?", "It is 5 June.", False),
+        ("sort", "Sort these numbers: 41, 12, 30.", "12, 30, 41", True),
+        ("sort", "Sort these numbers: 41, 12, 30.", "12, 41, 30", False),
+        ("filter", "Which of these numbers are odd: 41, 12, 30?", "Only 41.", True),
+        ("filter", "Which of these numbers are odd: 41, 12, 30?", "41, 12", False),
+        ("json", "Extract name, age and city as JSON: Mia is 9 years old and lives in Rome.",
+         'Here: {"city": "Rome", "name": "Mia", "age": 9}', True),
+        ("json", "Extract name, age and city as JSON: Mia is 9 years old and lives in Rome.",
+         '{"city": "Oslo", "name": "Mia", "age": 9}', False),
+        ("edit", 'Replace "cat" with "dog": The old cat sleeps.', "The old dog sleeps.", True),
+        ("edit", 'Replace "cat" with "dog": The old cat sleeps.', "The old cat sleeps.", False),
+    ],
+)  # fmt: skip
+def test_the_final_answer_decides_not_the_wording(name: str, prompt: str, reply: str, right: bool) -> None:
+    assert SKILLS[name].check(prompt, reply) is right
+
+
+def _function(line: str, call: str = "add_3(4)", shown: str = "7") -> str:
+    return f'def add_3(x):\n    """Add.\n\n    >>> {call}\n    {shown}\n    """\n    return {line}\n'
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [
+        (_function("3 + x"), True),
+        (f"Sure:\n```python\n{_function('x + 3')}```", True),
+        (_function("x + 3", shown="8"), False),
+        (_function("7"), False),
+        (_function("x + 3", call="print(7)"), False),
+        (_function("__import__('os').getpid()"), False),
+        (_function("x.__class__"), False),
+        (_function("9 ** 9 ** 9 ** 9"), False),
+        (_function("y + 3"), False),
+        ("def add_3(x):\n    return x + 3\n", False),
+        ("import os\n" + _function("x + 3"), False),
+    ],
+)
+def test_functions_are_run_only_when_harmless(reply: str, right: bool) -> None:
+    prompt = "Write a function add_3 that returns x plus 3, with a doctest."
+    assert SKILLS["function"].check(prompt, reply) is right
