@@ -124,6 +124,8 @@ class Speculator:
         capacity = self.target.pool.capacity
         if len(prompt) >= capacity:
             raise UsageError(f"prompt {index} has {len(prompt)} tokens, the context holds {capacity}")
+        if not all(0 <= token < self.target.facts.vocab_size for token in prompt):
+            raise UsageError(f"prompt {index}: token ids must be 0..{self.target.facts.vocab_size - 1}")
         eos = () if settings.ignore_eos else self.target.facts.eos_ids
         rules = TurnRules(len(prompt), settings.max_new_tokens, capacity, frozenset(eos), settings.stop)
         slot = self.target.pool.acquire()

@@ -1,1 +1,25 @@
-"""The embedded demo pair: a tiny target and draft model with the corpus and tokenizer they are trained on."""
+"""The embedded pair: a small target and its MoA drafter, so that everything runs without a hub. No torch here.
+
+`python -m moa.demo` prints where they are; `python -m moa.demo.train` is how they were made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class DemoPaths:
+    """Folders of the embedded pair."""
+
+    target: Path
+    drafter: Path
+    tokenizer: Path
+    bundle: Path
+
+
+def paths() -> DemoPaths:
+    """Where this installation keeps the embedded pair."""
+    home = Path(__file__).parent
+    return DemoPaths(home / "target", home / "drafter", home / "target", home / "bundle")

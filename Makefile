@@ -1,0 +1,43 @@
+# One verb a job. Every verb works from a bare clone: Python >= 3.11 and make are all it needs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check fix bench docs clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+demo: $(STAMP) ## device and verifier on this machine, with the embedded model pair
+	$(BIN)/edge-client demo
+
+test: $(STAMP) ## every fast test, with coverage
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+check: $(STAMP) ## formatting, lint, types, import arrows
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(STAMP) ## repair formatting and what lint can repair
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## the experiments; writes tables and plots
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP) ## regenerate the file tree in README.md and docs/cli.md
+	$(BIN)/python -m tools.readme
+
+clean: ## remove the environment, builds and caches
+	rm -rf $(VENV) build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is older than what it was made from whenever a dependency changes, so an environment never goes stale.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@

@@ -1,0 +1,87 @@
+"""Tree attention against the plainest definitions of the same things."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from moa.model.attention import ATTENTION, ancestors, tree_masks, tree_sdpa
+from tests.model.trees import path_to, random_tree, reference
+from tests.tiny import FAMILIES, tiny
+
+HIDDEN = torch.finfo(torch.float32).min
+
+
+def random_parents(batch: int, size: int) -> np.ndarray:
+    rng = np.random.default_rng(size)
+    return np.array([random_tree(rng, size)[1] for _ in range(batch)])
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 33])
+def test_ancestors_are_the_nodes_on_the_path(size: int) -> None:
+    parents = random_parents(3, size)
+    found = ancestors(parents)
+    for b in range(3):
+        for node in range(size):
+            assert np.flatnonzero(found[b, node]).tolist() == path_to(parents[b], node)
+
+
+def test_ancestors_of_a_chain_are_a_triangle() -> None:
+    chain = np.arange(-1, 99)[None]
+    assert np.array_equal(ancestors(chain)[0], np.tri(100, dtype=bool))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_masks_show_the_prefix_and_the_ancestors_within_the_window(groups: int) -> None:
+    parents, lengths, view, windows = random_parents(3, 9), [0, 4, 11], 24, (None, 3, 6, 24)
+    tree = ancestors(parents)
+    masks = tree_masks(
+        torch.tensor(lengths), torch.from_numpy(tree), view=view, windows=windows, groups=groups, dtype=torch.float32
+    )
+    for mask, window in zip(masks, windows, strict=True):
+        expected = torch.full((3, 9, view), HIDDEN)
+        for b, length in enumerate(lengths):
+            for node in range(9):
+                path = path_to(parents[b], node)
+                columns = [*range(length), *(length + i for i in path)]  # in the order of their positions
+                expected[b, node, columns[-window:] if window else columns] = 0.0
+        assert torch.equal(mask, expected[:, None].repeat(1, 1, groups, 1))
+    assert masks[0] is masks[3]  # a window as wide as the view hides nothing: no second mask is made
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("repeated", [True, False])
+def test_grouped_attention_equals_attention_with_repeated_keys(
+    softcap: float | None, kv_heads: int, repeated: bool
+) -> None:
+    torch.manual_seed(0)
+    batch, heads, length, width, view = 2, 4, 5, 8, 11
+    groups = heads // kv_heads
+    query = torch.randn(batch, length, heads, width).transpose(1, 2)
+    key, value = torch.randn(2, batch, kv_heads, view, width)
+    mask = torch.zeros(batch, 1, length, view).masked_fill_(torch.rand(batch, 1, length, view) < 0.5, HIDDEN)
+    mask[..., 0] = 0.0
+    scores = query @ key.repeat_interleave(groups, 1).transpose(2, 3) * 0.3
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    expected = (scores + mask).softmax(-1) @ value.repeat_interleave(groups, 1)
+    given = mask.repeat(1, 1, groups, 1) if repeated else mask
+    out, _ = tree_sdpa(torch.nn.Module(), query, key, value, given, scaling=0.3, softcap=softcap)
+    torch.testing.assert_close(out, expected.transpose(1, 2))
+
+
+def test_a_fully_hidden_row_stays_finite() -> None:
+    query, key, value = torch.randn(3, 1, 2, 4, 8)
+    for softcap in (None, 2.0):
+        out, _ = tree_sdpa(torch.nn.Module(), query, key, value, torch.full((1, 1, 4, 4), HIDDEN), softcap=softcap)
+        assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_with_this_attention_still_runs_plainly(family: str) -> None:
+    model = tiny(family)
+    model.set_attn_implementation(ATTENTION)
+    ids = torch.arange(4, 34).reshape(2, 15)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, reference(family)(ids).logits, atol=5e-5, rtol=1e-5)

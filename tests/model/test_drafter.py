@@ -1,0 +1,258 @@
+"""The MoA drafter against its definition, written out step by step from the published checkpoint's own keys."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from moa.config import DrafterConfig
+from moa.errors import ConfigError, UsageError
+from moa.model.blocks import MASKED
+from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
+from moa.model.drafter import Drafter
+from moa.model.target import Row, Target
+from tests.tiny import tiny
+
+HEADS, KV, EPS, THETA = 4, 2, 1e-5, 50_000.0
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.from_model(tiny("llama", rms_norm_eps=EPS, rope_theta=THETA), slots=1, capacity=128)
+
+
+@pytest.fixture
+def published(tmp_path: Path, target: Target) -> Path:
+    """A scaled-down checkpoint with the keys and the config of the paper's."""
+    facts = target.facts
+    width, kv_width = facts.hidden_size, 2 * facts.kv_heads * facts.head_dim
+    torch.manual_seed(3)
+    state: dict[str, Tensor] = {}
+    for part, size, intermediate, kv in (
+        ("self_attention", width, 96, KV),
+        ("cross_attention", width, 80, KV),
+        ("layer_self_attention", kv_width, 48, HEADS),
+    ):
+        head = size // HEADS
+        shapes = {
+            "self_attn.q_proj": (HEADS * head, size),
+            "self_attn.k_proj": (kv * head, size),
+            "self_attn.v_proj": (kv * head, size),
+            "self_attn.o_proj": (size, HEADS * head),
+            "mlp.gate_proj": (intermediate, size),
+            "mlp.up_proj": (intermediate, size),
+            "mlp.down_proj": (size, intermediate),
+        }
+        for name, shape in shapes.items():
+            state[f"{part}.{name}.weight"] = torch.randn(shape) / math.sqrt(shape[1])
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            state[f"{part}.{name}.weight"] = 1 + 0.1 * torch.randn(size)
+    state["Ekv2E.weight"], state["Ekv2E.bias"] = torch.randn(width, kv_width) / 8, torch.randn(width)
+    save_file(state, tmp_path / "model.safetensors")
+    config = {
+        "architectures": ["MOASpec"],
+        "model_type": "moa_spec",
+        "hidden_size": width,
+        "kv_hidden_size": kv_width,
+        "num_attention_heads": HEADS,
+        "vocab_size": facts.vocab_size,
+        "self_attention_num_key_value_heads": KV,
+        "self_attention_intermediate_size": 96,
+        "cross_attention_num_key_value_heads": KV,
+        "cross_attention_intermediate_size": 80,
+        "layer_self_attention_num_key_value_heads": HEADS,
+        "layer_self_attention_intermediate_size": 48,
+        "hidden_act": "silu",
+        "rms_norm_eps": EPS,
+        "rope_theta": THETA,
+        "rope_scaling": None,
+        "torch_dtype": "float32",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+class Reference:
+    """The paper's drafter, one token and one head at a time, from nothing but the checkpoint's tensors."""
+
+    def __init__(self, state: dict[str, Tensor], embedding: Tensor, head: Tensor) -> None:
+        self.state, self.embedding, self.head = state, embedding, head
+
+    def part(self, name: str) -> Callable[[str], Tensor]:
+        return lambda key: self.state[f"{name}.{key}.weight"]
+
+    @staticmethod
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return x / torch.sqrt((x * x).mean() + EPS) * weight
+
+    @staticmethod
+    def rope(x: Tensor, position: int) -> Tensor:
+        half = len(x) // 2
+        out = x.clone()
+        for i in range(half):
+            angle = position * THETA ** (-2 * i / len(x))
+            out[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
+            out[i + half] = x[i + half] * math.cos(angle) + x[i] * math.sin(angle)
+        return out
+
+    def layer(self, name: str, x: Tensor, at: int, context: list[tuple[Tensor, int]], kv_heads: int) -> Tensor:
+        """One decoder layer for one token `x` at position `at`, attending to `context` of (input, position)."""
+        w = self.part(name)
+        size = len(x) // HEADS
+        query = w("self_attn.q_proj") @ self.norm(x, w("input_layernorm"))
+        seen = torch.zeros_like(x)
+        for h in range(HEADS):
+            g = h * kv_heads // HEADS
+            span, kv_span = slice(h * size, (h + 1) * size), slice(g * size, (g + 1) * size)
+            q = self.rope(query[span], at)
+            scores, values = [], []
+            for other, position in context:
+                normed = self.norm(other, w("input_layernorm"))
+                key = self.rope((w("self_attn.k_proj") @ normed)[kv_span], position)
+                scores.append(q @ key / math.sqrt(size))
+                values.append((w("self_attn.v_proj") @ normed)[kv_span])
+            if scores:
+                seen[span] = torch.softmax(torch.stack(scores), 0) @ torch.stack(values)
+        x = x + w("self_attn.o_proj") @ seen
+        normed = self.norm(x, w("post_attention_layernorm"))
+        gate = torch.nn.functional.silu(w("mlp.gate_proj") @ normed) * (w("mlp.up_proj") @ normed)
+        return x + w("mlp.down_proj") @ gate
+
+    def activation(self, keys: Tensor, values: Tensor) -> Tensor:
+        """LSA over the layers of one token (`[layers, kv_heads, head_dim]` each), mean, Ekv2E."""
+        rows = []
+        for k, v in zip(keys, values, strict=True):
+            rows.append(torch.cat([torch.cat([k[h], v[h]]) for h in range(len(k))]))
+        context = list(zip(rows, range(len(rows)), strict=True))
+        out = [self.layer("layer_self_attention", row, i, context, HEADS) for row, i in context]
+        return self.state["Ekv2E.weight"] @ torch.stack(out).mean(0) + self.state["Ekv2E.bias"]
+
+    def logits(self, ids: list[int], activations: list[Tensor]) -> Tensor:
+        """After the last of `ids`, with activations for the first positions only."""
+        embedded = [(self.embedding[token], i) for i, token in enumerate(ids)]
+        x = self.layer("self_attention", embedded[-1][0], len(ids) - 1, embedded, KV)
+        known = list(zip(activations, range(len(activations)), strict=True))
+        return self.head @ self.layer("cross_attention", x, len(ids) - 1, known, KV)
+
+
+def observed(target: Target, ids: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    slot = target.pool.acquire()
+    step = target.forward([Row.chain(slot, ids)])
+    done = target.commit(step, 0, list(range(len(ids))))
+    out = tuple(t.clone() for t in (done.k, done.v, done.hidden, done.positions))
+    target.pool.release(slot)
+    return out  # type: ignore[return-value]
+
+
+def run(drafter: Drafter, ids: list[int], record_k: Tensor, record_v: Tensor, known: int) -> Tensor:
+    """Logits after each of `ids`, drafted in one call with the first `known` records."""
+    count = len(ids)
+    mask = torch.full((count, count), MASKED).triu(1)[None, None]
+    records = torch.where(torch.arange(record_k.shape[2]) < known, 0.0, MASKED)[None, None, None]
+    empty = drafter.self_attention.self_attn.empty_rows(torch.tensor([ids]))
+    logits, _ = drafter.step(
+        torch.tensor([ids]), torch.arange(count)[None], mask, [empty], record_k, record_v, records
+    )
+    return logits[0]
+
+
+@torch.no_grad()
+def test_the_published_layout_is_the_paper_step_by_step(published: Path, target: Target) -> None:
+    from safetensors.torch import load_file
+
+    drafter = load_drafter(published, target.model, target.facts)
+    reference = Reference(load_file(published / "model.safetensors"), target.embedding_weight, target.head_weight)
+    ids = [5, 9, 77, 30, 64, 8, 100]
+    keys, values, hidden, positions = observed(target, ids)
+    record_k, record_v = drafter.project(keys, values, hidden, positions)
+    record_k, record_v = record_k.transpose(0, 1)[None], record_v.transpose(0, 1)[None]
+    activations = [reference.activation(keys[:, i], values[:, i]) for i in range(len(ids))]
+    for known in (0, 1, 4):
+        got = run(drafter, ids, record_k, record_v, known)
+        for at in range(known, len(ids)):
+            wanted = reference.logits(ids[: at + 1], activations[:known])
+            assert torch.allclose(got[at], wanted, atol=2e-4), (known, at)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"final_state": True}, {"use_lsa": False}, {"use_ca": False}])
+def test_a_token_at_a_time_is_the_same_as_all_at_once(target: Target, options: dict[str, bool]) -> None:
+    drafter = new_drafter(DrafterConfig.for_target(target.facts, **options), target.model).eval()
+    ids = [5, 9, 77, 30, 64]
+    record_k, record_v = drafter.project(*observed(target, ids))
+    record_k, record_v = record_k.transpose(0, 1)[None], record_v.transpose(0, 1)[None]
+    together = run(drafter, ids, record_k, record_v, 2)
+    past = drafter.self_attention.self_attn.empty_rows(torch.tensor([ids]))
+    for at, token in enumerate(ids):
+        one = torch.tensor([[token]]), torch.tensor([[at]])
+        records = torch.where(torch.arange(5) < 2, 0.0, MASKED)[None, None, None]
+        logits, rows = drafter.step(*one, torch.zeros(1, 1, 1, at + 1), [past], record_k, record_v, records)
+        assert torch.allclose(logits[0, 0], together[at], atol=1e-5)
+        extended = drafter.extend(*one)
+        assert all(torch.equal(a, b) for a, b in zip(rows[0], extended, strict=True))
+        past = tuple(torch.cat([a, b], dim=2) for a, b in zip(past, rows[0], strict=True))  # type: ignore[assignment]
+
+
+@torch.no_grad()
+def test_without_a_visible_record_cross_attention_adds_nothing_of_the_masked_ones(target: Target) -> None:
+    drafter = new_drafter(DrafterConfig.for_target(target.facts), target.model).eval()
+    heads, width = drafter.config.cross_attention_num_key_value_heads, drafter.config.head_dim
+    noise = [torch.randn(1, heads, 3, width) for _ in range(4)]
+    a = run(drafter, [5, 6], noise[0], noise[1], known=0)
+    b = run(drafter, [5, 6], noise[2], noise[3], known=0)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, run(drafter, [5, 6], noise[0], noise[1], known=1))
+
+
+def test_save_and_load_give_the_same_drafter(tmp_path: Path, target: Target) -> None:
+    drafter = new_drafter(DrafterConfig.for_target(target.facts, final_state=True), target.model)
+    save_drafter(drafter, tmp_path)
+    again = load_drafter(tmp_path, target.model, target.facts)
+    assert again.config == drafter.config
+    assert all(torch.equal(a, b) for a, b in zip(drafter.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def change(folder: Path, **values: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_size": 128}, "another target"),
+        ({"model_type": "llama"}, "model_type"),
+        ({"rope_scaling": {"factor": 2}}, "rope_scaling"),
+        ({"self_attention_intermediate_size": 64}, "shape"),
+        ({"num_attention_heads": 7}, "divide"),
+        ({"cross_attention_num_key_value_heads": 3}, "divide"),
+        ({"final_state": True}, "lack final_state"),
+        ({"use_lsa": False, "final_state": True}, "lack final_state"),
+        ({"tli": 9}, "tli"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    published: Path, target: Target, values: dict[str, object], message: str
+) -> None:
+    change(published, **values)
+    with pytest.raises(ConfigError, match=message):
+        load_drafter(published, target.model, target.facts)
+
+
+@pytest.mark.parametrize(("file", "content"), [("model.safetensors", b"xx"), ("config.json", b"{"), ("config.json", None)])
+def test_a_damaged_checkpoint_is_refused(published: Path, target: Target, file: str, content: bytes | None) -> None:
+    if content is None:
+        (published / file).unlink()
+    else:
+        (published / file).write_bytes(content)
+    with pytest.raises(UsageError):
+        load_drafter(published, target.model, target.facts)
+
+

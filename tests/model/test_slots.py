@@ -1,0 +1,130 @@
+"""The slot pool: what a forward writes, what a commit keeps, and what the next user of a slot finds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from moa.errors import CapacityError, UsageError
+from moa.model.slots import SlotPool, SlotView
+
+LAYERS, HEADS, WIDTH = 3, 2, 4
+
+
+def make_pool(slots: int = 4, capacity: int = 16) -> SlotPool:
+    return SlotPool(layers=LAYERS, slots=slots, kv_heads=HEADS, capacity=capacity, head_dim=WIDTH)
+
+
+def write(pool: SlotPool, slot: int, nodes: int) -> tuple[Tensor, Tensor]:
+    """Let one forward write `nodes` random columns; returns what it wrote, `[layers,H,nodes,D]`."""
+    k, v = torch.randn(2, LAYERS, HEADS, nodes, WIDTH)
+    pool.begin([slot], [nodes])
+    view = SlotView(pool, [slot], [nodes], pool.lengths[slot] + nodes)
+    for layer in range(LAYERS):
+        view.update(k[layer][None], v[layer][None], layer)
+    return k, v
+
+
+def test_slots_run_out_with_a_typed_error_and_come_back() -> None:
+    pool = make_pool(slots=2)
+    first, second = pool.acquire(), pool.acquire()
+    assert {first, second} == {0, 1}
+    assert pool.free == 0
+    with pytest.raises(CapacityError, match="all 2 slots"):
+        pool.acquire()
+    pool.release(second)
+    assert pool.acquire() == second
+
+
+@pytest.mark.parametrize("slot", [-1, 0, 4])
+def test_only_a_slot_in_use_can_be_released(slot: int) -> None:
+    with pytest.raises(UsageError, match="not in use"):
+        make_pool().release(slot)
+
+
+def test_a_pool_needs_room() -> None:
+    for size in ({"slots": 0}, {"capacity": 0}):
+        with pytest.raises(UsageError, match="at least one slot"):
+            make_pool(**size)
+
+
+def test_a_released_slot_is_zero_everywhere_even_behind_its_length() -> None:
+    pool = make_pool()
+    kept, slot = pool.acquire(), pool.acquire()
+    write(pool, kept, 5)
+    write(pool, slot, 4)
+    pool.commit(slot, [0, 2])
+    write(pool, slot, 9)  # rejected drafts: scratch that no length covers
+    before = pool.k[:, kept].clone()
+    pool.release(slot)
+    assert pool.lengths[slot] == 0
+    assert not pool.k[:, slot].any()
+    assert not pool.v[:, slot].any()
+    assert torch.equal(pool.k[:, kept], before)
+
+
+def test_commit_compacts_the_path_behind_the_prefix() -> None:
+    pool = make_pool()
+    slot = pool.acquire()
+    k1, v1 = write(pool, slot, 3)
+    pool.commit(slot, [0, 1, 2])
+    k2, v2 = write(pool, slot, 6)
+    k, v = pool.commit(slot, [0, 3, 5])
+    assert pool.lengths[slot] == 6
+    assert torch.equal(k, k2[:, :, [0, 3, 5]].transpose(1, 2))
+    assert torch.equal(v, v2[:, :, [0, 3, 5]].transpose(1, 2))
+    assert torch.equal(pool.k[:, slot, :, :6], torch.cat([k1, k2[:, :, [0, 3, 5]]], dim=2))
+    assert torch.equal(pool.v[:, slot, :, :6], torch.cat([v1, v2[:, :, [0, 3, 5]]], dim=2))
+
+
+def test_a_forward_over_the_capacity_touches_nothing() -> None:
+    pool = make_pool(capacity=8)
+    slot, other = pool.acquire(), pool.acquire()
+    write(pool, slot, 6)
+    pool.commit(slot, range(6))
+    versions = list(pool.versions)
+    with pytest.raises(CapacityError, match="holds 6 tokens and cannot take 3 more: its capacity is 8"):
+        pool.begin([other, slot], [1, 3])
+    assert pool.versions == versions
+
+
+@pytest.mark.parametrize("slots", [[2], [0, 1], [1, 3], [0, 1, 3], [3, 0]])
+@pytest.mark.parametrize("sizes", [[2, 2, 2], [3, 1, 2]])
+@pytest.mark.parametrize("starts", [[4, 4, 4], [0, 5, 2]])
+def test_a_view_writes_behind_each_prefix_and_reads_each_row(
+    slots: list[int], sizes: list[int], starts: list[int]
+) -> None:
+    pool = make_pool()
+    while pool.free:
+        pool.acquire()
+    pool.k.normal_()
+    pool.v.normal_()
+    sizes, starts = sizes[: len(slots)], starts[: len(slots)]
+    for slot, start in zip(slots, starts, strict=True):
+        pool.lengths[slot] = start
+    expected_k, expected_v = pool.k.clone(), pool.v.clone()
+    view = SlotView(pool, slots, sizes, 9)
+    for layer in range(LAYERS):
+        # as attention layers hand them over: transposed, and padded to the longest row
+        k, v = torch.randn(2, len(slots), max(sizes), HEADS, WIDTH).transpose(2, 3)
+        for b, (slot, start, size) in enumerate(zip(slots, starts, sizes, strict=True)):
+            expected_k[layer, slot, :, start : start + size] = k[b, :, :size]
+            expected_v[layer, slot, :, start : start + size] = v[b, :, :size]
+        seen_k, seen_v = view.update(k, v, layer)
+        assert torch.equal(seen_k, expected_k[layer][slots][:, :, :9])
+        assert torch.equal(seen_v, expected_v[layer][slots][:, :, :9])
+    assert torch.equal(pool.k, expected_k)
+    assert torch.equal(pool.v, expected_v)
+
+
+@pytest.mark.parametrize(("slots", "copies"), [([2], False), ([0, 1, 2], False), ([1, 3], False), ([0, 1, 3], True)])
+def test_evenly_spaced_slots_are_read_in_place(slots: list[int], copies: bool) -> None:
+    pool = make_pool()
+    seen, _ = SlotView(pool, slots, [1] * len(slots), 8).update(*torch.randn(2, len(slots), HEADS, 1, WIDTH), 1)
+    assert seen.shape == (len(slots), HEADS, 8, WIDTH)
+    assert (seen.untyped_storage().data_ptr() != pool.k.untyped_storage().data_ptr()) == copies
+
+
+def test_memory_of_a_token() -> None:
+    assert make_pool().bytes_per_token == 2 * LAYERS * HEADS * WIDTH * 4

@@ -1,0 +1,118 @@
+"""The token that the target says is a fixed function of logits, settings, seed and position."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from moa.errors import ConfigError
+from moa.sampling import MAX_SEED, SamplingSettings, candidates, choose, gumbel, penalize
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Statistic in units of its own spread: about a standard normal for many cells."""
+    cells = len(counts)
+    return float((((counts - expected) ** 2 / expected).sum() - (cells - 1)) / np.sqrt(2 * (cells - 1)))
+
+
+def test_greedy_is_the_argmax() -> None:
+    logits = np.array([0.1, 2.0, 2.0, -1.0], dtype=np.float32)
+    assert choose(logits, SamplingSettings(), 7) == 1
+
+
+def test_noise_is_the_same_for_some_tokens_as_for_all() -> None:
+    whole = gumbel(3, 17, 1000)
+    some = np.array([5, 999, 0])
+    assert np.array_equal(gumbel(3, 17, some), whole[some])
+
+
+def test_noise_differs_by_seed_and_position_and_has_gumbels_moments() -> None:
+    a, b, c = gumbel(1, 1, 50_000), gumbel(1, 2, 50_000), gumbel(2, 1, 50_000)
+    for noise in (a, b, c):
+        assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.03)
+        assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.06)
+    assert abs(np.corrcoef(np.stack([a, b, c]))[np.triu_indices(3, 1)]).max() < 0.02
+    assert np.isfinite(gumbel(MAX_SEED, 2**31, 1000)).all()
+
+
+def test_noise_of_one_token_over_positions_is_fresh() -> None:
+    one = np.array([7])
+    over = np.array([gumbel(5, p, one)[0] for p in range(4000)])
+    assert over.mean() == pytest.approx(np.euler_gamma, abs=0.1)
+    assert abs(np.corrcoef(over[1:], over[:-1])[0, 1]) < 0.06
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SamplingSettings(temperature=1.0),
+        SamplingSettings(temperature=0.6, top_p=0.9),
+        SamplingSettings(temperature=1.4, top_k=8),
+        SamplingSettings(temperature=1.0, min_p=0.1),
+    ],
+)
+def test_sampled_frequencies_match_the_distribution(settings: SamplingSettings) -> None:
+    logits = np.random.default_rng(1).normal(size=24).astype(np.float32) * 1.5
+    draws = 20_000
+    counts = np.bincount([choose(logits, settings, p) for p in range(draws)], minlength=len(logits))
+    scaled = logits.astype(np.float64) / settings.temperature
+    kept = candidates(scaled, settings)
+    probability = np.exp(scaled[kept] - scaled[kept].max())
+    probability /= probability.sum()
+    assert counts.sum() == counts[kept].sum()
+    likely = probability * draws >= 5
+    assert abs(chi_square(counts[kept][likely], probability[likely] * draws)) < 4
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    ("settings", "reference"),
+    [
+        (SamplingSettings(temperature=1.0, top_k=5), TopKLogitsWarper(5)),
+        (SamplingSettings(temperature=1.0, top_p=0.7), TopPLogitsWarper(0.7)),
+        (SamplingSettings(temperature=1.0, min_p=0.15), MinPLogitsWarper(0.15)),
+    ],
+)
+def test_filters_keep_what_transformers_keeps(settings: SamplingSettings, reference: object, seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(size=40) * 2
+    kept = reference(torch.zeros(1, 1, dtype=torch.long), torch.from_numpy(logits)[None])[0]  # type: ignore[operator]
+    assert sorted(candidates(logits, settings)) == torch.isfinite(kept).nonzero().flatten().tolist()
+
+
+def test_the_penalty_is_that_of_transformers() -> None:
+    logits, context = np.random.default_rng(0).normal(size=20), [3, 4, 4, 9]
+    theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([context]), torch.from_numpy(logits)[None].clone())
+    assert np.allclose(penalize(logits, 1.3, context), theirs[0].numpy())
+
+
+def test_a_penalised_greedy_choice_leaves_a_repeated_token() -> None:
+    logits = np.array([1.0, 1.1], dtype=np.float32)
+    settings = SamplingSettings(repetition_penalty=2.0)
+    assert choose(logits, settings, 0, [1]) == 0
+    assert not settings.plain_greedy and settings.greedy
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.01},
+        {"min_p": 1.0},
+        {"repetition_penalty": 0.0},
+        {"seed": -1},
+        {"seed": 2**63},
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(bad: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        SamplingSettings(**bad)  # type: ignore[arg-type]

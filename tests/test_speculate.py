@@ -1,0 +1,180 @@
+"""Exactness is the product: speculative text is the target's own, greedy or sampled, whatever is drafted."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from moa.config import DrafterConfig
+from moa.errors import UsageError
+from moa.model.checkpoint import new_drafter
+from moa.model.drafting import MoaDrafting
+from moa.model.target import Target
+from moa.sampling import SamplingSettings, choose
+from moa.speculate import Generation, GenerationSettings, Speculator
+from moa.tree import TreeShape
+from tests.tiny import FAMILIES, save_tiny, tiny
+
+SHAPES = {"tree": TreeShape(), "chain": TreeShape.chain(4)}
+LENGTHS = (1, 2, 17, 60)
+
+
+def prompts_of(lengths: tuple[int, ...], seed: int = 1) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(4, 128) for _ in range(n)] for n in lengths]
+
+
+def speculator(target: Target, tli: int = 0) -> Speculator:
+    """A drafter of random but lively weights: now and then it is right, mostly it is not."""
+    drafter = new_drafter(DrafterConfig.for_target(target.facts, tli=tli, final_state=True), target.model)
+    torch.manual_seed(0)
+    for module in drafter.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.2)
+    drafting = MoaDrafting(drafter.eval(), slots=target.pool.slots, capacity=target.pool.capacity)
+    return Speculator(target, drafting)
+
+
+def generated(family: str, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """What `transformers` itself says."""
+    reference = tiny(family)
+    reference.set_attn_implementation("eager")  # its sdpa drops Gemma 2's soft cap
+    out = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        text = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+        out.append(text[0, len(prompt) :].tolist())
+    return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_that_of_generate(family: str) -> None:
+    prompts = prompts_of(LENGTHS)
+    wanted = generated(family, prompts, 16)
+    for tli in (0, 1, 3):
+        for slots in (1, 4):
+            engine = speculator(Target.from_model(tiny(family), slots=slots, capacity=128), tli)
+            for shape in SHAPES.values():
+                out = engine.generate(prompts, GenerationSettings(max_new_tokens=16, shape=shape))
+                assert [o.ids for o in out] == wanted, (tli, slots, shape)
+            assert engine.target.pool.free == slots, "every slot is given back"
+
+
+def test_long_prompts() -> None:
+    prompts = prompts_of((511, 512, 513))
+    wanted = generated("llama", prompts, 8)
+    engine = speculator(Target.from_model(tiny("llama", max_position_embeddings=1024), slots=2, capacity=640))
+    assert [o.ids for o in engine.generate(prompts, GenerationSettings(max_new_tokens=8))] == wanted
+
+
+@pytest.fixture(scope="module")
+def engine() -> Speculator:
+    return speculator(Target.from_model(tiny("llama"), slots=4, capacity=128))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_sampled_text_does_not_depend_on_speculation(engine: Speculator, seed: int) -> None:
+    prompts = prompts_of((1, 9), seed)
+    sampling = SamplingSettings(
+        temperature=random.Random(seed).choice([0.5, 1.0, 1.7]),
+        top_p=random.Random(seed + 1).choice([1.0, 0.8]),
+        top_k=random.Random(seed + 2).choice([0, 20]),
+        repetition_penalty=random.Random(seed + 3).choice([1.0, 1.2]),
+        seed=seed,
+    )
+
+    def ids(shape: TreeShape | None) -> list[list[int]]:
+        settings = GenerationSettings(max_new_tokens=12, sampling=sampling, shape=shape)
+        return [o.ids for o in engine.generate(prompts, settings)]
+
+    plain = ids(None)
+    assert ids(SHAPES["tree"]) == plain
+    assert ids(SHAPES["chain"]) == plain
+
+
+def test_sampled_next_tokens_follow_the_targets_distribution(engine: Speculator) -> None:
+    """The engine says what `choose` says, and 20,000 draws of `choose` are distributed as the target's softmax."""
+    prompt = prompts_of((9,))[0]
+    logits = engine.target.model(torch.tensor([prompt])).logits[0, -1].detach().float().numpy()
+    draws = 20_000
+    counts = np.zeros(len(logits))
+    for seed in range(draws):
+        counts[choose(logits, SamplingSettings(temperature=1.0, seed=seed), len(prompt))] += 1
+    expected = np.exp(logits - logits.max()).astype(np.float64)
+    expected *= draws / expected.sum()
+    cells = expected >= 5
+    counts = np.append(counts[cells], counts[~cells].sum())
+    expected = np.append(expected[cells], expected[~cells].sum())
+    statistic = ((counts - expected) ** 2 / np.maximum(expected, 1e-9))[expected > 0].sum()
+    freedom = len(counts) - 1
+    assert (statistic - freedom) / np.sqrt(2 * freedom) < 4
+    for seed in range(40):
+        settings = GenerationSettings(max_new_tokens=1, sampling=SamplingSettings(temperature=1.0, seed=seed))
+        assert engine.generate([prompt], settings)[0].ids == [choose(logits, settings.sampling, len(prompt))]
+
+
+def test_the_same_noise_makes_a_drafter_agree_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Hot enough for the noise to matter beside the logits of two models that have nothing to do with each other.
+    engine = speculator(Target.from_model(tiny("llama"), slots=4, capacity=128))
+    sampling = SamplingSettings(temperature=8.0, seed=5)
+    settings = GenerationSettings(max_new_tokens=40, sampling=sampling, shape=TreeShape.chain(4), ignore_eos=True)
+
+    def acceptance() -> float:
+        return float(np.mean([o.acceptance_length for o in engine.generate(prompts_of((9, 20, 30, 40)), settings)]))
+
+    coupled = acceptance()
+    other_noise = MoaDrafting._noise
+    monkeypatch.setattr(MoaDrafting, "_noise", lambda self, level: other_noise(self, level).flip(-1))
+    assert coupled > 1.08 * acceptance()
+
+
+def test_more_prompts_than_slots_are_all_served(engine: Speculator) -> None:
+    prompts = prompts_of(tuple(range(1, 12)))
+    one_by_one = [engine.generate([p], GenerationSettings(max_new_tokens=6))[0].ids for p in prompts]
+    assert [o.ids for o in engine.generate(prompts, GenerationSettings(max_new_tokens=6))] == one_by_one
+
+
+def test_a_context_that_is_full_ends_the_text_where_plain_decoding_ends(engine: Speculator) -> None:
+    prompt = prompts_of((120,))
+    settings = GenerationSettings(max_new_tokens=50, ignore_eos=True)
+    drafted = engine.generate(prompt, settings)[0]
+    plain = engine.generate(prompt, GenerationSettings(max_new_tokens=50, ignore_eos=True, shape=None))[0]
+    assert drafted.ids == plain.ids and drafted.finish == plain.finish == "context"
+    assert len(prompt[0]) + len(drafted.ids) == engine.target.pool.capacity
+
+
+def test_counting(engine: Speculator) -> None:
+    out = engine.generate(prompts_of((5,)), GenerationSettings(max_new_tokens=20, ignore_eos=True))[0]
+    assert sum(out.won) == len(out.ids) == 20 and out.finish == "length"
+    assert out.acceptance_length == 20 / len(out.won)
+    assert out.drafted >= len(out.won) - 1
+    assert Generation().acceptance_length == 0.0
+
+
+def test_a_stop_string_ends_the_text_after_the_token_that_completes_it(tmp_path: object) -> None:
+    target = Target.load(save_tiny("llama", str(tmp_path)), slots=1, capacity=128)
+    engine = speculator(target)
+    prompt = prompts_of((6,))
+    plain = engine.generate(prompt, GenerationSettings(max_new_tokens=20, ignore_eos=True, shape=None))[0].ids
+    stop = target.tokenizer.decode(plain[8:10])
+    out = engine.generate(prompt, GenerationSettings(max_new_tokens=20, ignore_eos=True, stop=(stop,)))[0]
+    assert out.finish == "stop"
+    assert out.ids == plain[: len(out.ids)] and stop in target.tokenizer.decode(out.ids)
+    assert stop not in target.tokenizer.decode(out.ids[:-1])
+
+
+@pytest.mark.parametrize("prompts", [[[]], [[1] * 128], [[5, 128]], [[-1]]])
+def test_bad_prompts_are_refused_and_take_no_slot(engine: Speculator, prompts: list[list[int]]) -> None:
+    with pytest.raises(UsageError):
+        engine.generate(prompts)
+    assert engine.target.pool.free == engine.target.pool.slots
+
+
+@pytest.mark.parametrize("bad", [{"max_new_tokens": 0}, {"stop": ("",)}])
+def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        GenerationSettings(**bad)  # type: ignore[arg-type]
