@@ -3,7 +3,7 @@
 import ast
 import random
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
@@ -25,10 +25,10 @@ def split_of(key: str) -> Split:
     return "heldout" if blake2b(key.encode(), digest_size=8).digest()[-1] % 16 == 0 else "train"
 
 
-def examples(split: Split, seed: int) -> Iterator[Example]:
-    """Exercises without end, every skill once per round in random order."""
+def examples(split: Split, seed: int, more: Collection[str] = ()) -> Iterator[Example]:
+    """Exercises without end, every skill once per round in random order; those named in `more` three times."""
     rng = random.Random(f"{split}-{seed}")
-    skills = list(SKILLS.values())
+    skills = [skill for name, skill in SKILLS.items() for _ in range(3 if name in more else 1)]
     while True:
         rng.shuffle(skills)
         for skill in skills:

@@ -1,33 +1,71 @@
 """`python -m moa.demo.train`: makes the embedded pair from nothing, each stage from where it was left.
 
-    tokenizer   a few seconds
-    target      a Llama of 7M parameters on the exercises and the standard library
-    drafter     its MoA drafter, with this project's own trainer
+tokenizer   a few seconds
+target      a Llama of 7M parameters on the exercises and the standard library
+drafter     its MoA drafter, with this project's own trainer
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from moa.demo import corpus, tokenizer as demo_tokenizer
+from moa.config import DrafterConfig
+from moa.demo import corpus, paths
+from moa.demo import tokenizer as demo_tokenizer
 from moa.demo.skills import Example
 from moa.errors import run_cli
+from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.loading import load_model
 from moa.training.data import Document, PackedRows, pack
+from moa.training.distill import Distillation, DistillSettings
 from moa.training.loop import Loop, LoopSettings
 from moa.training.pretrain import Pretraining
+from moa.training.teacher import Teacher
 
 ROW = 256
-EXERCISE_TOKENS = 10_000_000
-LIBRARY_PASSES = 3
+DRAFTER_SHAPE = {
+    "num_attention_heads": 8,
+    "self_attention_num_key_value_heads": 4,
+    "self_attention_intermediate_size": 512,
+    "cross_attention_num_key_value_heads": 4,
+    "cross_attention_intermediate_size": 512,
+    "layer_self_attention_num_key_value_heads": 8,
+    "layer_self_attention_intermediate_size": 256,
+    "final_state": True,
+}
 LONGEST_CHAT = 3
 """Exercises in one conversation, so that the target learns to go on after an answer."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of the target's training: up to step `until`; the skills in `more` come three times as often."""
+
+    name: str
+    until: int
+    exercise_tokens: int
+    library_passes: int
+    more: tuple[str, ...] = ()
+
+
+TARGET_PHASES = (
+    Phase("general", 2000, 10_000_000, 3),
+    # What takes working out is learned last: by the first phase's end the other skills are there.
+    Phase(
+        "practice",
+        3000,
+        4_500_000,
+        1,
+        ("arithmetic", "word_problem", "units", "date", "table", "filter", "function", "edit"),
+    ),
+)
 
 
 def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> Document:
@@ -44,21 +82,30 @@ def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> D
     return Document(ids, wanted)
 
 
-def documents(tokens: PreTrainedTokenizerBase, *, exercise_tokens: int, library_passes: int, seed: int) -> Iterator[Document]:
-    """The training text, exercises first; packed rows are shuffled when read."""
+def documents(tokens: PreTrainedTokenizerBase, phase: Phase, seed: int) -> Iterator[Document]:
+    """A phase's text, exercises first; packed rows are shuffled when read."""
     rng = random.Random(seed)
-    stream = corpus.examples("train", seed)
+    stream = corpus.examples("train", seed, phase.more)
     count = 0
-    while count < exercise_tokens:
+    while count < phase.exercise_tokens:
         turns = rng.choice([1, 1, 1, *range(2, LONGEST_CHAT + 1)])
         document = chat_document(tokens, [next(stream) for _ in range(turns)])
         count += len(document.ids)
         yield document
-    for number in range(library_passes):
+    for number in range(phase.library_passes):
+        cut = 1 + number * ROW // phase.library_passes  # each pass cuts the files into rows at other places
         for text in corpus.stdlib_text("train"):
-            # Each pass cuts the files at other places, so that it is not the same rows again.
             ids = tokens.encode("<|bos|>" + text, add_special_tokens=False)
-            yield from (Document.text(part) for part in (ids[: 1 + number * ROW // library_passes], ids[1 + number * ROW // library_passes :]))
+            yield Document.text(ids[:cut])
+            yield Document.text(ids[cut:])
+
+
+def packed(tokens: PreTrainedTokenizerBase, phase: Phase, work: Path, seed: int) -> PackedRows:
+    """A phase's rows, made once."""
+    folder = work / "data" / phase.name
+    if not (folder / "marks.npy").exists():
+        pack(documents(tokens, phase, seed), ROW, folder)
+    return PackedRows(folder)
 
 
 def target_config(vocabulary: int) -> LlamaConfig:
@@ -79,34 +126,51 @@ def target_config(vocabulary: int) -> LlamaConfig:
     )
 
 
-def train_target(folder: Path, work: Path, settings: LoopSettings) -> None:
+def train_target(folder: Path, work: Path) -> None:
     """Train the target and write it to `folder` in half precision."""
     tokens = AutoTokenizer.from_pretrained(folder)
-    data = work / "target" / "data"
-    if (data / "marks.npy").exists():
-        rows = PackedRows(data)
-    else:
-        rows = pack(documents(tokens, exercise_tokens=EXERCISE_TOKENS, library_passes=LIBRARY_PASSES, seed=0), ROW, data)
-    print(f"{len(rows)} rows of {ROW} tokens, {rows.wanted_tokens:,} wanted", file=sys.stderr, flush=True)
+    settings = LoopSettings(steps=TARGET_PHASES[-1].until, batch=16, learning_rate=3e-3, warmup=100)
     torch.manual_seed(settings.seed)
     model = LlamaForCausalLM(target_config(len(tokens)))
-    Loop(Pretraining(model), rows, settings, work / "target").run()
+    for number, phase in enumerate(TARGET_PHASES):
+        loop = Loop(Pretraining(model), packed(tokens, phase, work, number), settings, work / "target")
+        loop.resume()
+        loop.run(stop_after=max(0, phase.until - loop.step))
     # float16 keeps three more bits of every weight than bfloat16, and the range is not needed.
     model.half().save_pretrained(folder)
 
 
+def train_drafter(target: Path, out: Path, work: Path, settings: LoopSettings) -> None:
+    """Train the target's MoA drafter on the target's own training text and write it to `out` in half precision."""
+    loaded = load_model(target)
+    torch.manual_seed(settings.seed)
+    drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **DRAFTER_SHAPE), loaded.model)
+    rows = packed(AutoTokenizer.from_pretrained(target), TARGET_PHASES[0], work, 0)
+    Loop(Distillation(drafter, Teacher(loaded.model), DistillSettings()), rows, settings, work / "drafter").run()
+    save_drafter(drafter, out, torch.float16)
+
+
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m moa.demo.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["tokenizer", "target"])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "target", help="folder of the finished target and tokenizer")
-    parser.add_argument("--work", type=Path, default=Path("work"), help="folder for data and checkpoints (default: ./work)")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser = argparse.ArgumentParser(
+        prog="python -m moa.demo.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", choices=["tokenizer", "target", "drafter"])
+    parser.add_argument("--target", type=Path, default=paths().target, help="folder of the target and its tokenizer")
+    parser.add_argument("--drafter", type=Path, default=paths().drafter, help="folder of the finished drafter")
+    parser.add_argument(
+        "--work", type=Path, default=Path("work"), help="folder for data and checkpoints (default: ./work)"
+    )
+    parser.add_argument("--steps", type=int, default=3000, help="of the drafter (default: %(default)s)")
     args = parser.parse_args()
     if args.stage == "tokenizer":
-        demo_tokenizer.train(args.out)
+        demo_tokenizer.train(args.target)
+        return 0
+    if args.stage == "target":
+        train_target(args.target, args.work)
     else:
-        train_target(args.out, args.work, LoopSettings(steps=args.steps, batch=16, learning_rate=3e-3, warmup=100))
+        settings = LoopSettings(steps=args.steps, batch=16, learning_rate=3e-3, warmup=100)
+        train_drafter(args.target, args.drafter, args.work, settings)
     return 0
 
 

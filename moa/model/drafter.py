@@ -169,12 +169,13 @@ class Drafter(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """The target's token embeddings."""
-        x = F.embedding(ids, self.shared.embedding)
+        # A target in half precision can teach a drafter whose own weights are in full.
+        x = F.embedding(ids, self.shared.embedding).to(self.self_attention.input_layernorm.weight.dtype)
         return x if self.shared.embedding_scale == 1.0 else x * self.shared.embedding_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's head."""
-        logits = F.linear(hidden, self.shared.head)
+        logits = F.linear(hidden.to(self.shared.head.dtype), self.shared.head)
         if (cap := self.shared.logit_softcap) is not None:
             logits = torch.tanh(logits / cap) * cap
         return logits

@@ -35,10 +35,12 @@ def tokenizer_hash(tokenizer_json: str | bytes) -> str:
     on do not count: two files with this hash turn text into the same ids.
     """
     content = json.loads(tokenizer_json)
+    if not isinstance(content, dict):
+        raise ValueError("a tokenizer.json holds one JSON object")
     for volatile in ("padding", "truncation"):
         content.pop(volatile, None)
-    model = content.get("model") or {}
-    if merges := model.get("merges"):
+    model = content.get("model")
+    if isinstance(model, dict) and (merges := model.get("merges")):
         model["merges"] = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     return _digest(content).hexdigest()
 
@@ -63,15 +65,26 @@ def weights_id(folder: Path, facts: TargetFacts) -> str:
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a folder's safetensors files; a damaged or cut file is an error that names it."""
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise UsageError(
-            f"no model weights in {folder}: *.safetensors is missing", hint="pickled weights (*.bin) are never loaded"
-        )
     tensors: dict[str, StoredTensor] = {}
-    for path in paths:
+    for path in _weight_files(folder):
         tensors |= _stored_in(path)
     return tensors
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        raise UsageError(f"no weights in {folder}: {whole.name} is missing", hint="pickled weights are never loaded")
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{index} is not an index of weight files") from error
+    paths = [folder / Path(name).name for name in names]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise UsageError(f"{len(missing)} of {len(paths)} weight files are missing in {folder}: {missing[0]}")
+    return paths
 
 
 def _stored_in(path: Path) -> dict[str, StoredTensor]:

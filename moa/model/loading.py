@@ -22,7 +22,7 @@ from moa.model.families import facts_of, refuse_unsupported
 from moa.model.identity import stored_tensors, tokenizer_hash, weights_id
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]  # no pickles, and no copies in subfolders
+_WANTED = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model"]  # no pickles, no other forms of the same
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ def prepare(model: PreTrainedModel) -> TargetFacts:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        raise UsageError(f"no tokenizer in {folder}: tokenizer.json is missing")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -120,7 +122,7 @@ def _hash_tokenizer(folder: Path) -> str:
     if path.is_file():
         try:
             return tokenizer_hash(path.read_bytes())
-        except (ValueError, AttributeError) as error:
+        except ValueError as error:
             raise UsageError(f"{path} is not a tokenizer") from error
     if (folder / "tokenizer.model").is_file():
         return tokenizer_hash(load_tokenizer(folder).backend_tokenizer.to_str())
