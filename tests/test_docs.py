@@ -1,0 +1,101 @@
+"""What the documentation says is true of the tree: generated parts, links, verbs, and every file and name it cites."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.readme import between, cli_reference, file_tree, rendered
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)[^)]*\)")
+CITED = re.compile(r"`((?:moa|export|edge_client|cloud_verifier|benchmarks|tools|tests|docs)/[\w./-]*)(?::([\w.]+))?`")
+
+
+def names_in(path: Path) -> set[str]:
+    """Every function, class, attribute and method that a module defines, methods and fields as `Class.name`."""
+    found: set[str] = set()
+
+    def visit(nodes: list[ast.stmt], prefix: str) -> None:
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(prefix + node.name)
+                if isinstance(node, ast.ClassDef):
+                    visit(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.Assign):
+                found.update(prefix + t.id for t in node.targets if isinstance(t, ast.Name))
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                found.add(prefix + node.target.id)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    return found
+
+
+def test_generated_parts_are_current() -> None:
+    stale = [path.name for path, text in rendered(ROOT).items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, f"run `make docs` and commit {stale}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_cited_files_and_names_exist(page: Path) -> None:
+    missing = []
+    for path, name in CITED.findall(page.read_text(encoding="utf-8")):
+        file = ROOT / path
+        if not file.exists() or (name and name not in names_in(file)):
+            missing.append(f"{path}:{name}" if name else path)
+    assert not missing
+
+
+def test_every_verb_that_a_page_names_is_in_the_makefile() -> None:
+    verbs = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        named = set(re.findall(r"(?:^|`)make ([a-z]+)\b", page.read_text(encoding="utf-8"), re.MULTILINE))
+        assert named <= verbs, page.name
+
+
+def test_file_tree_uses_docstrings_and_refuses_a_module_without(tmp_path: Path) -> None:
+    for name in ("moa", "export", "edge_client", "cloud_verifier", "benchmarks", "tools", "docs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "moa" / "tree.py").write_text('"""Grows trees.\n\nMore."""\n')
+    (tmp_path / "docs" / "page.md").write_text("# A page\n")
+    tree = file_tree(tmp_path)
+    assert re.search(r"^  tree\.py +Grows trees$", tree, re.MULTILINE)
+    assert re.search(r"^  page\.md +A page$", tree, re.MULTILINE)
+    (tmp_path / "moa" / "tree.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match="no docstring"):
+        file_tree(tmp_path)
+
+
+def test_markers_keep_what_is_around_them() -> None:
+    text = "a\n<!-- t:begin -->\nold\n<!-- t:end -->\nb\n"
+    assert between(text, "t", "new") == "a\n<!-- t:begin -->\nnew\n<!-- t:end -->\nb\n"
+
+
+def test_cli_reference_lists_subcommands_defaults_and_choices() -> None:
+    parser = argparse.ArgumentParser("prog", description="Does it.")
+    parser.add_argument("--secret", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers()
+    run = commands.add_parser("run", aliases=["r"])
+    run.add_argument("model", nargs="?", help="what to run")
+    run.add_argument("-n", "--count", type=int, default=3, metavar="N", help="100%% of %(prog)s, not %(default)s|4")
+    run.add_argument("--mode", choices=["a", "b"], required=True)
+    run.add_argument("--fast", action="store_true", help="skip checks")
+    page = cli_reference([parser])
+    assert "## `prog`\n\nDoes it.\n" in page
+    assert page.count("### `prog run`") == 1
+    assert "| `MODEL` (optional) |  | what to run |" in page
+    assert "| `-n, --count N` | `3` | 100% of prog run, not 3\\|4 |" in page
+    assert "| `--mode {a,b}` | required |  |" in page
+    assert "| `--fast` |  | skip checks |" in page
+    assert "secret" not in page

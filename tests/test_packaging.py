@@ -1,0 +1,112 @@
+"""What `pip install moa-edge` brings: four packages, a light base, and a device that never needs torch."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("moa", "export", "edge_client", "cloud_verifier")
+SCRATCH = (".*", "build", "dist", "runs", "bundles", "*.egg-info", "__pycache__")
+HEAVY = {"torch", "transformers", "optimum", "onnx", "onnxscript", "safetensors", "ray"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# Runs in a fresh process: `None` in sys.modules turns every import of that name into an ImportError.
+IMPORT_WITHOUT_TORCH = """
+import importlib, pkgutil, sys
+for name in ("torch", "transformers", "optimum", "onnx", "safetensors"):
+    sys.modules[name] = None
+names = ["moa.bundle", "moa.config", "moa.errors", "moa.records", "moa.sampling", "moa.tree"]
+for package in map(importlib.import_module, ("edge_client", "moa.wire")):
+    names += [m.name for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+for name in names:
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
+print(len(names))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
+    """A wheel of the whole tree, tests and benchmarks beside the packages, as a user's pip would build it."""
+    source, out = tmp_path_factory.mktemp("source") / "tree", tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(*SCRATCH))
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--wheel-dir", str(out), str(source)], check=True, timeout=100)
+    (built,) = out.glob("*.whl")
+    return zipfile.Path(built)
+
+
+def test_ships_four_packages_and_nothing_else(wheel: zipfile.Path) -> None:
+    shipped = {entry.name for entry in wheel.iterdir() if not entry.name.endswith(".dist-info")}
+    assert shipped == set(PACKAGES)
+
+
+def test_ships_every_file_of_the_packages(wheel: zipfile.Path) -> None:
+    files = {p for package in PACKAGES for p in (ROOT / package).rglob("*") if p.is_file() and p.suffix != ".pyc"}
+    expected = {path.relative_to(ROOT).as_posix() for path in files}
+    assert expected - set(wheel.root.namelist()) == set()
+
+
+def test_metadata_names_the_licence_and_the_commands(wheel: zipfile.Path) -> None:
+    (info,) = (entry for entry in wheel.iterdir() if entry.name.endswith(".dist-info"))
+    metadata = (info / "METADATA").read_text()
+    assert "License-Expression: Apache-2.0\n" in metadata
+    assert "Requires-Python: >=3.11\n" in metadata
+    assert (info / "licenses" / "LICENSE").exists()
+    scripts = re.findall(r"^([\w-]+) = ", (info / "entry_points.txt").read_text(), re.MULTILINE)
+    assert scripts == ["cloud-verifier", "edge-client", "moa-export", "moa-train"]
+
+
+def test_base_install_is_light_all_the_way_down() -> None:
+    reached: set[str] = set()
+    todo = [Requirement(text) for text in PROJECT["dependencies"]]
+    while todo:
+        requirement = todo.pop()
+        name = canonicalize_name(requirement.name)
+        if name in reached or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        reached.add(name)
+        try:
+            todo += [Requirement(text) for text in requires(name) or []]
+        except PackageNotFoundError:
+            assert name not in {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}, name
+    assert reached >= {"numpy", "onnxruntime", "tokenizers"}
+    assert reached & HEAVY == set()
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    groups = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
+    for group, texts in groups.items():
+        for requirement in map(Requirement, texts):
+            name = canonicalize_name(requirement.name)
+            # Ray is heavy, for clusters only, and not part of the tested environment.
+            if name != "moa-edge" and group != "ray":
+                assert requirement.specifier.contains(pins[name]), requirement
+
+
+def test_device_imports_without_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_WITHOUT_TORCH], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 6
+
+
+@pytest.mark.parametrize("target", PROJECT["scripts"].values())
+def test_commands_exist(target: str) -> None:
+    module, _, function = target.partition(":")
+    code = f"import {module} as m; assert callable(m.{function})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=100)
