@@ -29,7 +29,7 @@ fix: $(STAMP) ## repair formatting and what lint can repair
 bench: $(STAMP) ## the experiments; writes tables and plots
 	$(BIN)/python -m benchmarks
 
-docs: $(STAMP) ## regenerate the file tree in README.md and docs/cli.md
+docs: $(STAMP) ## regenerate docs/cli.md, docs/files.md and the tree in README.md
 	$(BIN)/python -m tools.readme
 
 clean: ## remove the environment, builds and caches

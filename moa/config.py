@@ -80,7 +80,8 @@ class DrafterConfig:
             raise ConfigError(f"drafter config: tli must be 0..{self.target_layers} (the target's layers)")
         for width in ("hidden_size", "kv_hidden_size"):
             if getattr(self, width) % (2 * self.num_attention_heads):
-                raise ConfigError(f"drafter config: {width} must divide into {self.num_attention_heads} even-sized heads")
+                heads = self.num_attention_heads
+                raise ConfigError(f"drafter config: {width} must divide into {heads} even-sized heads")
         for part in ("self_attention", "cross_attention", "layer_self_attention"):
             if self.num_attention_heads % getattr(self, f"{part}_num_key_value_heads"):
                 raise ConfigError(f"drafter config: {part}_num_key_value_heads must divide {self.num_attention_heads}")
@@ -121,10 +122,11 @@ class DrafterConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Build from a mapping whose keys must all be known."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise ConfigError(f"drafter config: unknown setting {unknown[0]!r}", hint=f"known: {', '.join(sorted(known))}")
-        if missing := sorted(f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING and f.name not in values):
+        fields = dataclasses.fields(cls)
+        if unknown := sorted(set(values) - {f.name for f in fields}):
+            known = ", ".join(sorted(f.name for f in fields))
+            raise ConfigError(f"drafter config: unknown setting {unknown[0]!r}", hint=f"known: {known}")
+        if missing := sorted(f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values):
             raise ConfigError(f"drafter config: {missing[0]} is missing")
         return cls(**values)
 
@@ -166,8 +168,9 @@ class DrafterConfig:
         }
         for name, value in wanted.items():
             if getattr(self, name) != value:
+                mine = getattr(self, name)
                 raise ConfigError(
-                    f"this drafter was made for another target: its {name} is {getattr(self, name)}, the target's is {value}"
+                    f"this drafter was made for another target: its {name} is {mine}, the target's {value}"
                 )
 
     def write(self, folder: Path) -> None:

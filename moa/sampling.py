@@ -96,14 +96,13 @@ def candidates(logits: NDArray[np.float64], settings: SamplingSettings) -> NDArr
         probability = np.exp(logits[ids] - logits[ids[0]])
         probability /= probability.sum()
         # A token stays while the mass before it has not reached top_p: the first always stays.
-        keep = (np.cumsum(probability) - probability < settings.top_p) & (probability >= settings.min_p * probability[0])
+        before = np.cumsum(probability) - probability
+        keep = (before < settings.top_p) & (probability >= settings.min_p * probability[0])
         ids = ids[keep]
     return ids
 
 
-def choose(
-    logits: NDArray[np.float32], settings: SamplingSettings, position: int, context: Sequence[int] = ()
-) -> int:
+def choose(logits: NDArray[np.float32], settings: SamplingSettings, position: int, context: Sequence[int] = ()) -> int:
     """The token at `position` (its index in the whole sequence), given the logits of the position before it."""
     if settings.plain_greedy:
         return int(np.argmax(logits))

@@ -85,7 +85,9 @@ class Speculator:
         self.target, self.drafting = target, drafting
         self.seconds = Seconds()
 
-    def generate(self, prompts: Sequence[Sequence[int]], settings: GenerationSettings | None = None) -> list[Generation]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], settings: GenerationSettings | None = None
+    ) -> list[Generation]:
         """Continue every prompt. More prompts than slots wait for one to come free."""
         outputs = [Generation() for _ in prompts]
         for index, tokens, finish in self.stream(prompts, settings, outputs):
@@ -156,7 +158,8 @@ class Speculator:
         drafted = time.perf_counter()
         rows = [Row(s.slot, tree.tokens, tree.parents) for s, tree in zip(active, trees, strict=True)]
         step = self.target.forward(rows)
-        chosen = [self._accept(step, b, s, tree, settings) for b, (s, tree) in enumerate(zip(active, trees, strict=True))]
+        pairs = enumerate(zip(active, trees, strict=True))
+        chosen = [self._accept(step, b, sequence, tree, settings) for b, (sequence, tree) in pairs]
         verified = time.perf_counter()
         results = []
         for b, (sequence, (path, tokens)) in enumerate(zip(active, chosen, strict=True)):
@@ -208,4 +211,7 @@ class Speculator:
         return accepted.path, [*(tree.tokens[node] for node in accepted.path[1:]), accepted.next_token]
 
     def _decode(self, settings: GenerationSettings) -> Decode | None:
-        return self.target.tokenizer.decode if settings.stop else None
+        if not settings.stop:
+            return None
+        tokenizer = self.target.tokenizer
+        return lambda ids: tokenizer.decode(list(ids))

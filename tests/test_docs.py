@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tools.readme import between, cli_reference, file_tree, rendered
+from tools.readme import PARSERS, between, cli_reference, file_tree, programs, rendered
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -37,7 +38,7 @@ def names_in(path: Path) -> set[str]:
 
 
 def test_generated_parts_are_current() -> None:
-    stale = [path.name for path, text in rendered(ROOT).items() if path.read_text(encoding="utf-8") != text]
+    stale = [path.name for path, text in rendered(ROOT) if path.read_text(encoding="utf-8") != text]
     assert not stale, f"run `make docs` and commit {stale}"
 
 
@@ -64,6 +65,11 @@ def test_every_verb_that_a_page_names_is_in_the_makefile() -> None:
         assert named <= verbs, page.name
 
 
+def test_every_console_script_is_in_the_reference() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert set(PARSERS) == set(scripts) == {parser.prog for parser in programs()}
+
+
 def test_file_tree_uses_docstrings_and_refuses_a_module_without(tmp_path: Path) -> None:
     for name in ("moa", "export", "edge_client", "cloud_verifier", "benchmarks", "tools", "docs"):
         (tmp_path / name).mkdir()
@@ -72,6 +78,7 @@ def test_file_tree_uses_docstrings_and_refuses_a_module_without(tmp_path: Path) 
     tree = file_tree(tmp_path)
     assert re.search(r"^  tree\.py +Grows trees$", tree, re.MULTILINE)
     assert re.search(r"^  page\.md +A page$", tree, re.MULTILINE)
+    assert "tree.py" not in file_tree(tmp_path, files=False)
     (tmp_path / "moa" / "tree.py").write_text("x = 1\n")
     with pytest.raises(ValueError, match="no docstring"):
         file_tree(tmp_path)

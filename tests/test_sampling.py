@@ -96,7 +96,8 @@ def test_a_penalised_greedy_choice_leaves_a_repeated_token() -> None:
     logits = np.array([1.0, 1.1], dtype=np.float32)
     settings = SamplingSettings(repetition_penalty=2.0)
     assert choose(logits, settings, 0, [1]) == 0
-    assert not settings.plain_greedy and settings.greedy
+    assert not settings.plain_greedy
+    assert settings.greedy
 
 
 @pytest.mark.parametrize(

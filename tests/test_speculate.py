@@ -143,13 +143,15 @@ def test_a_context_that_is_full_ends_the_text_where_plain_decoding_ends(engine: 
     settings = GenerationSettings(max_new_tokens=50, ignore_eos=True)
     drafted = engine.generate(prompt, settings)[0]
     plain = engine.generate(prompt, GenerationSettings(max_new_tokens=50, ignore_eos=True, shape=None))[0]
-    assert drafted.ids == plain.ids and drafted.finish == plain.finish == "context"
+    assert drafted.ids == plain.ids
+    assert drafted.finish == plain.finish == "context"
     assert len(prompt[0]) + len(drafted.ids) == engine.target.pool.capacity
 
 
 def test_counting(engine: Speculator) -> None:
     out = engine.generate(prompts_of((5,)), GenerationSettings(max_new_tokens=20, ignore_eos=True))[0]
-    assert sum(out.won) == len(out.ids) == 20 and out.finish == "length"
+    assert sum(out.won) == len(out.ids) == 20
+    assert out.finish == "length"
     assert out.acceptance_length == 20 / len(out.won)
     assert out.drafted >= len(out.won) - 1
     assert Generation().acceptance_length == 0.0
@@ -163,7 +165,8 @@ def test_a_stop_string_ends_the_text_after_the_token_that_completes_it(tmp_path:
     stop = target.tokenizer.decode(plain[8:10])
     out = engine.generate(prompt, GenerationSettings(max_new_tokens=20, ignore_eos=True, stop=(stop,)))[0]
     assert out.finish == "stop"
-    assert out.ids == plain[: len(out.ids)] and stop in target.tokenizer.decode(out.ids)
+    assert out.ids == plain[: len(out.ids)]
+    assert stop in target.tokenizer.decode(out.ids)
     assert stop not in target.tokenizer.decode(out.ids[:-1])
 
 

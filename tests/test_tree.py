@@ -74,7 +74,8 @@ def table() -> np.ndarray:
 
 def test_the_dynamic_tree_holds_the_best_paths_of_its_breadth_and_depth(table: np.ndarray) -> None:
     tree = grow(TreeShape(breadth=3, depth=4, nodes=10), table)
-    assert len(tree) == 11 and tree.parents[0] == -1
+    assert len(tree) == 11
+    assert tree.parents[0] == -1
     for node in range(1, len(tree)):
         parent = tree.parents[node]
         assert 0 <= parent < node

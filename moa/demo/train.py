@@ -26,6 +26,7 @@ from moa.model.loading import load_model
 from moa.training.data import Document, PackedRows, pack
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.loop import Loop, LoopSettings
+from moa.training.masks import AnchorRule, Spacing
 from moa.training.pretrain import Pretraining
 from moa.training.teacher import Teacher
 
@@ -40,6 +41,8 @@ DRAFTER_SHAPE = {
     "layer_self_attention_intermediate_size": 256,
     "final_state": True,
 }
+DRAFTER_TRAINING = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.75), Spacing(32, 64, 0.15))))
+"""Mostly a few tokens behind, as in drafting; now and then far behind or with the prompt alone, as when offline."""
 LONGEST_CHAT = 3
 """Exercises in one conversation, so that the target learns to go on after an answer."""
 
@@ -55,16 +58,24 @@ class Phase:
     more: tuple[str, ...] = ()
 
 
-TARGET_PHASES = (
-    Phase("general", 2000, 10_000_000, 3),
-    # What takes working out is learned last: by the first phase's end the other skills are there.
-    Phase(
-        "practice",
-        3000,
-        4_500_000,
-        1,
-        ("arithmetic", "word_problem", "units", "date", "table", "filter", "function", "edit"),
+@dataclass(frozen=True)
+class Course:
+    """One learning-rate schedule, over one or more phases."""
+
+    name: str
+    learning_rate: float
+    phases: tuple[Phase, ...]
+
+
+# What takes working out is learned last: by the end of a phase the other skills are there.
+WORKED_OUT = ("arithmetic", "word_problem", "units", "date", "table", "filter", "function", "edit")
+TARGET_COURSES = (
+    Course(
+        "learn",
+        3e-3,
+        (Phase("general", 2000, 10_000_000, 3), Phase("practice", 3000, 4_500_000, 1, WORKED_OUT)),
     ),
+    Course("polish", 1.5e-3, (Phase("polish", 500, 8_000_000, 1, ("table", "filter", "function")),)),
 )
 
 
@@ -129,13 +140,15 @@ def target_config(vocabulary: int) -> LlamaConfig:
 def train_target(folder: Path, work: Path) -> None:
     """Train the target and write it to `folder` in half precision."""
     tokens = AutoTokenizer.from_pretrained(folder)
-    settings = LoopSettings(steps=TARGET_PHASES[-1].until, batch=16, learning_rate=3e-3, warmup=100)
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(0)
     model = LlamaForCausalLM(target_config(len(tokens)))
-    for number, phase in enumerate(TARGET_PHASES):
-        loop = Loop(Pretraining(model), packed(tokens, phase, work, number), settings, work / "target")
-        loop.resume()
-        loop.run(stop_after=max(0, phase.until - loop.step))
+    for course in TARGET_COURSES:
+        steps = course.phases[-1].until
+        settings = LoopSettings(steps=steps, batch=16, learning_rate=course.learning_rate, warmup=steps // 30)
+        for number, phase in enumerate(course.phases):
+            loop = Loop(Pretraining(model), packed(tokens, phase, work, number), settings, work / course.name)
+            loop.resume()
+            loop.run(stop_after=max(0, phase.until - loop.step))
     # float16 keeps three more bits of every weight than bfloat16, and the range is not needed.
     model.half().save_pretrained(folder)
 
@@ -145,8 +158,9 @@ def train_drafter(target: Path, out: Path, work: Path, settings: LoopSettings) -
     loaded = load_model(target)
     torch.manual_seed(settings.seed)
     drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **DRAFTER_SHAPE), loaded.model)
-    rows = packed(AutoTokenizer.from_pretrained(target), TARGET_PHASES[0], work, 0)
-    Loop(Distillation(drafter, Teacher(loaded.model), DistillSettings()), rows, settings, work / "drafter").run()
+    rows = packed(AutoTokenizer.from_pretrained(target), TARGET_COURSES[-1].phases[-1], work, 0)
+    task = Distillation(drafter, Teacher(loaded.model, torch.bfloat16), DRAFTER_TRAINING)
+    Loop(task, rows, settings, work / "drafter").run()
     save_drafter(drafter, out, torch.float16)
 
 

@@ -54,7 +54,8 @@ class _NormOnCpu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         with torch.autocast("cpu", enabled=False):
             wide = x.float()
-            scale = torch.linalg.vecdot(wide, wide).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
+            power = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+            scale = power.add_(eps).rsqrt_()
             ctx.save_for_backward(x, weight, scale)
             return (wide * scale).mul_(weight).to(x.dtype)
 
@@ -63,11 +64,11 @@ class _NormOnCpu(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
         wide, gradient = x.float(), gradient.float()
-        for_weight = torch.einsum("nd,nd->d", gradient.flatten(0, -2), (wide * scale).flatten(0, -2)).to(weight.dtype)
+        for_weight = (wide * scale).mul_(gradient).flatten(0, -2).sum(0).to(weight.dtype)
         if not ctx.needs_input_grad[0]:
             return None, for_weight, None
         inner = gradient * weight
-        along = torch.linalg.vecdot(inner, wide).unsqueeze(-1).mul_(scale * scale / x.shape[-1])
+        along = (inner * wide).sum(-1, keepdim=True).mul_(scale * scale / x.shape[-1])
         return inner.sub_(wide * along).mul_(scale).to(x.dtype), for_weight, None
 
 
@@ -111,12 +112,14 @@ class Attention(nn.Module):
 def _short_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Unmasked attention in two products, the heads of a group as rows of one.
 
-    LSA's sequences are as long as the target is deep, and there are as many as there are tokens. The fused CPU kernel is
-    made for the opposite: in bf16 it takes over twice as long.
+    LSA's sequences are as long as the target is deep, and there are as many as there are tokens. The fused CPU kernel
+    is made for the opposite: in bf16 it takes over twice as long.
     """
     batch, heads, length, width = query.shape
-    grouped = query.reshape(batch, key.shape[1], -1, width) * width**-0.5
-    return (torch.matmul(grouped, key.transpose(-1, -2)).softmax(-1).to(value.dtype) @ value).view(batch, heads, length, width)
+    kv_heads = key.shape[1]
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads * length, width) * width**-0.5
+    share = torch.matmul(grouped, key.transpose(-1, -2)).softmax(-1).to(value.dtype)
+    return torch.matmul(share, value).view(batch, heads, length, width)
 
 
 class MLP(nn.Module):

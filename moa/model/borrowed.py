@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class BorrowedLayers(nn.Module):
     def __init__(self, backbone: nn.Module, count: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList(list(backbone.layers)[-count:])  # type: ignore[arg-type]
-        self.norm = backbone.norm
+        self.norm = cast(nn.Module, backbone.norm)
         self._rotary = _rotary_of(backbone)
         kinds = getattr(backbone.config, "layer_types", None) or [None] * len(backbone.layers)  # type: ignore[arg-type]
         self._kinds: list[str | None] = list(kinds[-count:])
@@ -44,9 +44,7 @@ class BorrowedLayers(nn.Module):
     def __len__(self) -> int:
         return len(self.layers)
 
-    def forward(
-        self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]
-    ) -> tuple[Tensor, list[Rows]]:
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]) -> tuple[Tensor, list[Rows]]:
         """States after the target's final norm, and each layer's new rows."""
         rows = []
         for layer, kind, rows_before in zip(self.layers, self._kinds, past, strict=True):
@@ -60,8 +58,9 @@ class BorrowedLayers(nn.Module):
 
 def _rotary_of(backbone: nn.Module) -> Callable[[Tensor, Tensor, str | None], dict[str, Any]]:
     """How this family's layers get their rotary positions: Gemma 3 has two kinds, and two ways to say so."""
-    rotary = backbone.rotary_emb
-    if (local := getattr(backbone, "rotary_emb_local", None)) is not None:  # transformers 4
+    rotary: Any = backbone.rotary_emb
+    local: Any = getattr(backbone, "rotary_emb_local", None)
+    if local is not None:  # transformers 4
         return lambda x, at, _: {"position_embeddings_global": rotary(x, at), "position_embeddings_local": local(x, at)}
     if "layer_type" in inspect.signature(rotary.forward).parameters:  # transformers 5
         return lambda x, at, kind: {"position_embeddings": rotary(x, at, kind)}

@@ -31,7 +31,9 @@ def new_drafter(config: DrafterConfig, target: PreTrainedModel) -> Drafter:
     return drafter.to(device=target.device)
 
 
-def load_drafter(folder: Path, target: PreTrainedModel, facts: TargetFacts, dtype: torch.dtype | None = None) -> Drafter:
+def load_drafter(
+    folder: Path, target: PreTrainedModel, facts: TargetFacts, dtype: torch.dtype | None = None
+) -> Drafter:
     """A trained drafter beside its target: one of ours or the paper's published checkpoint."""
     drafter = new_drafter(DrafterConfig.read(folder, facts), target)
     load_weights(drafter, folder)

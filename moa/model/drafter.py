@@ -168,17 +168,16 @@ class Drafter(nn.Module):
         return x, rows
 
     def embed(self, ids: Tensor) -> Tensor:
-        """The target's token embeddings."""
-        # A target in half precision can teach a drafter whose own weights are in full.
-        x = F.embedding(ids, self.shared.embedding).to(self.self_attention.input_layernorm.weight.dtype)
-        return x if self.shared.embedding_scale == 1.0 else x * self.shared.embedding_scale
+        """The target's token embeddings, in the drafter's precision."""
+        return self.shared.embed(ids).to(self.self_attention.input_layernorm.weight.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's head."""
-        logits = F.linear(hidden.to(self.shared.head.dtype), self.shared.head)
-        if (cap := self.shared.logit_softcap) is not None:
-            logits = torch.tanh(logits / cap) * cap
-        return logits
+        return self.shared.logits(hidden)
+
+    def agreement(self, hidden: Tensor) -> Tensor:
+        """With a confidence head: the log-probability that the target's choice is this state's most likely token."""
+        return F.logsigmoid(self.confidence_head(hidden).squeeze(-1).float())
 
     def _self_attention(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
         block = self.self_attention
@@ -186,7 +185,8 @@ class Drafter(nn.Module):
         key = rotate(block.self_attn.key(normed), cos, sin)
         value = block.self_attn.value(normed)
         query = rotate(block.self_attn.query(normed), cos, sin)
-        seen = block.self_attn.attend(query, torch.cat([past[0].to(key), key], -2), torch.cat([past[1].to(value), value], -2), mask)
+        keys, values = torch.cat([past[0].to(key), key], -2), torch.cat([past[1].to(value), value], -2)
+        seen = block.self_attn.attend(query, keys, values, mask)
         return block.feed_forward(x + seen), (key, value)
 
     def _cross_attention(

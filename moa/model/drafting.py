@@ -161,6 +161,17 @@ def append(pool: SlotPool, slot: int, k: Tensor, v: Tensor) -> None:
     pool.commit(slot, range(count))
 
 
+def recalibrated(scores: Tensor, agreement: Tensor) -> Tensor:
+    """Log-probabilities `[..., V]` whose best is `agreement` `[...]`, and whose others keep their proportions.
+
+    A surer best leaves the others less; one that is doubted takes them down with it, for what it stands on is doubted.
+    """
+    top = scores.max(-1, keepdim=True)
+    best = agreement.clamp(-20.0, -1e-4).unsqueeze(-1)
+    left = torch.log1p(-best.exp()) - torch.log1p(-top.values.exp().clamp(max=1 - 1e-6))
+    return (scores + torch.minimum(left, best - top.values)).scatter(-1, top.indices, best)
+
+
 def _additive(visible: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.where(visible, np.float32(0), np.float32(MASKED))).to(device)
 
@@ -189,11 +200,13 @@ class MoaDrafting(LevelDrafting):
         self.records = pool(1, config.cross_attention_num_key_value_heads, config.head_dim)
         target_head_dim = config.kv_hidden_size // (2 * config.target_kv_heads)
         self.borrowed = pool(config.tli, config.target_kv_heads, target_head_dim) if config.tli else None
+        self._agreement: Tensor | None = None
         self._pools = [p for p in (self.pool, self.records, self.borrowed) if p is not None]
 
     def open(self) -> int:
         """Take an empty slot."""
-        return [pool.acquire() for pool in self._pools][0]
+        slots = [pool.acquire() for pool in self._pools]
+        return slots[0]
 
     def close(self, slot: int) -> None:
         """Give a slot back."""
@@ -221,11 +234,26 @@ class MoaDrafting(LevelDrafting):
         visible = np.arange(known) < np.array(level.lengths)[:, None]
         record_k, record_v = self._records(level.slots, known)
         mask = _additive(visible[:, None, None], level.device)
-        logits, rows = self.drafter.step(level.ids, level.positions, level.mask, past, record_k, record_v, mask)
+        inputs = level.ids, level.positions, level.mask, past, record_k, record_v, mask
+        hidden, rows = self.drafter.features(*inputs)
+        self._agreement = self.drafter.agreement(hidden) if self.drafter.config.confidence else None
         level.keep(self.pool, rows[:1])
         if self.borrowed is not None:
             level.keep(self.borrowed, rows[1:])
-        return logits
+        return self.drafter.logits(hidden)
+
+    def scores(self, level: Level, logits: Tensor) -> Tensor:
+        """With a confidence head, the best guess is as likely as the head says, and the others share the rest.
+
+        A tree stops growing where its best path is unlikely (`TreeShape.min_score`), so this is what stops it. The head
+        has learnt about the target's most likely token, and says nothing of sampled ones.
+        """
+        scores = super().scores(level, logits)
+        if self._agreement is None:
+            return scores
+        greedy = [request.sampling.greedy for request in level.requests]
+        trusted = torch.tensor(greedy, device=scores.device).view(-1, 1, 1)
+        return torch.where(trusted, recalibrated(scores, self._agreement), scores)
 
     def _records(self, slots: list[int], known: int) -> tuple[Tensor, Tensor]:
         index = slice(slots[0], slots[0] + 1) if len(slots) == 1 else torch.tensor(slots, device=self.device)

@@ -40,7 +40,9 @@ def stream_target(source: str | Path, *, borrowed: int = 0, dtype: torch.dtype =
     facts, config = _facts(folder)
     if not 0 <= borrowed <= facts.layers:
         raise UsageError(f"cannot borrow {borrowed} layers of a target that has {facts.layers}")
-    model: Any = AutoModelForCausalLM.from_config(_shrunken(config, borrowed), attn_implementation=ATTENTION, dtype=dtype)
+    model: Any = AutoModelForCausalLM.from_config(
+        _shrunken(config, borrowed), attn_implementation=ATTENTION, dtype=dtype
+    )
     names = {name: _name_in_target(name, facts.layers - borrowed) for name in model.state_dict()}
     embedding = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
     head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
@@ -91,7 +93,8 @@ def _read(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
         raise UsageError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]} among them")
     with ExitStack() as stack:
         files = {
-            path: stack.enter_context(safe_open(path, framework="pt")) for path in {stored[name].path for name in wanted}
+            path: stack.enter_context(safe_open(path, framework="pt"))
+            for path in {stored[name].path for name in wanted}
         }
         return {name: files[stored[name].path].get_tensor(name) for name in wanted}
 

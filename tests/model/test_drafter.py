@@ -157,9 +157,7 @@ def run(drafter: Drafter, ids: list[int], record_k: Tensor, record_v: Tensor, kn
     mask = torch.full((count, count), MASKED).triu(1)[None, None]
     records = torch.where(torch.arange(record_k.shape[2]) < known, 0.0, MASKED)[None, None, None]
     empty = drafter.self_attention.self_attn.empty_rows(torch.tensor([ids]))
-    logits, _ = drafter.step(
-        torch.tensor([ids]), torch.arange(count)[None], mask, [empty], record_k, record_v, records
-    )
+    logits, _ = drafter.step(torch.tensor([ids]), torch.arange(count)[None], mask, [empty], record_k, record_v, records)
     return logits[0]
 
 
@@ -216,7 +214,9 @@ def test_save_and_load_give_the_same_drafter(tmp_path: Path, target: Target) -> 
     save_drafter(drafter, tmp_path)
     again = load_drafter(tmp_path, target.model, target.facts)
     assert again.config == drafter.config
-    assert all(torch.equal(a, b) for a, b in zip(drafter.state_dict().values(), again.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(drafter.state_dict().values(), again.state_dict().values(), strict=True)
+    )
 
 
 def change(folder: Path, **values: object) -> None:
@@ -246,7 +246,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
         load_drafter(published, target.model, target.facts)
 
 
-@pytest.mark.parametrize(("file", "content"), [("model.safetensors", b"xx"), ("config.json", b"{"), ("config.json", None)])
+@pytest.mark.parametrize(
+    ("file", "content"), [("model.safetensors", b"xx"), ("config.json", b"{"), ("config.json", None)]
+)
 def test_a_damaged_checkpoint_is_refused(published: Path, target: Target, file: str, content: bytes | None) -> None:
     if content is None:
         (published / file).unlink()
@@ -254,5 +256,3 @@ def test_a_damaged_checkpoint_is_refused(published: Path, target: Target, file: 
         (published / file).write_bytes(content)
     with pytest.raises(UsageError):
         load_drafter(published, target.model, target.facts)
-
-

@@ -35,8 +35,13 @@ def test_the_drafter_of_a_streamed_target_is_that_of_a_loaded_one(family: str, b
         generator = torch.Generator().manual_seed(2)
         shapes = [(drafter.config.self_attention_num_key_value_heads, drafter.config.head_dim)]
         shapes += [(facts.kv_heads, facts.head_dim)] * borrowed
-        past = [(torch.randn(1, h, 4, d, generator=generator), torch.randn(1, h, 4, d, generator=generator)) for h, d in shapes]
-        records = torch.randn(2, 1, drafter.config.cross_attention_num_key_value_heads, 3, drafter.config.head_dim, generator=generator)
+        past = [
+            (torch.randn(1, h, 4, d, generator=generator), torch.randn(1, h, 4, d, generator=generator))
+            for h, d in shapes
+        ]
+        records = torch.randn(
+            2, 1, drafter.config.cross_attention_num_key_value_heads, 3, drafter.config.head_dim, generator=generator
+        )
         with torch.inference_mode():
             answers.append(drafter.step(ids, positions, mask, past, records[0], records[1], torch.zeros(1, 1, 1, 3))[0])
     torch.testing.assert_close(answers[1], answers[0])
@@ -45,9 +50,13 @@ def test_the_drafter_of_a_streamed_target_is_that_of_a_loaded_one(family: str, b
 def test_layers_that_are_not_borrowed_are_never_read(tmp_path: Path) -> None:
     folder = save_tiny("llama", tmp_path / "target")
     weights = load_file(folder / "model.safetensors")
-    save_file({name: value for name, value in weights.items() if ".layers.0." not in name}, folder / "model.safetensors")
+    save_file(
+        {name: value for name, value in weights.items() if ".layers.0." not in name}, folder / "model.safetensors"
+    )
     part = stream_target(folder, borrowed=1)
-    assert sum(parameter.numel() for parameter in part.model.parameters()) < sum(v.numel() for v in weights.values()) / 2
+    assert (
+        sum(parameter.numel() for parameter in part.model.parameters()) < sum(v.numel() for v in weights.values()) / 2
+    )
     with pytest.raises(UsageError, match=r"lack \d+ tensors, model.layers.0"):
         stream_target(folder, borrowed=4)
 

@@ -80,7 +80,8 @@ def _write_filter(rng: random.Random) -> tuple[str, str]:
         rule = f"greater than {10 * rng.choice(free)}" if free else "even"
     if not any(_passes(value, rule) for value in values):
         rule = "odd" if rule == "even" else "even"
-    working = [f"{value}: {'yes' if _passes(value, rule) else 'no'}." for value in values]
+    ending = " ends in {}" if rule in ("even", "odd") else ""  # parity is the last digit's
+    working = [f"{value}{ending.format(value % 10)}: {'yes' if _passes(value, rule) else 'no'}." for value in values]
     kept = [value for value in values if _passes(value, rule)]
     answer = " ".join([f"Check which are {rule}.", *working, f"The result is: {listed(kept)}."])
     return rng.choice(_FILTER_PROMPTS).format(rule, listed(values)), answer

@@ -13,13 +13,14 @@ _TABLE_PROMPTS = ("What does the {} cost?", "How much is the {}?", "Look up the 
 def _write_table(rng: random.Random) -> tuple[str, str]:
     prices = {item: rng.randint(2, 99) for item in rng.sample(GOODS, rng.randint(3, 5))}
     item = rng.choice(list(prices))
-    rows = "\n".join(f"{name}: {price}" for name, price in prices.items())
+    # After the dash a name is the same token as in a sentence, so that looking it up is looking for an equal.
+    rows = "\n".join(f"- {name}: {price}" for name, price in prices.items())
     prompt = f"Prices in coins:\n{rows}\n{rng.choice(_TABLE_PROMPTS).format(item)}"
     return prompt, f"The table says {item}: {prices[item]}. So the price of the {item} in coins is {prices[item]}."
 
 
 def _judge_table(prompt: str, reply: str) -> bool:
-    prices = dict(re.findall(r"^(\w+): (\d+)$", prompt, re.MULTILINE))
+    prices = dict(re.findall(r"^- (\w+): (\d+)$", prompt, re.MULTILINE))
     question = prompt.rpartition("\n")[2].rstrip("?.").split()
     return ends_with_number(reply, next(int(prices[word]) for word in reversed(question) if word in prices))
 

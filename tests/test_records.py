@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moa import records
+from moa.errors import ProtocolError
+
+TOLERANCE = {"fp16": 1e-3, "int8": 1 / 127, "int4": 1 / 7}
+
+
+@pytest.mark.parametrize("dtype", records.DTYPES)
+@pytest.mark.parametrize(("rows", "heads", "head_dim"), [(1, 1, 2), (3, 2, 16), (7, 4, 64), (0, 2, 16)])
+def test_round_trip_is_within_half_a_level(dtype: records.RecordDtype, rows: int, heads: int, head_dim: int) -> None:
+    rng = np.random.default_rng(0)
+    keys, values = rng.normal(size=(2, rows, heads, head_dim)).astype(np.float32) * 3
+    payload = records.encode(keys, values, dtype)
+    assert len(payload) == rows * records.row_bytes(dtype, heads, head_dim)
+    for sent, got in zip((keys, values), records.decode(payload, dtype, rows, heads, head_dim), strict=True):
+        assert got.dtype == np.float32
+        assert got.shape == sent.shape
+        bound = np.abs(sent).max(axis=-1, keepdims=True) * TOLERANCE[dtype] * 0.51 + 1e-6
+        assert (np.abs(got - sent) <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", records.DTYPES)
+def test_rows_are_independent(dtype: records.RecordDtype) -> None:
+    rng = np.random.default_rng(1)
+    keys, values = rng.normal(size=(2, 5, 2, 32)).astype(np.float32)
+    whole = records.decode(records.encode(keys, values, dtype), dtype, 5, 2, 32)
+    part = records.decode(records.encode(keys[2:4], values[2:4], dtype), dtype, 2, 2, 32)
+    np.testing.assert_array_equal(whole[0][2:4], part[0])
+    np.testing.assert_array_equal(whole[1][2:4], part[1])
+
+
+@pytest.mark.parametrize("dtype", records.DTYPES)
+def test_extremes_neither_overflow_nor_turn_into_nan(dtype: records.RecordDtype) -> None:
+    keys = np.array([[[0.0, 0.0]], [[1e30, -1e30]], [[1e-30, 0.0]]], dtype=np.float32)
+    got, _ = records.decode(records.encode(keys, keys, dtype), dtype, 3, 1, 2)
+    assert np.isfinite(got).all()
+    assert (got[0] == 0).all()
+    assert got[1, 0, 0] > 0 > got[1, 0, 1]
+
+
+def test_a_payload_of_the_wrong_size_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="3 bytes for 2 int8 records"):
+        records.decode(b"abc", "int8", 2, 1, 2)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="unknown record precision"):
+        records.decode(b"", "int3", 0, 1, 2)  # type: ignore[arg-type]
+
+
+def test_bytes_of_an_8b_llama_record() -> None:
+    # 4 CA heads of 128: the figures of the paper notes, plus the scales
+    assert records.row_bytes("fp16", 4, 128) == 2048
+    assert records.row_bytes("int8", 4, 128) == 1024 + 16
+    assert records.row_bytes("int4", 4, 128) == 512 + 64
