@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +58,7 @@ class PackedRows:
         try:
             self._tokens = np.load(folder / "tokens.npy", mmap_mode="r")
             self._marks = np.load(folder / "marks.npy", mmap_mode="r")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise UsageError(f"no packed training data in {folder}: {error}") from None
         if self._tokens.shape != self._marks.shape or self._tokens.ndim != 2:
             raise UsageError(f"the packed training data in {folder} is damaged", hint="delete the folder")
@@ -68,6 +70,11 @@ class PackedRows:
     def length(self) -> int:
         """Tokens in a row."""
         return int(self._tokens.shape[1])
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all rows, padding not counted."""
+        return int(np.count_nonzero(self._marks))
 
     @property
     def wanted_tokens(self) -> int:
@@ -96,17 +103,57 @@ class PackedRows:
 
 def pack(documents: Iterable[Document], length: int, out: Path) -> PackedRows:
     """Write documents as rows of `length`; a document that is longer goes on in the next row."""
-    tokens: list[NDArray[np.int32]] = []
-    marks: list[NDArray[np.int16]] = []
-    for row_ids, row_marks in _fill(_pieces(documents, length), length):
-        tokens.append(np.array(row_ids + [0] * (length - len(row_ids)), dtype=np.int32))
-        marks.append(np.array(row_marks + [0] * (length - len(row_marks)), dtype=np.int16))
-    if not tokens:
-        raise UsageError("the training data is empty: no document has two tokens or more")
     out.mkdir(parents=True, exist_ok=True)
-    np.save(out / "tokens.npy", np.stack(tokens))
-    np.save(out / "marks.npy", np.stack(marks))
+    with (
+        _RowFile(out / "tokens.npy", length, np.int32) as tokens,
+        _RowFile(out / "marks.npy", length, np.int16) as marks,
+    ):
+        for row_ids, row_marks in _fill(_pieces(documents, length), length):
+            tokens.append(row_ids)
+            marks.append(row_marks)
+        if not tokens.rows:
+            raise UsageError("the training data is empty: no document has two tokens or more, one of them wanted")
     return PackedRows(out)
+
+
+class _RowFile:
+    """An `.npy` file that grows by rows; it takes its name only when it is whole."""
+
+    def __init__(self, path: Path, length: int, dtype: type[np.signedinteger]) -> None:
+        self.path, self.length, self.dtype, self.rows = path, length, np.dtype(dtype), 0
+        self._part = path.with_suffix(".part")
+        self._file = self._part.open("wb")
+        self._write_header()
+
+    def append(self, values: list[int]) -> None:
+        """One more row, padded with zeros."""
+        row = np.zeros(self.length, dtype=self.dtype)
+        row[: len(values)] = values
+        self._file.write(row.tobytes())
+        self.rows += 1
+
+    def _write_header(self) -> None:
+        # The format leaves room in its header for the number of rows to grow.
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
+            "fortran_order": False,
+            "shape": (self.rows, self.length),
+        }
+        self._file.seek(0)
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self._write_header()
+        with self._file:  # closes it even where the last bytes no longer fit the disk
+            self._file.flush()
+        if kind is None:
+            self._part.replace(self.path)
+        else:
+            self._part.unlink(missing_ok=True)
 
 
 def _pieces(documents: Iterable[Document], length: int) -> Iterator[Document]:

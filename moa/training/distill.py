@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from moa.errors import ConfigError
+from moa.model.borrowed import Rows
 from moa.model.drafter import Drafter
 from moa.training.data import Batch
 from moa.training.loop import Loss
+from moa.training.losses import LossKind, compare
 from moa.training.masks import AnchorRule, additive, borrowed_mask, record_mask, token_mask
 from moa.training.teacher import Lesson, Teacher
-
-LossKind = Literal["kl", "ce", "tv"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class DistillSettings:
     staircase: bool = False
     """SA sees only tokens after the latest anchor, with a chance that falls from 1 to 0 over the first half."""
     lag_decay: float = 1.0
-    """Weight of a position by its distance d from the newest activation: lag_decay ** (d - 1). A draft is only read as far as it
-    is right, so early guesses matter more."""
+    """Weight of a position by its distance d from the newest activation: lag_decay ** (d - 1). A draft is only read as
+    far as it is right, so early guesses matter more."""
 
     def __post_init__(self) -> None:
         if self.loss_weight < 0 or self.feature_weight < 0 or self.loss_weight + self.feature_weight == 0:
@@ -46,11 +46,25 @@ PAPER = DistillSettings(loss_weight=0.1, feature_weight=1.0, staircase=True, anc
 """The public training code's choices."""
 
 
+TOKENS_AT_ONCE = 2048
+"""Tokens whose LSA is held for gradients at a time, with gradient checkpointing."""
+
+
 class Distillation:
     """The task of the training loop: a drafter beside its frozen teacher."""
 
-    def __init__(self, drafter: Drafter, teacher: Teacher, settings: DistillSettings, seed: int = 0) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        teacher: Teacher,
+        settings: DistillSettings,
+        seed: int = 0,
+        *,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        """`gradient_checkpointing` computes LSA and the blocks again for their gradients: less memory, more time."""
         self.module = drafter.train()
+        self.gradient_checkpointing = gradient_checkpointing
         self.teacher = teacher
         self.settings = settings
         self.seed = seed
@@ -77,40 +91,52 @@ class Distillation:
         luck = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         stairs = settings.staircase and float(torch.rand((), generator=luck)) < 1 - 2 * progress
         tokens = additive(token_mask(batch, latest if stairs else None)).unsqueeze(1).to(device)
-        key, value = drafter.records(drafter.activations(lesson.keys, lesson.values, lesson.hidden), positions)
+        key, value = self._records(lesson, positions, seen.any(1).to(device) & drafter.config.use_ca)
         nothing = drafter.self_attention.self_attn.empty_rows(ids)
         past = [nothing]
         borrowed = None
         if count := drafter.config.tli:
-            past += [(k.transpose(1, 2), v.transpose(1, 2)) for k, v in zip(lesson.keys[-count:], lesson.values[-count:], strict=True)]
+            past += [
+                (k.transpose(1, 2), v.transpose(1, 2))
+                for k, v in zip(lesson.keys[-count:], lesson.values[-count:], strict=True)
+            ]
             borrowed = additive(borrowed_mask(batch, seen)).unsqueeze(1).to(device)
-        hidden, _ = drafter.features(
-            ids, positions, tokens, past, key, value, additive(seen).unsqueeze(1).to(device), borrowed_mask=borrowed
-        )
+        inputs = ids, positions, tokens, past, key, value, additive(seen).unsqueeze(1).to(device)
+        if self.gradient_checkpointing:
+            hidden, _ = checkpoint(drafter.features, *inputs, borrowed_mask=borrowed, use_reentrant=False)
+        else:
+            hidden, _ = drafter.features(*inputs, borrowed_mask=borrowed)
         index = torch.arange(ids.shape[1])
         newest = torch.where(seen.any(-1), seen.long().mul(index).amax(-1), index - positions.cpu() - 1)
         return hidden, index - newest
 
+    def _records(self, lesson: Lesson, positions: Tensor, read: Tensor) -> Rows:
+        """The activation records that some query reads; LSA is not run for the others, whose rows are zero."""
+        inputs = lesson.keys[:, read], lesson.values[:, read], lesson.hidden[read], positions[read]
+        if self.gradient_checkpointing:
+            # In pieces, so that what is computed again is small too: LSA holds every token once per layer.
+            pieces = zip(*(x.split(TOKENS_AT_ONCE, dim=int(x.ndim == 4)) for x in inputs), strict=True)
+            parts = [checkpoint(self.module.project, *piece, use_reentrant=False) for piece in pieces]
+            rows = tuple(torch.cat(kind) for kind in zip(*parts, strict=True))
+        else:
+            rows = self.module.project(*inputs)
+        key, value = (
+            row.new_zeros(*read.shape, *row.shape[1:]).index_put((read,), row).transpose(1, 2) for row in rows
+        )
+        return key, value
+
     def _compare(self, mine: Tensor, theirs: Tensor, weights: Tensor) -> Loss:
         settings = self.settings
-        logits, goal = self.module.logits(mine).float(), self.teacher.logits(theirs)
-        each = settings.loss_weight * _divergence(logits, goal, settings.loss)
+        found = compare(self._head_input(mine), theirs, self.teacher.shared, settings.loss)
+        each = settings.loss_weight * found.loss
         if settings.feature_weight:
             features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)
             each = each + settings.feature_weight * features
-        with torch.no_grad():
-            choice = goal.argmax(-1)
-            agree = (logits.argmax(-1) == choice).float()
         if self.module.config.confidence:
             guess = self.module.confidence_head(mine.detach()).squeeze(-1).float()
-            each = each + F.binary_cross_entropy_with_logits(guess, agree, reduction="none")
-        return Loss((each * weights).sum(), weights.sum(), {"agree": (agree * weights).sum()})
+            each = each + F.binary_cross_entropy_with_logits(guess, found.agree, reduction="none")
+        return Loss((each * weights).sum(), weights.sum(), {"agree": (found.agree * weights).sum()})
 
-
-def _divergence(logits: Tensor, goal: Tensor, kind: LossKind) -> Tensor:
-    """How far the draft is from the target, per position."""
-    if kind == "ce":
-        return F.cross_entropy(logits, goal.argmax(-1), reduction="none")
-    if kind == "kl":
-        return F.kl_div(F.log_softmax(logits, -1), F.log_softmax(goal, -1), reduction="none", log_target=True).sum(-1)
-    return 0.5 * (logits.softmax(-1) - goal.softmax(-1)).abs().sum(-1)
+    def _head_input(self, mine: Tensor) -> Tensor:
+        """What the target's head reads of the drafter's final states: a drafter with a norm of its own says so here."""
+        return mine

@@ -8,16 +8,17 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from pickle import UnpicklingError
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from moa.errors import ConfigError, MoaError, UsageError
+from moa.errors import ConfigError, UsageError
 from moa.training.data import Batch, PackedRows
 from moa.training.progress import Progress
 
@@ -70,7 +71,9 @@ class Loss:
 class Task(Protocol):
     """What is trained, and on what loss."""
 
-    module: nn.Module
+    @property
+    def module(self) -> nn.Module:
+        """What is trained."""
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The loss of one batch; `progress` goes from 0 to 1 over the run."""
@@ -79,7 +82,18 @@ class Task(Protocol):
 class Loop:
     """Runs a task to its end, from wherever its last checkpoint is."""
 
-    def __init__(self, task: Task, data: PackedRows, settings: LoopSettings, out: Path, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        data: PackedRows,
+        settings: LoopSettings,
+        out: Path,
+        *,
+        quiet: bool = False,
+        identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`identity` is what else decides the course of the run, such as data and losses: a checkpoint of another is
+        refused."""
         self.task, self.data, self.settings, self.out = task, data, settings, out
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
@@ -88,6 +102,13 @@ class Loop:
         self.parameters = [p for p in task.module.parameters() if p.requires_grad]
         self.optimizers = _optimizers(self.parameters, task.module, settings)
         self._history: list[dict[str, float]] = []
+        self._identity = json.loads(json.dumps({**self._course(), **(identity or {})}))
+
+    def _course(self) -> dict[str, Any]:
+        """Settings that decide the loss curve; how a step's rows are shared out between processes does not."""
+        course = {name: value for name, value in asdict(self.settings).items() if name != "checkpoint_every"}
+        rows = course.pop("batch") * course.pop("accumulate") * self.world
+        return course | {"rows of a step": rows}
 
     @property
     def device(self) -> torch.device:
@@ -132,7 +153,7 @@ class Loop:
             parameter.grad = gradient / weight
         shown = {name: float(value / weight) for name, value in sums.items()}
         if not math.isfinite(shown["loss"]):
-            raise MoaError(
+            raise UsageError(
                 f"the loss is {shown['loss']} at step {self.step}; the last checkpoint is kept",
                 hint="a lower --learning-rate, or --precision fp32",
             )
@@ -154,45 +175,88 @@ class Loop:
         """Save everything a resumed run needs; the old checkpoint goes only when the new one is whole."""
         if self.rank > 0:
             return
-        folder, fresh = self.out / "checkpoint", self.out / "checkpoint.new"
+        folder, fresh, old = (self.out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
+        shutil.rmtree(old, ignore_errors=True)
+        try:
+            self._write_checkpoint(fresh)
+        except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise UsageError(
+                f"cannot write the checkpoint of step {self.step} to {self.out}: {reason}",
+                hint="the checkpoint before it is kept; is the disk full?",
+            ) from None
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _write_checkpoint(self, fresh: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         state = {
             "step": self.step,
-            "seed": self.settings.seed,
+            "identity": json.dumps(self._identity),
             "module": {n: p for n, p in self.task.module.named_parameters() if p.requires_grad},
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
-        torch.save(state, fresh / "state.pt")
         with (fresh / "history.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(entry) + "\n" for entry in self._history)
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
+        with (fresh / "state.part").open("wb") as file:
+            torch.save(state, file)
+        (fresh / "state.part").rename(fresh / "state.pt")
 
     def resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""
-        folder = next((f for f in (self.out / "checkpoint", self.out / "checkpoint.new") if (f / "history.jsonl").exists()), None)
+        folder = self._newest()
         if folder is None:
             return
         try:
             state = torch.load(folder / "state.pt", weights_only=True, map_location=self.device)
+            self._refuse_another(json.loads(state.get("identity", "{}")))
             parameters = dict(self.task.module.named_parameters())
+            if missing := {name for name, p in parameters.items() if p.requires_grad} ^ set(state["module"]):
+                raise ValueError(f"{min(missing)} is not in both")
             with torch.no_grad():
                 for name, value in state["module"].items():
                     parameters[name].copy_(value)
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
-        except (OSError, RuntimeError, KeyError, ValueError, EOFError) as error:
+            with (folder / "history.jsonl").open(encoding="utf-8") as file:
+                self._history = [json.loads(line) for line in file]
+        except (OSError, RuntimeError, KeyError, ValueError, EOFError, UnpicklingError) as error:
             raise UsageError(
                 f"the checkpoint in {folder} does not fit this run: {str(error).splitlines()[0]}",
                 hint="use the flags it was made with, or another --out",
             ) from None
         self.step = state["step"]
-        with (folder / "history.jsonl").open(encoding="utf-8") as file:
-            self._history = [json.loads(line) for line in file]
+
+    def checkpointed_step(self) -> int:
+        """The step that a run would go on from."""
+        folder = self._newest()
+        if folder is None:
+            return 0
+        with (folder / "history.jsonl").open("rb") as file:
+            return sum(1 for _ in file)
+
+    def _newest(self) -> Path | None:
+        # Killed between the two renamings, a run has no "checkpoint", but a whole new one: its state is named last.
+        folders = (self.out / "checkpoint", self.out / "checkpoint.new")
+        return next((folder for folder in folders if (folder / "state.pt").exists()), None)
+
+    def _refuse_another(self, saved: dict[str, Any]) -> None:
+        for name in saved:
+            if saved[name] != self._identity.get(name):
+                raise UsageError(
+                    f"the checkpoint in {self.out} is of a run with another {name.replace('_', ' ')}:"
+                    f" {saved[name]}, not {self._identity.get(name)}",
+                    hint="use the flags it was made with, or another --out",
+                )
 
 
-def _optimizers(parameters: list[nn.Parameter], module: nn.Module, settings: LoopSettings) -> list[torch.optim.Optimizer]:
+def _optimizers(
+    parameters: list[nn.Parameter], module: nn.Module, settings: LoopSettings
+) -> list[torch.optim.Optimizer]:
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.optimizer == "adam":
         return [torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=decay)]
@@ -211,7 +275,7 @@ def peak_memory_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def join_process_group() -> None:
+def join_process_group(device: torch.device) -> None:
     """Join the other processes when started under `torchrun`."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -40,7 +40,7 @@ class Spacing:
 
 @dataclass(frozen=True)
 class AnchorRule:
-    """How anchors are laid. Documents outside every share keep only their prompt's activations: offline from the start."""
+    """How anchors are laid. Documents outside every share keep only their prompt's activations, as if offline."""
 
     spacings: tuple[Spacing, ...] = (Spacing(6, 14, 1.0),)
     strict: bool = True
@@ -82,7 +82,7 @@ class AnchorRule:
 
 
 def record_mask(batch: Batch, latest: NDArray[np.int64], *, strict: bool) -> Tensor:
-    """`[B, L, L]`: query i sees the activations j of its document up to its latest anchor, its own excepted if strict."""
+    """`[B, L, L]`: query i sees the activations j of its document up to its latest anchor, not its own if strict."""
     segments = torch.from_numpy(batch.segments)
     index = torch.arange(segments.shape[1])
     visible = index.view(1, 1, -1) <= torch.from_numpy(latest).unsqueeze(2)
@@ -104,7 +104,7 @@ def token_mask(batch: Batch, latest: NDArray[np.int64] | None) -> Tensor:
 
 
 def borrowed_mask(batch: Batch, seen: Tensor) -> Tensor:
-    """`[B, L, 2L]` for borrowed layers: the target's own rows where its activations are visible, the drafter's after."""
+    """`[B, L, 2L]` for borrowed layers: the target's own rows where its activations are visible, then the drafter's."""
     segments = torch.from_numpy(batch.segments)
     index = torch.arange(segments.shape[1])
     causal = same_document(segments) & (index.view(1, 1, -1) <= index.view(1, -1, 1))

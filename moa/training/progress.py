@@ -1,4 +1,4 @@
-"""A training run as a person sees it: loss, tokens per second, time to go; a line now and then where there is no terminal."""
+"""A run as a person sees it: loss, tokens per second, time to go; a line now and then where there is no terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -16,7 +17,9 @@ SECONDS_BETWEEN_LINES = 15.0
 class Progress:
     """A bar on a terminal's stderr, plain lines elsewhere, nothing when quiet."""
 
-    def __init__(self, steps: int, done: int, *, quiet: bool) -> None:
+    def __init__(self, steps: int, done: int, *, quiet: bool, of: str = "step") -> None:
+        """`of` is what is counted."""
+        self._of = of
         self._steps, self._done, self._first, self._quiet = steps, done, done, quiet
         self._smooth: dict[str, float] = {}
         self._began = self._last_line = time.monotonic()
@@ -35,9 +38,9 @@ class Progress:
         if self._bar:
             self._bar.stop()
 
-    def advance(self, entry: dict[str, float]) -> None:
-        """One step further."""
-        self._done += 1
+    def advance(self, entry: dict[str, float], count: int = 1) -> None:
+        """`count` steps further; an entry has its `tokens_per_s` and what else there is to show."""
+        self._done += count
         for name, value in entry.items():
             if name not in ("step", "grad_norm"):
                 self._smooth[name] = 0.95 * self._smooth.get(name, value) + 0.05 * value
@@ -45,7 +48,11 @@ class Progress:
         shown += f" {self._smooth['tokens_per_s']:,.0f} tokens/s"
         if self._bar:
             self._bar.update(self._task, completed=self._done, shown=shown)
-        elif not self._quiet and (self._done == self._steps or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES):
+        elif not self._quiet and (
+            self._done == self._steps or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES
+        ):
             self._last_line = time.monotonic()
             left = (self._last_line - self._began) / (self._done - self._first) * (self._steps - self._done)
-            print(f"step {self._done}/{self._steps} {shown}, {left / 60:.0f} min to go", file=sys.stderr, flush=True)
+            print(
+                f"{self._of} {self._done}/{self._steps} {shown}, {left / 60:.0f} min to go", file=sys.stderr, flush=True
+            )

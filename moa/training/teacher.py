@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from moa.model.checkpoint import backbone_of
+from moa.model.families import mask_plan
 from moa.model.shared import SharedWeights
 from moa.training.data import Batch
 from moa.training.masks import additive, same_document
@@ -27,9 +28,15 @@ class Lesson:
 
 
 class Teacher:
-    """A frozen target, run over packed rows with a mask per document."""
+    """A frozen target, run over packed rows with a mask per document.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    With a `dtype` other than the model's it runs a copy: in bf16 a third faster on a CPU than the same under autocast.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
+        if dtype is not None and dtype != model.dtype:
+            model = copy.deepcopy(model)
+            nn.Module.to(model, dtype)  # the library's own wrapper of it hides its signature
         self.model = model.eval().requires_grad_(False)
         self.backbone = backbone_of(model)
         self.shared = SharedWeights.of(model)
@@ -52,27 +59,19 @@ class Teacher:
 
     def _mask(self, allowed: Tensor, index: Tensor) -> Any:
         """One mask, or one per kind of layer where the model mixes full attention with a sliding window."""
-        dtype = torch.bfloat16 if torch.is_autocast_enabled(allowed.device.type) else self.model.dtype
+        device = allowed.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.model.dtype
 
         def as_mask(allowed: Tensor) -> Tensor:
             return additive(allowed).unsqueeze(1).to(dtype)
 
-        config = self.model.config
-        window = getattr(config, "sliding_window", None)
-        near = allowed if window is None else allowed & (index.view(1, -1, 1) - index.view(1, 1, -1) < window)
-        kinds = set(getattr(config, "layer_types", None) or [])
-        if len(kinds) > 1:
-            return {kind: as_mask(near if kind == "sliding_attention" else allowed) for kind in kinds}
-        slides = kinds == {"sliding_attention"} or (not kinds and config.model_type == "mistral")
-        return as_mask(near if slides else allowed)
-
-    @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The target's logits for states of its own, in float32."""
-        logits = F.linear(hidden, self.shared.head.to(hidden.dtype)).float()
-        if (cap := self.shared.logit_softcap) is not None:
-            logits = torch.tanh(logits / cap) * cap
-        return logits
+        distance = index.view(1, -1, 1) - index.view(1, 1, -1)
+        plan = mask_plan(self.model.config)
+        masks = {
+            kind: as_mask(allowed if window is None else allowed & (distance < window))
+            for kind, window in plan.windows.items()
+        }
+        return masks if plan.per_layer_type else next(iter(masks.values()))
 
 
 class _Kept(Cache):

@@ -1,0 +1,1 @@
+"""Experiments: baselines from the field under the same engine, and the measurements behind the tables in `docs/`."""

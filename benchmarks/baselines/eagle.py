@@ -1,0 +1,70 @@
+"""EAGLE-2's drafter (Li et al., EMNLP 2024): one decoder layer that predicts the target's next final state.
+
+As in its public code: `fc` joins a token's embedding with the feature before it, the layer has no input norm, the
+target's head reads its output as it is, and training adds noise to the true features, because when drafting the
+features are its own guesses. The dynamic tree is the engine's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.baselines.config import BaselineConfig
+from benchmarks.baselines.features import FeatureModel, shifted
+from benchmarks.baselines.layers import run_layer, self_rows
+from moa.model.borrowed import Rows
+from moa.model.shared import SharedWeights
+from moa.training.data import Batch
+from moa.training.distill import Distillation, DistillSettings
+from moa.training.masks import additive, token_mask
+from moa.training.teacher import Lesson, Teacher
+
+PUBLIC_LOSS = DistillSettings(loss="kl", loss_weight=0.1, feature_weight=1.0)
+"""The public recipe: smooth-L1 on the feature + 0.1 * soft cross-entropy, whose gradient is that of KL."""
+NOISE = 0.1
+"""Features are moved by up to so much, uniformly."""
+
+
+class Eagle(FeatureModel):
+    """fc(embedding of token p, feature of p - 1) -> one layer -> feature of p."""
+
+    def __init__(self, config: BaselineConfig, shared: SharedWeights) -> None:
+        super().__init__(config, shared)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layer = self.block()
+        self.layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
+
+    def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
+        """Cache rows of tokens that need no logits."""
+        return self_rows(self.layer, self._join(ids, features), *self.rotary(positions))
+
+    def forward(
+        self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
+    ) -> tuple[Tensor, Rows]:
+        """The predicted feature at each token, and the cache rows."""
+        x = self._join(ids, features)
+        return run_layer(self.layer, x, x, *self.rotary(positions), mask, past)
+
+    def _join(self, ids: Tensor, features: Tensor) -> Tensor:
+        embedded = self.embed(ids)
+        joined: Tensor = self.fc(torch.cat([embedded, features.to(embedded.dtype)], dim=-1))
+        return joined
+
+
+class EagleTraining(Distillation):
+    """One step ahead of true, noised features: EAGLE's training, on the project's losses and loop."""
+
+    def __init__(self, model: Eagle, teacher: Teacher, settings: DistillSettings = PUBLIC_LOSS, seed: int = 0) -> None:
+        super().__init__(model, teacher, settings, seed)  # type: ignore[arg-type]
+        self.model = model
+
+    def _draft(self, batch: Batch, lesson: Lesson, step: int, progress: float) -> tuple[Tensor, Tensor]:
+        device = lesson.hidden.device
+        ids, positions = torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.positions).to(device)
+        luck = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 1_000_003 + int(batch.rows[0]))
+        noise = (torch.rand(lesson.hidden.shape, generator=luck) * 2 - 1) * NOISE
+        features = shifted(lesson.hidden + noise.to(lesson.hidden), positions)
+        mask = additive(token_mask(batch, None)).unsqueeze(1).to(device)
+        hidden, _ = self.model(ids, features, positions, mask, self.model.empty_rows(ids))
+        return hidden, torch.ones_like(ids)

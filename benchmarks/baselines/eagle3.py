@@ -1,0 +1,173 @@
+"""EAGLE-3's drafter (Li et al., NeurIPS 2025): low, middle and high target states fused, trained on its own outputs.
+
+As in its public code: `fc` fuses the inputs of three target layers, the one decoder layer reads the normed embedding
+and the normed feature side by side on the feature's residual, and what it feeds on after the first drafted token is
+its own output. Training does the same for several steps ("training-time test"), step s weighing 0.8 ** s, with no
+loss on features. Here the head is the target's, frozen, where the public code trains one over a reduced vocabulary:
+at equal trainable size a head of its own would leave nothing for the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.baselines.config import BaselineConfig
+from benchmarks.baselines.features import FeatureModel, shifted
+from benchmarks.baselines.layers import run_layer, self_rows
+from moa.errors import UsageError
+from moa.model.blocks import RMSNorm
+from moa.model.borrowed import Rows
+from moa.model.shared import SharedWeights
+from moa.model.target import Committed, Row, Step, Target
+from moa.training.data import Batch
+from moa.training.distill import Distillation, DistillSettings
+from moa.training.loop import Loss
+from moa.training.masks import additive, same_document
+from moa.training.teacher import Teacher
+
+STEPS = 4
+"""Steps of the training-time test: the true features, then three times on its own."""
+STEP_DECAY = 0.8
+
+
+class Taps:
+    """Listens to what flows into chosen decoder layers of a target."""
+
+    def __init__(self, backbone: nn.Module, layers: Sequence[int]) -> None:
+        self._layers = tuple(layers)
+        self._heard: dict[int, Tensor] = {}
+        for index in set(layers):
+            layer: nn.Module = backbone.layers[index]  # type: ignore[index, assignment]
+            layer.register_forward_pre_hook(self._listener(index), with_kwargs=True)
+
+    def _listener(self, index: int) -> Any:
+        def listen(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._heard[index] = (args[0] if args else kwargs["hidden_states"]).detach()
+
+        return listen
+
+    def take(self) -> Tensor:
+        """The states of the last forward, side by side: `[B, T, taps * hidden]`."""
+        return torch.cat([self._heard[index] for index in self._layers], dim=-1)
+
+
+class TappedTarget(Target):
+    """A target whose commits carry the states of the tapped layers in place of the final one."""
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Say which layers; once, before the first forward."""
+        self._taps = Taps(self.model.get_decoder(), layers)
+        self._latest: tuple[Step, Tensor] | None = None
+
+    def forward(self, rows: Sequence[Row]) -> Step:
+        """As the target's own."""
+        step = super().forward(rows)
+        self._latest = (step, self._taps.take())
+        return step
+
+    @torch.inference_mode()
+    def commit(self, step: Step, b: int, path: Sequence[int]) -> Committed:
+        """As the target's own, of the latest forward."""
+        if self._latest is None or step is not self._latest[0]:
+            raise UsageError("a tapped target commits what its latest forward found, nothing older")
+        tapped = self._latest[1][step._places[b]]
+        committed = super().commit(step, b, path)
+        return replace(committed, hidden=tapped[torch.tensor(path, dtype=torch.long, device=tapped.device)])
+
+
+class Eagle3(FeatureModel):
+    """norm(embedding of token p) and norm(feature of p - 1) -> one layer of double input width -> feature of p."""
+
+    def __init__(self, config: BaselineConfig, shared: SharedWeights) -> None:
+        super().__init__(config, shared)
+        self.fc = nn.Linear(len(config.taps) * config.hidden_size, config.hidden_size, bias=False)
+        self.layer = self.block()
+        attention = self.layer.self_attn
+        for name in ("q_proj", "k_proj", "v_proj"):
+            width = getattr(attention, name).out_features
+            setattr(attention, name, nn.Linear(2 * config.hidden_size, width, bias=False))
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def read(self, features: Tensor) -> Tensor:
+        """Fuse the tapped states."""
+        fused: Tensor = self.fc(features)
+        return fused
+
+    def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
+        """Cache rows of tokens that need no logits."""
+        return self_rows(self.layer, self._join(ids, features), *self.rotary(positions))
+
+    def forward(
+        self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
+    ) -> tuple[Tensor, Rows]:
+        """The feature at each token that the next one is fed, and the cache rows."""
+        return run_layer(self.layer, features, self._join(ids, features), *self.rotary(positions), mask, past)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The drafter's own last norm, then the target's head."""
+        return super().logits(self.norm(hidden))
+
+    def _join(self, ids: Tensor, features: Tensor) -> Tensor:
+        embedded = self.layer.input_layernorm(self.embed(ids))
+        return torch.cat([embedded, self.hidden_norm(features).to(embedded.dtype)], dim=-1)
+
+
+class Eagle3Training(Distillation):
+    """The training-time test: each step feeds on the last one's outputs, behind true rows that are ever older."""
+
+    def __init__(
+        self, model: Eagle3, teacher: Teacher, settings: DistillSettings, seed: int = 0, *, steps: int = STEPS
+    ) -> None:
+        super().__init__(model, teacher, settings, seed)  # type: ignore[arg-type]
+        self.model = model
+        self.steps = steps
+        self._taps = Taps(teacher.backbone, model.config.taps)
+
+    def loss(self, batch: Batch, step: int, progress: float) -> Loss:
+        """The weighted sum of all steps' losses; what is shown is the first step's, which other drafters have too."""
+        lesson = self.teacher(batch)
+        device = lesson.hidden.device
+        ids, positions = torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.positions).to(device)
+        segments = torch.from_numpy(batch.segments).to(device)
+        wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
+        features = shifted(self.model.read(self._taps.take()), positions)
+        past, total, first = self.model.empty_rows(ids), torch.zeros((), device=device), None
+        for ahead in range(self.steps):
+            mask = additive(ahead_mask(segments, ahead).cpu()).unsqueeze(1).to(device)
+            hidden, new = self.model(ids, features, positions, mask, past)
+            # A position fewer tokens into its document than steps ahead has no true row to start from.
+            counted = wanted & (positions[:, :-1] >= ahead)
+            mine, theirs = hidden[:, :-1][counted], lesson.hidden[:, :-1][counted]
+            found = self._compare(mine, theirs, torch.ones(len(mine), device=device))
+            total = total + STEP_DECAY**ahead * found.total
+            first = first or found
+            past = (torch.cat([past[0], new[0]], dim=-2), torch.cat([past[1], new[1]], dim=-2))
+            features = shifted(hidden, positions)
+        assert first is not None
+        return Loss(total, first.weight, first.shown)
+
+    def _head_input(self, mine: Tensor) -> Tensor:
+        normed: Tensor = self.model.norm(mine)
+        return normed
+
+
+def ahead_mask(segments: Tensor, ahead: int) -> Tensor:
+    """`[B, L, L * (ahead + 1)]`: what a query sees when the newest `ahead` rows before it and its own are drafted.
+
+    The first L columns are the rows of true features, seen up to `ahead` tokens back; of each later step's rows it
+    sees the one on its own path.
+    """
+    index = torch.arange(segments.shape[1], device=segments.device)
+    distance = index.view(-1, 1) - index.view(1, -1)
+    blocks = [distance >= ahead, *(distance == ahead - step for step in range(1, ahead + 1))]
+    same = same_document(segments)
+    mask = torch.cat([block & same for block in blocks], dim=-1)
+    # A query with nothing before its document's start would attend to nothing at all; its loss is not counted.
+    mask[:, :, -segments.shape[1] :] |= distance == 0
+    return mask

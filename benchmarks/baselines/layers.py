@@ -1,0 +1,88 @@
+"""What the baselines have in common: the target's frozen embedding and head, one decoder layer, and its memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.baselines.config import BaselineConfig
+from moa.model.blocks import Block, rotary, rotate
+from moa.model.borrowed import Rows
+from moa.model.shared import SharedWeights
+from moa.model.slots import SlotPool
+
+
+class BaselineModel(nn.Module):
+    """A drafter that reads and speaks through its target's embedding and head."""
+
+    def __init__(self, config: BaselineConfig, shared: SharedWeights) -> None:
+        super().__init__()
+        self.config = config
+        # In a tuple, so that it is neither trained nor saved nor copied.
+        self._shared_with_target = (shared,)
+
+    @property
+    def shared(self) -> SharedWeights:
+        """The target's embedding and head."""
+        return self._shared_with_target[0]
+
+    @property
+    def weight(self) -> Tensor:
+        """Any weight of the model, for its dtype and device."""
+        return next(self.parameters())
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """The target's token embeddings, in the drafter's precision."""
+        return self.shared.embed(ids).to(self.weight.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's head."""
+        return self.shared.logits(hidden)
+
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of positions."""
+        return rotary(positions, self.config.head_dim, self.config.rope_theta)
+
+    def empty_rows(self, ids: Tensor) -> Rows:
+        """The past of a layer that has none."""
+        none = self.weight.new_zeros(ids.shape[0], self.config.kv_heads, 0, self.config.head_dim)
+        return none, none
+
+    def block(self) -> Block:
+        """A decoder layer of the config's shape."""
+        config = self.config
+        return Block(config.hidden_size, config.heads, config.kv_heads, config.intermediate_size, config.rms_norm_eps)
+
+    def pool(self, slots: int, capacity: int) -> SlotPool:
+        """Memory for the keys and values of `slots` sequences."""
+        return SlotPool(
+            layers=self.config.layers,
+            slots=slots,
+            kv_heads=self.config.kv_heads,
+            capacity=capacity,
+            head_dim=self.config.head_dim,
+            dtype=self.weight.dtype,
+            device=self.weight.device,
+        )
+
+
+def self_rows(block: Block, normed: Tensor, cos: Tensor, sin: Tensor) -> Rows:
+    """Keys, rotated, and values of a layer's input."""
+    return rotate(block.self_attn.key(normed), cos, sin), block.self_attn.value(normed)
+
+
+def run_layer(
+    block: Block, residual: Tensor, normed: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Rows
+) -> tuple[Tensor, Rows]:
+    """One decoder layer over `normed`, on top of `residual`; its new cache rows beside its output."""
+    key, value = self_rows(block, normed, cos, sin)
+    query = rotate(block.self_attn.query(normed), cos, sin)
+    keys = torch.cat([past[0].to(key), key], dim=-2)
+    values = torch.cat([past[1].to(value), value], dim=-2)
+    seen = block.self_attn.attend(query, keys, values, mask)
+    return block.feed_forward(residual + seen), (key, value)
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Trainable parameters."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -1,0 +1,121 @@
+"""Baselines by name: making them at a given size, training tasks, saving, and opening any drafter for the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from benchmarks.baselines.config import KINDS, BaselineConfig, Kind, read_config
+from benchmarks.baselines.eagle import PUBLIC_LOSS, Eagle, EagleTraining
+from benchmarks.baselines.eagle3 import Eagle3, Eagle3Training, TappedTarget
+from benchmarks.baselines.features import FeatureDrafting, FeatureModel
+from benchmarks.baselines.independent import Independent, IndependentDrafting, IndependentTraining
+from benchmarks.baselines.layers import BaselineModel, parameter_count
+from moa.config import MODEL_TYPE, TargetFacts
+from moa.errors import ConfigError
+from moa.model.checkpoint import load_drafter, load_weights, save_weights
+from moa.model.drafting import Drafting, MoaDrafting
+from moa.model.loading import load_model
+from moa.model.shared import SharedWeights
+from moa.model.target import Target
+from moa.training.distill import Distillation, DistillSettings
+from moa.training.teacher import Teacher
+
+_MODELS: dict[Kind, type[BaselineModel]] = {"eagle2": Eagle, "eagle3": Eagle3, "independent": Independent}
+
+
+def new_baseline(config: BaselineConfig, target: PreTrainedModel) -> BaselineModel:
+    """An untrained baseline beside its target."""
+    model = _MODELS[config.kind](config, SharedWeights.of(target))
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+    return model.to(device=target.device)
+
+
+def matched_intermediate(
+    kind: Kind, parameters: int, facts: TargetFacts, *, heads: int, kv_heads: int, layers: int = 1
+) -> int:
+    """The intermediate size at which a baseline has about `parameters` trainable ones."""
+
+    def count(intermediate: int) -> int:
+        config = BaselineConfig.for_target(
+            kind, facts, intermediate_size=intermediate, heads=heads, kv_heads=kv_heads, layers=layers
+        )
+        nothing = torch.empty(0)
+        with torch.device("meta"):
+            return parameter_count(_MODELS[kind](config, SharedWeights(nothing, nothing)))
+
+    per_unit = count(2) - count(1)
+    intermediate = round((parameters - count(1)) / per_unit) + 1
+    if intermediate < 1:
+        raise ConfigError(f"{kind}: {layers} layers have more than {parameters} parameters without any MLP")
+    return intermediate
+
+
+def training_task(model: BaselineModel, teacher: Teacher, settings: DistillSettings | None, seed: int) -> Distillation:
+    """How a baseline is trained; without settings, as its authors do."""
+    if isinstance(model, Eagle):
+        return EagleTraining(model, teacher, settings or PUBLIC_LOSS, seed)
+    if isinstance(model, Eagle3):
+        return Eagle3Training(model, teacher, settings or DistillSettings(), seed)
+    if isinstance(model, Independent):
+        return IndependentTraining(model, teacher, settings or DistillSettings(), seed)
+    raise TypeError(f"no training is known for {type(model).__name__}")
+
+
+def save_baseline(model: BaselineModel, folder: Path) -> None:
+    """Write config and weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_weights(model, folder)
+    model.config.write(folder)
+
+
+def load_baseline(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> BaselineModel:
+    """A trained baseline beside its target."""
+    model = new_baseline(BaselineConfig.read(folder, facts), target)
+    load_weights(model, folder)
+    return model.to(dtype=target.dtype).eval()
+
+
+def load_target(
+    source: str | Path, *, slots: int, capacity: int, drafter: Path | None = None, device: str = "cpu"
+) -> Target:
+    """The target, tapped where the drafter asks for it."""
+    if drafter is None or read_config(drafter).get("model_type") != "eagle3":
+        return Target.load(source, slots=slots, capacity=capacity, device=device)
+    target = TappedTarget.load(source, slots=slots, capacity=capacity, device=device)
+    target.tap(BaselineConfig.read(drafter, target.facts).taps)
+    return target
+
+
+def open_drafting(folder: Path, target: Target) -> Drafting:
+    """Any drafter's folder, MoA's or a baseline's, for the engine."""
+    kind = read_config(folder).get("model_type")
+    room = {"slots": target.pool.slots, "capacity": target.pool.capacity}
+    if kind == MODEL_TYPE:
+        return MoaDrafting(load_drafter(folder, target.model, target.facts), **room)
+    if kind not in KINDS:
+        raise ConfigError(f"{folder}: model_type {kind!r} is neither a MoA drafter's nor a baseline's")
+    return baseline_drafting(load_baseline(folder, target.model, target.facts), **room)
+
+
+def baseline_drafting(model: BaselineModel, *, slots: int, capacity: int) -> Drafting:
+    """A baseline in memory, for the engine."""
+    if isinstance(model, FeatureModel):
+        return FeatureDrafting(model, slots=slots, capacity=capacity)
+    if isinstance(model, Independent):
+        return IndependentDrafting(model, slots=slots, capacity=capacity)
+    raise TypeError(f"no drafting is known for {type(model).__name__}")
+
+
+def load_independent(folder: Path, target_source: str | Path) -> tuple[Independent, TargetFacts]:
+    """An independent drafter by itself, with the target's embedding and head."""
+    loaded = load_model(target_source)
+    model = load_baseline(folder, loaded.model, loaded.facts)
+    if not isinstance(model, Independent):
+        raise ConfigError(f"{folder} is {model.config.kind}: only an independent drafter can answer alone")
+    return model, loaded.facts

@@ -1,0 +1,67 @@
+"""A drafter that is right as often as it is told to be: for speed on targets for which no trained drafter exists.
+
+It does all the work of a MoA drafter of random weights, and only then replaces what came out: on the path of the known
+text its best guess is the true token with the stated probability, and a wrong one otherwise. What it shows is an
+assumption about acceptance turned into speed, never an acceptance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from moa.errors import ConfigError
+from moa.model.drafter import Drafter
+from moa.model.drafting import Level, MoaDrafting
+from moa.model.target import Committed
+
+_SURE, _UNLIKELY = math.log(0.9), math.log(0.05)
+
+
+class ReplayDrafting(MoaDrafting):
+    """Drafts known texts, prompts included, right with probability `right` at each token, by a fixed draw."""
+
+    def __init__(
+        self, drafter: Drafter, texts: Sequence[Sequence[int]], right: float, *, slots: int = 1, capacity: int = 2048
+    ) -> None:
+        if not 0 <= right <= 1:
+            raise ConfigError(f"a probability is within 0..1, not {right}")
+        super().__init__(drafter, slots=slots, capacity=capacity)
+        self.texts, self.right = [list(text) for text in texts], right
+        self._logs: dict[int, list[int]] = {}
+
+    def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
+        """As MoA does, remembering the tokens to know the place in the text."""
+        super().observe(slot, tokens, committed)
+        self._logs.setdefault(slot, []).extend(tokens)
+
+    def close(self, slot: int) -> None:
+        """Give a slot back."""
+        super().close(slot)
+        self._logs.pop(slot, None)
+
+    def scores(self, level: Level, logits: Tensor) -> Tensor:
+        """The drafter's own scores, with the stated luck on the path of the text."""
+        scores = super().scores(level, logits)
+        for row, (request, grower) in enumerate(zip(level.requests, level.growers, strict=True)):
+            context = [*self._logs.get(request.slot, []), request.pending]
+            text = next((t for t in self.texts if t[: len(context)] == context), None)
+            if text is None:
+                continue
+            for column, node in enumerate(grower.frontier):
+                path: list[int] = []
+                while node > 0:
+                    path.insert(0, grower.tokens[node])
+                    node = grower.parents[node]
+                at = len(context) + len(path)
+                if at < len(text) and text[len(context) : at] == path:
+                    lucky = np.random.default_rng([len(self.texts[0]), at, text[at]]).random() < self.right
+                    other = (text[at] + 1) % self.vocab_size
+                    scores[row, column].clamp_(max=_UNLIKELY)
+                    scores[row, column, text[at]] = _SURE if lucky else -math.inf
+                    if not lucky:
+                        scores[row, column, other] = _SURE
+        return scores

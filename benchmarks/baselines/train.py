@@ -1,0 +1,161 @@
+"""Train drafters on the same rows with the same steps, batch and optimizer, one after another, each resumable.
+
+python -m benchmarks.baselines.train moa0 eagle2 independent --target moa/demo/target --data DIR --out DIR --steps 2000
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.baselines.layers import BaselineModel, parameter_count
+from benchmarks.baselines.presets import PRESETS, build, preset
+from benchmarks.baselines.registry import save_baseline
+from benchmarks.provenance import write_result
+from moa.errors import UsageError, run_cli
+from moa.model.checkpoint import save_drafter
+from moa.model.loading import load_model
+from moa.training.data import PackedRows
+from moa.training.loop import Loop, LoopSettings, peak_memory_mib
+
+SUMMARY = "training.json"
+LAST = 50
+"""Steps at the end of a run whose mean is its result."""
+
+
+def train_preset(
+    name: str, target: str, data: PackedRows, settings: LoopSettings, out: Path, *, shape: Mapping[str, Any],
+    distill: Mapping[str, Any], device: str = "cpu", stop_after: int | None = None,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Train one preset to its end from wherever it is; its summary, or None if `stop_after` came first."""
+    recipe = {"preset": name, "loop": dataclasses.asdict(settings), "shape": dict(shape), "distill": dict(distill)}
+    if (done := finished(out)) is not None:
+        if done["recipe"] != recipe:
+            raise UsageError(f"{out} holds a finished run with other settings", hint="use another --out")
+        return done
+    loaded = load_model(target, device=device)
+    torch.manual_seed(settings.seed)
+    drafter, task = build(name, loaded.model, loaded.facts, shape, distill, settings.seed)
+    identity = {name: recipe[name] for name in ("preset", "shape", "distill")}
+    loop = Loop(task, data, settings, out, identity={**identity, "rows of data": len(data)})
+    began = time.perf_counter()
+    history = loop.run(stop_after=stop_after)
+    if loop.step < settings.steps:
+        return None
+    if isinstance(drafter, BaselineModel):
+        save_baseline(drafter, out)
+    else:
+        save_drafter(drafter, out)
+    shown = [key for key in history[-1] if key not in ("step", "tokens_per_s", "grad_norm")]
+    summary = {
+        "recipe": recipe,
+        "says": preset(name).says,
+        "parameters": parameter_count(drafter),
+        "settings": dataclasses.asdict(task.settings),
+        "steps": len(history),
+        "last": {key: statistics.fmean(entry[key] for entry in history[-LAST:]) for key in shown},
+        "tokens_per_s": statistics.median(entry["tokens_per_s"] for entry in history),
+        "seconds_of_last_start": round(time.perf_counter() - began, 1),
+        "peak_memory_mib": round(peak_memory_mib()),
+    }
+    write_result(out / SUMMARY, summary)
+    return finished(out)
+
+
+def finished(out: Path) -> dict[str, Any] | None:
+    """The summary of a run that came to its end."""
+    path = out / SUMMARY
+    if not path.exists():
+        return None
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise UsageError(f"{path} is not valid JSON", hint="delete the folder to train it again") from None
+    return summary
+
+
+def line(name: str, summary: Mapping[str, Any]) -> str:
+    """A run in one line."""
+    last = " ".join(f"{key} {value:.4f}" for key, value in summary["last"].items())
+    speed = f"{summary['tokens_per_s']:,.0f} tokens/s"
+    return f"{name:22} {summary['parameters']:>9,} parameters  {last}  {speed}  ({summary['says']})"
+
+
+def assignments(pairs: Sequence[str], flag: str) -> dict[str, Any]:
+    """`name=value` pairs; a value is JSON, or else a plain string."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise UsageError(f"{flag} takes NAME=VALUE, not {pair!r}")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.baselines.train",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="presets:\n" + "\n".join(f"  {name:22} {p.says}" for name, p in PRESETS.items()),
+    )
+    parser.add_argument("presets", nargs="+", metavar="PRESET", help="what to train, in this order; a list is below")
+    parser.add_argument("--target", required=True, help="folder or hub id of the target")
+    parser.add_argument("--data", required=True, type=Path, help="folder of packed rows, the same for every preset")
+    parser.add_argument("--out", required=True, type=Path, help="each preset's folder is OUT/PRESET")
+    parser.add_argument("--steps", required=True, type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="NAME=VALUE", help="change the MoA drafter's config"
+    )
+    parser.add_argument(
+        "--distill", action="append", default=[], metavar="NAME=VALUE", help="change the MoA drafter's training"
+    )
+    for name in ("batch", "accumulate", "warmup", "seed", "checkpoint_every"):
+        default = getattr(LoopSettings(steps=1), name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"default {default}")
+    for name in ("learning_rate", "weight_decay", "clip"):
+        default = getattr(LoopSettings(steps=1), name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=default, help=f"default {default}")
+    parser.add_argument("--optimizer", choices=["muon", "adam"], default="muon")
+    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, train, summarise."""
+    args = parser().parse_args(argv)
+    for name in args.presets:
+        preset(name)  # a misspelt last name must not be found out after hours
+    fields = [f.name for f in dataclasses.fields(LoopSettings) if hasattr(args, f.name)]
+    settings = LoopSettings(**{name: getattr(args, name) for name in fields})
+    data = PackedRows(args.data)
+    shape, distill = assignments(args.shape, "--shape"), assignments(args.distill, "--distill")
+    lines = []
+    for name in args.presets:
+        print(f"== {name}: {preset(name).says}", flush=True)
+        summary = train_preset(
+            name, args.target, data, settings, args.out / name, shape=shape, distill=distill, device=args.device
+        )
+        assert summary is not None
+        lines.append(line(name, summary))
+        print(lines[-1], flush=True)
+    if len(lines) > 1:
+        print("\n" + "\n".join(lines), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_cli("benchmarks.baselines.train", main))

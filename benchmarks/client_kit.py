@@ -1,0 +1,165 @@
+"""What the client's benchmarks share: a verifier to talk to, prompts, and what the target says with its records."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.prompts import skill_prompts
+from edge_client.cache import RecordBuffer
+from edge_client.client import EdgeClient
+from edge_client.compare import ask
+from edge_client.device import Device
+from edge_client.drafter import OnnxDrafter
+from edge_client.local import LocalVerifier
+from edge_client.settings import ClientSettings
+from moa.demo.skills import Example
+from moa.errors import MoaError
+from moa.sampling import SamplingSettings
+from moa.tree import TreeShape
+from moa.wire.messages import Activations
+
+_RECORD_SECONDS = 30.0
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Which pair, which verifier, how many prompts."""
+    parser.add_argument("--verifier", default="local", metavar="ADDRESS", help="default: one is started here")
+    parser.add_argument("--bundle", default="", metavar="DIR", help="default: the embedded one")
+    parser.add_argument("--target", default="", metavar="DIR", help="for a verifier started here")
+    parser.add_argument("--drafter", default="", metavar="DIR", help="for a verifier started here")
+    parser.add_argument("--per-skill", type=int, default=1, metavar="N", help="held-out prompts of every skill")
+    parser.add_argument("--prompts", type=int, default=0, metavar="N", help="of these, the first N (default: all)")
+    parser.add_argument("--tokens", type=int, default=96, metavar="N", help="tokens of an answer at most")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result with its provenance")
+
+
+@contextlib.asynccontextmanager
+async def address(options: argparse.Namespace) -> AsyncIterator[str]:
+    """The verifier's address, for as long as the body runs."""
+    if options.verifier != "local":
+        yield options.verifier
+        return
+    flags = [f"--{name}={getattr(options, name)}" for name in ("target", "drafter") if getattr(options, name)]
+    async with LocalVerifier(flags).running() as url:
+        yield url
+
+
+def load(options: argparse.Namespace) -> tuple[Device, list[Example], list[list[int]]]:
+    """The device, the exercises, and their ids."""
+    device = Device.load(options.bundle)
+    examples = skill_prompts(options.per_skill)
+    examples = examples[: options.prompts or len(examples)]
+    encoder = EdgeClient(ClientSettings(), device=device)
+    return device, examples, [encoder.encode(example.prompt, raw=not device.codec.can_chat) for example in examples]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A prompt, what the target says to it, and the activation records of all of it but the last token."""
+
+    prompt: list[int]
+    answer: list[int]
+    keys: NDArray[np.float32]
+    values: NDArray[np.float32]
+
+    @property
+    def log(self) -> list[int]:
+        """Prompt and answer."""
+        return self.prompt + self.answer
+
+
+async def hear(url: str, device: Device, prompts: Sequence[Sequence[int]], tokens: int) -> list[Heard]:
+    """Let the target answer, and wait for its records in the best precision on the wire."""
+    if device.drafter.records is None:
+        raise MoaError("this bundle's drafter takes no records")
+    heard = []
+    for prompt in prompts:
+        buffer = RecordBuffer(device.drafter.records.heads)
+        own = dataclasses.replace(device, drafter=fresh_drafter(device, buffer))
+        settings = ClientSettings(verifier=url, sync="fp16", draft="server", max_new_tokens=tokens)
+        async with EdgeClient(settings, device=own) as client:
+            await client.wait_online()
+            answer = await ask(client, prompt)
+            rows = len(prompt) + len(answer.ids) - 1
+            await _all_records(client, rows)
+        feeds = buffer.feeds()
+        keys, values = (feeds[name][0, :, :rows].transpose(1, 0, 2).copy() for name in ("record_k", "record_v"))
+        heard.append(Heard(list(prompt), answer.ids, keys, values))
+    return heard
+
+
+def accepted_per_round(
+    device: Device, heard: Heard, buffer: RecordBuffer, shape: TreeShape, *, lag: int | None
+) -> list[int]:
+    """Accepted drafts of every round of a replay, when the newest `lag` records of the log have not arrived.
+
+    `buffer` holds what may arrive at all; None is a lag without end: only the prompt's records are there.
+    """
+    counts = []
+    base = len(heard.prompt) - 1
+    drafter = fresh_drafter(device, RecordBuffer(buffer.heads))
+    assert drafter.records is not None
+    while base + 1 < len(heard.log):
+        limit = len(heard.prompt) if lag is None else max(0, base - lag)
+        drafter.records.truncate(0)
+        feeds = buffer.feeds()
+        for start, stop in buffer.held:
+            stop = min(stop, limit)
+            if start < stop:
+                rows = (feeds[name][0, :, start:stop].transpose(1, 0, 2) for name in ("record_k", "record_v"))
+                drafter.records.put(start, *rows)
+        steps = drafter.draft(heard.log[: base + 1], shape, SamplingSettings())
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                tree = end.value
+                break
+        node, accepted = 0, 0
+        children = {
+            (parent, token): n for n, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)) if n
+        }
+        while base + 1 + accepted < len(heard.log) and (node, heard.log[base + 1 + accepted]) in children:
+            node = children[node, heard.log[base + 1 + accepted]]
+            accepted += 1
+        counts.append(accepted)
+        base += accepted + 1
+    return counts
+
+
+def fresh_drafter(device: Device, buffer: RecordBuffer | None) -> OnnxDrafter:
+    """Another drafter over the same graph, with records of its own."""
+    drafter = device.drafter
+    assert isinstance(drafter, OnnxDrafter)
+    manifest = device.bundle.manifest
+    other = OnnxDrafter(
+        drafter.graph, draft_tokens=device.bundle.draft_to_target(), vocab_size=manifest.vocabulary.target
+    )
+    if buffer is not None:
+        other.records = buffer
+    return other
+
+
+async def _all_records(client: EdgeClient, rows: int) -> None:
+    """Take records in until all have arrived; the stream is slow on purpose."""
+    assert client.link is not None
+    assert client.sync is not None
+    assert client.sync.buffer is not None
+    async with asyncio.timeout(_RECORD_SECONDS):
+        while len(client.sync.buffer.held) < rows:
+            while client.link.inbox:
+                message = client.link.inbox.popleft()
+                if isinstance(message, Activations):
+                    client.sync.take(message, 0.0)
+            if ack := client.sync.acknowledge():
+                await client.link.send(ack)
+            await client.link.wait(0.5)

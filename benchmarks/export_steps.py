@@ -1,0 +1,188 @@
+"""Step time of every CPU form against what this machine's memory allows, for shapes from the embedded drafter to 8B.
+
+python -m benchmarks.export_steps --work FOLDER [--shape embedded 2k 8b] [--json OUT.json]
+
+Larger shapes have random weights: only their embedding, head and drafter are made. Figures mean something only on an
+idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig
+
+from benchmarks.provenance import write_result
+from export.embedded import embedded_sources
+from export.forms import OPSET, Blocks, Workshop
+from export.measure import step_times
+from export.parity import parity
+from export.runner import TorchRunner
+from export.source import Source, load_source
+from export.storage import WeightedModel
+from moa.config import DrafterConfig
+from moa.demo import paths
+from moa.errors import run_cli
+from moa.model.streaming import read_facts
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A random target's dimensions."""
+
+    hidden: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    layers: int
+    draft_vocabulary: int
+
+
+SHAPES = {"2k": Shape(2048, 32_000, 16, 4, 16, 8_000), "8b": Shape(4096, 128_256, 32, 8, 32, 32_000)}
+
+
+def random_pair(shape: Shape, folder: Path) -> tuple[str, str]:
+    """A target with nothing but its ends, and a drafter: as much as an export reads."""
+    target, drafter = folder / "target", folder / "drafter"
+    if (drafter / "config.json").exists():
+        return str(target), str(drafter)
+    target.mkdir(parents=True)
+    drafter.mkdir()
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=4 * shape.hidden,
+        tie_word_embeddings=False,
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(target)
+    torch.manual_seed(0)
+    ends = ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight")
+    sizes: dict[str, tuple[int, ...]] = dict.fromkeys(ends[:2], (shape.vocabulary, shape.hidden))
+    sizes[ends[2]] = (shape.hidden,)
+    save_file({name: _random(size).bfloat16() for name, size in sizes.items()}, target / "model.safetensors")
+    for file in ("tokenizer.json", "tokenizer_config.json"):  # any will do: no text is read
+        (target / file).write_bytes((paths().tokenizer / file).read_bytes())
+    settings = DrafterConfig.for_target(read_facts(target)[0])
+    save_file({name: _random(size) for name, size in _weights(settings)}, drafter / "model.safetensors")
+    settings.write(drafter)
+    return str(target), str(drafter)
+
+
+def _random(size: tuple[int, ...]) -> torch.Tensor:
+    return torch.ones(size) if len(size) == 1 else torch.randn(size) * size[-1] ** -0.5
+
+
+def _weights(config: DrafterConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    from moa.model.drafter import Drafter
+    from moa.model.shared import SharedWeights
+
+    with torch.device("meta"):
+        nothing = torch.empty(1, config.hidden_size)
+        module = Drafter(config, SharedWeights(nothing, nothing))
+    yield from ((name, tuple(value.shape)) for name, value in module.state_dict().items())
+
+
+def bandwidth(threads: int) -> float:
+    """Bytes a second that a product of a large matrix and a vector reads: the bound of a one-token step."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    matrix, vector = torch.randn(65536, 4096), torch.randn(4096)
+    matrix @ vector
+    best = min(_timed(lambda: matrix @ vector) for _ in range(5))
+    torch.set_num_threads(before)
+    return matrix.nbytes / best
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
+def bytes_read(model: WeightedModel) -> int:
+    """Weights that a one-token step reads: all but a table that is only gathered from."""
+    gathered = {node.input[0] for node in model.proto.graph.node if node.op_type.startswith("Gather")}
+    others = {name for node in model.proto.graph.node if not node.op_type.startswith("Gather") for name in node.input}
+    return sum(value.nbytes for name, value in model.weights.items() if name not in gathered - others)
+
+
+def measure(
+    source: Source, work: Path, draft_vocabulary: int, limits: dict[int, float], *, exact: bool
+) -> list[dict[str, Any]]:
+    """One row for each form, thread count and width."""
+    shop = Workshop(source, work / "shop", top_k=16)
+    forms: dict[str, Callable[[Workshop], WeightedModel]] = {
+        "int8": lambda s: s.int8_graph(OPSET)[0],
+        "int4 b32": lambda s: s.block_graph(OPSET, Blocks(32, 4)),
+        "int4 b128": lambda s: s.block_graph(OPSET, Blocks(128, 4)),
+    }
+    if exact:
+        forms = {"fp32": lambda s: s.float_graph(OPSET)} | forms
+    small = Workshop(source, work / "small", 16, np.arange(draft_vocabulary), _layers=shop._layers)
+    rows = []
+    plan = [(name, shop, make) for name, make in forms.items()]
+    plan.append((f"int4 b128, drafts from {draft_vocabulary}", small, forms["int4 b128"]))
+    for name, where, make in plan:
+        graph = make(where)
+        where.folder.mkdir(parents=True, exist_ok=True)
+        path = where.folder / "model.onnx"
+        files = graph.save(path)
+        if name == "fp32":
+            difference = parity(TorchRunner(source, 16), path, source.vocabulary, None)
+            print(f"parity with torch: {difference:.2e}", file=sys.stderr)
+        read, size = bytes_read(graph), sum(file.stat().st_size for file in files)
+        del graph
+        for time in step_times(path, source.spec, source.vocabulary, seconds=1.0):
+            bound = 1000 * read / limits[time.threads]
+            share = {"bound_ms": round(bound, 3), "share": round(bound / time.ms, 3)} if time.tokens == 1 else {}
+            rows.append(
+                {
+                    "form": name,
+                    "mb": round(size / 1e6, 1),
+                    "threads": time.threads,
+                    "tokens": time.tokens,
+                    "ms": time.ms,
+                    **share,
+                }
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.export_steps", description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="folder for random weights and graphs (8b: 20 GB)")
+    parser.add_argument("--shape", nargs="+", choices=["embedded", *SHAPES], default=["embedded", *SHAPES])
+    parser.add_argument("--no-fp32", action="store_true", help="leave out the largest graph")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    limits = {threads: bandwidth(threads) for threads in (1, 2)}
+    results: dict[str, Any] = {"bandwidth_gb_s": {threads: round(limit / 1e9, 1) for threads, limit in limits.items()}}
+    print(json.dumps(results), flush=True)
+    for name in args.shape:
+        folder = args.work / name
+        pair = embedded_sources() if name == "embedded" else random_pair(SHAPES[name], folder)
+        source = load_source(*pair)
+        reduced = SHAPES[name].draft_vocabulary if name in SHAPES else source.vocabulary // 4
+        results[name] = measure(source, folder, reduced, limits, exact=not args.no_fp32)
+    write_result(args.json, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_cli("export_steps", main))

@@ -1,0 +1,48 @@
+"""Held-out prompts by category: every skill of the demo, and "code", Python functions to be continued as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from transformers import PreTrainedTokenizerBase
+
+from moa.demo import corpus
+from moa.demo.skills import SKILLS, Example
+
+CODE = "code"
+_TRIES = 200
+"""Rounds of exercises per wanted prompt: a skill with few distinct held-out prompts gives fewer; the search ends."""
+
+
+def skill_prompts(per_skill: int, seed: int = 0) -> list[Example]:
+    """Up to so many distinct held-out exercises of every skill."""
+    found: dict[str, dict[str, Example]] = {name: {} for name in SKILLS}
+    for example in islice(corpus.examples("heldout", seed), _TRIES * per_skill * len(SKILLS)):
+        if len(found[example.skill]) < per_skill:
+            found[example.skill].setdefault(example.prompt, example)
+        elif all(len(prompts) == per_skill for prompts in found.values()):
+            break
+    return [example for prompts in found.values() for example in prompts.values()]
+
+
+def code_prompts(count: int) -> list[Example]:
+    """Up to so many distinct held-out functions, without their ends."""
+    return list(islice(_distinct(corpus.stdlib_prompts()), count))
+
+
+def _distinct(examples: Iterator[Example]) -> Iterator[Example]:
+    seen: set[str] = set()
+    for example in examples:
+        if example.prompt not in seen:
+            seen.add(example.prompt)
+            yield example
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[int]:
+    """A prompt as the target was trained to see it: a chat turn, or the beginning of a file."""
+    if example.skill == CODE:
+        return list(tokenizer.encode(f"{tokenizer.bos_token}{example.prompt}", add_special_tokens=False))
+    turn = [{"role": "user", "content": example.prompt}]
+    text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer.encode(text, add_special_tokens=False))

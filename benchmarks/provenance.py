@@ -1,0 +1,98 @@
+"""Where a result comes from: hardware, commit, command, versions. Written into every JSON result."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_ROOT = Path(__file__).parents[1]
+_PACKAGES = ("moa-edge", "torch", "transformers", "numpy", "safetensors")
+
+
+def provenance() -> dict[str, Any]:
+    """Everything a reader needs to judge or repeat a measurement."""
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(),
+        "commit": commit(),
+        "command": " ".join(["python", *_relative(sys.orig_argv[1:])]),
+        "versions": {"python": platform.python_version()} | {p: v for p in _PACKAGES if (v := _version(p))},
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores, threads in use, memory, load at the start, GPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found["memory_gib"] = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def commit() -> str:
+    """The commit that ran, marked when the tree had changes on top of it."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return f"{head}-dirty" if _git("status", "--porcelain", "--untracked-files=no") else head
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def write_result(out: Path | None, result: Mapping[str, Any]) -> None:
+    """Write a result with its provenance, whole or not at all."""
+    if out is None:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fresh = out.with_name(out.name + ".new")
+    fresh.write_text(json.dumps({"provenance": provenance(), **result}, indent=1) + "\n", encoding="utf-8")
+    fresh.replace(out)
+
+
+def _relative(arguments: list[str]) -> list[str]:
+    """Without the absolute paths of this machine: inside the repository relative to it, outside by name."""
+    shown = []
+    for argument in arguments:
+        path = Path(argument)
+        if path.is_absolute():
+            argument = str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else path.name
+        shown.append(argument)
+    return shown
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True, timeout=20
+    ).stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,78 @@
+"""Puts the parts together: model, engine, scheduler, service, transport."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+from cloud_verifier.auth import Authenticator
+from cloud_verifier.engine import Engine
+from cloud_verifier.metrics import Metrics
+from cloud_verifier.model import Served
+from cloud_verifier.recording import Recorder
+from cloud_verifier.scheduler import Scheduler
+from cloud_verifier.service import Service
+from cloud_verifier.settings import Settings
+from cloud_verifier.streaming import MoaServerDrafting, NoDrafting, ServerDrafting
+from cloud_verifier.transport import Transport
+from cloud_verifier.work import Report
+
+_STALE_SECONDS = 60.0
+"""A forward older than this says nothing about the model's health; an idle engine probes itself far more often."""
+
+
+class Verifier:
+    """One verifier: everything between a loaded model and an open port."""
+
+    def __init__(self, served: Served, settings: Settings, auth: Authenticator | None = None) -> None:
+        self.metrics = Metrics()
+        self.scheduler = Scheduler(
+            settings.limits,
+            max_batch_rows=settings.max_batch_rows,
+            max_batch_tokens=settings.max_batch_tokens,
+            prefill_tokens=settings.prefill_tokens,
+            batch_wait=settings.batch_wait_ms / 1000,
+        )
+        self.service = Service(served.facts, settings.limits, self.scheduler, text=served.text, metrics=self.metrics)
+        recorder = Recorder(served.drafter, self._post, rows=settings.project_rows, metrics=self.metrics)
+        drafting: ServerDrafting = NoDrafting()
+        if served.drafter is not None:
+            drafting = MoaServerDrafting(served.target, served.drafter, recorder, shape=settings.stream_shape)
+        self.engine = Engine(
+            served.target,
+            recorder,
+            self.scheduler,
+            self._post,
+            text=served.text,
+            metrics=self.metrics,
+            drafting=drafting,
+            count_near_ties=settings.near_tie,
+        )
+        self.transport = Transport(self.service, settings, auth or Authenticator(), self._wrong)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Verifier]:
+        """Start the engine and listen, for as long as the context lasts."""
+        self._loop = asyncio.get_running_loop()
+        self.engine.start()
+        try:
+            async with self.transport.open():
+                yield self
+        finally:
+            await asyncio.to_thread(self.engine.stop)
+
+    def _post(self, reports: list[Report]) -> None:
+        # When the loop has closed, nobody is left to tell.
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.service.rounds.take, reports)
+
+    def _wrong(self) -> str:
+        if not self.engine.running:
+            return "the engine has stopped"
+        if time.monotonic() - self.engine.alive_at > _STALE_SECONDS:
+            return "no forward has succeeded lately"
+        return ""

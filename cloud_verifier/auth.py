@@ -1,0 +1,80 @@
+"""Who is calling: bearer tokens in a file of `NAME HASH` lines. The file holds no secret, only hashes of secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from moa.errors import ConfigError, UsageError
+
+ANONYMOUS = "anonymous"
+"""The one principal of a verifier without a token file."""
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def new_token() -> str:
+    """A fresh secret of 256 bits."""
+    return "moa_" + secrets.token_urlsafe(32)
+
+
+def token_line(name: str, token: str) -> str:
+    """The line of the token file that lets `token` in as `name`."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"a principal's name is 1 to 64 of A-Z a-z 0-9 . _ -, not {name!r}")
+    return f"{name} sha256:{_digest(token).hex()}"
+
+
+@dataclass(frozen=True)
+class Authenticator:
+    """Maps an Authorization header to a principal. Without entries everybody is the same anonymous principal."""
+
+    entries: tuple[tuple[str, bytes], ...] = ()
+
+    @classmethod
+    def read(cls, path: Path | None) -> Authenticator:
+        """Read a token file; blank lines and `#` comments are skipped."""
+        if path is None:
+            return cls()
+        entries = []
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"cannot read the token file {path}: {getattr(error, 'strerror', None) or error}"
+            ) from None
+        for number, line in enumerate(lines, 1):
+            words = line.split("#")[0].split()
+            if not words:
+                continue
+            if len(words) != 2 or not _NAME.fullmatch(words[0]) or not _HASH.fullmatch(words[1]):
+                # The line itself is not repeated: it may hold a secret that somebody pasted.
+                raise ConfigError(
+                    f"{path}, line {number}: expected NAME sha256:HASH", hint="see `cloud-verifier token new --help`"
+                )
+            entries.append((words[0], bytes.fromhex(words[1].removeprefix("sha256:"))))
+        if not entries:
+            raise ConfigError(f"the token file {path} has no entries", hint="add one with `cloud-verifier token new`")
+        return cls(tuple(entries))
+
+    def principal(self, authorization: str | None) -> str | None:
+        """The caller's name, or None when it must be turned away."""
+        if not self.entries:
+            return ANONYMOUS
+        scheme, _, token = (authorization or "").partition(" ")
+        presented = _digest(token.strip())
+        found = None
+        # Every entry is compared, in constant time each: the time says nothing of which one, or whether any, fits.
+        for name, digest in self.entries:
+            if hmac.compare_digest(presented, digest) and found is None:
+                found = name
+        return found if scheme.lower() == "bearer" else None
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,324 @@
+"""One connection: messages in, answers out. Runs in the event loop; no sockets, no torch.
+
+A transport feeds frames to `Channel.receive` and sends what `Channel.next_frame` returns: answers first, activation
+records only when there are none and the link has room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from cloud_verifier.courier import Courier
+from cloud_verifier.greeting import greet, sampling_settings
+from cloud_verifier.logs import log
+from cloud_verifier.sessions import Session
+from moa.wire.codec import check, decode_client, encode
+from moa.wire.codes import CloseCode, Code, Refusal
+from moa.wire.history import History
+from moa.wire.messages import (
+    Ack,
+    Append,
+    Cancel,
+    ClientMessage,
+    Close,
+    Hello,
+    Message,
+    Open,
+    Resume,
+    Resumed,
+    Stream,
+    Sync,
+    Verify,
+)
+from moa.wire.ranges import Ranges
+
+if TYPE_CHECKING:
+    from cloud_verifier.service import Service
+
+_MAX_ANSWERS = 4096  # frames waiting for one connection; a client that reads its answers never comes near
+
+
+class HangUp(Exception):
+    """The connection must be closed, with this code and reason, after what is still to be sent."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+class Channel:
+    """One connection's state."""
+
+    def __init__(self, service: Service, principal: str, peer: str = "") -> None:
+        self.service, self.principal, self.peer = service, principal, peer
+        self.sessions: dict[bytes, Session] = {}
+        self.features: frozenset[str] = frozenset()
+        self.welcomed = asyncio.Event()
+        self.wake = asyncio.Event()
+        self.courier = Courier(None, service.limits.record_window_bytes, service.clock)
+        self._answers: deque[bytes] = deque()
+        self._bad = 0
+        self._overflown = False
+        service.channels.add(self)
+
+    def close(self) -> None:
+        """The connection is gone: its sessions wait for its return."""
+        self.service.channels.discard(self)
+        for session in self.sessions.values():
+            self.service.rounds.abandon(session)
+            self.service.store.detach(session)
+        self.sessions.clear()
+
+    # ---- out
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether answers wait to be sent."""
+        return bool(self._answers)
+
+    def answer(self, message: Message) -> None:
+        """Queue an answer."""
+        if len(self._answers) >= _MAX_ANSWERS:
+            self._overflown = True
+            self._answers.clear()
+            self.wake.set()
+        if self._overflown:
+            return
+        frame = encode(message)
+        self.service.metrics.sent_bytes.labels("answers").inc(len(frame))
+        self._answers.append(frame)
+        self.wake.set()
+
+    def next_frame(self) -> tuple[bytes | None, float | None]:
+        """A frame to send now; or None, and how many seconds to wait for one (None: until woken)."""
+        if self._overflown:
+            raise HangUp(CloseCode.POLICY, "answers are not being read")
+        if self._answers:
+            return self._answers.popleft(), None
+        message, pause = self.courier.next(self.sessions.values())
+        if message is None:
+            return None, pause
+        frame = encode(message)
+        metrics = self.service.metrics
+        metrics.sent_bytes.labels("records").inc(len(frame))
+        metrics.record_bytes.labels(message.dtype).inc(len(message.payload))
+        metrics.record_rows.labels(message.dtype).inc(message.rows)
+        return frame, None
+
+    # ---- in
+
+    async def receive(self, frame: bytes) -> None:
+        """Take in one frame. A refusal is answered; too many senseless ones end the connection."""
+        session, round = b"", 0
+        try:
+            message = decode_client(frame)
+            session, round = getattr(message, "session", b""), getattr(message, "round", 0)
+            await self._handle(message)
+        except Refusal as refusal:
+            self._refuse(refusal, session, round)
+            if refusal.code == Code.BAD_MESSAGE:
+                self._bad += 1
+                if self._bad > self.service.limits.max_bad_messages:
+                    raise HangUp(CloseCode.PROTOCOL_ERROR, "too many messages that are none") from None
+            if not self.welcomed.is_set():
+                raise HangUp(CloseCode.PROTOCOL_ERROR, "no agreement in hello") from None
+
+    def _refuse(self, refusal: Refusal, session: bytes, round: int) -> None:
+        self.service.metrics.refusals.labels(refusal.code.value, refusal.limit).inc()
+        log.info(
+            "refused: %s",
+            refusal,
+            extra={"session": session, "round": round, "principal": self.principal, "code": refusal.code.value},
+        )
+        self.answer(refusal.error(session=session, round=round))
+
+    async def _handle(self, message: ClientMessage) -> None:
+        if isinstance(message, Hello):
+            self._hello(message)
+            return
+        if not self.welcomed.is_set():
+            raise Refusal(Code.BAD_MESSAGE, "the first message must be hello")
+        check(message, self.service.limits, self.service.facts.vocab_size)
+        match message:
+            case Open():
+                await self._open(message)
+            case Resume():
+                self._resume(message)
+            case Append():
+                self._append(message)
+            case Verify() | Stream():
+                self._round(message)
+            case Cancel():
+                self.service.rounds.cancel(self._own(message.session), message.round)
+            case Sync():
+                self._sync(message)
+            case Ack():
+                self.courier.window.ack(message.received)
+                self.wake.set()
+            case Close():
+                self._close(message)
+
+    def _hello(self, hello: Hello) -> None:
+        if self.welcomed.is_set():
+            raise Refusal(Code.BAD_MESSAGE, "hello came twice")
+        service = self.service
+        welcome = greet(
+            hello,
+            service.facts,
+            service.limits,
+            max_context=service.max_context,
+            instance=service.instance,
+            renders=service.text is not None,
+        )
+        self.features = frozenset(welcome.features)
+        self.courier = Courier(welcome.records, service.limits.record_window_bytes, service.clock)
+        self.welcomed.set()
+        self.answer(welcome)
+
+    async def _open(self, message: Open) -> None:
+        service = self.service
+        known = service.store.find(message.session, self.principal)
+        if known is not None:
+            answer = known.history.reopen(None if known.made_ids else message.ids)
+            self._attach(known)
+            self.answer(answer)
+            return
+        self._no_draining()
+        if len(self.sessions) >= service.limits.max_sessions_per_connection:
+            raise Refusal(
+                Code.LIMIT, f"{len(self.sessions)} sessions on this connection", limit="max_sessions_per_connection"
+            )
+        service.store.check_room(message.session, self.principal)
+        ids = message.ids or await self._render(message)
+        if len(ids) >= service.max_context:
+            raise Refusal(
+                Code.LIMIT,
+                f"{len(ids)} prompt tokens leave no room in a context of {service.max_context}",
+                limit="max_context_tokens",
+            )
+        if service.store.find(message.session, self.principal) is not None:
+            raise Refusal(Code.CONFLICT, "this session was opened meanwhile")
+        service.charge(self.principal, len(ids))
+        now = service.clock()
+        session = Session(
+            id=message.session,
+            principal=self.principal,
+            history=History(message, ids, eos_ids=frozenset(service.facts.eos_ids), max_context=service.max_context),
+            sampling=sampling_settings(message.sampling),
+            made_ids=not message.ids,
+            records=message.records if "records" in self.features else "off",
+            record_rate=message.record_rate,
+            held=Ranges(message.held),
+            ready=Ranges(),
+            used=now,
+            streams="stream" in self.features,
+        )
+        service.rounds.prepare(session)
+        service.store.add(session)
+        service.metrics.opens.inc()
+        self._attach(session)
+        self.answer(session.history.reopen(None if session.made_ids else message.ids))
+
+    async def _render(self, message: Open) -> list[int]:
+        text, limits = self.service.text, self.service.limits
+        if text is None or "messages" not in self.features:
+            raise Refusal(Code.UNSUPPORTED, "opening with messages was not agreed: send ids")
+        # In a thread of its own, for long texts take long: the connection waits, all others do not.
+        ids = await asyncio.to_thread(text.render, message.messages)
+        if not 0 < len(ids) <= limits.max_prompt_tokens:
+            raise Refusal(
+                Code.LIMIT, f"{len(ids)} prompt tokens, 1 to {limits.max_prompt_tokens}", limit="max_prompt_tokens"
+            )
+        return ids
+
+    def _resume(self, message: Resume) -> None:
+        store, metrics = self.service.store, self.service.metrics
+        try:
+            session = store.get(message.session, self.principal)
+            answer = session.history.resume(message, "resumed" if session.lease is not None else "reprefilled")
+        except Refusal as refusal:
+            # Where the logs differ the edge's is the truth: it has shown it to somebody. It opens the session anew.
+            if refusal.code == Code.CONFLICT:
+                self.service.rounds.abandon(session)
+                store.remove(session, "logs_differ")
+            metrics.resumes.labels("gone").inc()
+            self.answer(Resumed(session=message.session, outcome="gone"))
+            return
+        self._attach(session)
+        session.held = Ranges(message.held)
+        session.records = message.records if "records" in self.features else "off"
+        session.record_rate = message.record_rate
+        metrics.resumes.labels(answer.outcome).inc()
+        self.answer(answer)
+        if session.lease is None and not self.service.draining:
+            try:
+                self.service.rounds.prepare(session)
+            except Refusal as refusal:  # no slot now: its next round asks again
+                log.info("no slot on resume: %s", refusal, extra={"session": session.id})
+
+    def _append(self, message: Append) -> None:
+        session = self._own(message.session)
+        self._no_draining()
+        self.service.charge(self.principal, len(message.ids))
+        answer = session.history.append(message)
+        self.service.rounds.prepare_if_held(session)
+        self.answer(answer)
+
+    def _round(self, message: Verify | Stream) -> None:
+        session = self._own(message.session)
+        if isinstance(message, Stream) and "stream" not in self.features:
+            raise Refusal(Code.UNSUPPORTED, "server-drafted streams were not agreed")
+        if (settled := self.service.rounds.replay(session, message)) is not None:
+            if settled != "running":
+                self.answer(settled)
+            return
+        try:
+            self._no_draining()
+            self.service.charge(self.principal, len(message.tokens) if isinstance(message, Verify) else 1)
+            self.service.rounds.submit(session, message)
+        except Refusal:
+            session.history.give_up()
+            raise
+
+    def _sync(self, message: Sync) -> None:
+        session = self._own(message.session)
+        session.records = message.records if "records" in self.features else "off"
+        session.record_rate = message.record_rate
+        if message.held is not None:
+            session.held = Ranges(message.held)
+        self.service.store.fit_records(session)
+        self.wake.set()
+
+    def _close(self, message: Close) -> None:
+        session = self.service.store.find(message.session, self.principal)
+        if session is not None:
+            if session.owner is not None:
+                session.owner.let_go(session)
+            self.service.store.remove(session, "closed")
+
+    # ---- sessions of this connection
+
+    def _own(self, id: bytes) -> Session:
+        session = self.service.store.get(id, self.principal)
+        if session.owner is not self:
+            raise Refusal(Code.CONFLICT, "resume this session on this connection first", session=id)
+        return session
+
+    def _attach(self, session: Session) -> None:
+        if session.owner is not None and session.owner is not self:
+            session.owner.let_go(session)
+        session.owner = self
+        self.sessions[session.id] = session
+        self.wake.set()
+
+    def let_go(self, session: Session) -> None:
+        """Another connection has taken the session over, or it is closed."""
+        self.sessions.pop(session.id, None)
+        self.courier.forget(session.id)
+        session.owner = None
+
+    def _no_draining(self) -> None:
+        if self.service.draining:
+            raise Refusal(Code.DRAINING, "this verifier is stopping", retry_after_ms=0)

@@ -1,0 +1,169 @@
+"""The `cloud-verifier` command: serve, token new, check."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cloud_verifier import logs
+from cloud_verifier.auth import Authenticator, new_token, token_line
+from cloud_verifier.settings import Settings
+from moa import __version__
+from moa.errors import MoaError, run_cli
+from moa.wire.limits import Limits
+
+_SERVE_FLAGS = (
+    "slots",
+    "max_batch_rows",
+    "max_batch_tokens",
+    "prefill_tokens",
+    "project_rows",
+    "batch_wait_ms",
+    "near_tie",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    arguments = parser().parse_args(argv)
+    sys.exit(run_cli("cloud-verifier", lambda: arguments.run(arguments)))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="cloud-verifier", description="Verify drafts of many edges with one large language model."
+    )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="load the target and serve it", description=_serve.__doc__)
+    _add_model_flags(serve)
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=8765, help="port to listen on, 0 picks one (default: %(default)s)")
+    serve.add_argument("--auth-tokens", type=Path, metavar="FILE", help="who may connect: lines of `token new`")
+    serve.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")
+    serve.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
+    serve.add_argument("--origin", action="append", default=[], metavar="URL", help="browser origin that may connect")
+    serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    _add_fields(serve.add_argument_group("batching"), Settings, _SERVE_FLAGS)
+    _add_fields(serve.add_argument_group("limits"), Limits, [f.name for f in dataclasses.fields(Limits)])
+    serve.set_defaults(run=_serve)
+
+    token = commands.add_parser("token", help="bearer tokens").add_subparsers(required=True, metavar="COMMAND")
+    new = token.add_parser("new", help="make a token", description=_token_new.__doc__)
+    new.add_argument("--name", default="edge", help="the principal that it stands for (default: %(default)s)")
+    new.add_argument("--append", type=Path, metavar="FILE", help="add the line to this token file")
+    new.set_defaults(run=_token_new)
+
+    check = commands.add_parser("check", help="load, run, and say what this machine can do", description=_check.__doc__)
+    _add_model_flags(check)
+    _add_fields(check.add_argument_group("batching"), Settings, ("slots",))
+    _add_fields(check.add_argument_group("limits"), Limits, ("max_context_tokens", "max_prompt_tokens"))
+    check.add_argument("--json", action="store_true", help="print the figures as JSON")
+    check.set_defaults(run=_check)
+    return top
+
+
+def settings_from(arguments: argparse.Namespace) -> Settings:
+    """Settings from parsed flags."""
+    given = vars(arguments)
+    limits = Limits(**{f.name: given[f.name] for f in dataclasses.fields(Limits) if f.name in given})
+    names = {f.name for f in dataclasses.fields(Settings)} - {"limits", "origins"}
+    values: dict[str, Any] = {name: given[name] for name in names if name in given}
+    return Settings(limits=limits, origins=tuple(given.get("origin", ())), **values)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    """Load the target (the embedded pair without --target) and serve it until SIGTERM or Ctrl-C, then drain."""
+    settings = settings_from(arguments)
+    auth = Authenticator.read(settings.auth_tokens)
+    logs.configure(arguments.log_level)
+    _load_first()
+    from cloud_verifier.app import Verifier
+    from cloud_verifier.model import load
+
+    served = load(settings)
+    # A verdict should not wait the default 5 ms for the engine's thread to yield.
+    sys.setswitchinterval(0.0005)
+    _run(_until_stopped(Verifier(served, settings, auth)))
+    return 0
+
+
+async def _until_stopped(verifier: Any) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    async with verifier.open():
+        print(f"listening on {verifier.transport.url}", flush=True)
+        await stop.wait()
+        await verifier.transport.drain()
+
+
+def _run(main: Any) -> None:
+    try:
+        import uvloop
+    except ImportError:  # not on every system, and not needed
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def _token_new(arguments: argparse.Namespace) -> int:
+    """Make a bearer token. It is shown once; the token file keeps only its hash."""
+    token = new_token()
+    line = token_line(arguments.name, token)
+    if arguments.append is None:
+        print(f"token: {token}\nline for the token file: {line}")
+        return 0
+    with arguments.append.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    arguments.append.chmod(0o600)
+    print(token)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Load the target, verify trees of several sizes, and print capacity and speed."""
+    settings = settings_from(arguments)
+    _load_first()
+    from cloud_verifier.check import measure, show
+
+    figures = measure(settings)
+    show(figures, as_json=arguments.json)
+    return 0
+
+
+def _load_first() -> None:
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise MoaError(
+            f"{error.name} is not installed", hint="install the verifier: pip install 'moa-edge[verifier]'"
+        ) from None
+
+
+def _add_model_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--target", default="", metavar="ID_OR_DIR", help="target model; the embedded pair when absent"
+    )
+    command.add_argument("--drafter", default="", metavar="DIR", help="its MoA drafter, for activation records")
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
+    command.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (default: %(default)s)")
+
+
+def _add_fields(group: Any, settings: Any, names: Sequence[str]) -> None:
+    """A flag for each field of a settings class, so that both always have the same names and defaults."""
+    for field in dataclasses.fields(settings):
+        if field.name in names:
+            kind = int if field.type == "int" else float
+            flag = "--" + field.name.replace("_", "-")
+            group.add_argument(flag, type=kind, default=field.default, metavar="N", help=f"(default: {field.default})")

@@ -1,0 +1,170 @@
+"""Activation records on their way: newest rows first, and only as fast as the link takes them without a queue.
+
+Records share a TCP connection with verdicts, so a verdict waits for every record byte sent before it. The window keeps
+that wait short: like LEDBAT, it grows while acknowledgements come back about as fast as they ever did, and shrinks when
+they come later, that is, when bytes pile up somewhere on the way. No torch, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from cloud_verifier.sessions import Session
+from moa import records
+from moa.wire.messages import Activations, RecordContract
+
+_FRAME_BYTES = 8 * 1024
+_HEADER_BYTES = 64
+
+
+@dataclass(slots=True)
+class RecordWindow:
+    """How many payload bytes may be under way at once."""
+
+    ceiling: int
+    clock: Callable[[], float]
+    target_delay: float = 0.025
+    floor: int = 4 * 1024
+    size: float = 16 * 1024
+    sent: int = 0
+    acked: int = 0
+    _flying: deque[tuple[int, float]] = field(default_factory=deque)
+    _base_delay: float = float("inf")
+
+    @property
+    def room(self) -> int:
+        """Bytes that may be sent now."""
+        return int(self.size) - (self.sent - self.acked)
+
+    def send(self, payload: int) -> None:
+        """Note bytes that are being sent."""
+        self.sent += payload
+        self._flying.append((self.sent, self.clock()))
+
+    def ack(self, received: int) -> None:
+        """The edge has `received` bytes in all. A number that makes no sense changes nothing."""
+        if not self.acked < received <= self.sent:
+            return
+        gained, self.acked = received - self.acked, received
+        sent_at = None
+        while self._flying and self._flying[0][0] <= received:
+            sent_at = self._flying.popleft()[1]
+        if sent_at is None:
+            return
+        delay = self.clock() - sent_at
+        self._base_delay = min(self._base_delay, delay)
+        waiting = delay - self._base_delay
+        if waiting < self.target_delay:
+            self.size += gained * (1 - waiting / self.target_delay)
+        else:
+            self.size -= gained * min(0.5, waiting / self.target_delay - 1)
+        self.size = max(self.floor, min(self.size, self.ceiling))
+
+
+@dataclass(slots=True)
+class RateBudget:
+    """A token bucket: at most `rate` a second on average, at most `burst` at once. A rate of 0 is no limit."""
+
+    rate: float
+    burst: float
+    clock: Callable[[], float]
+    _level: float = field(init=False)
+    _at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._level, self._at = self.burst, self.clock()
+
+    def wait(self, amount: float) -> float:
+        """Seconds until `amount` may be spent; 0 for now. More than a burst may be spent from a full bucket."""
+        if self.rate <= 0:
+            return 0.0
+        now = self.clock()
+        self._level = min(self.burst, self._level + (now - self._at) * self.rate)
+        self._at = now
+        return max(0.0, (min(amount, self.burst) - self._level) / self.rate)
+
+    def spend(self, amount: float) -> None:
+        """Take `amount` out."""
+        self._level -= amount
+
+
+class Courier:
+    """Picks the next activation frame of a connection."""
+
+    def __init__(self, contract: RecordContract | None, ceiling: int, clock: Callable[[], float]) -> None:
+        self.window = RecordWindow(ceiling, clock)
+        self._contract = contract
+        self._clock = clock
+        self._budgets: dict[bytes, RateBudget] = {}
+
+    def next(self, sessions: Iterable[Session]) -> tuple[Activations | None, float | None]:
+        """A frame to send now, or how long to wait for one (None: until something changes)."""
+        if self._contract is None:
+            return None, None
+        pause: float | None = None
+        best: tuple[int, Session, records.RecordDtype, int, int] | None = None
+        for session in sessions:
+            dtype = session.records
+            if dtype == "off" or session.lease is None or session.lease.records is None:
+                continue
+            size = records.row_bytes(dtype, self._contract.heads, self._contract.head_dim)
+            rows = max(1, _FRAME_BYTES // size)
+            if (wanted := newest_unsent(session, rows)) is None:
+                continue
+            start, stop = wanted
+            if (wait := self._budget(session).wait(size * (stop - start) + _HEADER_BYTES)) > 0:
+                pause = wait if pause is None else min(pause, wait)
+                continue
+            # The session whose newest rows are furthest behind its log is served last: fresh rows win.
+            behind = len(session.history.ids) - stop
+            if best is None or behind < best[0]:
+                best = (behind, session, dtype, start, stop)
+        if best is None:
+            return None, pause
+        _, session, dtype, start, stop = best
+        size = records.row_bytes(dtype, self._contract.heads, self._contract.head_dim)
+        if self.window.room < size:
+            return None, None  # an acknowledgement will wake us
+        start = max(start, stop - self.window.room // size)
+        return self._frame(session, dtype, start, stop), 0.0
+
+    def forget(self, session: bytes) -> None:
+        """The session is gone from this connection."""
+        self._budgets.pop(session, None)
+
+    def _frame(self, session: Session, dtype: records.RecordDtype, start: int, stop: int) -> Activations:
+        lease, contract = session.lease, self._contract
+        if lease is None or lease.records is None or contract is None:
+            raise RuntimeError("a session without records was picked")
+        keys, values = lease.records.read(start, stop)
+        payload = records.encode(keys, values, dtype)
+        session.held.add(start, stop)
+        self.window.send(len(payload))
+        self._budget(session).spend(len(payload) + _HEADER_BYTES)
+        return Activations(
+            session=session.id,
+            epoch=session.history.epoch,
+            start=start,
+            rows=stop - start,
+            dtype=dtype,
+            heads=contract.heads,
+            head_dim=contract.head_dim,
+            payload=payload,
+        )
+
+    def _budget(self, session: Session) -> RateBudget:
+        budget = self._budgets.get(session.id)
+        if budget is None or budget.rate != session.record_rate:
+            rate = session.record_rate
+            budget = self._budgets[session.id] = RateBudget(rate, max(rate / 4, 1024), self._clock)
+        return budget
+
+
+def newest_unsent(session: Session, most: int) -> tuple[int, int] | None:
+    """The newest run of rows, at most `most`, that has been made and is not held by the edge."""
+    for start, stop in reversed(list(session.ready)):
+        if (run := session.held.newest_missing(stop, most, floor=start)) is not None:
+            return run
+    return None

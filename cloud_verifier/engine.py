@@ -1,0 +1,314 @@
+"""The one thread that owns the model: forwards of drafts and prompts, the accept rule, commits, activation records.
+
+A verdict is reported as soon as its row is decided; records are made afterwards, in a pause or in small goes between
+forwards, so that a verdict never waits for its activations. A row that raises is quarantined alone: the others run on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from cloud_verifier.logs import log
+from cloud_verifier.metrics import Metrics
+from cloud_verifier.recording import Recorder
+from cloud_verifier.scheduler import Chunk, DraftBatch, PromptBatch, Releases, Scheduler
+from cloud_verifier.streaming import Draft, NoDrafting, ServerDrafting
+from cloud_verifier.work import Dropped, Failed, Job, Lease, Post, Report, Settled, Streamed, Text
+from moa.model.target import Row, Step, Target
+from moa.sampling import choose
+from moa.tree import accept, depths
+from moa.wire.codes import Code, Refusal
+from moa.wire.finish import cut_path
+from moa.wire.history import Timing
+from moa.wire.messages import Stream, Verify
+
+_PAUSE = 0.001
+"""Seconds without work in which records are made: a client close by has sent its next draft before that."""
+PROBE_SECONDS = 5.0
+"""An idle engine runs one token this often, so that its health is a fact and not a memory."""
+
+
+class Engine:
+    """Runs what the scheduler picks, in a thread of its own."""
+
+    def __init__(
+        self,
+        target: Target,
+        recorder: Recorder,
+        scheduler: Scheduler,
+        post: Post,
+        *,
+        text: Text | None = None,
+        metrics: Metrics | None = None,
+        drafting: ServerDrafting | None = None,
+        count_near_ties: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.target = target
+        self.alive_at = 0.0
+        """When the last forward ended, by the clock; 0 before the first."""
+        self._scheduler, self._post = scheduler, post
+        self._decode = text.decode if text is not None else None
+        self._metrics = metrics or Metrics()
+        self._recorder, self._drafting = recorder, drafting or NoDrafting()
+        self._near_tie = count_near_ties
+        self._clock = clock
+        self._leases: dict[Lease, None] = {}
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Run one token to see that the model works, then start the thread."""
+        self._probe()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after what it is running."""
+        self._stopping = True
+        self._scheduler.stop()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=60)
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is there to do work."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self.turn(_PAUSE if self._recorder.pending else PROBE_SECONDS)
+
+    def turn(self, timeout: float | None) -> bool:
+        """Do the next piece of work; make records when there is none, or when they are overdue. Whether it did any."""
+        work = self._scheduler.next(timeout)
+        busy = work is not None or self._recorder.pending
+        match work:
+            case Releases(leases):
+                for lease in leases:
+                    self._release(lease)
+            case DraftBatch(jobs, expired):
+                self._drop(expired)
+                self._verify([job for job in jobs if not job.lease.revoked])
+            case PromptBatch(chunks):
+                self._prefill([chunk for chunk in chunks if not chunk.lease.revoked])
+            case None if not busy and not self._stopping:
+                self._probe()
+        if work is None or self._recorder.overdue:
+            self._recorder.go()
+        return busy
+
+    # ---- drafts
+
+    def _verify(self, jobs: list[Job]) -> None:
+        if not jobs:
+            return
+        started = self._clock()
+        try:
+            for job in jobs:
+                self._claim(job.lease)
+            drafts = self._drafts(jobs)
+            step = self.target.forward([self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)])
+        except Exception as error:
+            if len(jobs) == 1:
+                self._fail(jobs[0].lease, jobs[0], error)
+            else:  # which of them it was shows when each runs alone
+                for job in jobs:
+                    self._verify([job])
+            return
+        reports: list[Report] = []
+        for b, (job, draft) in enumerate(zip(jobs, drafts, strict=True)):
+            try:
+                reports.append(self._decide(step, b, job, draft, started, len(jobs)))
+            except Exception as error:
+                self._fail(job.lease, job, error)
+        self.alive_at = self._clock()
+        self._post(reports)
+        self._metrics.forward_seconds.labels("draft").observe(self.alive_at - started)
+        self._metrics.batch_rows.observe(len(jobs))
+        for report in reports:
+            if isinstance(report, Streamed) and not report.done:
+                self._scheduler.again(report.job)
+
+    def _drafts(self, jobs: list[Job]) -> list[Draft]:
+        streams = [job for job in jobs if isinstance(job.request, Stream)]
+        made = dict(zip(streams, self._drafting.draft(streams), strict=True)) if streams else {}
+        return [made[job] if job in made else _as_sent(job) for job in jobs]
+
+    def _row(self, job: Job, draft: Draft) -> Row:
+        if job.lease.slot is None:
+            raise RuntimeError("a row without a slot")
+        # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the best token of every node.
+        return Row(job.lease.slot, *draft, judged="all" if job.sampling.plain_greedy else "none")
+
+    def _decide(self, step: Step, b: int, job: Job, draft: Draft, started: float, batch: int) -> Report:
+        tokens, parents = draft
+        base, lease = job.base, job.lease
+        accepted = accept(tokens, parents, self._chooser(step, b, job, tokens, parents))
+        path, next_token, finish = cut_path(
+            job.rules, job.ids, tokens, accepted.path, accepted.next_token, self._decode
+        )
+        done = True
+        if isinstance(job.request, Stream):
+            room = job.request.max_tokens - (base - job.request.base) if job.request.max_tokens else len(path)
+            if room < len(path):
+                path = path[:room]
+                next_token, finish = tokens[accepted.path[room]], ""
+            full = job.request.max_tokens > 0 and room == len(path)
+            done = bool(finish) or full or job.cancelled
+            job.deadline = float("inf")  # it has begun
+        if self._near_tie:
+            ties = int((step.margins(b, path) < self._near_tie).sum())
+            self._metrics.near_ties.inc(ties)
+        self._commit(step, b, lease, path)
+        timing = Timing(1000 * (started - job.enqueued), 1000 * (self._clock() - started), batch)
+        if isinstance(job.request, Verify):
+            return Settled(job, path, next_token, finish, timing)
+        new = [*(tokens[node] for node in path[1:]), next_token]
+        job.ids += new
+        return Streamed(job, new, finish, len(tokens) - 1, done, timing)
+
+    def _chooser(
+        self, step: Step, b: int, job: Job, tokens: Sequence[int], parents: Sequence[int]
+    ) -> Callable[[int], int]:
+        if job.sampling.plain_greedy:
+            best = step.argmax(b)
+            return lambda node: int(best[node])
+        depth = depths(parents)
+        penalized = job.sampling.repetition_penalty != 1.0
+
+        def chosen(node: int) -> int:
+            context = [*job.ids[:-1], *_path_tokens(node, tokens, parents)] if penalized else ()
+            logits = step.logits(b, [node])[0].cpu().numpy()
+            return choose(logits, job.sampling, job.base + int(depth[node]) + 1, context)
+
+        return chosen
+
+    # ---- prompts and slots
+
+    def _prefill(self, chunks: list[Chunk]) -> None:
+        started = self._clock()
+        rows, run = [], []
+        for chunk in chunks:
+            lease = chunk.lease
+            try:
+                self._claim(lease)
+            except Exception as error:
+                self._fail(lease, None, error)
+                continue
+            tokens = chunk.ids[lease.length : min(chunk.goal, lease.length + chunk.size)]
+            if tokens and lease.slot is not None:
+                rows.append(Row.chain(lease.slot, tokens, judged="none"))
+                run.append(chunk)
+            else:
+                self._scheduler.prefilled(lease)  # copied from another slot, to the end
+        if not rows:
+            return
+        try:
+            step = self.target.forward(rows)
+        except Exception as error:
+            if len(run) == 1:
+                self._fail(run[0].lease, None, error)
+            else:
+                for chunk in run:
+                    self._prefill([chunk])
+            return
+        for b, (chunk, row) in enumerate(zip(run, rows, strict=True)):
+            self._commit(step, b, chunk.lease, range(len(row.tokens)))
+            self._scheduler.prefilled(chunk.lease)
+        self.alive_at = self._clock()
+        self._metrics.prompt_tokens.inc(sum(len(row.tokens) for row in rows))
+        self._metrics.forward_seconds.labels("prompt").observe(self.alive_at - started)
+
+    def _claim(self, lease: Lease) -> None:
+        """See that the lease has a slot; a new one begins with what another of the same principal has already run."""
+        if lease.slot is not None:
+            return
+        lease.slot = self.target.pool.acquire()
+        self._leases[lease] = None
+        source, lease.share = lease.share, None
+        if source is None or source.slot is None or source.revoked:
+            return
+        tokens = min(lease.share_tokens, source.length)
+        if not tokens or not self._recorder.copy(source, lease, tokens):
+            return
+        pool = self.target.pool
+        pool.begin([lease.slot], [tokens])
+        pool.k[:, lease.slot, :, :tokens] = pool.k[:, source.slot, :, :tokens]
+        pool.v[:, lease.slot, :, :tokens] = pool.v[:, source.slot, :, :tokens]
+        pool.commit(lease.slot, range(tokens))
+        lease.length = tokens
+        self._metrics.shared_tokens.inc(tokens)
+
+    def _commit(self, step: Step, b: int, lease: Lease, path: Sequence[int]) -> None:
+        self._recorder.add(lease, lease.length, self.target.commit(step, b, path))
+        lease.length += len(path)
+
+    def _release(self, lease: Lease) -> None:
+        self._recorder.forget(lease)
+        self._drafting.close(lease)
+        self._leases.pop(lease, None)
+        if lease.slot is not None:
+            self.target.pool.release(lease.slot)
+            lease.slot = None
+
+    # ---- trouble
+
+    def _drop(self, jobs: list[Job]) -> None:
+        reports: list[Report] = []
+        for job in jobs:
+            if job.cancelled and isinstance(job.request, Stream):
+                reports.append(Streamed(job, [], "", 0, True, Timing()))
+            elif job.cancelled:
+                reports.append(Dropped(job, Refusal(Code.CANCELLED, "cancelled before it ran")))
+            else:
+                waited = self._clock() - job.enqueued
+                reports.append(Dropped(job, Refusal(Code.DEADLINE, f"not run within {waited:.2f} s")))
+        if reports:
+            self._post(reports)
+
+    def _fail(self, lease: Lease, job: Job | None, error: Exception) -> None:
+        log.error(
+            "work of a session failed: %s",
+            error,
+            exc_info=error,
+            extra={"session": lease.session, "event": "quarantine"},
+        )
+        self._metrics.quarantined.inc()
+        self._post([Failed(lease, job, type(error).__name__)])
+
+    def _probe(self) -> None:
+        """Run one token for nobody."""
+        pool = self.target.pool
+        try:
+            if pool.free:
+                slot = pool.acquire()
+                try:
+                    self.target.forward([Row.chain(slot, [0])])
+                finally:
+                    pool.release(slot)
+            else:
+                slots = [lease.slot for lease in self._leases if lease.slot is not None]
+                slot = min(slots, key=lambda s: pool.lengths[s])
+                self.target.forward([Row.chain(slot, [0])])
+        except Exception as error:
+            if not self.alive_at:
+                raise
+            log.error("the model does not run: %s", error, exc_info=error, extra={"event": "unhealthy"})
+            return
+        self.alive_at = self._clock()
+
+
+def _as_sent(job: Job) -> Draft:
+    if not isinstance(job.request, Verify):
+        raise RuntimeError("only a verify round brings its draft along")
+    return job.request.tokens, job.request.parents or range(-1, len(job.request.tokens) - 1)
+
+
+def _path_tokens(node: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+    path: list[int] = []
+    while node >= 0:
+        path.append(tokens[node])
+        node = parents[node]
+    return path[::-1]

@@ -1,0 +1,133 @@
+"""Loads what a verifier serves: target, drafter and tokenizer, and the facts that the service needs of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cloud_verifier.settings import Settings
+from cloud_verifier.work import ModelFacts, Text
+from moa.errors import ConfigError, UsageError
+from moa.model.checkpoint import load_drafter
+from moa.model.drafter import Drafter
+from moa.model.identity import weights_id
+from moa.model.target import Target
+from moa.records import DTYPES
+from moa.wire.codes import Code, Refusal
+from moa.wire.messages import ChatMessage, RecordContract
+
+
+class TokenizerText:
+    """`Text` by the target's own tokenizer. Its Rust core does not like two threads at once, hence the lock."""
+
+    def __init__(self, target: Target) -> None:
+        self._tokenizer = target.tokenizer
+        self._lock = threading.Lock()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of output tokens."""
+        with self._lock:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def render(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Prompt ids by the model's chat template."""
+        if self._tokenizer.chat_template is None:
+            raise Refusal(Code.UNSUPPORTED, "this target has no chat template: send ids")
+        turns = [{"role": m.role, "content": m.content} for m in messages]
+        try:
+            with self._lock:
+                text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+                return list(self._tokenizer.encode(text, add_special_tokens=False))
+        except Exception as error:  # a template may raise anything, and usually does so about the order of roles
+            raise Refusal(Code.BAD_MESSAGE, f"the chat template does not take these messages: {error}") from None
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model in memory, ready for the engine."""
+
+    target: Target
+    drafter: Drafter | None
+    text: Text | None
+    facts: ModelFacts
+
+
+def load(settings: Settings) -> Served:
+    """Load everything that `settings` names; mistakes are one clear line."""
+    source, drafter_folder = settings.target, settings.drafter
+    if not source:
+        source, drafter_folder = _embedded(drafter_folder)
+    device = pick_device(settings.device)
+    target = Target.load(
+        source,
+        device=device,
+        dtype=pick_dtype(settings.dtype, device),
+        slots=settings.slots,
+        capacity=settings.slot_capacity,
+    )
+    folder = Path(drafter_folder) if drafter_folder else None
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"no drafter at {folder}: there is no such folder")
+    drafter = load_drafter(folder, target.model, target.facts) if folder is not None else None
+    # The name that `moa-export` writes into a bundle's manifest for the same drafter.
+    name = weights_id(folder, target.facts) if folder is not None else ""
+    return serve_model(target, drafter, text=TokenizerText(target), drafter_name=name)
+
+
+def serve_model(
+    target: Target, drafter: Drafter | None = None, *, text: Text | None = None, drafter_name: str = ""
+) -> Served:
+    """Serve models that are in memory."""
+    return Served(target, drafter, text, facts_of(target, drafter, drafter_name))
+
+
+def facts_of(target: Target, drafter: Drafter | None, drafter_name: str = "") -> ModelFacts:
+    """What the service must know of a model in memory."""
+    records = None
+    if drafter is not None and drafter.config.use_ca:
+        config = drafter.config
+        heads = config.cross_attention_num_key_value_heads
+        dtypes = [d for d in DTYPES if d != "int4" or config.head_dim % 2 == 0]
+        records = RecordContract(heads, config.head_dim, list(dtypes))
+    return ModelFacts(
+        target=target.facts.weights_id,
+        tokenizer=target.facts.tokenizer_hash,
+        drafter=drafter_name,
+        vocab_size=target.facts.vocab_size,
+        eos_ids=target.facts.eos_ids,
+        slots=target.pool.slots,
+        capacity=target.pool.capacity,
+        max_positions=target.facts.max_positions,
+        kv_bytes_per_token=target.pool.bytes_per_token,
+        records=records,
+    )
+
+
+def pick_device(name: str) -> str:
+    """The device that `name` stands for; `auto` is the best one here."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    return name
+
+
+def pick_dtype(name: str, device: str) -> torch.dtype:
+    """The precision that `name` stands for; `auto` is bfloat16 on an accelerator and float32 on a CPU."""
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name == "auto":
+        return torch.float32 if device.startswith("cpu") else torch.bfloat16
+    if name not in names:
+        raise ConfigError(f"unknown dtype {name!r}", hint=f"one of auto, {', '.join(names)}")
+    return names[name]
+
+
+def _embedded(drafter: str) -> tuple[str, str]:
+    from moa import demo  # here, for a verifier of another model does not need it
+
+    paths = demo.paths()
+    return str(paths.target), drafter or str(paths.drafter)

@@ -1,0 +1,149 @@
+"""Activation records: made in the engine's thread, after the verdicts, newest tokens first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from cloud_verifier.logs import log
+from cloud_verifier.metrics import Metrics
+from cloud_verifier.work import Lease, Post, Recorded, Report
+from moa.model.drafter import Drafter
+from moa.model.target import Committed
+
+_LEASES_AT_ONCE = 64
+_LINGER = 0.02  # seconds that records may wait for a pause between forwards
+
+
+@dataclass(slots=True)
+class _Backlog:
+    """Committed tokens from position `start` on whose records are still to be made."""
+
+    start: int
+    rows: Committed
+
+    def __len__(self) -> int:
+        return len(self.rows.positions)
+
+    def take_newest(self, most: int) -> _Backlog:
+        """Cut up to `most` rows off the end."""
+        cut = max(0, len(self) - most)
+        newest = _Backlog(self.start + cut, _rows(self.rows, cut, len(self)))
+        self.rows = _rows(self.rows, 0, cut)
+        return newest
+
+
+class Recorder:
+    """Runs LSA and CA's projections on committed tokens, and puts the records where the event loop finds them."""
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        post: Post,
+        *,
+        rows: int = 128,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._drafter = drafter
+        self._post, self._rows, self._metrics, self._clock = post, rows, metrics or Metrics(), clock
+        self._pending: dict[Lease, None] = {}
+        self._since = 0.0
+
+    @property
+    def pending(self) -> bool:
+        """Whether records wait to be made."""
+        return bool(self._pending)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether they have waited long enough for a pause in which nobody's draft is held up."""
+        return self.pending and self._clock() - self._since > _LINGER
+
+    def add(self, lease: Lease, start: int, committed: Committed) -> None:
+        """Remember tokens that were committed at positions from `start` on."""
+        if self._drafter is None or lease.records is None:
+            return
+        if not self._pending:
+            self._since = self._clock()
+        lease.backlog.append(_Backlog(start, committed))
+        self._pending.pop(lease, None)  # to the end: who moved last is served first
+        self._pending[lease] = None
+
+    def forget(self, lease: Lease) -> None:
+        """The slot is about to be zeroed."""
+        lease.backlog.clear()
+        self._pending.pop(lease, None)
+
+    def go(self) -> None:
+        """Make some records: of the sessions that moved last, their newest rows first."""
+        room = self._rows
+        pieces: list[tuple[Lease, _Backlog]] = []
+        for lease in list(islice(reversed(self._pending), _LEASES_AT_ONCE)):
+            while room > 0 and lease.backlog:
+                newest = lease.backlog[-1].take_newest(room)
+                if not len(lease.backlog[-1]):
+                    lease.backlog.pop()
+                room -= len(newest)
+                pieces.append((lease, newest))
+            if not lease.backlog:
+                self._pending.pop(lease, None)
+        self._since = self._clock()
+        self._make(pieces)
+
+    def finish(self, lease: Lease) -> None:
+        """Make all records that this lease still waits for."""
+        pieces = [(lease, piece) for piece in lease.backlog]
+        lease.backlog = []
+        self._pending.pop(lease, None)
+        self._make(pieces)
+
+    def copy(self, source: Lease, lease: Lease, rows: int) -> bool:
+        """Give `lease` the first rows of `source`; False when they are not all there."""
+        if lease.records is None:
+            return True
+        self.finish(source)
+        if source.records is None or source.made.newest_missing(rows, 1) is not None:
+            return False
+        lease.records.write(0, *source.records.read(0, rows))
+        lease.made.add(0, rows)
+        self._post([Recorded(lease, 0, rows)])
+        return True
+
+    @torch.inference_mode()
+    def _make(self, pieces: list[tuple[Lease, _Backlog]]) -> None:
+        if not pieces or self._drafter is None:
+            return
+        started = self._clock()
+        rows = [piece.rows for _, piece in pieces]
+        try:
+            keys, values = self._drafter.project(
+                torch.cat([r.k for r in rows], 1),
+                torch.cat([r.v for r in rows], 1),
+                torch.cat([r.hidden for r in rows]),
+                torch.cat([r.positions for r in rows]),
+            )
+            host_keys, host_values = keys.float().cpu().numpy(), values.float().cpu().numpy()
+        except Exception:
+            # The tokens are right without them: these rows are lost to the edge, and nothing else is.
+            log.exception("activation records could not be made", extra={"event": "records_failed"})
+            return
+        reports: list[Report] = []
+        at = 0
+        for lease, piece in pieces:
+            n = len(piece)
+            if lease.records is not None and n:
+                lease.records.write(piece.start, host_keys[at : at + n], host_values[at : at + n])
+                lease.made.add(piece.start, piece.start + n)
+                reports.append(Recorded(lease, piece.start, piece.start + n))
+            at += n
+        self._post(reports)
+        self._metrics.forward_seconds.labels("records").observe(self._clock() - started)
+
+
+def _rows(rows: Committed, start: int, stop: int) -> Committed:
+    return Committed(rows.k[:, start:stop], rows.v[:, start:stop], rows.hidden[start:stop], rows.positions[start:stop])

@@ -1,0 +1,142 @@
+"""Rounds between session and model: admitted, queued, run in the engine's thread, and taken back into the history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from cloud_verifier.logs import log
+from cloud_verifier.metrics import Metrics
+from cloud_verifier.scheduler import Scheduler
+from cloud_verifier.sessions import Session, SessionStore
+from cloud_verifier.work import Dropped, Failed, Job, Lease, Recorded, Report, Settled, Streamed
+from moa.wire.codes import Code, Refusal
+from moa.wire.limits import Limits
+from moa.wire.messages import Message, Stream, StreamTokens, Verdict, Verify
+
+
+class Rounds:
+    """The way of a round. All in the event loop; `take` gets the engine's reports."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        scheduler: Scheduler,
+        metrics: Metrics,
+        limits: Limits,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store, self._scheduler, self._metrics = store, scheduler, metrics
+        self._limits, self._clock = limits, clock
+
+    # ---- to the engine
+
+    def prepare(self, session: Session) -> None:
+        """See that the session has a slot, and that all but its pending token are on their way into it."""
+        self._store.ensure_lease(session)
+        self.prepare_if_held(session)
+
+    def prepare_if_held(self, session: Session) -> None:
+        """Bring a slot that the session has up to its log."""
+        if session.lease is not None:
+            self._scheduler.prefill(session.lease, session.history.ids, session.history.base)
+
+    def replay(self, session: Session, message: Verify | Stream) -> Verdict | StreamTokens | Literal["running"] | None:
+        """The answer of a round that has settled, "running" when it is on the way, or None: submit it."""
+        return session.history.admit(message)
+
+    def submit(self, session: Session, message: Verify | Stream) -> None:
+        """Queue an admitted round; a `Refusal` when there is no room."""
+        self._store.ensure_lease(session)
+        if session.lease is None:
+            raise Refusal(Code.INTERNAL, "no slot")
+        now = self._clock()
+        patience = self._limits.request_seconds
+        if isinstance(message, Verify) and message.deadline_ms:
+            patience = min(patience, message.deadline_ms / 1000)
+        ids = session.history.ids
+        job = Job(
+            lease=session.lease,
+            request=message,
+            ids=list(ids) if isinstance(message, Stream) else ids,
+            rules=session.history.rules,
+            sampling=session.sampling,
+            enqueued=now,
+            deadline=now + patience,
+        )
+        self._scheduler.submit(job)
+        session.job = job
+
+    def cancel(self, session: Session, round: int) -> None:
+        """Ask that the round stop; its answer says where it did."""
+        if session.job is not None and session.job.request.round == round:
+            session.job.cancelled = True
+
+    def abandon(self, session: Session) -> None:
+        """Nobody listens any more: a stream stops, a verify runs to its end (its verdict is wanted on resume)."""
+        if session.job is not None and isinstance(session.job.request, Stream):
+            session.job.cancelled = True
+
+    # ---- from the engine
+
+    def take(self, reports: list[Report]) -> None:
+        """Take in what the engine has found."""
+        for report in reports:
+            lease = report.lease if isinstance(report, Recorded | Failed) else report.job.lease
+            session = self._session(lease)
+            if session is None:
+                continue
+            match report:
+                case Settled():
+                    self._settled(session, report)
+                case Streamed():
+                    self._streamed(session, report)
+                case Dropped():
+                    session.history.give_up()
+                    session.job = None
+                    self._refused(session, report.refusal, report.job.request.round)
+                case Recorded():
+                    session.ready.add(report.start, report.stop)
+                    if session.owner is not None:
+                        session.owner.wake.set()
+                case Failed():
+                    round = report.job.request.round if report.job is not None else 0
+                    refusal = Refusal(Code.QUARANTINED, "this session's work failed here: open it again")
+                    self._refused(session, refusal, round)
+                    if session.owner is not None:
+                        session.owner.let_go(session)
+                    self._store.remove(session, "quarantined")
+
+    def _settled(self, session: Session, report: Settled) -> None:
+        verdict = session.history.settle(report.path, report.next_token, report.finish, report.timing)
+        session.job, session.used = None, self._clock()
+        self._tell(session, verdict)
+        request = report.job.request
+        drafted = len(request.tokens) - 1 if isinstance(request, Verify) else 0
+        self._metrics.accepted(drafted, len(report.path) - 1, len(report.path), "verify")
+        self._metrics.queue_seconds.observe(report.timing.queue_ms / 1000)
+
+    def _streamed(self, session: Session, report: Streamed) -> None:
+        message = session.history.emit(
+            report.tokens, report.finish, report.timing, drafted=report.drafted, done=report.done
+        )
+        session.used = self._clock()
+        if report.done:
+            session.job = None
+        self._tell(session, message)
+        if report.tokens:
+            self._metrics.accepted(report.drafted, len(report.tokens) - 1, len(report.tokens), "stream")
+
+    def _refused(self, session: Session, refusal: Refusal, round: int) -> None:
+        self._metrics.refusals.labels(refusal.code.value, refusal.limit).inc()
+        log.info("refused: %s", refusal, extra={"session": session.id, "round": round, "code": refusal.code.value})
+        self._tell(session, refusal.error(session=session.id, round=round))
+
+    def _session(self, lease: Lease) -> Session | None:
+        """The session that still holds this lease; what comes for an older one is void."""
+        session = self._store.peek(lease.session)
+        return session if session is not None and session.lease is lease else None
+
+    def _tell(self, session: Session, message: Message) -> None:
+        if session.owner is not None:
+            session.owner.answer(message)

@@ -1,0 +1,272 @@
+"""What the model runs next. Bounded, fair between principals, and nobody starves: no torch, no clock of its own.
+
+Drafts go first, all that are ready in one batch. After each batch of drafts one chunk of a waiting prompt gets its
+turn, so a long prompt cannot hold drafts up for longer than one chunk, nor drafts a prompt for ever. Between
+principals the one that has been served least goes first (virtual time: tokens run), so that a hundred sessions of one
+leave room for the single session of another.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cloud_verifier.work import Job, Lease
+from moa.wire.codes import Code, Refusal
+from moa.wire.limits import Limits
+
+_RECENT = 0.1  # seconds: a session that sent a draft this lately is about to send the next
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatch:
+    """Rounds to run in one forward."""
+
+    jobs: list[Job]
+    expired: list[Job]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Up to `size` tokens of `ids` are to be run behind what the lease's slot holds, but none from `goal` on."""
+
+    lease: Lease
+    ids: Sequence[int]
+    goal: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBatch:
+    """Chunks of prompts to run in one forward."""
+
+    chunks: list[Chunk]
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """Leases whose slots are to be given back, before anything else runs."""
+
+    leases: list[Lease]
+
+
+Work = DraftBatch | PromptBatch | Releases
+
+
+@dataclass(slots=True)
+class _Prompt:
+    ids: Sequence[int]
+    goal: int
+
+
+@dataclass(slots=True)
+class _Principal:
+    ready: deque[Job] = field(default_factory=deque)
+    served: float = 0.0
+    queued: int = 0
+
+
+class Scheduler:
+    """Thread-safe: the event loop submits, the model's thread takes."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        max_batch_rows: int = 64,
+        max_batch_tokens: int = 2048,
+        prefill_tokens: int = 256,
+        batch_wait: float = 0.0015,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits
+        self._max_rows, self._max_tokens, self._prefill_tokens = max_batch_rows, max_batch_tokens, prefill_tokens
+        self._batch_wait = batch_wait
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._principals: dict[str, _Principal] = {}
+        self._parked: dict[Lease, Job] = {}
+        self._prompts: dict[Lease, _Prompt] = {}
+        self._releases: list[Lease] = []
+        self._recent: dict[Lease, float] = {}
+        self._queued = 0
+        self._drafts_last = False
+        self._stopped = False
+
+    # ---- the event loop's side
+
+    @property
+    def queued(self) -> int:
+        """Rounds waiting for the model."""
+        return self._queued
+
+    @property
+    def prompts(self) -> int:
+        """Prompts not yet run to their end."""
+        return len(self._prompts)
+
+    def submit(self, job: Job) -> None:
+        """Queue a round; a `Refusal` when there is no room. Tokens before its base are run first, where missing."""
+        with self._changed:
+            principal = self._principal(job.lease.principal)
+            if self._queued >= self._limits.max_queue:
+                raise self._busy("max_queue", self._queued)
+            if principal.queued >= self._limits.max_queue_per_principal:
+                raise self._busy("max_queue_per_principal", principal.queued)
+            self._queued += 1
+            principal.queued += 1
+            self._recent[job.lease] = self._clock()
+            if job.lease.length < job.base:
+                self._parked[job.lease] = job
+                self._want(job.lease, job.ids, job.base)
+            else:
+                principal.ready.append(job)
+            self._changed.notify()
+
+    def prefill(self, lease: Lease, ids: Sequence[int], goal: int) -> None:
+        """Have the slot hold the first `goal` tokens of `ids`."""
+        with self._changed:
+            self._want(lease, ids, goal)
+            self._changed.notify()
+
+    def release(self, lease: Lease) -> Job | None:
+        """Void the lease and give its slot back; the job that was still queued for it, if any."""
+        with self._changed:
+            lease.revoked = True
+            self._prompts.pop(lease, None)
+            self._recent.pop(lease, None)
+            job = self._parked.pop(lease, None)
+            if job is None:
+                principal = self._principal(lease.principal)
+                job = next((j for j in principal.ready if j.lease is lease), None)
+                if job is not None:
+                    principal.ready.remove(job)
+            if job is not None:
+                self._forget(job)
+            self._releases.append(lease)
+            self._changed.notify()
+            return job
+
+    def stop(self) -> None:
+        """Wake the model's thread for the last time."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+    # ---- the model thread's side
+
+    def next(self, timeout: float | None) -> Work | None:
+        """What to run, waiting up to `timeout` seconds (None: for ever); None when there is nothing or it is over."""
+        with self._changed:
+            while True:
+                if self._releases:
+                    leases, self._releases = self._releases, []
+                    return Releases(leases)
+                if self._stopped:
+                    return None
+                if (work := self._pick()) is not None:
+                    return work
+                if timeout == 0 or not self._changed.wait(timeout):
+                    return None
+
+    def prefilled(self, lease: Lease) -> None:
+        """The thread has run a chunk; when the prompt is complete, the round that waited for it becomes ready."""
+        with self._changed:
+            prompt = self._prompts.get(lease)
+            if prompt is None or lease.length < prompt.goal:
+                return
+            del self._prompts[lease]
+            if (job := self._parked.pop(lease, None)) is not None:
+                self._principal(lease.principal).ready.append(job)
+
+    def again(self, job: Job) -> None:
+        """Put a running stream back in the queue for its next forward."""
+        with self._changed:
+            if not job.lease.revoked:
+                principal = self._principal(job.lease.principal)
+                principal.ready.append(job)
+                principal.queued += 1
+                self._queued += 1
+
+    # ---- inside the lock
+
+    def _pick(self) -> Work | None:
+        ready = sum(len(p.ready) for p in self._principals.values())
+        if ready and not (self._prompts and self._drafts_last):
+            self._await_company(ready)
+            self._drafts_last = True
+            return self._drafts()
+        self._drafts_last = False
+        return self._prompt_chunks() if self._prompts else (self._drafts() if ready else None)
+
+    def _await_company(self, ready: int) -> None:
+        """A larger batch costs hardly more than a small one: wait a moment when others are about to be ready."""
+        until = self._clock() + self._batch_wait
+        while self._batch_wait and ready < self._max_rows and not self._releases:
+            now = self._clock()
+            self._recent = {lease: at for lease, at in self._recent.items() if now - at < _RECENT}
+            if ready >= len(self._recent) - len(self._parked) or now >= until:
+                return
+            self._changed.wait(until - now)
+            ready = sum(len(p.ready) for p in self._principals.values())
+
+    def _drafts(self) -> DraftBatch:
+        now = self._clock()
+        jobs: list[Job] = []
+        expired: list[Job] = []
+        longest = 0
+        while len(jobs) < self._max_rows:
+            names = [name for name, p in self._principals.items() if p.ready]
+            if not names:
+                break
+            principal = self._principals[min(names, key=lambda name: self._principals[name].served)]
+            job = principal.ready[0]
+            widest = max(longest, job.cost)
+            if jobs and widest * (len(jobs) + 1) > self._max_tokens:
+                break
+            principal.ready.popleft()
+            self._forget(job)
+            if job.cancelled or job.deadline <= now:
+                expired.append(job)
+                continue
+            longest = widest
+            principal.served += job.cost
+            jobs.append(job)
+        return DraftBatch(jobs, expired)
+
+    def _prompt_chunks(self) -> PromptBatch:
+        chunks: list[Chunk] = []
+        longest = 0
+        by_need = sorted(self._prompts.items(), key=lambda item: self._principal(item[0].principal).served)
+        for lease, prompt in by_need:
+            size = min(prompt.goal - lease.length, self._prefill_tokens)
+            widest = max(longest, size)
+            if chunks and (widest * (len(chunks) + 1) > self._prefill_tokens or len(chunks) >= self._max_rows):
+                continue
+            longest = widest
+            self._principal(lease.principal).served += size
+            chunks.append(Chunk(lease, prompt.ids, prompt.goal, size))
+        return PromptBatch(chunks)
+
+    def _want(self, lease: Lease, ids: Sequence[int], goal: int) -> None:
+        if lease.length < goal:
+            self._prompts[lease] = _Prompt(ids, goal)
+
+    def _principal(self, name: str) -> _Principal:
+        if name not in self._principals:
+            # One that has nothing queued has no claim from the past: it starts level with those that wait.
+            self._principals = {n: p for n, p in self._principals.items() if p.queued or p.ready}
+            waiting = [p.served for p in self._principals.values()]
+            self._principals[name] = _Principal(served=min(waiting, default=0.0))
+        return self._principals[name]
+
+    def _forget(self, job: Job) -> None:
+        self._queued -= 1
+        self._principal(job.lease.principal).queued -= 1
+
+    def _busy(self, limit: str, queued: int) -> Refusal:
+        wait = self._limits.busy_retry_seconds * (1 + queued / max(1, self._max_rows))
+        return Refusal(Code.BUSY, f"{queued} rounds are waiting", limit=limit, retry_after_ms=int(1000 * wait))

@@ -1,0 +1,99 @@
+"""All connections and sessions of one process, and what concerns them all: limits, rates, drain. No sockets."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+from cloud_verifier.channel import Channel
+from cloud_verifier.courier import RateBudget
+from cloud_verifier.metrics import Metrics
+from cloud_verifier.rounds import Rounds
+from cloud_verifier.scheduler import Scheduler
+from cloud_verifier.sessions import SessionStore
+from cloud_verifier.work import ModelFacts, Text
+from moa.errors import ConfigError
+from moa.wire.codes import Code, Refusal
+from moa.wire.limits import Limits
+from moa.wire.messages import Goaway
+
+
+class Service:
+    """All connections and sessions of a process."""
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        limits: Limits,
+        scheduler: Scheduler,
+        *,
+        text: Text | None = None,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.facts, self.limits, self.text, self.clock = facts, limits, text, clock
+        self.metrics = metrics or Metrics()
+        self.scheduler = scheduler
+        self.store = SessionStore(
+            limits,
+            facts,
+            clock=clock,
+            release=scheduler.release,
+            evicted=lambda reason: self.metrics.evictions.labels(reason).inc(),
+        )
+        self.rounds = Rounds(self.store, scheduler, self.metrics, limits, clock)
+        self.channels: set[Channel] = set()
+        self.instance = secrets.token_hex(8)
+        self.draining = False
+        self._rates: dict[str, RateBudget] = {}
+        self.max_context = min(
+            limits.max_context_tokens, facts.capacity - max(limits.max_tree_nodes, limits.max_chain_tokens)
+        )
+        if self.max_context < 1:
+            raise ConfigError(
+                f"a slot of {facts.capacity} tokens has no room for a draft of {limits.max_chain_tokens}",
+                hint="lower --max-chain-tokens and --max-tree-nodes",
+            )
+
+    def drain(self, reason: str, seconds: float) -> None:
+        """Take no new work; tell every client to go elsewhere."""
+        self.draining = True
+        for channel in self.channels:
+            channel.answer(Goaway(reason=reason, drain_ms=int(1000 * seconds)))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no round is running and nothing waits to be sent."""
+        running = any(session.history.running is not None for session in self.store)
+        return not running and not any(channel.has_answers for channel in self.channels)
+
+    def full(self, principal: str) -> bool:
+        """Whether there is no room for another connection of this principal."""
+        own = sum(channel.principal == principal for channel in self.channels)
+        return len(self.channels) >= self.limits.max_connections or own >= self.limits.max_connections_per_principal
+
+    def charge(self, principal: str, tokens: int) -> None:
+        """Count tokens against the principal's rate; `busy` when it is used up."""
+        if self.limits.max_tokens_per_second <= 0:
+            return
+        budget = self._rates.get(principal)
+        if budget is None:
+            budget = RateBudget(self.limits.max_tokens_per_second, self.limits.max_burst_tokens, self.clock)
+            self._rates[principal] = budget
+        if (wait := budget.wait(tokens)) > 0:
+            raise Refusal(
+                Code.BUSY,
+                "too many tokens a second",
+                limit="max_tokens_per_second",
+                retry_after_ms=int(1000 * wait) + 1,
+            )
+        budget.spend(tokens)
+
+    def observe(self) -> None:
+        """Bring the gauges up to date."""
+        for state, count in self.store.count().items():
+            self.metrics.sessions.labels(state).set(count)
+        self.metrics.connections.set(len(self.channels))
+        self.metrics.slots_free.set(self.store.slots_free)
+        self.metrics.queue.set(self.scheduler.queued)

@@ -1,0 +1,88 @@
+"""Settings of a verifier process. Limits have their own home, `moa.wire.limits`."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moa.errors import ConfigError
+from moa.tree import TreeShape
+from moa.wire.limits import Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What to serve, where, and how the model's work is cut into forwards."""
+
+    target: str = ""
+    """A hub id or a folder; empty serves the embedded pair."""
+    drafter: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    auth_tokens: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    origins: tuple[str, ...] = ()
+    """Browser origins that may connect; a request without an Origin header is no browser's and always may."""
+
+    slots: int = 16
+    max_batch_rows: int = 64
+    """Sessions in one forward."""
+    max_batch_tokens: int = 2048
+    """Padded tokens in one forward of drafts."""
+    prefill_tokens: int = 256
+    """Padded prompt tokens in one forward, and so the longest that a waiting draft can be held up by a prompt."""
+    project_rows: int = 64
+    """Activation records made in one go between forwards."""
+    near_tie: float = 0.0
+    """Count tokens whose best two logits are closer than this; 0 does not look, for it costs a pass of the head."""
+    batch_wait_ms: float = 1.5
+    """How long a forward may wait for other sessions that are about to send a draft."""
+
+    stream_breadth: int = 4
+    stream_depth: int = 5
+    stream_nodes: int = 16
+    """The tree that the server drafts for itself in stream rounds."""
+
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("TLS needs both --tls-cert and --tls-key")
+        if not self.auth_tokens and not is_loopback(self.host):
+            raise ConfigError(
+                f"refusing to listen on {self.host} without authentication",
+                hint="give --auth-tokens FILE (make one with `cloud-verifier token new`), or listen on 127.0.0.1",
+            )
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be 0..65535, not {self.port}")
+        for name in ("slots", "max_batch_rows", "max_batch_tokens", "prefill_tokens", "project_rows", "stream_nodes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.batch_wait_ms <= 1000:
+            raise ConfigError(f"batch_wait_ms must be 0..1000, not {self.batch_wait_ms}")
+
+    @property
+    def stream_shape(self) -> TreeShape:
+        """The tree of a stream round."""
+        nodes = min(self.stream_nodes, self.limits.max_tree_nodes - 1)
+        return TreeShape(breadth=self.stream_breadth, depth=self.stream_depth, nodes=nodes)
+
+    @property
+    def slot_capacity(self) -> int:
+        """Columns of a slot: a full context, and the largest draft behind it."""
+        return self.limits.max_context_tokens + max(self.limits.max_tree_nodes, self.limits.max_chain_tokens)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

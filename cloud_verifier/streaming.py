@@ -1,0 +1,95 @@
+"""How the server drafts for itself in stream rounds: the same MoA drafter as the edge's, beside the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from cloud_verifier.recording import Recorder
+from cloud_verifier.work import Job, Lease
+from moa.model.drafter import Drafter
+from moa.model.drafting import DraftRequest, MoaDrafting, append
+from moa.model.target import Target
+from moa.tree import TreeShape
+
+Draft = tuple[Sequence[int], Sequence[int]]
+"""Tokens and parents; node 0 is the pending token."""
+
+
+class ServerDrafting(Protocol):
+    """What the engine asks for drafts."""
+
+    def draft(self, jobs: Sequence[Job]) -> list[Draft]:
+        """A draft for the pending token of each stream round."""
+
+    def close(self, lease: Lease) -> None:
+        """The lease is given back."""
+
+
+class NoDrafting:
+    """Without a drafter a stream is plain decoding: one token a forward."""
+
+    def draft(self, jobs: Sequence[Job]) -> list[Draft]:
+        """The pending token alone."""
+        return [([job.ids[-1]], [-1]) for job in jobs]
+
+    def close(self, lease: Lease) -> None:
+        """There is nothing to give back."""
+
+
+class MoaServerDrafting:
+    """Trees by the MoA drafter. A session's drafting state is built when its first stream begins, from its token log,
+    its slot and its activation records, and caught up when another begins after rounds that the edge drafted."""
+
+    def __init__(self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape) -> None:
+        self._target, self._drafter, self._recorder, self._shape = target, drafter, recorder, shape
+        self._drafting = MoaDrafting(
+            drafter,
+            slots=target.pool.slots,
+            capacity=target.pool.capacity,
+            scratch=shape.breadth * (shape.depth + 1) + 8,
+        )
+
+    def draft(self, jobs: Sequence[Job]) -> list[Draft]:
+        """Trees for all stream rounds of a batch, level by level together."""
+        requests, able = [], []
+        for job in jobs:
+            room = self._target.pool.capacity - job.base - 1
+            if job.lease.records is None or room < 1:
+                continue
+            self._catch_up(job)
+            shape = replace(self._shape, nodes=min(self._shape.nodes, room))
+            requests.append(DraftRequest(job.lease.drafting, job.ids[-1], shape, job.sampling))
+            able.append(job)
+        trees = dict(zip(able, self._drafting.draft(requests), strict=True)) if requests else {}
+        return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
+
+    def close(self, lease: Lease) -> None:
+        """Give the drafting slot back."""
+        if lease.drafting is not None:
+            self._drafting.close(lease.drafting)
+            lease.drafting = None
+
+    @torch.inference_mode()
+    def _catch_up(self, job: Job) -> None:
+        lease, drafting = job.lease, self._drafting
+        if lease.drafting is None:
+            lease.drafting = drafting.open()
+        slot, start, stop = lease.drafting, drafting.pool.lengths[lease.drafting], lease.length
+        if start == stop or lease.records is None or lease.slot is None:
+            return
+        self._recorder.finish(lease)
+        device, dtype = drafting.device, drafting.records.k.dtype
+        ids = torch.tensor([job.ids[start:stop]], device=device)
+        append(drafting.pool, slot, *self._drafter.extend(ids, torch.arange(start, stop, device=device).unsqueeze(0)))
+        # A row that could not be made stays zero, and says nothing to the attention.
+        rows = [torch.from_numpy(half).to(device, dtype) for half in lease.records.read(start, stop)]
+        append(drafting.records, slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))
+        if drafting.borrowed is not None:
+            last = slice(-self._drafter.config.tli, None)
+            pool = self._target.pool
+            keys, values = (half[last, lease.slot, :, start:stop] for half in (pool.k, pool.v))
+            append(drafting.borrowed, slot, keys, values)

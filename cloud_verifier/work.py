@@ -1,0 +1,180 @@
+"""What crosses the border between the event loop and the model's thread. No torch.
+
+The loop is the only writer of sessions and their histories; the model's thread is the only one to touch slots. A
+`Lease` is a session's claim on a slot: the loop makes and revokes it, the thread fills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa.sampling import SamplingSettings
+from moa.wire.codes import Refusal
+from moa.wire.finish import TurnRules
+from moa.wire.history import Timing
+from moa.wire.messages import ChatMessage, Finish, RecordContract, Stream, Verify
+from moa.wire.ranges import Ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What the service must know of the model it serves."""
+
+    target: str
+    tokenizer: str
+    drafter: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    slots: int
+    capacity: int
+    max_positions: int
+    kv_bytes_per_token: int
+    records: RecordContract | None
+
+
+class Text(Protocol):
+    """Tokens and text, as the target's tokenizer sees them. Called from any thread."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of output tokens, special tokens left out."""
+
+    def render(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The prompt ids of a conversation, ready for the assistant's answer."""
+
+
+class RecordRows:
+    """Activation records of one session, by position. The thread writes rows, then the loop learns of them."""
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        self._rows: NDArray[np.float16] = np.zeros((2, 0, heads, head_dim), dtype=np.float16)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return self._rows.nbytes
+
+    def write(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
+        """Put in the rows of positions from `start` on."""
+        stop = start + len(keys)
+        if stop > self._rows.shape[1]:
+            grown = np.zeros((2, max(64, stop + stop // 2), *self._rows.shape[2:]), dtype=np.float16)
+            grown[:, : self._rows.shape[1]] = self._rows
+            self._rows = grown
+        both = np.stack([keys, values]).astype(np.float32)
+        # A number that is none would poison the edge's attention; the row is only a hint, so zero will do.
+        self._rows[:, start:stop] = np.clip(np.nan_to_num(both, nan=0.0), -65504, 65504)
+
+    def read(self, start: int, stop: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+        """Keys and values of positions start..stop, which must have been written."""
+        return self._rows[0, start:stop], self._rows[1, start:stop]
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """A session's claim on a slot, and what the model's thread keeps there."""
+
+    session: bytes
+    principal: str
+    records: RecordRows | None = None
+    """Where to put activation records; None when nobody wants them."""
+    share: Lease | None = None
+    """Another lease of the same principal whose prompt begins alike: its state may be copied instead of computed."""
+    share_tokens: int = 0
+    revoked: bool = False
+    """Set by the loop: whatever is still queued for this lease is void."""
+
+    slot: int | None = None
+    length: int = 0
+    """Tokens whose keys and values are in the slot."""
+    backlog: list[Any] = field(default_factory=list)
+    """Committed tokens whose records have not been made yet."""
+    made: Ranges = field(default_factory=Ranges)
+    """Positions whose records have been made."""
+    drafting: Any = None
+    """State of the server's own drafter."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A round to run once the slot holds all tokens before `request.base`."""
+
+    lease: Lease
+    request: Verify | Stream
+    ids: list[int]
+    """The session's log, which does not change while a round runs; a stream has a copy of its own to write on."""
+    rules: TurnRules
+    sampling: SamplingSettings
+    enqueued: float
+    deadline: float
+    cancelled: bool = False
+
+    @property
+    def base(self) -> int:
+        """Position of the pending token."""
+        return len(self.ids) - 1
+
+    @property
+    def cost(self) -> int:
+        """Tokens to run, for fairness and rate."""
+        return len(self.request.tokens) if isinstance(self.request, Verify) else 8
+
+
+# ---- what the thread reports
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A verify round is decided; the slot holds the accepted path."""
+
+    job: Job
+    path: list[int]
+    next_token: int
+    finish: Finish
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A stream round has won tokens; the round ends with them when `done`."""
+
+    job: Job
+    tokens: list[int]
+    finish: Finish
+    drafted: int
+    done: bool
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A job was not run."""
+
+    job: Job
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Activation records of positions start..stop are in the lease's rows."""
+
+    lease: Lease
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """This lease's work raised: its slot was given back."""
+
+    lease: Lease
+    job: Job | None
+    reason: str
+
+
+Report = Settled | Streamed | Dropped | Recorded | Failed
+Post = Callable[[list[Report]], None]

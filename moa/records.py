@@ -1,0 +1,96 @@
+"""Activation records on the wire: CA keys and values of a run of positions, as fp16, int8 or int4. Numpy only.
+
+A payload holds four planes: keys, values, key scales, value scales (fp16 has no scales). Quantization is symmetric;
+a scale belongs to a head of a row (int8) or to a group of 32 numbers in it (int4, whose 15 levels need finer scales).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa.errors import ConfigError, ProtocolError
+
+RecordDtype = Literal["int8", "int4", "fp16"]
+DTYPES: tuple[RecordDtype, ...] = ("int8", "int4", "fp16")
+"""Precisions of a record, the default first."""
+
+_INT4_GROUP = 32
+_LEVELS = {"int8": 127, "int4": 7}
+
+Rows = NDArray[np.float32]
+
+
+def row_bytes(dtype: RecordDtype, heads: int, head_dim: int) -> int:
+    """Payload bytes of one position's record."""
+    width = heads * head_dim
+    if dtype == "fp16":
+        return 4 * width
+    scales = 2 * heads * (head_dim // _group(dtype, head_dim))
+    if dtype == "int8":
+        return 2 * (width + scales)
+    if head_dim % 2:
+        raise ConfigError(f"int4 records need an even head_dim, not {head_dim}")
+    return 2 * (width // 2 + scales)
+
+
+def encode(keys: NDArray[Any], values: NDArray[Any], dtype: RecordDtype) -> bytes:
+    """The payload of records `[rows, heads, head_dim]`."""
+    planes: list[bytes] = []
+    scales: list[bytes] = []
+    for rows in (keys, values):
+        if dtype == "fp16":
+            planes.append(np.clip(rows, -65504, 65504).astype("<f2").tobytes())
+            continue
+        levels, scale = _quantize(np.asarray(rows, dtype=np.float32), dtype)
+        planes.append(_pack(levels) if dtype == "int4" else levels.tobytes())
+        scales.append(scale.tobytes())
+    return b"".join(planes + scales)
+
+
+def decode(payload: bytes, dtype: RecordDtype, rows: int, heads: int, head_dim: int) -> tuple[Rows, Rows]:
+    """Keys and values `[rows, heads, head_dim]` of a payload; a `ProtocolError` when its size does not fit."""
+    if dtype not in DTYPES:
+        raise ProtocolError(f"unknown record precision {dtype!r}")
+    if len(payload) != rows * row_bytes(dtype, heads, head_dim):
+        raise ProtocolError(f"{len(payload)} bytes for {rows} {dtype} records of {heads} x {head_dim}")
+    shape = (2, rows, heads, head_dim)
+    if dtype == "fp16":
+        both = np.frombuffer(payload, dtype="<f2").reshape(shape).astype(np.float32)
+        return both[0], both[1]
+    group = _group(dtype, head_dim)
+    numbers = 2 * rows * heads * head_dim
+    plane = numbers // 2 if dtype == "int4" else numbers
+    packed = np.frombuffer(payload, dtype=np.uint8, count=plane)
+    levels = _unpack(packed) if dtype == "int4" else packed.view(np.int8)
+    scales = np.frombuffer(payload, dtype="<f2", offset=plane).astype(np.float32)
+    both = (levels.astype(np.float32).reshape(-1, group) * scales[:, None]).reshape(shape)
+    return both[0], both[1]
+
+
+def _group(dtype: RecordDtype, head_dim: int) -> int:
+    """Numbers that share a scale."""
+    return _INT4_GROUP if dtype == "int4" and head_dim % _INT4_GROUP == 0 else head_dim
+
+
+def _quantize(rows: Rows, dtype: RecordDtype) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    top = _LEVELS[dtype]
+    groups = rows.reshape(-1, _group(dtype, rows.shape[-1]))
+    # Levels are taken from the scale as it will arrive, rounded to fp16; the clip holds the largest number inside.
+    scale = np.clip(np.abs(groups).max(axis=1, initial=0.0) / top, 0, 65504).astype("<f2")
+    safe = np.where(scale > 0, scale.astype(np.float32), np.float32(1))
+    levels = np.clip(np.rint(groups / safe[:, None]), -top, top).astype(np.int8)
+    return levels, scale
+
+
+def _pack(levels: NDArray[np.int8]) -> bytes:
+    """Two levels a byte, the even one low, offset by 8."""
+    pairs = (levels.reshape(-1, 2) + 8).astype(np.uint8)
+    return (pairs[:, 0] | (pairs[:, 1] << 4)).tobytes()
+
+
+def _unpack(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
+    pairs = np.stack([packed & 15, packed >> 4], axis=1)
+    return (pairs.astype(np.int8) - np.int8(8)).reshape(-1)

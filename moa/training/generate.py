@@ -1,0 +1,103 @@
+"""`--generate`: the target answers the data's prompts itself, so that the drafter learns what it will have to guess."""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from moa.errors import UsageError
+from moa.model.target import Target
+from moa.sampling import SamplingSettings
+from moa.speculate import GenerationSettings, Speculator
+from moa.training.progress import Progress
+from moa.training.sources import Example, Reader
+
+PROMPT_TOKENS = 64
+"""How much of a plain text stands before what the target writes."""
+
+
+class GeneratedAnswers:
+    """`generated.jsonl`: one line per prompt, in the data's order, and beside it what it was made with."""
+
+    def __init__(self, out: Path, made_with: dict[str, Any]) -> None:
+        self.path, self._about = out / "generated.jsonl", out / "generated.json"
+        self.made_with: dict[str, Any] = json.loads(json.dumps(made_with))
+
+    def complete(self) -> bool:
+        """Whether every prompt has its answer; answers that were made with other settings are refused."""
+        if not self._about.exists():
+            return False
+        try:
+            about = json.loads(self._about.read_text(encoding="utf-8"))
+            saved, done = about["made_with"], bool(about["complete"])
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise UsageError(f"{self._about} is damaged", hint="delete it and generated.jsonl") from None
+        if different := sorted(k for k in {*saved, *self.made_with} if saved.get(k) != self.made_with.get(k)):
+            raise UsageError(
+                f"{self.path} was generated with another {different[0].replace('_', ' ')}",
+                hint="use the flags it was made with, or another --out",
+            )
+        return done
+
+    def write(self, target: Target, reader: Reader, examples: Iterable[Example], *, quiet: bool = False) -> None:
+        """Answer every prompt that has no line yet."""
+        if self.complete():
+            return
+        self._about.parent.mkdir(parents=True, exist_ok=True)
+        self._note(complete=False)
+        prompts = list(self._prompts(target, reader, examples))
+        done = self._whole_windows(target.pool.slots)
+        speculator = Speculator(target)
+        with (
+            self.path.open("a", encoding="utf-8") as file,
+            Progress(len(prompts), done, quiet=quiet, of="answer") as bar,
+        ):
+            for at in range(done, len(prompts), target.pool.slots):
+                began = time.perf_counter()
+                window = [list(prompt) for prompt in prompts[at : at + target.pool.slots]]
+                # The noise of a sampled token is a function of seed and position: another seed for every window.
+                answers = speculator.generate(window, self._settings(seed=at))
+                for prompt, answer in zip(window, answers, strict=True):
+                    line = {"ids": prompt + answer.ids, "prompt_tokens": len(prompt), "finish": answer.finish}
+                    file.write(json.dumps(line) + "\n")
+                file.flush()
+                tokens = sum(len(answer.ids) for answer in answers)
+                bar.advance({"tokens_per_s": tokens / (time.perf_counter() - began)}, len(window))
+        self._note(complete=True)
+
+    def _prompts(self, target: Target, reader: Reader, examples: Iterable[Example]) -> Iterator[array[int]]:
+        room = target.pool.capacity - self.made_with["max_new_tokens"]
+        for example in examples:
+            prompt = reader.prompt(example, PROMPT_TOKENS)
+            if 0 < len(prompt) <= room:
+                yield array("i", prompt)
+
+    def _settings(self, seed: int) -> GenerationSettings:
+        sampling = SamplingSettings(temperature=self.made_with["temperature"], seed=self.made_with["seed"] + seed)
+        return GenerationSettings(max_new_tokens=self.made_with["max_new_tokens"], sampling=sampling, shape=None)
+
+    def _whole_windows(self, size: int) -> int:
+        """How many answers are there; what a killed process left of its last window is cut off, to be made again."""
+        if not self.path.exists():
+            return 0
+        with self.path.open("r+b") as file:
+            ends = list(_line_ends(file))
+            kept = len(ends) // size * size
+            file.truncate(ends[kept - 1] if kept else 0)
+        return kept
+
+    def _note(self, *, complete: bool) -> None:
+        about = {"complete": complete, "made_with": self.made_with}
+        self._about.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def _line_ends(file: BinaryIO) -> Iterator[int]:
+    at = 0
+    for line in file:
+        at += len(line)
+        if line.endswith(b"\n"):
+            yield at

@@ -1,0 +1,149 @@
+"""What one `moa-train` run consists of: drafter, teacher, data and loop, made from the options."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import nn
+
+from moa.config import DrafterConfig
+from moa.errors import UsageError
+from moa.model.checkpoint import load_weights, new_drafter, save_drafter
+from moa.model.drafter import Drafter
+from moa.model.loading import LoadedModel, load_tokenizer
+from moa.training import options
+from moa.training.data import Document, PackedRows, pack
+from moa.training.distill import Distillation
+from moa.training.loop import Loop, LoopSettings
+from moa.training.sources import Reader, examples
+from moa.training.teacher import Teacher
+
+SHORTEST_ROW = 16
+"""Below this a row holds no more than the lags that are to be learnt."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that has all it needs but its data."""
+
+    args: argparse.Namespace
+    drafter: Drafter
+    task: Distillation
+    reader: Reader
+    target_id: str
+    start: str
+    """Digest of the weights that training starts from; empty for random ones."""
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, loaded: LoadedModel) -> Job:
+        """Check every option, before any time is spent."""
+        facts = loaded.facts
+        if not SHORTEST_ROW <= args.length <= facts.max_positions:
+            raise UsageError(f"--length must be within {SHORTEST_ROW}..{facts.max_positions}, the target's positions")
+        if args.max_new_tokens < 1 or (args.length + args.max_new_tokens > facts.max_positions and args.generate):
+            raise UsageError(
+                f"--length and --max-new-tokens together must be within the target's {facts.max_positions}"
+            )
+        lesson = options.distill_settings(args)
+        options.loop_settings(args, rows=1, world=1)
+        seed = args.seed or 0
+        torch.manual_seed(seed)
+        if args.init is None:
+            shape = {"tli": args.tli or 0, **options.shape_overrides(args)}
+            drafter = new_drafter(DrafterConfig.for_target(facts, **shape), loaded.model)
+        else:
+            config = options.initial_config(args, DrafterConfig.read(args.init, facts))
+            drafter = new_drafter(config, loaded.model)
+            load_weights(drafter, args.init)
+        task = Distillation(
+            drafter, Teacher(loaded.model), lesson, seed, gradient_checkpointing=args.gradient_checkpointing
+        )
+        start = "" if args.init is None else _digest(drafter)
+        return cls(
+            args, drafter, task, Reader(load_tokenizer(loaded.folder), facts.vocab_size), facts.weights_id, start
+        )
+
+    @property
+    def batch(self) -> int:
+        """Rows per process and micro-step."""
+        return options.loop_settings(self.args, rows=1, world=1).batch
+
+    def rows(self, folder: Path, about: Mapping[str, Any], sources: Sequence[str]) -> PackedRows:
+        """The data as packed rows: written by the first process, once; a resumed run finds them there."""
+        wanted = json.loads(json.dumps({**about, "length": self.args.length}))
+        note = folder / "about.json"
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            found = json.loads(note.read_text(encoding="utf-8")) if note.exists() else None
+            if found != wanted:
+                if (folder.parent / "checkpoint").is_dir():
+                    raise UsageError(f"{folder.parent} holds a run on other data", hint="choose another --out")
+                pack(self._documents(sources), self.args.length, folder)
+                note.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+        if dist.is_initialized():
+            dist.barrier()
+        return PackedRows(folder)
+
+    def _documents(self, sources: Sequence[str]) -> Iterator[Document]:
+        for example in examples(sources):
+            yield from self.reader.documents(example)
+
+    def loop(self, rows: PackedRows, out: Path, *, identity: Mapping[str, Any], quiet: bool = False) -> Loop:
+        """The loop over the rows."""
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        course = {
+            **identity,
+            "losses": dataclasses.asdict(self.task.settings),
+            "shape": dataclasses.asdict(self.drafter.config),
+            "target": self.target_id,
+            "start": self.start,
+        }
+        settings = options.loop_settings(self.args, len(rows), world)
+        return Loop(self.task, rows, settings, out, quiet=quiet or self.args.quiet, identity=course)
+
+    def settings(self, loop: Loop) -> dict[str, Any]:
+        """All settings, as they were resolved."""
+        settings: LoopSettings = loop.settings
+        return {
+            "loop": dataclasses.asdict(settings),
+            "losses": dataclasses.asdict(self.task.settings),
+            "shape": dataclasses.asdict(self.drafter.config),
+            "length": self.args.length,
+            "processes": loop.world,
+            "gradient_checkpointing": self.task.gradient_checkpointing,
+        }
+
+    def save(self, out: Path, dtype: torch.dtype) -> None:
+        """Write config and weights; a file takes its place only when it is whole."""
+        fresh = out / "weights.new"
+        try:
+            save_drafter(self.drafter, fresh, dtype)
+        except (OSError, SafetensorError) as error:
+            raise UsageError(
+                f"cannot write the drafter to {out}: {error}", hint="its last checkpoint is kept"
+            ) from None
+        for file in fresh.iterdir():
+            os.replace(file, out / file.name)
+        fresh.rmdir()
+
+
+def parameter_count(module: nn.Module | None) -> int:
+    """Numbers in a module's own weights."""
+    return 0 if module is None else sum(p.numel() for p in module.parameters())
+
+
+def _digest(module: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(name.encode() + value.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()

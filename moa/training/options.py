@@ -1,0 +1,193 @@
+"""The command line of `moa-train`, and the settings that come of it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from moa.config import DrafterConfig
+from moa.errors import UsageError
+from moa.training.distill import PAPER, DistillSettings
+from moa.training.loop import LoopSettings
+from moa.training.masks import AnchorRule, Spacing
+
+EXAMPLES = """\
+examples:
+  moa-train meta-llama/Llama-3.1-8B-Instruct --data chats.jsonl --generate --out drafter
+  moa-train ./target --data texts/ notes.txt --out drafter --steps 2000 --length 512
+  moa-train ./target --data HuggingFaceH4/ultrachat_200k:train_sft --out drafter --paper --tli 1
+  moa-train ./target --data chats.jsonl --out drafter --init published-drafter/ --learning-rate 3e-4
+  torchrun --nproc-per-node 8 -m moa.training.cli ./target --data chats.jsonl --out drafter --device cuda
+
+A run that was stopped goes on where it was when the same command is given again.
+"""
+
+PAPER_LOOP: dict[str, Any] = {"optimizer": "adam", "learning_rate": 6e-4}
+SHAPE = (
+    *(f"{part}_{what}" for part in ("self_attention", "cross_attention", "layer_self_attention")
+      for what in ("intermediate_size", "num_key_value_heads")),
+    "num_attention_heads", "final_state", "confidence", "use_lsa", "use_ca",
+)  # fmt: skip
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SHORT = {"self_attention": "sa", "cross_attention": "ca", "layer_self_attention": "lsa"}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as the rest of the program does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint="moa-train --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every option; those with a default of None leave the choice to the settings' own defaults, or to `--paper`."""
+    top = _Parser(
+        prog="moa-train",
+        description="Train a Mixture-of-Attentions drafter beside a frozen target.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("target", help="folder or hub id of the target model")
+    top.add_argument(
+        "--data", nargs="+", required=True, metavar="SOURCE", help="jsonl or text files, folders, dataset ids"
+    )
+    top.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the drafter's folder; holds checkpoints too"
+    )
+    top.add_argument(
+        "--init", type=Path, metavar="DIR", help="start from this drafter: ours, or the paper's published one"
+    )
+    top.add_argument(
+        "--paper", action="store_true", help="losses, masks, optimiser and rate of the paper's public code"
+    )
+    top.add_argument(
+        "--dry-run", action="store_true", help="sizes, and the measured memory and time of two steps; no training"
+    )
+    top.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
+    top.add_argument("--quiet", action="store_true", help="no progress")
+    _add_generate(top.add_argument_group("answers of the target's own"))
+    _add_shape(top.add_argument_group("shape (sizes default to a share of the target's)"))
+    _add_lesson(top.add_argument_group("what is learnt"))
+    _add_run(top.add_argument_group("the run"))
+    return top
+
+
+def _add_generate(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--generate", action="store_true", help="the target answers the data's prompts first, once")
+    group.add_argument("--generate-only", action="store_true", help="stop after that (before a run under torchrun)")
+    group.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
+    group.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
+
+
+def _add_shape(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--tli", type=int, metavar="N", help="borrowed target layers after CA (default 0)")
+    group.add_argument("--heads", type=int, dest="num_attention_heads", metavar="N")
+    for part, short in _SHORT.items():
+        group.add_argument(f"--{short}-intermediate", type=int, dest=f"{part}_intermediate_size", metavar="N")
+        group.add_argument(f"--{short}-kv-heads", type=int, dest=f"{part}_num_key_value_heads", metavar="N")
+    yes_or_no = argparse.BooleanOptionalAction
+    group.add_argument("--final-state", action=yes_or_no, help="give activations the target's final hidden state too")
+    group.add_argument("--confidence", action=yes_or_no, help="a head that learns how often the target agrees")
+    group.add_argument("--lsa", action=yes_or_no, dest="use_lsa", help="layer self-attention (ablation)")
+    group.add_argument("--ca", action=yes_or_no, dest="use_ca", help="cross-attention (ablation)")
+
+
+def _add_lesson(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--loss", choices=["kl", "ce", "tv"])
+    group.add_argument("--loss-weight", type=float)
+    group.add_argument(
+        "--feature-weight", type=float, help="of smooth-L1 between final states (default 0; the paper: 1)"
+    )
+    group.add_argument(
+        "--spacing",
+        metavar="LOW-HIGH[:SHARE],...",
+        help="tokens between anchors, and the share of documents: 6-14:0.6,32-64:0.2; the rest see their prompt alone",
+    )
+    group.add_argument(
+        "--own-activation", action=argparse.BooleanOptionalAction, help="anchors see their own, as in the paper"
+    )
+    group.add_argument(
+        "--staircase", action=argparse.BooleanOptionalAction, help="hide old tokens from SA early in training"
+    )
+    group.add_argument("--lag-decay", type=float, metavar="D", help="weight of each further token ahead (default 1)")
+
+
+def _add_run(group: argparse._ArgumentGroup) -> None:
+    length = group.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=int)
+    length.add_argument("--epochs", type=float, help="default 1")
+    group.add_argument("--batch", type=int, help="rows per process and micro-step (default 16)")
+    group.add_argument("--accumulate", type=int, help="micro-steps per step (default 1)")
+    group.add_argument("--length", type=int, default=512, help="tokens in a row (default 512)")
+    group.add_argument("--learning-rate", type=float)
+    group.add_argument("--final-rate", type=float, help="the last learning rate, as a share of the peak")
+    group.add_argument("--warmup", type=int)
+    group.add_argument("--weight-decay", type=float)
+    group.add_argument("--clip", type=float)
+    group.add_argument("--optimizer", choices=["muon", "adam"])
+    group.add_argument("--precision", choices=["bf16", "fp32"])
+    group.add_argument(
+        "--weights", choices=sorted(PRECISIONS), default="fp32", help="precision of the file that is written"
+    )
+    group.add_argument("--gradient-checkpointing", action="store_true", help="less memory, about a third more time")
+    group.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+    group.add_argument("--seed", type=int)
+    group.add_argument("--checkpoint-every", type=int, metavar="STEPS")
+
+
+def loop_settings(args: argparse.Namespace, rows: int, world: int) -> LoopSettings:
+    """The loop's settings; `rows` of data turn epochs into steps."""
+    chosen: dict[str, Any] = (PAPER_LOOP if args.paper else {}) | _given(args, LoopSettings)
+    if "steps" not in chosen:
+        epochs = 1.0 if args.epochs is None else args.epochs
+        if not 0 < epochs < float("inf"):
+            raise UsageError(f"--epochs must be above 0, not {epochs}")
+        settings = LoopSettings(**chosen, steps=1)
+        chosen["steps"] = max(1, round(epochs * rows / (settings.batch * settings.accumulate * world)))
+    return LoopSettings(**chosen)
+
+
+def distill_settings(args: argparse.Namespace) -> DistillSettings:
+    """Losses and masks."""
+    settings = PAPER if args.paper else DistillSettings()
+    spacings = settings.anchors.spacings if args.spacing is None else parse_spacings(args.spacing)
+    strict = settings.anchors.strict if args.own_activation is None else not args.own_activation
+    return dataclasses.replace(settings, **_given(args, DistillSettings), anchors=AnchorRule(spacings, strict))
+
+
+def shape_overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """The dimensions that were given, by their name in the drafter's config."""
+    return {name: value for name in SHAPE if (value := getattr(args, name)) is not None}
+
+
+def initial_config(args: argparse.Namespace, config: DrafterConfig) -> DrafterConfig:
+    """The shape of `--init`'s drafter, which only the number of borrowed layers may change: those are not its own."""
+    if given := sorted(shape_overrides(args)):
+        raise UsageError(f"--init brings its own shape, {given[0].replace('_', ' ')} cannot be changed")
+    return config if args.tli is None else dataclasses.replace(config, tli=args.tli)
+
+
+def parse_spacings(text: str) -> tuple[Spacing, ...]:
+    """`6-14:0.6,32-64:0.2`; one number is both ends, and a share that is left out is what the others leave."""
+    found: list[tuple[int, int, float | None]] = []
+    for part in text.split(","):
+        span, colon, share = part.partition(":")
+        low, _, high = span.partition("-")
+        try:
+            found.append((int(low), int(high or low), float(share) if colon else None))
+        except ValueError:
+            raise UsageError(f"--spacing {part!r} is not LOW-HIGH or LOW-HIGH:SHARE") from None
+    left = 1.0 - sum(share for *_, share in found if share is not None)
+    if sum(share is None for *_, share in found) > 1:
+        raise UsageError(f"--spacing {text!r}: only one spacing may leave its share out")
+    return tuple(Spacing(low, high, left if share is None else share) for low, high, share in found)
+
+
+def _given(args: argparse.Namespace, settings: type[Any]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(settings)}
+    return {name: value for name, value in vars(args).items() if name in names and value is not None}

@@ -1,0 +1,45 @@
+"""The wire: messages, codec, limits and both ends' session state machines. No I/O and no torch.
+
+`messages` holds the two closed sets of typed messages, `codec` turns them into frames and checks limits, `session` is
+the edge's state machine and `history` the server's, `finish` says when a turn ends, `versions` how ends agree,
+`codes` what an error means. `docs/wire-protocol.md` tells it as a story.
+"""
+
+from moa.wire.codec import chain_hash, check, decode_client, decode_server, encode, wire_limits
+from moa.wire.codes import RETRYABLE, CloseCode, Code, Refusal, remote_error
+from moa.wire.events import Advanced, Event, Ready, Recovered, Refused, Rows
+from moa.wire.history import History, Timing
+from moa.wire.limits import Limits
+from moa.wire.ranges import Ranges
+from moa.wire.session import ClientSession
+from moa.wire.versions import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, agree_features, agree_version
+
+__all__ = [
+    "FEATURES",
+    "PROTOCOL_VERSIONS",
+    "RETRYABLE",
+    "SUBPROTOCOL",
+    "Advanced",
+    "ClientSession",
+    "CloseCode",
+    "Code",
+    "Event",
+    "History",
+    "Limits",
+    "Ranges",
+    "Ready",
+    "Recovered",
+    "Refusal",
+    "Refused",
+    "Rows",
+    "Timing",
+    "agree_features",
+    "agree_version",
+    "chain_hash",
+    "check",
+    "decode_client",
+    "decode_server",
+    "encode",
+    "remote_error",
+    "wire_limits",
+]

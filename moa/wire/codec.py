@@ -1,0 +1,111 @@
+"""Bytes to messages and back. One binary websocket frame is one message."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from moa.wire.codes import Code, Refusal
+from moa.wire.limits import Limits
+from moa.wire.messages import Append, ClientMessage, Message, Open, ServerMessage, Verify, WireLimits
+
+_M = TypeVar("_M")
+_encoder = msgspec.msgpack.Encoder()
+_client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
+
+
+def encode(message: Message) -> bytes:
+    """The frame of a message."""
+    return _encoder.encode(message)
+
+
+def decode_client(frame: bytes) -> ClientMessage:
+    """Read what an edge sent. Anything malformed or out of range is a `Refusal`, whatever the bytes."""
+    return _decode(_client_decoder, frame)
+
+
+def decode_server(frame: bytes) -> ServerMessage:
+    """Read what a verifier sent."""
+    return _decode(_server_decoder, frame)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_M], frame: bytes) -> _M:
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(Code.BAD_MESSAGE, f"not a message of this protocol: {error}") from None
+    except RecursionError:
+        raise Refusal(Code.BAD_MESSAGE, "not a message of this protocol: nested too deep") from None
+
+
+def chain_hash(ids: Sequence[int]) -> bytes:
+    """16 bytes that two logs share only when they hold the same tokens."""
+    return hashlib.blake2b(np.asarray(ids, dtype="<u4").tobytes(), digest_size=16).digest()
+
+
+def wire_limits(limits: Limits, *, max_context_tokens: int) -> WireLimits:
+    """The part of the limits that a client is told; the model may hold less context than the limits allow."""
+    told = {name: getattr(limits, name) for name in WireLimits.__struct_fields__}
+    return WireLimits(**(told | {"max_context_tokens": max_context_tokens}))
+
+
+def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
+    """Refuse what is well-formed but outside the limits, before anything is allocated for it."""
+    match message:
+        case Open() | Append():
+            _check_turn(message, limits, vocab_size)
+        case Verify():
+            check_draft(message.tokens, message.parents, limits, vocab_size)
+        case _:
+            pass
+
+
+def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None:
+    messages = message.messages if isinstance(message, Open) else []
+    if bool(message.ids) == bool(messages):
+        raise Refusal(Code.BAD_MESSAGE, "there must be ids, or messages instead")
+    _at_most(len(message.ids), limits.max_prompt_tokens, "max_prompt_tokens", "prompt tokens")
+    _at_most(message.max_new_tokens, limits.max_new_tokens, "max_new_tokens", "new tokens")
+    if message.max_new_tokens < 1:
+        raise Refusal(Code.BAD_MESSAGE, "max_new_tokens must be at least 1")
+    _at_most(len(message.stop), limits.max_stop_strings, "max_stop_strings", "stop strings")
+    stop_bytes = sum(len(s.encode()) for s in message.stop)
+    _at_most(stop_bytes, limits.max_stop_bytes, "max_stop_bytes", "bytes of stop strings")
+    if "" in message.stop:
+        raise Refusal(Code.BAD_MESSAGE, "a stop string must not be empty")
+    size = sum(len(turn.content.encode("utf-8", "replace")) for turn in messages)
+    _at_most(size, limits.max_message_bytes, "max_message_bytes", "bytes of messages")
+    _in_vocab(message.ids, vocab_size)
+    if isinstance(message, Open) and message.generated >= max(1, len(message.ids)):
+        raise Refusal(Code.BAD_MESSAGE, "generated must be below the number of ids")
+
+
+def check_draft(tokens: Sequence[int], parents: Sequence[int], limits: Limits, vocab_size: int) -> None:
+    """A bad index would be an illegal memory access on a GPU, and so the end of every session: check each one."""
+    if not parents:
+        _at_most(len(tokens), limits.max_chain_tokens, "max_chain_tokens", "tokens in a chain")
+    else:
+        _at_most(len(tokens), limits.max_tree_nodes, "max_tree_nodes", "nodes in a tree")
+        if len(parents) != len(tokens):
+            raise Refusal(Code.BAD_MESSAGE, f"{len(tokens)} tokens but {len(parents)} parents")
+        if parents[0] != -1:
+            raise Refusal(Code.BAD_MESSAGE, "node 0 is the root: its parent must be -1")
+        for node, parent in enumerate(parents):
+            if node and not 0 <= parent < node:
+                raise Refusal(Code.BAD_MESSAGE, f"parent of node {node} must be in 0..{node - 1}, not {parent}")
+    _in_vocab(tokens, vocab_size)
+
+
+def _in_vocab(ids: Sequence[int], vocab_size: int) -> None:
+    if ids and max(ids) >= vocab_size:
+        raise Refusal(Code.BAD_MESSAGE, f"token id {max(ids)} is outside the vocabulary of {vocab_size}")
+
+
+def _at_most(value: int, limit: int, name: str, what: str) -> None:
+    if value > limit:
+        raise Refusal(Code.LIMIT, f"{value} {what}, at most {limit}", limit=name)

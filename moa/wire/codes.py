@@ -1,0 +1,110 @@
+"""Error codes, close codes, and which of them are worth another try: decided here and nowhere else."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from moa.errors import ProtocolError, RemoteError
+from moa.wire.messages import Error
+
+
+class Code(StrEnum):
+    """What an `Error` can say. An end that meets a code it does not know treats it as fatal for its subject."""
+
+    BAD_MESSAGE = "bad_message"
+    """The frame is no message of the protocol, or a field is out of range."""
+    VERSION = "version"
+    """No protocol version in common."""
+    TOKENIZER = "tokenizer_mismatch"
+    """Client and target do not share the tokenizer: tokens would mean different text."""
+    TARGET = "target_mismatch"
+    """The client asked for another target."""
+    LIMIT = "limit"
+    """A limit was exceeded; `limit` names it."""
+    BUSY = "busy"
+    """No room now; try again after `retry_after_ms`."""
+    DEADLINE = "deadline"
+    """The request waited longer than it was worth; nothing was run."""
+    CANCELLED = "cancelled"
+    """The round was cancelled before it ran."""
+    UNKNOWN_SESSION = "unknown_session"
+    """No such session here (of this principal): resume or open it."""
+    CONFLICT = "conflict"
+    """The request does not fit the session's log or rounds."""
+    UNSUPPORTED = "unsupported"
+    """A feature that was not agreed."""
+    DRAINING = "draining"
+    """The server is stopping: go elsewhere."""
+    QUARANTINED = "quarantined"
+    """This session's work failed in the engine; it was dropped. Open it again."""
+    INTERNAL = "internal"
+    """The server failed; its log has the details."""
+
+
+RETRYABLE = frozenset({Code.BUSY, Code.DEADLINE, Code.DRAINING, Code.INTERNAL})
+"""The same request may succeed later, here or elsewhere."""
+
+
+class CloseCode:
+    """Websocket close codes in use."""
+
+    NORMAL = 1000
+    """The edge has nothing more to ask."""
+    PROTOCOL_ERROR = 1002
+    """Hello missing, not first, or refused; too many bad messages."""
+    BAD_DATA = 1003
+    """A text frame."""
+    POLICY = 1008
+    """Too slow a reader, or another rule broken."""
+    TOO_BIG = 1009
+    """A frame beyond `max_frame_bytes`."""
+    INTERNAL = 1011
+    """The verifier failed; its log has the details."""
+    RESTART = 1012
+    """The server drained; connect again, here or elsewhere."""
+    TRY_LATER = 1013
+    """No room for another connection."""
+
+
+class Refusal(ProtocolError):
+    """A request that must be answered with a typed error. Raised by pure code, sent by a transport."""
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        limit: str = "",
+        retry_after_ms: int = 0,
+        session: bytes = b"",
+        round: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.limit = limit
+        self.retry_after_ms = retry_after_ms
+        self.session = session
+        self.round = round
+
+    @property
+    def retryable(self) -> bool:  # type: ignore[override]
+        """Whether the same request may succeed later."""
+        return self.code in RETRYABLE
+
+    def error(self, *, session: bytes = b"", round: int = 0) -> Error:
+        """The message that tells the other end."""
+        return Error(
+            code=self.code.value,
+            message=str(self),
+            session=self.session or session,
+            round=self.round or round,
+            retry_after_ms=self.retry_after_ms,
+            limit=self.limit,
+        )
+
+
+def remote_error(message: Error) -> RemoteError:
+    """The exception for an `Error` that arrived; it carries `retry_after` (seconds) when trying again makes sense."""
+    retry = message.retry_after_ms / 1000 if message.code in RETRYABLE else None
+    hint = f"limit {message.limit}" if message.limit else ""
+    return RemoteError(message.code, message.message, retry_after=retry, hint=hint)

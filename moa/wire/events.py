@@ -1,0 +1,67 @@
+"""What a message of the server means to the edge's session: the events of `ClientSession.receive`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moa.wire.messages import Activations, Append, Error, Finish, Open, Stream, Verify
+
+Request = Open | Append | Verify | Stream
+"""What a session asks and the server answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The server has the prompt (or the next turn). `ids` are the log's new tokens when the server made them."""
+
+    length: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """Verified `tokens` joined the log after position `base`. `path` are the accepted nodes of a verify round."""
+
+    round: int
+    base: int
+    tokens: tuple[int, ...]
+    path: tuple[int, ...]
+    finish: Finish
+    done: bool
+    queue_ms: float
+    forward_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Activation records arrived; `moa.records` reads the payload."""
+
+    message: Activations
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request was refused. When `retry`, it still stands: send `session.unsettled` again after `retry_after`."""
+
+    error: Error
+    retry: bool
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds."""
+        return self.error.retry_after_ms / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The session stands again once `resend` is sent. `tokens` are verified tokens that had been missed."""
+
+    outcome: Literal["resumed", "reprefilled", "gone"]
+    base: int
+    tokens: tuple[int, ...]
+    finish: Finish
+    resend: tuple[Request, ...]
+
+
+Event = Ready | Advanced | Rows | Refused | Recovered

@@ -1,0 +1,61 @@
+"""When a turn ends: decided by the server, checked by the edge, so one function for both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from moa.wire.messages import Finish
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRules:
+    """What ends a turn. `start` is the position of its first output token."""
+
+    start: int
+    max_new_tokens: int
+    max_context: int
+    eos_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+
+
+def first_finish(rules: TurnRules, log: Sequence[int], new: Sequence[int], decode: Decode | None) -> tuple[int, Finish]:
+    """How many of the `new` tokens belong to the turn when they follow `log`, and why it ends there ("" = it goes on).
+
+    `decode` turns output tokens into text; it is only called when there are stop strings.
+    """
+    for index, token in enumerate(new):
+        length = len(log) + index + 1
+        if token in rules.eos_ids:
+            return index + 1, "eos"
+        if rules.stop and decode is not None and _stopped(rules, log, new[: index + 1], decode):
+            return index + 1, "stop"
+        if length - rules.start >= rules.max_new_tokens:
+            return index + 1, "length"
+        if length >= rules.max_context:
+            return index + 1, "context"
+    return len(new), ""
+
+
+def cut_path(
+    rules: TurnRules,
+    log: Sequence[int],
+    tokens: Sequence[int],
+    path: Sequence[int],
+    next_token: int,
+    decode: Decode | None,
+) -> tuple[list[int], int, Finish]:
+    """The part of an accepted path of a draft that belongs to the turn, the token after it, and why the turn ends."""
+    new = [*(tokens[node] for node in path[1:]), next_token]
+    kept, finish = first_finish(rules, log, new, decode)
+    return list(path[:kept]), new[kept - 1], finish
+
+
+def _stopped(rules: TurnRules, log: Sequence[int], new: Sequence[int], decode: Decode) -> bool:
+    # Every token but a few special ones adds at least a byte, so this window holds the longest stop string.
+    window = max(len(stop.encode()) for stop in rules.stop) + 16
+    output = [*log[max(rules.start, len(log) - window) :], *new][-window:]
+    text = decode(output)
+    return any(stop in text for stop in rules.stop)

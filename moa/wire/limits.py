@@ -1,0 +1,76 @@
+"""Every limit of the service, in one settings class. The wire's own hard ceilings stand in `messages`.
+
+Exceeding a limit is answered with a typed error whose `limit` is the name of the field here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from moa.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one verifier accepts, holds and waits for. Times are in seconds, sizes in bytes."""
+
+    # one message
+    max_frame_bytes: int = 256 * 1024
+    max_prompt_tokens: int = 8192
+    max_context_tokens: int = 8192
+    max_new_tokens: int = 4096
+    max_tree_nodes: int = 64
+    max_chain_tokens: int = 256
+    max_stop_strings: int = 8
+    max_stop_bytes: int = 128
+    max_message_bytes: int = 64 * 1024
+
+    # one connection
+    max_sessions_per_connection: int = 64
+    hello_timeout: float = 10.0
+    handshake_timeout: float = 10.0
+    send_timeout: float = 20.0
+    ping_interval: float = 20.0
+    ping_timeout: float = 20.0
+    send_buffer_bytes: int = 64 * 1024
+    record_window_bytes: int = 512 * 1024
+    max_bad_messages: int = 8
+
+    # one principal
+    max_sessions_per_principal: int = 256
+    max_connections_per_principal: int = 256
+    max_queue_per_principal: int = 64
+    max_tokens_per_second: float = 0.0
+    """Prompt and draft tokens a principal may have run in a second, on average; 0 is no limit."""
+    max_burst_tokens: int = 32768
+
+    # the whole service
+    max_connections: int = 4096
+    max_sessions: int = 4096
+    max_queue: int = 512
+    max_log_bytes: int = 64 * 1024 * 1024
+    idle_seconds: float = 2.0
+    """A connected session that has paused this long may lose its slot to one that needs it."""
+    detached_seconds: float = 300.0
+    """A session without a connection keeps its slot this long (less when others need it)."""
+    cold_seconds: float = 3600.0
+    """A session without a slot keeps its token log this long."""
+    request_seconds: float = 30.0
+    """A verify that has waited longer than this is answered `deadline` instead of run."""
+    drain_seconds: float = 20.0
+    busy_retry_seconds: float = 0.25
+    """The shortest `retry_after` of a busy answer; it grows with the queue."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            may_be_zero = field.name == "max_tokens_per_second"
+            if not isinstance(value, int | float) or value < 0 or (value == 0 and not may_be_zero):
+                raise ConfigError(f"limit {field.name} must be above 0, not {value!r}")
+            if field.type == "int" and not isinstance(value, int):
+                raise ConfigError(f"limit {field.name} must be a whole number, not {value!r}")
+        if self.max_prompt_tokens > self.max_context_tokens:
+            raise ConfigError("limit max_prompt_tokens must not be above max_context_tokens")
+        if self.max_frame_bytes < 4096:
+            raise ConfigError(f"limit max_frame_bytes must be at least 4096, not {self.max_frame_bytes}")

@@ -1,0 +1,322 @@
+"""Every message of the protocol: two closed sets of typed, tagged msgpack arrays, one for each direction.
+
+Edge to verifier (`ClientMessage`)
+    Hello     first on every connection: versions, features, identities of drafter, tokenizer, target
+    Open      a new session (idempotent): prompt as ids or chat messages, sampling, limits of the turn
+    Append    the next turn of a session (idempotent by base)
+    Verify    a draft tree or chain to check (idempotent by round)
+    Stream    "draft for yourself": the server drafts, verifies and streams (a round like any other)
+    Cancel    stop the running round where it is
+    Resume    take a session over after a lost connection
+    Sync      which activation records are wanted: precision, byte rate, rows held
+    Ack       bytes of activations received on this connection so far: flow control of the low-priority stream
+    Close     forget the session
+Verifier to edge (`ServerMessage`)
+    Welcome   answer to Hello: agreed version and features, identities, record contract, limits
+    Opened    answer to Open and Append
+    Verdict   answer to Verify: accepted nodes, the target's own next token, finish reason, times
+    StreamTokens  tokens of a Stream round, in order
+    Activations   a run of activation records (raw tensor bytes with dtype, shape and row range)
+    Resumed   answer to Resume: resumed, reprefilled or gone, and the tokens that the edge has missed
+    Error     a typed refusal
+    Goaway    this server is about to stop: resume elsewhere
+
+The log of a session is prompt and output tokens alike; an index into it is a *position*. The last token of the log is
+*pending*: emitted, not yet run through the target. A round's `base` is the position of the pending token, and a draft's
+node 0 is the pending token itself. The first round of a session starts from the last prompt token.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+SessionId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Position = Annotated[int, Meta(ge=0, lt=2**31)]
+Round = Annotated[int, Meta(ge=0, lt=2**31)]
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+Milliseconds = Annotated[float, Meta(ge=0)]
+Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Parent = Annotated[int, Meta(ge=-1, lt=4096)]
+Name = Annotated[str, Meta(max_length=128)]
+Text = Annotated[str, Meta(max_length=1024)]
+Ids = Annotated[list[TokenId], Meta(max_length=2**20)]
+RecordDtype = Literal["off", "int8", "int4", "fp16"]
+Finish = Literal["", "eos", "stop", "length", "context"]
+"""Why the turn ended after this token: an end token, a stop string, `max_new_tokens`, a full context."""
+RowRange = tuple[Position, Position]
+"""Rows from..to (exclusive), as positions."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all wire structures: an array, so that names do not travel; unknown trailing fields are skipped."""
+
+
+class ChatMessage(Message, frozen=True):
+    """One message of a conversation."""
+
+    role: Annotated[str, Meta(max_length=32)]
+    content: Annotated[str, Meta(max_length=2**20)]
+
+
+class Sampling(Message, frozen=True):
+    """The fields of `moa.sampling.SamplingSettings`."""
+
+    temperature: float = 0.0
+    top_k: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+
+
+class RecordContract(Message, frozen=True):
+    """What a record is: CA keys, rotated at their own positions, and CA values, `heads x head_dim` each."""
+
+    heads: Count
+    head_dim: Count
+    dtypes: Annotated[list[Name], Meta(max_length=16)]
+
+
+class WireLimits(Message, frozen=True):
+    """The limits of `moa.wire.limits.Limits` that a client must keep to."""
+
+    max_frame_bytes: Count
+    max_prompt_tokens: Count
+    max_context_tokens: Count
+    max_new_tokens: Count
+    max_tree_nodes: Count
+    max_chain_tokens: Count
+
+
+# ---- edge to verifier ------------------------------------------------------------------------------------------
+
+
+class Hello(Message, tag="hello", frozen=True):
+    """First message of a connection. Identities are hashes; an empty one means "do not compare"."""
+
+    versions: Annotated[list[int], Meta(min_length=1, max_length=16)]
+    features: Annotated[list[Name], Meta(max_length=64)]
+    client: Name = ""
+    tokenizer: Name = ""
+    target: Name = ""
+    drafter: Name = ""
+
+
+class Open(Message, tag="open", frozen=True):
+    """A new session, or one that the server has lost. `ids` or `messages`, never both.
+
+    `generated` trailing ids are this turn's output already (after a loss, or text written offline and adopted);
+    `max_new_tokens` counts them. `round` is the last settled round, so that numbering goes on.
+    """
+
+    session: SessionId
+    ids: Ids = []
+    messages: Annotated[list[ChatMessage], Meta(max_length=1024)] = []
+    max_new_tokens: Count = 512
+    sampling: Sampling = Sampling()
+    stop: Annotated[list[Name], Meta(max_length=64)] = []
+    ignore_eos: bool = False
+    generated: Count = 0
+    round: Round = 0
+    records: RecordDtype = "int8"
+    record_rate: Count = 0
+    """Bytes of activations a second at most; 0 is whatever the link has room for."""
+    held: Annotated[list[RowRange], Meta(max_length=4096)] = []
+    """Record rows that the edge still holds from an earlier life of this session."""
+
+
+class Append(Message, tag="append", frozen=True):
+    """The next turn: `ids` go to the log at position `base`. Templating them is the edge's: it has the conversation."""
+
+    session: SessionId
+    base: Position
+    ids: Ids
+    max_new_tokens: Count = 512
+    stop: Annotated[list[Name], Meta(max_length=64)] = []
+    ignore_eos: bool = False
+    continues: bool = False
+    """The ids are output of the running turn (written offline and adopted); the turn keeps its start and limits."""
+
+
+class Verify(Message, tag="verify", frozen=True):
+    """Check a draft. `tokens[0]` is the pending token; `parents` index into the draft, -1 at node 0; none = a chain."""
+
+    session: SessionId
+    round: Round
+    base: Position
+    tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=4096)]
+    parents: Annotated[list[Parent], Meta(max_length=4096)] = []
+    deadline_ms: Count = 0
+    """Not worth running when it has waited this long; 0 is the server's own limit."""
+
+
+class Stream(Message, tag="stream", frozen=True):
+    """Let the server draft: up to `max_tokens` tokens after the pending one, sent as they are verified."""
+
+    session: SessionId
+    round: Round
+    base: Position
+    max_tokens: Count = 0
+    """0 is until the turn finishes."""
+
+
+class Cancel(Message, tag="cancel", frozen=True):
+    """Stop `round`: a stream ends after what it has sent; a verify that has not begun is not run."""
+
+    session: SessionId
+    round: Round
+
+
+class Resume(Message, tag="resume", frozen=True):
+    """Take over a session on this connection. The edge knows `length` settled tokens, whose `chain_hash` is `chain`."""
+
+    session: SessionId
+    length: Position
+    chain: Digest
+    round: Round
+    epoch: Count = 0
+    records: RecordDtype = "int8"
+    record_rate: Count = 0
+    held: Annotated[list[RowRange], Meta(max_length=4096)] = []
+
+
+class Sync(Message, tag="sync", frozen=True):
+    """Change the stream of activation records of a session, from now on."""
+
+    session: SessionId
+    records: RecordDtype = "int8"
+    record_rate: Count = 0
+    held: Annotated[list[RowRange], Meta(max_length=4096)] | None = None
+    """Rows to count as held; None leaves the server's own book as it is."""
+
+
+class Ack(Message, tag="ack", frozen=True):
+    """Activation payload bytes received on this connection, in all."""
+
+    received: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class Close(Message, tag="close", frozen=True):
+    """Forget the session and free what it holds. Idempotent; not answered."""
+
+    session: SessionId
+
+
+# ---- verifier to edge ------------------------------------------------------------------------------------------
+
+
+class Welcome(Message, tag="welcome", frozen=True):
+    """Answer to Hello. Without `records` there is token-only service: `notices` says why."""
+
+    version: int
+    features: list[str]
+    server: str
+    instance: str
+    """Another value means another process: it holds none of the sessions of before."""
+    tokenizer: str
+    target: str
+    drafter: str
+    vocab_size: Count
+    eos_ids: list[TokenId]
+    limits: WireLimits
+    records: RecordContract | None = None
+    notices: list[str] = []
+
+
+class Opened(Message, tag="opened", frozen=True):
+    """The session's log has `length` tokens now; `ids` are the new ones when the server made them from messages."""
+
+    session: SessionId
+    length: Count
+    epoch: Count = 0
+    ids: Ids = []
+
+
+class Verdict(Message, tag="verdict", frozen=True):
+    """What the target made of a draft: the accepted nodes (`path`, node 0 first) and its own `next_token` after them.
+
+    With a `finish`, `next_token` is the last token of the turn, even where the draft went further.
+    """
+
+    session: SessionId
+    round: Round
+    base: Position
+    path: list[Count]
+    next_token: TokenId
+    finish: Finish = ""
+    queue_ms: Milliseconds = 0.0
+    forward_ms: Milliseconds = 0.0
+    batch: Count = 1
+    """Sessions that shared the forward pass."""
+
+
+class StreamTokens(Message, tag="stream_tokens", frozen=True):
+    """`tokens` follow the token at position `base`. The round is over when `done`."""
+
+    session: SessionId
+    round: Round
+    base: Position
+    tokens: Ids
+    done: bool = False
+    finish: Finish = ""
+    drafted: Count = 0
+    queue_ms: Milliseconds = 0.0
+    forward_ms: Milliseconds = 0.0
+
+
+class Activations(Message, tag="activations", frozen=True):
+    """Activation records of `rows` positions from `start` on; `moa.records` reads the payload."""
+
+    session: SessionId
+    epoch: Count
+    start: Position
+    rows: Count
+    dtype: RecordDtype
+    heads: Count
+    head_dim: Count
+    payload: bytes
+
+
+class Resumed(Message, tag="resumed", frozen=True):
+    """Answer to Resume: `tail` are the tokens after the edge's `length`; a round still running is `running` (else 0).
+
+    resumed: the target's state was still there. reprefilled: it is being rebuilt from the token log, under a new epoch.
+    gone: the server has nothing; open the session again with its ids.
+    """
+
+    session: SessionId
+    outcome: Literal["resumed", "reprefilled", "gone"]
+    length: Count = 0
+    round: Round = 0
+    tail: Ids = []
+    finish: Finish = ""
+    running: Round = 0
+    epoch: Count = 0
+
+
+class Error(Message, tag="error", frozen=True):
+    """A typed refusal; `moa.wire.codes` lists the codes. Without a session it concerns the connection."""
+
+    code: str
+    message: str
+    session: bytes = b""
+    round: Round = 0
+    retry_after_ms: Count = 0
+    limit: str = ""
+    """Name of the limit that was exceeded."""
+
+
+class Goaway(Message, tag="goaway", frozen=True):
+    """No new work is taken; running rounds end within `drain_ms`. Resume elsewhere, or here after `retry_after_ms`."""
+
+    reason: str
+    drain_ms: Count = 0
+    retry_after_ms: Count = 0
+
+
+ClientMessage = Hello | Open | Append | Verify | Stream | Cancel | Resume | Sync | Ack | Close
+ServerMessage = Welcome | Opened | Verdict | StreamTokens | Activations | Resumed | Error | Goaway

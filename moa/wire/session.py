@@ -1,0 +1,310 @@
+"""The edge's side of a session, without I/O: what to send, what an answer means, and how to recover from any loss.
+
+    session = ClientSession(ids, max_new_tokens=200)
+    send(session.open())
+    send(session.verify(tokens, parents))        # may follow at once, before `Opened`
+    event = session.receive(message)             # Ready, Advanced, Rows, Refused, Recovered, or None for a repetition
+    # after a new connection (hello and welcome are done):
+    for message in session.recover(): send(message)
+    ... and after the event `Recovered`: for message in event.resend: send(message)
+
+The log holds verified tokens only. Text written offline is the edge's own affair until a round has checked it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeVar
+
+from moa.errors import ProtocolError
+from moa.wire.codec import chain_hash
+from moa.wire.codes import RETRYABLE, Code
+from moa.wire.events import Advanced, Event, Ready, Recovered, Refused, Request, Rows
+from moa.wire.messages import (
+    Activations,
+    Append,
+    Cancel,
+    ChatMessage,
+    Close,
+    Error,
+    Finish,
+    Open,
+    Opened,
+    RecordDtype,
+    Resume,
+    Resumed,
+    Sampling,
+    ServerMessage,
+    Stream,
+    StreamTokens,
+    Verdict,
+    Verify,
+)
+from moa.wire.ranges import Ranges
+
+R = TypeVar("R", Open, Append, Verify, Stream)
+
+
+@dataclass
+class ClientSession:
+    """One session as the edge sees it. Start with `ids`, or with `messages` that the server turns into ids."""
+
+    log: list[int] = field(default_factory=list)
+    messages: list[ChatMessage] = field(default_factory=list)
+    max_new_tokens: int = 512
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: list[str] = field(default_factory=list)
+    ignore_eos: bool = False
+    records: RecordDtype = "int8"
+    record_rate: int = 0
+    id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+
+    settled: int = field(init=False, default=0)
+    """How much of the log the server is known to have."""
+    round: int = field(init=False, default=0)
+    """Last settled round."""
+    epoch: int = field(init=False, default=0)
+    finish: Finish = field(init=False, default="")
+    turn_start: int = field(init=False)
+    held: Ranges = field(init=False, default_factory=Ranges)
+    unsettled: list[Request] = field(init=False, default_factory=list)
+    """Requests without an answer yet, in order: at most an open or append, and a round."""
+
+    _resuming: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self.turn_start = len(self.log)
+
+    @property
+    def base(self) -> int:
+        """Position of the pending token."""
+        return len(self.log) - 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round is under way."""
+        return any(isinstance(request, Verify | Stream) for request in self.unsettled)
+
+    # ---- what to send
+
+    def open(self) -> Open:
+        """The first message of the session."""
+        return self._ask(self._open(self.log, self.messages))
+
+    def append(
+        self,
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+        continues: bool = False,
+    ) -> Append:
+        """The next turn; `continues` adopts ids as output of the running turn instead. The log has the ids at once."""
+        self._no_round()
+        self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
+        self.stop = self.stop if stop is None else list(stop)
+        message = Append(
+            session=self.id,
+            base=len(self.log),
+            ids=list(ids),
+            max_new_tokens=self.max_new_tokens,
+            stop=self.stop,
+            ignore_eos=self.ignore_eos,
+            continues=continues,
+        )
+        self.log += ids
+        self.finish = ""
+        if not continues:
+            self.turn_start = len(self.log)
+        return self._ask(message)
+
+    def verify(self, tokens: Sequence[int], parents: Sequence[int] = (), *, deadline_ms: int = 0) -> Verify:
+        """The next round: `tokens[0]` is the pending token. Without `parents` it is a chain."""
+        self._no_round()
+        if not tokens or tokens[0] != self.log[-1]:
+            raise ProtocolError("node 0 of a draft must be the pending token")
+        return self._ask(Verify(self.id, self.round + 1, self.base, list(tokens), list(parents), deadline_ms))
+
+    def stream(self, max_tokens: int = 0) -> Stream:
+        """The next round, drafted by the server."""
+        self._no_round()
+        return self._ask(Stream(self.id, self.round + 1, self.base, max_tokens))
+
+    def cancel(self) -> Cancel | None:
+        """Stop the running round, if any; its answer still comes."""
+        rounds = [request.round for request in self.unsettled if isinstance(request, Verify | Stream)]
+        return Cancel(self.id, rounds[0]) if rounds else None
+
+    def close(self) -> Close:
+        """The last message of the session."""
+        self.unsettled.clear()
+        return Close(self.id)
+
+    def recover(self) -> list[Request | Resume]:
+        """What to send first on a new connection."""
+        if not self.settled:
+            return list(self.unsettled)
+        self._resuming = True
+        return [
+            Resume(
+                session=self.id,
+                length=self.settled,
+                chain=chain_hash(self.log[: self.settled]),
+                round=self.round,
+                epoch=self.epoch,
+                records=self.records,
+                record_rate=self.record_rate,
+                held=list(self.held),
+            )
+        ]
+
+    # ---- what an answer means
+
+    def receive(self, message: ServerMessage) -> Event | None:
+        """Take in a message of this session; None when it is an old one that came again."""
+        match message:
+            case Opened():
+                return self._opened(message)
+            case Verdict():
+                return self._verdict(message)
+            case StreamTokens():
+                return self._stream_tokens(message)
+            case Activations():
+                self.held.add(message.start, message.start + message.rows)
+                self.epoch = max(self.epoch, message.epoch)
+                return Rows(message)
+            case Resumed():
+                return self._resumed(message)
+            case Error():
+                return self._error(message)
+            case _:
+                raise ProtocolError(f"a session does not take {type(message).__name__}")
+
+    def _opened(self, message: Opened) -> Ready | None:
+        request = next((r for r in self.unsettled if isinstance(r, Open | Append)), None)
+        if request is None:
+            return None
+        if message.ids:
+            self.log = list(message.ids)
+            self.turn_start = len(self.log)
+        if len(self.log) < message.length:
+            raise ProtocolError(f"the server's log has {message.length} tokens, ours {len(self.log)}")
+        self.unsettled.remove(request)
+        self.settled, self.epoch = message.length, message.epoch
+        return Ready(message.length, tuple(message.ids))
+
+    def _verdict(self, message: Verdict) -> Advanced | None:
+        request = self._round_of(message.round)
+        if not isinstance(request, Verify):
+            return None
+        nodes = message.path
+        parents = request.parents or range(-1, len(request.tokens) - 1)
+        linked = all(0 < n < len(parents) and parents[n] == p for p, n in pairwise(nodes))
+        if message.base != request.base or nodes[:1] != [0] or not linked:
+            raise ProtocolError(f"the verdict of round {message.round} does not fit its draft")
+        tokens = (*(request.tokens[n] for n in nodes[1:]), message.next_token)
+        return self._advance(request, message, tokens, tuple(nodes), done=True)
+
+    def _stream_tokens(self, message: StreamTokens) -> Advanced | None:
+        request = self._round_of(message.round)
+        if not isinstance(request, Stream):
+            return None
+        known = self.base - message.base
+        if known < 0:
+            raise ProtocolError(f"stream tokens at {message.base + 1}, but the log ends at {self.base}")
+        return self._advance(request, message, tuple(message.tokens[known:]), (), done=message.done)
+
+    def _advance(
+        self,
+        request: Verify | Stream,
+        message: Verdict | StreamTokens,
+        tokens: tuple[int, ...],
+        path: tuple[int, ...],
+        *,
+        done: bool,
+    ) -> Advanced:
+        base = self.base
+        self.log += tokens
+        self.settled, self.finish = len(self.log), message.finish
+        if done:
+            # The server has answered a request that came after them: earlier ones are settled too.
+            self.unsettled.clear()
+            self.round = request.round
+        return Advanced(request.round, base, tokens, path, message.finish, done, message.queue_ms, message.forward_ms)
+
+    def _resumed(self, message: Resumed) -> Recovered | None:
+        if not self._resuming:
+            return None
+        self._resuming = False
+        if message.outcome == "gone":
+            return self._gone()
+        if message.length != self.settled + len(message.tail):
+            raise ProtocolError("the tail of a resumed session does not reach its length")
+        waiting: list[Request] = []
+        base, log = self.settled - 1, self.log[: self.settled] + message.tail
+        for request in self.unsettled:
+            if isinstance(request, Append):
+                if message.length > request.base:
+                    base += len(request.ids)  # a prompt is no output
+                else:
+                    log = log + request.ids
+                    waiting.append(request)
+            elif isinstance(request, Verify | Stream) and message.round < request.round:
+                waiting.append(request)
+        tokens = tuple(log[base + 1 : message.length])
+        self.log, self.settled, self.unsettled = log, message.length, waiting
+        self.round = message.round
+        if message.tail:  # without one we know better: a server that was told the log anew does not know of its end
+            self.finish = message.finish
+        # Resending a round that is still running is harmless (it is answered once) and needs no special case,
+        # but it costs a draft on a link that has just been lost.
+        resend = tuple(r for r in waiting if not (isinstance(r, Verify | Stream) and r.round == message.running))
+        self.epoch = message.epoch
+        return Recovered(message.outcome, base, tokens, self.finish, resend)
+
+    def _gone(self) -> Recovered:
+        opening = self._open(self.log[: self.settled], [])
+        self.unsettled = [opening, *(r for r in self.unsettled if not isinstance(r, Open))]
+        return Recovered("gone", self.settled - 1, (), self.finish, tuple(self.unsettled))
+
+    def _error(self, message: Error) -> Refused | Recovered:
+        if message.code in (Code.UNKNOWN_SESSION, Code.QUARANTINED) and self.settled:
+            return self._gone()
+        retry = message.code in RETRYABLE
+        if not retry:
+            self.unsettled = [r for r in self.unsettled if not message.round or getattr(r, "round", 0) != message.round]
+            if not message.round:
+                self.unsettled.clear()
+        return Refused(message, retry)
+
+    # ---- helpers
+
+    def _open(self, ids: Sequence[int], messages: Sequence[ChatMessage]) -> Open:
+        return Open(
+            session=self.id,
+            ids=list(ids),
+            messages=list(messages),
+            max_new_tokens=self.max_new_tokens,
+            sampling=self.sampling,
+            stop=self.stop,
+            ignore_eos=self.ignore_eos,
+            generated=max(0, len(ids) - self.turn_start),
+            round=self.round,
+            records=self.records,
+            record_rate=self.record_rate,
+            held=list(self.held),
+        )
+
+    def _ask(self, request: R) -> R:
+        self.unsettled.append(request)
+        return request
+
+    def _round_of(self, round: int) -> Verify | Stream | None:
+        return next((r for r in self.unsettled if isinstance(r, Verify | Stream) and r.round == round), None)
+
+    def _no_round(self) -> None:
+        if self.busy:
+            raise ProtocolError("a round is under way: wait for its answer, or cancel it")

@@ -1,0 +1,35 @@
+"""The protocol's version, its optional features, and how two ends agree on both.
+
+Four rules let old and new ends talk (`docs/wire-protocol.md` explains them):
+
+1. A field is only ever added at the end of a message, with a default that means "as before".
+2. A field is never removed, moved or given another type; one that is no longer needed keeps its place.
+3. The tag of a message is never used again for another.
+4. What an old end could not understand is sent only after a feature named for it was agreed in hello and welcome.
+
+Breaking one of them needs a new protocol version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+PROTOCOL_VERSIONS = (1,)
+"""Versions that this code speaks, best first."""
+
+FEATURES = frozenset({"tree", "stream", "records", "resume", "append", "messages"})
+"""Optional abilities of this code: draft trees, server-drafted streams, activation records, resuming, further turns,
+and opening with chat messages instead of ids."""
+
+SUBPROTOCOL = "moa.v1"
+"""The websocket subprotocol offered in the handshake, so that a proxy or a stranger's server is noticed at once."""
+
+
+def agree_version(offered: Collection[int]) -> int | None:
+    """The best version that both ends speak, or None."""
+    return next((version for version in PROTOCOL_VERSIONS if version in offered), None)
+
+
+def agree_features(offered: Collection[str], *, without: Collection[str] = ()) -> list[str]:
+    """The features that both ends have, sorted; unknown ones are ignored."""
+    return sorted((FEATURES & set(offered)) - set(without))

@@ -1,0 +1,73 @@
+"""Tiny targets with tiny baselines beside them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.baselines.config import BaselineConfig, Kind
+from benchmarks.baselines.eagle3 import TappedTarget
+from benchmarks.baselines.layers import BaselineModel
+from benchmarks.baselines.registry import new_baseline
+from moa.model.target import Target
+from moa.training.data import Batch, Document, PackedRows, pack
+from tests.tiny import tiny
+
+
+def target_for(kind: Kind, model: PreTrainedModel, *, slots: int = 3, capacity: int = 128) -> Target:
+    """A target that commits what this kind of drafter reads."""
+    if kind != "eagle3":
+        return Target.from_model(model, slots=slots, capacity=capacity)
+    target = TappedTarget.from_model(model, slots=slots, capacity=capacity)
+    target.tap(config_for(kind, target).taps)
+    return target
+
+
+def config_for(kind: Kind, target: Target, **changes: int) -> BaselineConfig:
+    """A shape that is unlike the target's own wherever it may be."""
+    shape = {"intermediate_size": 40, "heads": 4, "kv_heads": 2} | changes
+    return BaselineConfig.for_target(kind, target.facts, **shape)
+
+
+def baseline(kind: Kind, target: Target, *, seed: int = 0, **changes: int) -> BaselineModel:
+    """A baseline whose random weights are wide enough for its guesses to depend on everything it reads."""
+    model = new_baseline(config_for(kind, target, **changes), target.model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5)
+    return model.eval()
+
+
+def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
+    """Random prompts of the tiny vocabulary, without its special tokens."""
+    rng = random.Random(seed)
+    return [[rng.randrange(4, 128) for _ in range(length)] for length in lengths]
+
+
+def packed(folder: Path, documents: int = 60) -> PackedRows:
+    """A little random training data."""
+    texts = prompts(*([24] * documents), seed=2)
+    return pack((Document.answer(text[:5], text[5:]) for text in texts), 64, folder)
+
+
+def whole(ids: list[int]) -> Batch:
+    """One document as a batch."""
+    length = len(ids)
+    return Batch(
+        ids=np.array([ids]),
+        segments=np.ones((1, length), dtype=np.int64),
+        positions=np.arange(length)[None],
+        wanted=np.ones((1, length), dtype=bool),
+        rows=np.zeros(1, dtype=np.int64),
+    )
+
+
+def tiny_target() -> PreTrainedModel:
+    """A fresh tiny Llama."""
+    return tiny("llama")

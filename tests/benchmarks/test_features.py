@@ -1,0 +1,100 @@
+"""EAGLE's alignment: what is drafted step by step, from committed rows, is what training computes in one forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.baselines.config import Kind
+from benchmarks.baselines.eagle3 import Taps, ahead_mask
+from benchmarks.baselines.features import FeatureDrafting, FeatureModel, shifted
+from moa.model.drafting import DraftRequest, Level
+from moa.model.target import Row, Target
+from moa.sampling import SamplingSettings
+from moa.training.masks import additive
+from moa.training.teacher import Teacher
+from moa.tree import TreeGrower, TreeShape
+from tests.benchmarks.pairs import baseline, prompts, target_for, tiny_target, whole
+
+FEATURE_KINDS: tuple[Kind, ...] = ("eagle2", "eagle3")
+KNOWN = 9
+"""Tokens that the target has run; the next is pending."""
+
+
+def build(kind: Kind) -> tuple[Target, FeatureModel, list[int], Tensor]:
+    """A target, its drafter, a text, and the target's true features of it, computed apart from the engine."""
+    ids = prompts(14)[0]
+    teacher = Teacher(tiny_target())
+    target = target_for(kind, tiny_target())
+    model = baseline(kind, target)
+    assert isinstance(model, FeatureModel)
+    taps = Taps(teacher.backbone, model.config.taps) if kind == "eagle3" else None
+    hidden = teacher(whole(ids)).hidden
+    with torch.inference_mode():
+        return target, model, ids, model.read(taps.take() if taps else hidden)
+
+
+def observed(target: Target, model: FeatureModel, ids: list[int]) -> tuple[FeatureDrafting, int]:
+    """A drafting that has seen the first tokens as an engine shows them: a chunk, then an accepted path of a tree."""
+    drafting = FeatureDrafting(model, slots=2, capacity=64)
+    slot, drafter_slot = target.pool.acquire(), drafting.open()
+    step = target.forward([Row.chain(slot, ids[:6])])
+    drafting.observe(drafter_slot, ids[:6], target.commit(step, 0, range(6)))
+    wrong = [(token + 1) % 100 + 4 for token in ids[6:KNOWN]]
+    tree = Row(slot, [ids[6], wrong[0], ids[7], wrong[1], ids[8]], [-1, 0, 0, 1, 2])
+    step = target.forward([tree])
+    drafting.observe(drafter_slot, ids[6:KNOWN], target.commit(step, 0, [0, 2, 4]))
+    return drafting, drafter_slot
+
+
+def levels(drafting: FeatureDrafting, slot: int, ids: list[int], truth: Tensor | None) -> list[Tensor]:
+    """Logits of a chain forced along the true tokens; `truth` replaces each drafted feature by the true one."""
+    request = DraftRequest(slot, ids[KNOWN], TreeShape.chain(4), SamplingSettings())
+    grower, found = TreeGrower(ids[KNOWN], request.shape), []
+    for at in range(KNOWN, KNOWN + 4):
+        found.append(drafting.logits(Level([request], [grower], drafting.pool, drafting.device))[0, 0])
+        if truth is not None:
+            drafting._drafted[slot][-1] = truth[0, at]
+        grower.expand(torch.tensor([[ids[at + 1]]]).numpy(), torch.zeros(1, 1).numpy())
+    return found
+
+
+@pytest.mark.parametrize("kind", FEATURE_KINDS)
+@torch.inference_mode()
+def test_drafting_on_true_features_is_the_forward_of_training(kind: Kind) -> None:
+    target, model, ids, features = build(kind)
+    drafting, slot = observed(target, model, ids)
+    tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
+    causal = additive(torch.ones(1, 1, len(ids), len(ids), dtype=torch.bool).tril())
+    hidden, _ = model(tokens, shifted(features, positions), positions, causal, model.empty_rows(tokens))
+    wanted = model.logits(hidden)[0]
+    for at, logits in enumerate(levels(drafting, slot, ids, features), start=KNOWN):
+        torch.testing.assert_close(logits, wanted[at], atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_the_training_time_test_is_what_drafting_does() -> None:
+    target, model, ids, features = build("eagle3")
+    drafting, slot = observed(target, model, ids)
+    tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
+    past, fed = model.empty_rows(tokens), shifted(features, positions)
+    wanted = []
+    for ahead in range(4):
+        mask = additive(ahead_mask(torch.ones_like(tokens), ahead)).unsqueeze(1)
+        hidden, new = model(tokens, fed, positions, mask, past)
+        wanted.append(model.logits(hidden)[0, KNOWN + ahead])
+        past = (torch.cat([past[0], new[0]], -2), torch.cat([past[1], new[1]], -2))
+        fed = shifted(hidden, positions)
+    for found, expected in zip(levels(drafting, slot, ids, None), wanted, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_features_do_not_cross_documents() -> None:
+    features = torch.arange(1.0, 7.0).view(1, 6, 1)
+    before = shifted(features, torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    assert before.flatten().tolist() == [0, 1, 2, 0, 4, 5]
+    mask = ahead_mask(torch.tensor([[1, 1, 1, 2, 2, 2]]), 1)
+    assert mask.shape == (1, 6, 12)
+    assert not mask[0, 3:, :3].any()
+    assert mask[0, 5].nonzero().flatten().tolist() == [3, 4, 11]

@@ -1,0 +1,117 @@
+"""The measurements: their arithmetic, their check of the text, and their command lines on a tiny pair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import acceptance, accuracy, report, speed
+from benchmarks import prompts as held_out
+from benchmarks.baselines.presets import moa_config
+from benchmarks.baselines.registry import save_baseline
+from benchmarks.baselines.replay import ReplayDrafting
+from benchmarks.exactness import count_ties
+from moa.demo.skills import SKILLS, Example
+from moa.errors import MoaError
+from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.target import Target
+from moa.sampling import SamplingSettings
+from moa.speculate import Generation, GenerationSettings, Speculator
+from moa.tree import TreeShape
+from tests.benchmarks.pairs import baseline, prompts, target_for, tiny_target
+from tests.tiny import save_tiny
+
+
+def test_acceptance_length_weighs_rounds() -> None:
+    found = acceptance.acceptance_length([Generation(won=[1, 3]), Generation(won=[5, 5, 1])])
+    assert found["tau"] == pytest.approx(15 / 5)
+    assert found["se"] == pytest.approx((2 * ((4 - 6) ** 2 + (11 - 9) ** 2)) ** 0.5 / 5)
+
+
+def test_acceptance_by_position_is_conditional_and_leaves_out_the_last_round() -> None:
+    assert acceptance.by_position([Generation(won=[1, 2, 3, 9]), Generation(won=[3, 1])], 3) == [0.75, 2 / 3, 0.0]
+
+
+def test_a_changed_text_is_a_loud_failure() -> None:
+    target, asked = Target.from_model(tiny_target(), capacity=64), prompts(4)
+    text = Speculator(target).generate(asked, GenerationSettings(max_new_tokens=6, shape=None))[0].ids
+    for sampling in (SamplingSettings(), SamplingSettings(temperature=1.0)):
+        assert count_ties(target, asked, [text], [text], sampling) == 0
+        with pytest.raises(MoaError, match="speculation changed the text of prompt 0 at token 2"):
+            count_ties(target, asked, [text], [[*text[:2], (text[2] + 1) % 128, *text[3:]]], sampling)
+    with pytest.raises(MoaError, match="speculation changed"):
+        count_ties(target, asked, [text], [text[:-1]], SamplingSettings())
+
+
+@pytest.mark.parametrize(("right", "tau"), [(1.0, 5.0), (0.0, 1.0)])
+def test_a_replay_is_as_right_as_it_is_told(right: float, tau: float) -> None:
+    target, asked = Target.from_model(tiny_target(), capacity=128), prompts(6)
+    settings = GenerationSettings(max_new_tokens=50, shape=None, ignore_eos=True)
+    text = Speculator(target).generate(asked, settings)[0].ids
+    drafter = new_drafter(moa_config(target.facts, {}), target.model).eval()
+    drafting = ReplayDrafting(drafter, [asked[0] + text], right, capacity=128)
+    shape = TreeShape(breadth=1, depth=4, nodes=4, min_score=-1e9)
+    found = Speculator(target, drafting).generate(
+        asked, GenerationSettings(max_new_tokens=50, shape=shape, ignore_eos=True)
+    )[0]
+    assert found.ids == text
+    assert found.acceptance_length == pytest.approx(tau)
+
+
+def test_prompts_are_held_out_and_distinct() -> None:
+    found = held_out.skill_prompts(2)
+    assert len({example.prompt for example in found}) == len(found)
+    assert {example.skill for example in found} == set(SKILLS)
+    chosen = accuracy.exercises(40, 0)
+    assert len(chosen) == 40
+    assert len({example.prompt for example in chosen}) == 40
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A target, a MoA drafter and an independent one on disk; prompts that the tiny tokenizer can spell."""
+    source = save_tiny("llama", tmp_path / "target")
+    target = target_for("independent", tiny_target())
+    save_drafter(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "moa0")
+    save_baseline(baseline("independent", target), tmp_path / "independent")
+    asked = [Example("arithmetic", f"What is {n} + 1?", str(n + 1)) for n in range(3)]
+    monkeypatch.setattr(held_out, "skill_prompts", lambda *_: asked)
+    monkeypatch.setattr(held_out, "code_prompts", lambda *_: [Example("code", "def f(", "")])
+    monkeypatch.setattr(held_out, "encode", lambda tokenizer, example: tokenizer.encode(example.prompt))
+    assert source.is_dir()
+    return tmp_path
+
+
+def test_acceptance_command(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--target", str(pair / "target"), "--tokens", "10", "--batch", "2", "--json", str(pair / "a.json")]
+    assert acceptance.main([str(pair / "moa0"), str(pair / "independent"), *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "All 32 texts equal plain decoding" in printed
+    result = json.loads((pair / "a.json").read_text())
+    assert len(result["runs"]) == 8
+    assert set(result["runs"][0]["categories"]) == {"arithmetic", "code"}
+    assert str(pair) not in result["provenance"]["command"]
+    assert set(result["provenance"]) == {"when", "hardware", "commit", "command", "versions"}
+    assert report.main([str(pair / "a.json")]) == 0
+    assert report.acceptance_tables(result) in capsys.readouterr().out
+
+
+def test_accuracy_command(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--target", str(pair / "target"), "--independent", str(pair / "independent")]
+    assert accuracy.main([*flags, "--count", "3", "--tokens", "4", "--json", str(pair / "a.json")]) == 0
+    result = json.loads((pair / "a.json").read_text())
+    assert [run["all"]["asked"] for run in result["runs"]] == [3, 3]
+    assert report.accuracy_table(result) in capsys.readouterr().out
+
+
+def test_speed_command(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--target", str(pair / "target"), "--independent", str(pair / "independent"), "--random"]
+    flags += ["--random-hidden", "64", "--random-vocabulary", "64", "--tokens", "6", "--repeats", "1"]
+    assert speed.main([str(pair / "moa0"), *flags, "--json", str(pair / "s.json")]) == 0
+    result = json.loads((pair / "s.json").read_text())
+    names = [[way["name"] for way in pair_["ways"]] for pair_ in result["pairs"]]
+    assert names[0] == ["generate", "plain", "assisted", "moa0-chain", "moa0-tree"]
+    assert names[1] == ["generate", "plain", "replay-chain", "replay-tree"]
+    assert "by assumption" in capsys.readouterr().out

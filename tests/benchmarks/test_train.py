@@ -1,0 +1,103 @@
+"""Training presets: same rows and steps for each, resumable, and mistakes found before the work begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.baselines import train
+from benchmarks.baselines.presets import PRESETS, build
+from benchmarks.baselines.registry import load_target
+from moa.errors import ConfigError, UsageError, run_cli
+from moa.model.target import Target
+from moa.training.data import PackedRows
+from moa.training.loop import LoopSettings
+from tests.benchmarks.pairs import packed, tiny_target
+from tests.tiny import save_tiny
+
+WIDE = {"self_attention_intermediate_size": 320, "cross_attention_intermediate_size": 320}
+"""At the tiny width the MoA drafter is smaller than the smallest EAGLE-3; wider, there is something to match."""
+SETTINGS = LoopSettings(steps=4, batch=2, warmup=1, precision="fp32", checkpoint_every=2)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[str, PackedRows]:
+    """A target's folder and training data."""
+    return str(save_tiny("llama", tmp_path / "target")), packed(tmp_path / "data")
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_one_command_line_trains_a_list(
+    pair: tuple[str, PackedRows], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, _ = pair
+    flags = ["--target", target, "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--steps", "2"]
+    flags += ["--batch", "2", "--precision", "fp32", "--shape", "self_attention_intermediate_size=600"]
+    assert train.main(["moa0", "eagle2", "eagle3", "independent", *flags]) == 0
+    summaries = [train.finished(tmp_path / "out" / name) for name in ("moa0", "eagle2", "eagle3", "independent")]
+    sizes = [s["parameters"] for s in summaries if s]
+    assert len(sizes) == 4
+    assert max(sizes) <= 1.02 * min(sizes)
+    assert capsys.readouterr().out.count("tokens/s") == 8
+    load_target(target, slots=1, capacity=64, drafter=tmp_path / "out" / "eagle3")
+    with pytest.raises(UsageError, match="finished run with other settings"):
+        train.main(["moa0", *flags, "--seed", "1"])
+
+
+@pytest.mark.parametrize("name", ["moa0", "eagle2", "eagle3", "independent"])
+def test_a_resumed_run_ends_where_a_whole_one_does(name: str, pair: tuple[str, PackedRows], tmp_path: Path) -> None:
+    target, data = pair
+    for out, stops in ((tmp_path / "whole", (None,)), (tmp_path / "parts", (2, None))):
+        for stop in stops:
+            summary = train.train_preset(
+                name, target, data, SETTINGS, out, shape=WIDE, distill={}, stop_after=stop
+            )  # fmt: skip
+        assert summary is not None
+    whole, parts = (load_file(tmp_path / out / "model.safetensors") for out in ("whole", "parts"))
+    torch.testing.assert_close(whole, parts)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_gives_a_loss_that_trains_every_parameter(name: str, pair: tuple[str, PackedRows]) -> None:
+    target = load_target(pair[0], slots=1, capacity=16)
+    drafter, task = build(name, target.model, target.facts, WIDE, {}, 0)
+    loss = task.loss(pair[1].batch(0, 0, 2), 0, 0.0)
+    loss.total.backward()
+    assert torch.isfinite(loss.total)
+    idle = {n for n, p in drafter.named_parameters() if p.grad is None}
+    # Only what an ablation switches off may stay as it was.
+    switched_off = ("cross_attention.", "layer_self_attention.", "Ekv2E.") if name == "moa0-no-ca" else ()
+    assert all(n.startswith(switched_off) for n in idle)
+
+
+def test_changes_leave_alone_what_a_preset_is_about() -> None:
+    model = tiny_target()
+    facts = Target.from_model(model, capacity=16).facts
+    _, task = build("moa0-tv", model, facts, WIDE, {"lag_decay": 0.5, "loss": "ce"}, 0)
+    assert (task.settings.loss, task.settings.lag_decay) == ("tv", 0.5)
+    with pytest.raises(ConfigError, match="no_such"):
+        build("moa0", model, facts, WIDE, {"no_such": 1}, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["moa0", "nonsense"], "no preset 'nonsense'"),
+        (["moa0", "--shape", "wide"], "--shape takes NAME=VALUE"),
+        (["moa0", "--batch", "0"], "batch must be at least 1"),
+        (["moa0"], "no packed training data"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--target", "none", "--data", str(tmp_path / "none"), "--out", str(tmp_path), "--steps", "1"]
+    if "--shape" in arguments:
+        packed(tmp_path / "none", 4)
+    assert run_cli("train", lambda: train.main([*arguments, *flags])) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1

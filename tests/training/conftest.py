@@ -1,0 +1,86 @@
+"""A tiny target with a chat template, some chats, and documents of random tokens."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from moa.training.data import Batch, Document, PackedRows, pack
+from tests.tiny import save_tiny
+
+TEMPLATE = (
+    "<bos>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
+    "{{ m.role[0] }}>{{ m.content }}<eos>\n{% endfor %}{% if add_generation_prompt %}a>{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_tiny("llama", tmp_path_factory.mktemp("target"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def chat(question: str, answer: str) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
+    lines = (json.dumps(chat(f"{i} plus {i}?", f"It is {2 * i}, and {i} times {i} is {i * i}.")) for i in range(24))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def in_processes(*functions: Callable[[], object]) -> list[int | None]:
+    """Run each in a process of its own, forked so that nothing is imported anew; their exit codes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads, which torch has, idle
+        children = [multiprocessing.get_context("fork").Process(target=function) for function in functions]
+        for child in children:
+            child.start()
+    try:
+        for child in children:
+            child.join(90)
+        return [child.exitcode for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+
+
+def random_documents(count: int, longest: int, seed: int = 0) -> list[Document]:
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        size = int(rng.integers(2, longest + 1))
+        prompt = int(rng.integers(0, size))
+        ids = rng.integers(4, 100, size).tolist()
+        found.append(Document.answer(ids[:prompt], ids[prompt:]))
+    return found
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> PackedRows:
+    return pack(random_documents(40, 30), 32, tmp_path / "rows")
+
+
+@pytest.fixture
+def batch(rows: PackedRows) -> Batch:
+    return rows.batch(seed=0, step=0, size=4)

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moa.config import DrafterConfig
+from moa.model.checkpoint import load_drafter
+from moa.model.loading import load_model
+from moa.training import options
+from moa.training.cli import main
+from moa.training.masks import Spacing
+from tests.tiny import save_tiny
+from tests.training.conftest import in_processes
+
+SMALL = ["--length", "64", "--batch", "2", "--steps", "4", "--precision", "fp32", "--quiet", "--device", "cpu"]
+
+
+def train(target: Path, data: Path, out: Path, *more: str) -> int:
+    return main([str(target), "--data", str(data), "--out", str(out), *SMALL, *more])
+
+
+def history(out: Path) -> list[float]:
+    lines = (out / "checkpoint" / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_a_run_leaves_a_drafter_and_its_provenance(
+    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert train(target, chats, out, "--json", "--tli", "1", "--confidence", "--weights", "fp16") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["steps"] == 4
+    assert result["tokens_per_s"] > 0
+    assert result["peak_memory_mib"] > 0
+    loaded = load_model(target)
+    drafter = load_drafter(out, loaded.model, loaded.facts)
+    assert (drafter.config.tli, drafter.config.confidence) == (1, True)
+    assert {value.dtype for value in load_file(out / "model.safetensors").values()} == {torch.float16}
+    record = json.loads((out / "training.json").read_text(encoding="utf-8"))
+    assert record["target"]["weights_id"] == loaded.facts.weights_id
+    assert record["data"]["data"][0]["file"] == chats.name
+    assert record["settings"]["loop"]["steps"] == 4
+    assert record["command"][0] == "moa-train"
+
+
+def test_two_processes_learn_what_one_does(target: Path, chats: Path, tmp_path: Path) -> None:
+    assert train(target, chats, tmp_path / "one", "--batch", "4") == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def rank(number: int) -> Callable[[], None]:
+        def run() -> None:
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(number)}
+            os._exit(train(target, chats, tmp_path / "two", "--batch", "2"))
+
+        return run
+
+    assert in_processes(rank(0), rank(1)) == [0, 0]
+    assert history(tmp_path / "two") == pytest.approx(history(tmp_path / "one"), rel=1e-5)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-4, rtol=1e-3)
+
+
+def test_the_same_command_goes_on_where_it_was_killed(target: Path, chats: Path, tmp_path: Path) -> None:
+    from moa.training.loop import Loop
+
+    assert train(target, chats, tmp_path / "whole") == 0
+    one_step = Loop._one_step
+
+    def killed() -> None:
+        Loop._one_step = lambda self: one_step(self) if self.step < 3 else os.kill(os.getpid(), 9)  # type: ignore
+        train(target, chats, tmp_path / "out", "--checkpoint-every", "1")
+
+    assert in_processes(killed) == [-9]
+    assert len(history(tmp_path / "out")) == 3
+    assert train(target, chats, tmp_path / "out") == 0
+    assert history(tmp_path / "out") == history(tmp_path / "whole")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "whole")]
+    assert weights[0] == weights[1]
+
+
+def test_the_papers_published_layout_is_a_start(target: Path, chats: Path, tmp_path: Path) -> None:
+    published = tmp_path / "published"
+    assert train(target, chats, published, "--steps", "1") == 0
+    ours = DrafterConfig.read(published)
+    unknown_to_the_paper = ("target_layers", "target_kv_heads", "tli", "final_state", "confidence", "use_lsa", "use_ca")
+    values = {k: v for k, v in vars(ours).items() if k not in unknown_to_the_paper}
+    values |= {"model_type": "moa_spec", "architectures": ["MOASpec"], "rope_scaling": None, "torch_dtype": "bfloat16"}
+    (published / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    weights = {k: v.bfloat16() for k, v in load_file(published / "model.safetensors").items()}
+    save_file(weights, published / "model.safetensors")
+    out = tmp_path / "out"
+    assert train(target, chats, out, "--init", str(published), "--learning-rate", "1e-9", "--tli", "1") == 0
+    for name, value in load_file(out / "model.safetensors").items():
+        torch.testing.assert_close(value, weights[name].float(), atol=1e-5, rtol=0)
+
+
+def test_generated_answers_are_what_is_learnt(target: Path, chats: Path, tmp_path: Path) -> None:
+    flags = ("--generate", "--max-new-tokens", "8")
+    assert train(target, chats, tmp_path, *flags, "--generate-only") == 0
+    assert not (tmp_path / "checkpoint").exists()
+    assert train(target, chats, tmp_path, *flags) == 0
+    about = json.loads((tmp_path / "data" / "about.json").read_text(encoding="utf-8"))
+    assert about["answers"]["max_new_tokens"] == 8
+
+
+def test_a_dry_run_measures_and_leaves_nothing(
+    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert train(target, chats, out, "--dry-run", "--json", "--gradient-checkpointing", "--paper") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"]["drafter"] > found["parameters"]["sa"] > 0
+    assert found["estimated_seconds"] > 0
+    assert found["tokens"] > found["wanted_tokens"] > 0
+    assert not out.exists()
+
+
+def test_the_paper_preset_gives_way_to_flags() -> None:
+    args = options.parser().parse_args(["t", "--data", "d", "--out", "o", "--paper", "--feature-weight", "0.5"])
+    lesson, loop = options.distill_settings(args), options.loop_settings(args, rows=100, world=2)
+    assert (lesson.loss_weight, lesson.feature_weight, lesson.staircase) == (0.1, 0.5, True)
+    assert not lesson.anchors.strict
+    assert (loop.optimizer, loop.learning_rate, loop.steps) == ("adam", 6e-4, 3)
+
+
+def test_spacings() -> None:
+    assert options.parse_spacings("6-14:0.6,32-64:0.2") == (Spacing(6, 14, 0.6), Spacing(32, 64, 0.2))
+    assert options.parse_spacings("8") == (Spacing(8, 8, 1.0),)
+
+
+# ---- a person's mistakes: one line each, exit code 2 ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broken(target: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Things that are wrong in one way each."""
+    root = tmp_path_factory.mktemp("broken")
+    files = {
+        "empty": "",
+        "torn": '{"text": "abc',
+        "other": '{"words": 1}',
+        "silent": '{"messages": []}',
+        "short": '{"text": ""}',
+    }
+    found = {}
+    for name, content in files.items():
+        found[name] = root / f"{name}.jsonl"
+        found[name].write_text(content, encoding="utf-8")
+    found["binary"] = root / "binary.txt"
+    found["binary"].write_bytes(b"\xff\xfe\x00\x80")
+    found["no_files"] = root / "no_files"
+    found["no_files"].mkdir()
+    found["no_tokenizer"] = save_tiny("llama", root / "no_tokenizer")
+    (found["no_tokenizer"] / "tokenizer.json").unlink()
+    (found["no_tokenizer"] / "tokenizer_config.json").unlink()
+    found["no_template"] = save_tiny("llama", root / "no_template")
+    found["small_vocabulary"] = save_tiny("llama", root / "small_vocabulary", vocab_size=64)
+    shutil.copy(target / "tokenizer.json", found["small_vocabulary"])
+    found["unsupported"] = root / "unsupported"
+    shutil.copytree(target, found["unsupported"])
+    _edit(found["unsupported"] / "config.json", model_type="recurrent_gemma")
+    found["cut"] = root / "cut"
+    shutil.copytree(target, found["cut"])
+    weights = (target / "model.safetensors").read_bytes()
+    (found["cut"] / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    found["drafter"] = root / "drafter"
+    assert train(target, chats, found["drafter"], "--steps", "1") == 0
+    found["foreign_drafter"] = root / "foreign_drafter"
+    shutil.copytree(found["drafter"], found["foreign_drafter"])
+    _edit(found["foreign_drafter"] / "config.json", hidden_size=128)
+    found["empty_drafter"] = root / "empty_drafter"
+    found["empty_drafter"].mkdir()
+    found["stranger"] = root / "stranger"
+    found["stranger"].mkdir()
+    shutil.copy(target / "model.safetensors", found["stranger"])
+    return found
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+BAD_INPUTS: dict[str, tuple[list[str], str]] = {
+    "no target": (["gone/folder/of/target"], "no model at"),
+    "an unsupported target": (["{unsupported}"], "recurrent_gemma cannot be a target"),
+    "cut target weights": (["{cut}"], "is cut short"),
+    "no tokenizer": (["{no_tokenizer}"], "tokenizer"),
+    "a tokenizer of another model": (["{small_vocabulary}"], "not of one model"),
+    "no chat template": (["{no_template}"], "no chat template"),
+    "no data file": (["{target}", "--data", "gone.jsonl"], "no training data at gone.jsonl"),
+    "an empty file": (["{target}", "--data", "{empty}"], "the training data is empty"),
+    "an empty text": (["{target}", "--data", "{short}"], "the training data is empty"),
+    "a torn line": (["{target}", "--data", "{torn}"], "torn.jsonl:1: not valid JSON"),
+    "an unknown line": (["{target}", "--data", "{other}"], 'other.jsonl:1: no "messages"'),
+    "no messages": (["{target}", "--data", "{silent}"], "silent.jsonl:1: messages must be a list"),
+    "a binary file": (["{target}", "--data", "{binary}"], "not UTF-8"),
+    "a folder without data": (["{target}", "--data", "{no_files}"], "holds no file named"),
+    "no options at all": ([], "required: target"),
+    "an unknown flag": (["{target}", "--bogus"], "unrecognized arguments: --bogus"),
+    "an unknown loss": (["{target}", "--loss", "l1"], "invalid choice: 'l1'"),
+    "no number": (["{target}", "--steps", "many"], "invalid int value: 'many'"),
+    "no steps": (["{target}", "--steps", "0"], "steps must be at least 1"),
+    "no batch": (["{target}", "--batch", "0"], "batch must be at least 1"),
+    "a short row": (["{target}", "--length", "2"], "--length must be within 16..512"),
+    "a row beyond the target": (["{target}", "--length", "1024"], "--length must be within 16..512"),
+    "too many borrowed layers": (["{target}", "--tli", "5"], "tli must be 0..4"),
+    "heads that do not divide": (["{target}", "--heads", "3"], "must divide"),
+    "a spacing of words": (["{target}", "--spacing", "few"], "'few' is not LOW-HIGH"),
+    "shares above one": (["{target}", "--spacing", "6-14:0.9,32-64:0.9"], "more than 1"),
+    "a learning rate below zero": (["{target}", "--learning-rate", "-1"], "learning_rate must be above 0"),
+    "a lag decay of two": (["{target}", "--lag-decay", "2"], "lag_decay must be above 0"),
+    "no loss left": (["{target}", "--loss-weight", "0"], "not all zero"),
+    "a loss that is no number": (["{target}", "--learning-rate", "1e30", "--optimizer", "adam"], "the loss is nan"),
+    "no such device": (["{target}", "--device", "abacus"], "'abacus' is no device"),
+    "no drafter to start from": (["{target}", "--init", "{empty_drafter}"], "config.json is missing"),
+    "a drafter of another target": (["{target}", "--init", "{foreign_drafter}"], "made for another target"),
+    "a shape beside --init": (["{target}", "--init", "{drafter}", "--heads", "2"], "brings its own shape"),
+    "a checkpoint of other flags": (["{target}", "--out", "{drafter}"], "run with another steps: 1, not 4"),
+    "a checkpoint of other data": (["{target}", "--out", "{drafter}", "--data", "{short}"], "run on other data"),
+    "an out that is a file": (["{target}", "--out", "{empty}"], "is a file"),
+    "an out of somebody else's": (["{target}", "--out", "{stranger}"], "not of a run of moa-train"),
+    "an out that cannot be": (["{target}", "--out", "/proc/drafter"], "cannot write to"),
+    "too long an answer": (["{target}", "--generate", "--max-new-tokens", "500"], "--max-new-tokens together"),
+    "a negative temperature": (["{target}", "--generate", "--temperature", "-1"], "temperature must be"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_a_mistake_is_one_clear_line(
+    case: str,
+    target: Path,
+    chats: Path,
+    broken: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given, message = BAD_INPUTS[case]
+    arguments = [part.format(target=target, **broken) for part in given]
+    if given:
+        defaults = {"--data": [str(chats)], "--out": [str(tmp_path / "out")]}
+        arguments += [x for flag, value in defaults.items() if flag not in arguments for x in (flag, *value)]
+        arguments += [x for i in range(0, 6, 2) if SMALL[i] not in arguments for x in SMALL[i : i + 2]] + SMALL[6:9]
+        arguments += SMALL[9:] if "--device" not in arguments else []
+    capsys.readouterr()
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(r"moa-train: error: [^\n]+\n", captured.err), captured.err
+    assert message in captured.err
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """What a full disk is to a program: its writes fail once a file has this size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("size", "message"), [(3_000, "File too large"), (100_000, "cannot write the checkpoint of step")]
+)
+def test_a_full_disk_is_one_clear_line(
+    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int, message: str
+) -> None:
+    with largest_file(size):
+        assert train(target, chats, tmp_path / "out") == 2
+    assert re.fullmatch(rf"moa-train: error: .*{message}.*\n", capsys.readouterr().err)
+    assert train(target, chats, tmp_path / "out") == 0
+
+
+def test_a_full_disk_costs_only_what_came_after_the_last_checkpoint(target: Path, chats: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert train(target, chats, tmp_path / "whole") == 0
+    from moa.training.loop import Loop
+
+    write = Loop._write_checkpoint
+
+    def fails_later(self: Loop, fresh: Path) -> None:
+        with largest_file(2**30 if self.step < 2 else 100_000):
+            write(self, fresh)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loop, "_write_checkpoint", fails_later)
+        assert train(target, chats, out, "--checkpoint-every", "1") == 2
+    assert len(history(out)) == 1
+    assert train(target, chats, out) == 0
+    assert history(out) == history(tmp_path / "whole")
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "examples:" in capsys.readouterr().out

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from moa.errors import ConfigError
+from moa.training.data import Batch
+from moa.training.masks import AnchorRule, Spacing, additive, borrowed_mask, record_mask, token_mask
+
+RULES = {
+    "variable": AnchorRule(),
+    "paper": AnchorRule(strict=False),
+    "mixed": AnchorRule((Spacing(2, 5, 0.5), Spacing(9, 12, 0.3))),
+    "prompt only": AnchorRule(()),
+}
+
+
+@pytest.fixture(params=RULES)
+def rule(request: pytest.FixtureRequest) -> AnchorRule:
+    return RULES[request.param]
+
+
+def _pairs(batch: Batch):
+    for b in range(len(batch.ids)):
+        for i in range(batch.ids.shape[1]):
+            for j in range(batch.ids.shape[1]):
+                yield b, i, j, batch.segments[b, i] == batch.segments[b, j]
+
+
+def test_masks_are_what_their_definition_says(batch: Batch, rule: AnchorRule) -> None:
+    latest = rule.latest(batch, 0, 0)
+    seen = record_mask(batch, latest, strict=rule.strict)
+    causal, stairs, borrowed = token_mask(batch, None), token_mask(batch, latest), borrowed_mask(batch, seen)
+    length = batch.ids.shape[1]
+    for b, i, j, same in _pairs(batch):
+        visible = same and j <= latest[b, i] and (j < i or not rule.strict)
+        assert seen[b, i, j] == visible
+        assert causal[b, i, j] == (same and j <= i)
+        assert stairs[b, i, j] == (same and j <= i and (j > latest[b, i] or j == i))
+        assert borrowed[b, i, j] == visible
+        assert borrowed[b, i, length + j] == (same and j <= i and not visible)
+
+
+def test_an_anchor_is_latest_from_itself_on_and_stays_in_its_document(batch: Batch, rule: AnchorRule) -> None:
+    latest = rule.latest(batch, 0, 0)
+    for b, row in enumerate(latest):
+        for i, anchor in enumerate(row):
+            if anchor < 0:
+                continue
+            assert anchor <= i
+            assert batch.segments[b, anchor] == batch.segments[b, i]
+            assert row[anchor] == anchor
+
+
+def test_every_prompt_position_is_an_anchor(batch: Batch, rule: AnchorRule) -> None:
+    latest = rule.latest(batch, 0, 0)
+    index = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
+    assert (latest[~batch.wanted] == index[~batch.wanted]).all()
+
+
+def test_gaps_between_anchors_are_of_the_spacing() -> None:
+    length = 200
+    batch = Batch(*(np.ones((6, length), np.int64),) * 2, np.tile(np.arange(length), (6, 1)),
+                  np.ones((6, length), bool), np.arange(6))  # fmt: skip
+    latest = AnchorRule((Spacing(6, 14, 1.0),)).latest(batch, 0, 0)
+    for row in latest:
+        anchors = sorted({int(a) for a in row if a >= 0})
+        gaps = set(np.diff(anchors).tolist())
+        assert len(gaps) == 1
+        assert 6 <= gaps.pop() <= 14
+
+
+def test_without_a_spacing_answers_have_no_anchor(batch: Batch) -> None:
+    latest = AnchorRule(()).latest(batch, 0, 0)
+    anchors = latest[latest >= 0]
+    rows = np.nonzero(latest >= 0)[0]
+    assert not batch.wanted[rows, anchors].any()
+
+
+def test_anchors_are_a_function_of_seed_step_and_row(rows) -> None:
+    rule = RULES["mixed"]
+    whole = rows.batch(0, 0, 8)
+    half = rows.rows(whole.rows[4:])
+    assert (rule.latest(whole, 1, 2)[4:] == rule.latest(half, 1, 2)).all()
+    assert not (rule.latest(whole, 1, 2) == rule.latest(whole, 1, 3)).all()
+
+
+def test_additive() -> None:
+    mask = additive(torch.tensor([[True, False]]))
+    assert mask[0, 0] == 0
+    assert mask[0, 1] < -1e8
+
+
+@pytest.mark.parametrize("spacing", [(0, 4, 1.0), (5, 4, 1.0), (4, 5, 1.5), (4, 5, -0.1)])
+def test_a_spacing_that_cannot_be(spacing: tuple[int, int, float]) -> None:
+    with pytest.raises(ConfigError, match="spacing"):
+        AnchorRule((Spacing(*spacing),))

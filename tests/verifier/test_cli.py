@@ -1,0 +1,138 @@
+"""The command, in processes of its own where that is the point."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from websockets.sync.client import connect
+
+from cloud_verifier.auth import Authenticator
+from cloud_verifier.cli import main, parser, settings_from
+from moa.config import DrafterConfig
+from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.target import Target
+from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
+from moa.wire.messages import Hello, Message, ServerMessage, Welcome
+from tests.tiny import save_tiny
+
+FAST = ["--max-context-tokens", "128", "--max-prompt-tokens", "100", "--slots", "4", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny target and drafter in folders."""
+    folder = tmp_path_factory.mktemp("pair")
+    target = Target.load(save_tiny("llama", folder / "target"))
+    torch.manual_seed(0)
+    save_drafter(new_drafter(DrafterConfig.for_target(target.facts), target.model), folder / "drafter")
+    return folder / "target", folder / "drafter"
+
+
+@pytest.fixture
+def serving(pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`cloud-verifier serve` in a process, and its address."""
+    command = [sys.executable, "-c", "from cloud_verifier.cli import main; main()", "serve", "--port", "0", *FAST]
+    process = subprocess.Popen(
+        [*command, "--target", str(pair[0]), "--drafter", str(pair[1])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("listening on ws://127.0.0.1:"), process.communicate()
+    try:
+        yield process, line.split()[-1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None:
+    process, url = serving
+    with connect(url, proxy=None, subprotocols=[SUBPROTOCOL]) as raw:  # type: ignore[list-item]
+
+        def ask(*messages: Message) -> ServerMessage:
+            for message in messages:
+                raw.send(encode(message))
+            return decode_server(raw.recv(timeout=30))  # type: ignore[arg-type]
+
+        welcome = ask(Hello([1], ["tree"]))
+        assert isinstance(welcome, Welcome)
+        assert all(len(name) == 64 for name in (welcome.target, welcome.tokenizer, welcome.drafter))
+        session = ClientSession([5, 6, 7], max_new_tokens=4)
+        session.receive(ask(session.open()))
+        session.receive(ask(session.verify([7, 8])))
+        assert session.round == 1
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in errors.splitlines()]
+    assert any(line.get("event") == "drain" for line in lines), "logs are JSON, one object a line"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--target", "no/such/folder"], "no/such/folder"),
+        (["serve", "--host", "0.0.0.0"], "without authentication"),
+        (["serve", "--auth-tokens", "no/such/file"], "cannot read the token file"),
+        (["serve", "--tls-cert", "x"], "--tls-key"),
+        (["serve", "--max-queue", "0"], "max_queue"),
+        (["serve", "--max-queue", "x"], "invalid int"),
+        (["check", "--dtype", "float8", "--target", "."], "float8"),
+        (["serve", "--device", "warp", "--target", "TARGET"], "warp"),
+        ([], "required"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    arguments: list[str], said: str, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([argument.replace("TARGET", str(pair[0])) for argument in arguments])
+    output = capsys.readouterr()
+    assert caught.value.code == 2
+    assert said in output.err
+    assert "Traceback" not in output.err
+    assert output.err.strip().splitlines()[-1].startswith("cloud-verifier")
+
+
+def test_token_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "tokens"
+    with pytest.raises(SystemExit) as caught:
+        main(["token", "new", "--name", "phone", "--append", str(file)])
+    assert caught.value.code == 0
+    token = capsys.readouterr().out.strip()
+    assert Authenticator.read(file).principal(f"Bearer {token}") == "phone"
+    assert token not in file.read_text()
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_check_prints_figures(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--target", str(pair[0]), "--drafter", str(pair[1]), *FAST]
+    with pytest.raises(SystemExit) as caught:
+        main(["check", *flags, "--json"])
+    assert caught.value.code == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["slots"] == 4
+    assert figures["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 4
+    assert [tree["nodes"] for tree in figures["trees"]] == [1, 8, 16, 32, 64]
+    assert all(tree["ms"] > 0 for tree in figures["trees"])
+
+
+def test_every_limit_is_a_flag() -> None:
+    arguments = parser().parse_args(["serve", "--max-tree-nodes", "7", "--origin", "https://a.example", "--slots", "3"])
+    settings = settings_from(arguments)
+    assert settings.limits.max_tree_nodes == 7
+    assert settings.origins == ("https://a.example",)
+    assert settings.slots == 3

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloud_verifier.courier import Courier, RateBudget, RecordWindow
+from cloud_verifier.sessions import Session
+from cloud_verifier.work import Lease, RecordRows
+from moa import records
+from moa.sampling import SamplingSettings
+from moa.wire import History, Ranges
+from moa.wire.messages import Open, RecordContract
+
+HEADS, DIM = 2, 16
+CONTRACT = RecordContract(HEADS, DIM, ["int8"])
+ROW = records.row_bytes("int8", HEADS, DIM)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def session(rows: int = 500, name: int = 0, **settings: Any) -> Session:
+    lease = Lease(bytes([name] * 16), "p", records=RecordRows(HEADS, DIM))
+    rng = np.random.default_rng(name)
+    assert lease.records is not None
+    lease.records.write(0, *rng.normal(size=(2, rows, HEADS, DIM)))
+    message = Open(lease.session, [1] * rows)
+    return Session(
+        **({
+            "id": lease.session, "principal": "p", "sampling": SamplingSettings(), "made_ids": False,
+            "history": History(message, message.ids, eos_ids=frozenset(), max_context=9999),
+            "records": "int8", "record_rate": 0, "held": Ranges(), "ready": Ranges([(0, rows)]), "used": 0.0,
+            "lease": lease,
+        } | settings)
+    )  # fmt: skip
+
+
+def courier(clock: Clock | None = None) -> Courier:
+    return Courier(CONTRACT, 1 << 20, clock or Clock())
+
+
+def drain(sender: Courier, *sessions: Session) -> list[Any]:
+    """Everything that is sent when each frame is acknowledged at once."""
+    frames = []
+    while (found := sender.next(sessions))[0] is not None:
+        frames.append(found[0])
+        sender.window.ack(sender.window.sent)
+    return frames
+
+
+def test_prompt_rows_arrive_newest_first_each_once_and_right() -> None:
+    one = session(500)
+    frames = drain(courier(), one)
+    assert len(frames) > 2
+    spans = [(f.start, f.start + f.rows) for f in frames]
+    assert spans[0][1] == 500
+    assert all(spans[i + 1][1] == spans[i][0] for i in range(len(spans) - 1))
+    assert spans[-1][0] == 0
+    assert one.lease is not None
+    assert one.lease.records is not None
+    for frame in frames:
+        keys, values = records.decode(frame.payload, "int8", frame.rows, HEADS, DIM)
+        sent_keys, sent_values = one.lease.records.read(frame.start, frame.start + frame.rows)
+        np.testing.assert_allclose(keys, sent_keys, atol=0.03)
+        np.testing.assert_allclose(values, sent_values, atol=0.03)
+
+
+def test_rows_that_are_new_overtake_those_that_wait() -> None:
+    one = session(500, ready=Ranges([(0, 400)]))
+    sender = courier()
+    first, _ = sender.next([one])
+    one.ready.add(400, 500)
+    second, _ = sender.next([one])
+    assert first is not None
+    assert second is not None
+    assert first.start + first.rows == 400
+    assert second.start + second.rows == 500
+
+
+def test_held_rows_are_not_sent_again() -> None:
+    one = session(100, held=Ranges([(10, 90)]))
+    assert [(f.start, f.rows) for f in drain(courier(), one)] == [(90, 10), (0, 10)]
+
+
+def test_the_session_that_is_most_up_to_date_goes_first() -> None:
+    behind, fresh = session(100, 1, ready=Ranges([(0, 50)])), session(100, 2)
+    frames = drain(courier(), behind, fresh)
+    assert [f.session[0] for f in frames] == [2, 1]
+
+
+@pytest.mark.parametrize("settings", [{"records": "off"}, {"lease": None}, {"ready": Ranges()}])
+def test_nothing_is_sent_where_there_is_nothing_to_send(settings: dict[str, Any]) -> None:
+    assert courier().next([session(10, **settings)]) == (None, None)
+
+
+def test_the_window_bounds_what_is_under_way() -> None:
+    one, sender = session(5000), courier()
+    sent = 0
+    while (found := sender.next([one])[0]) is not None:
+        sent += len(found.payload)
+    assert 0 < sent <= 16 * 1024
+    sender.window.ack(sent)
+    assert sender.next([one])[0] is not None
+
+
+def test_the_window_shrinks_when_acknowledgements_come_late_and_grows_when_they_do_not() -> None:
+    clock = Clock()
+    window = RecordWindow(1 << 20, clock)
+
+    def trip(delay: float) -> None:
+        window.send(4096)
+        clock.now += delay
+        window.ack(window.sent)
+
+    for _ in range(20):
+        trip(0.010)
+    grown = window.size
+    assert grown > 16 * 1024
+    for _ in range(40):
+        trip(0.100)
+    assert window.size < grown / 4
+    for _ in range(400):
+        trip(1.0)
+    assert window.size == window.floor
+
+
+@pytest.mark.parametrize("received", [-1, 0, 10**12])
+def test_senseless_acknowledgements_change_nothing(received: int) -> None:
+    window = RecordWindow(1 << 20, Clock())
+    window.send(1000)
+    before = window.room
+    window.ack(received)
+    assert window.room == before
+
+
+def test_a_byte_rate_is_kept() -> None:
+    clock = Clock()
+    one, sender = session(500, record_rate=4000), courier(clock)
+    sent = 0
+    while clock.now < 3.0:
+        frame, pause = sender.next([one])
+        if frame is not None:
+            sent += len(frame.payload)
+            sender.window.ack(sender.window.sent)
+        else:
+            assert pause is not None
+            clock.now += pause
+    assert 0.5 * 12_000 < sent <= 12_000 + 8192
+
+
+def test_a_rate_budget_lets_a_large_piece_through_from_full() -> None:
+    clock = Clock()
+    budget = RateBudget(10.0, 20.0, clock)
+    assert budget.wait(500) == 0
+    budget.spend(500)
+    assert budget.wait(1) == pytest.approx(48.1)
+    clock.now += 50
+    assert budget.wait(20) == 0
+
+
+def test_numbers_that_are_none_do_not_reach_the_edge() -> None:
+    rows = RecordRows(1, 2)
+    rows.write(0, np.array([[[np.nan, np.inf]]]), np.array([[[-np.inf, 1e9]]]))
+    keys, values = rows.read(0, 1)
+    assert np.isfinite(keys).all()
+    assert np.isfinite(values).all()

@@ -1,0 +1,181 @@
+"""The engine's thread, driven by hand: what raises is quarantined alone, and records never come before verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cloud_verifier.engine import Engine
+from cloud_verifier.recording import Recorder
+from cloud_verifier.scheduler import Scheduler
+from cloud_verifier.work import Failed, Job, Lease, Recorded, RecordRows, Report, Settled
+from moa.sampling import SamplingSettings
+from moa.wire import Limits
+from moa.wire.finish import TurnRules
+from moa.wire.messages import Verify
+from tests.verifier import kit
+
+
+class Bench:
+    """An engine without a thread, and what it has reported."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.served = kit.served()
+        self.reports: list[Report] = []
+        self.scheduler = Scheduler(Limits(), batch_wait=0.0, prefill_tokens=32)
+        recorder = Recorder(self.served.drafter, self.reports.extend, rows=16)
+        self.engine = Engine(self.served.target, recorder, self.scheduler, self.reports.extend, **settings)
+
+    def lease(self, name: int) -> Lease:
+        return Lease(bytes([name] * 16), "p", records=RecordRows(1, 16))
+
+    def submit(self, lease: Lease, ids: list[int], draft: list[int]) -> Job:
+        request = Verify(lease.session, 1, len(ids) - 1, [ids[-1], *draft])
+        rules = TurnRules(len(ids), 100, 150)
+        job = Job(lease, request, list(ids), rules, SamplingSettings(), 0.0, 1e12)
+        self.scheduler.submit(job)
+        return job
+
+    def run(self) -> None:
+        while self.engine.turn(0):
+            pass
+
+    def of(self, kind: type) -> list[Any]:
+        return [report for report in self.reports if isinstance(report, kind)]
+
+
+def test_it_settles_what_the_target_says() -> None:
+    bench = Bench()
+    jobs = [
+        bench.submit(bench.lease(i), kit.prompt(i, 10 + i), kit.generated(kit.prompt(i, 10 + i), 3)) for i in range(4)
+    ]
+    bench.run()
+    settled = {report.job: report for report in bench.of(Settled)}
+    for i, job in enumerate(jobs):
+        assert settled[job].path == [0, 1, 2, 3]
+        assert settled[job].next_token == kit.generated(kit.prompt(i, 10 + i), 4)[-1]
+    assert max(report.timing.batch for report in settled.values()) > 1
+
+
+def test_a_row_that_raises_is_quarantined_and_the_others_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    leases = [bench.lease(i) for i in range(3)]
+    jobs = [bench.submit(lease, kit.prompt(i, 6), [5]) for i, lease in enumerate(leases)]
+    real = bench.served.target.forward
+
+    def forward(rows: Any) -> Any:
+        if any(list(row.tokens)[:1] == [jobs[1].ids[-1]] and len(row.tokens) == 2 for row in rows):
+            raise RuntimeError("a kernel failed")
+        return real(rows)
+
+    monkeypatch.setattr(bench.served.target, "forward", forward)
+    bench.run()
+    assert {report.job for report in bench.of(Settled)} == {jobs[0], jobs[2]}
+    (failed,) = bench.of(Failed)
+    assert failed.job is jobs[1]
+    bench.scheduler.release(leases[1])
+    bench.run()
+    assert bench.served.target.pool.free == kit.SETTINGS.slots - 2
+
+
+def test_a_prompt_that_raises_is_quarantined_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    good, bad = bench.lease(1), bench.lease(2)
+    bench.scheduler.prefill(good, kit.prompt(1, 9), 8)
+    bench.scheduler.prefill(bad, kit.prompt(2, 9), 8)
+    real = bench.served.target.forward
+
+    def forward(rows: Any) -> Any:
+        if any(next(iter(row.tokens)) == kit.prompt(2, 9)[0] for row in rows):
+            raise RuntimeError("out of memory")
+        return real(rows)
+
+    monkeypatch.setattr(bench.served.target, "forward", forward)
+    bench.engine.turn(0)
+    assert (good.length, bad.length) == (8, 0)
+    assert [report.lease for report in bench.of(Failed)] == [bad]
+
+
+def test_records_that_cannot_be_made_cost_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+
+    def project(*_: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(bench.served.drafter, "project", project)
+    bench.submit(bench.lease(0), kit.prompt(0, 20), [5])
+    bench.run()
+    assert len(bench.of(Settled)) == 1
+    assert bench.of(Recorded) == bench.of(Failed) == []
+
+
+def test_a_verdict_comes_before_the_records_of_its_tokens_and_prompts_newest_first() -> None:
+    bench = Bench()
+    lease = bench.lease(0)
+    bench.submit(lease, kit.prompt(0, 100), [5])
+    bench.run()
+    kinds = [type(report) for report in bench.reports]
+    assert kinds.index(Settled) < len(kinds) - 1
+    spans = [(r.start, r.stop) for r in bench.of(Recorded)]
+    assert sum(stop - start for start, stop in spans) == 100
+    for verdict in bench.of(Settled):
+        after = bench.reports[bench.reports.index(verdict) :]
+        assert any(isinstance(r, Recorded) and r.stop == 100 for r in after)
+    first_chunk = [span for span in spans if span[1] <= 31]
+    assert first_chunk == sorted(first_chunk, reverse=True)
+
+
+def test_a_slot_is_zeroed_before_its_next_user() -> None:
+    bench = Bench()
+    lease = bench.lease(0)
+    bench.submit(lease, kit.prompt(0, 20), [5])
+    bench.run()
+    slot = lease.slot
+    assert slot is not None
+    assert bench.served.target.pool.k[:, slot].abs().max() > 0
+    bench.scheduler.release(lease)
+    bench.run()
+    assert bench.served.target.pool.k[:, slot].abs().max() == 0
+    assert lease.slot is None
+    assert bench.served.target.pool.free == kit.SETTINGS.slots
+
+
+def test_near_ties_are_counted_when_asked_for() -> None:
+    bench = Bench(count_near_ties=1e9)
+    bench.submit(bench.lease(0), kit.prompt(0, 8), [5])
+    bench.run()
+    assert bench.engine._metrics.near_ties._value.get() == 1
+
+
+def test_an_idle_engine_runs_a_token_to_know_that_it_can() -> None:
+    bench = Bench()
+    slots = [bench.lease(i) for i in range(kit.SETTINGS.slots)]
+    assert bench.engine.alive_at == 0
+    bench.engine.turn(0)
+    assert bench.engine.alive_at > 0
+    for i, lease in enumerate(slots):
+        bench.submit(lease, kit.prompt(i, 5), [])
+    bench.run()
+    before = bench.engine.alive_at
+    bench.engine.turn(0)
+    assert bench.engine.alive_at > before, "also when every slot is taken"
+
+
+def test_a_model_that_does_not_run_is_noticed_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+
+    def forward(rows: Any) -> Any:
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(bench.served.target, "forward", forward)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        bench.engine.start()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_records_of_a_low_precision_target_are_numbers(dtype: torch.dtype) -> None:
+    rows = RecordRows(1, 4)
+    rows.write(3, torch.ones(2, 1, 4, dtype=dtype).float().numpy(), torch.ones(2, 1, 4).numpy())
+    assert rows.read(3, 5)[0].sum() == 8

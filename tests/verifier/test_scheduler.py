@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+
+from cloud_verifier.scheduler import DraftBatch, PromptBatch, Releases, Scheduler
+from cloud_verifier.work import Job, Lease
+from moa.sampling import SamplingSettings
+from moa.wire import Code, Limits, Refusal
+from moa.wire.finish import TurnRules
+from moa.wire.messages import Verify
+
+LIMITS = Limits(max_queue=20, max_queue_per_principal=12)
+_names = itertools.count()
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lease(principal: str = "a", length: int = 4) -> Lease:
+    return Lease(next(_names).to_bytes(16), principal, length=length)
+
+
+def job(holder: Lease, nodes: int = 4, base: int = 4, deadline: float = 1e9) -> Job:
+    request = Verify(holder.session, 1, base, [1] * nodes)
+    return Job(holder, request, [1] * (base + 1), TurnRules(0, 9, 99), SamplingSettings(), 100.0, deadline)
+
+
+def scheduler(**settings: Any) -> Scheduler:
+    return Scheduler(LIMITS, **({"batch_wait": 0.0, "clock": Clock()} | settings))
+
+
+def drafts(work: Any) -> list[Job]:
+    assert isinstance(work, DraftBatch)
+    return work.jobs
+
+
+def test_everything_ready_goes_in_one_batch() -> None:
+    queue = scheduler()
+    jobs = [job(lease()) for _ in range(5)]
+    for one in jobs:
+        queue.submit(one)
+    assert queue.queued == 5
+    assert drafts(queue.next(0)) == jobs
+    assert queue.queued == 0
+    assert queue.next(0) is None
+
+
+def test_a_batch_is_bounded_in_rows_and_padded_tokens() -> None:
+    queue = scheduler(max_batch_rows=3, max_batch_tokens=32)
+    for nodes in (4, 4, 4, 4, 16, 16, 17):
+        queue.submit(job(lease(), nodes))
+    assert [[j.cost for j in drafts(queue.next(0))] for _ in range(4)] == [[4, 4, 4], [4, 16], [16], [17]]
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
+    queue = scheduler()
+    for _ in range(12):
+        queue.submit(job(lease("a")))
+    with pytest.raises(Refusal) as caught:
+        queue.submit(job(lease("a")))
+    assert (caught.value.code, caught.value.limit) == (Code.BUSY, "max_queue_per_principal")
+    for _ in range(8):
+        queue.submit(job(lease("b")))
+    with pytest.raises(Refusal) as caught:
+        queue.submit(job(lease("c")))
+    assert caught.value.limit == "max_queue"
+    assert caught.value.error().retry_after_ms > 0
+    queue.next(0)
+    queue.submit(job(lease("c")))
+
+
+def test_one_busy_principal_leaves_room_for_another() -> None:
+    queue = scheduler(max_batch_rows=2)
+    for _ in range(10):
+        queue.submit(job(lease("many")))
+    queue.next(0)
+    queue.submit(job(lease("one")))
+    assert sorted(j.lease.principal for j in drafts(queue.next(0))) == ["many", "one"]
+
+
+def test_principals_share_by_tokens_and_not_by_rounds() -> None:
+    queue = scheduler(max_batch_rows=1)
+    for _ in range(3):
+        queue.submit(job(lease("wide"), nodes=12))
+    for _ in range(9):
+        queue.submit(job(lease("slim"), nodes=4))
+    order = [drafts(queue.next(0))[0].lease.principal for _ in range(8)]
+    assert order.count("wide") == 2
+    assert order.count("slim") == 6
+
+
+def test_a_draft_waits_until_its_prompt_has_run() -> None:
+    queue = scheduler(prefill_tokens=8)
+    holder = lease(length=0)
+    queue.submit(job(holder, base=20))
+    sizes = []
+    while isinstance(work := queue.next(0), PromptBatch):
+        (chunk,) = work.chunks
+        sizes.append(min(chunk.size, chunk.goal - holder.length))
+        holder.length += sizes[-1]
+        queue.prefilled(holder)
+    assert sizes == [8, 8, 4]
+    assert [j.lease for j in drafts(work)] == [holder]
+
+
+def test_prompts_and_drafts_take_turns() -> None:
+    queue = scheduler(prefill_tokens=8)
+    newcomer = lease(length=0)
+    queue.prefill(newcomer, [1] * 100, 99)
+    kinds = []
+    for _ in range(6):
+        queue.submit(job(lease()))
+        work = queue.next(0)
+        kinds.append(type(work))
+        if isinstance(work, PromptBatch):
+            newcomer.length += work.chunks[0].size
+            queue.prefilled(newcomer)
+    assert kinds == [DraftBatch, PromptBatch] * 3
+
+
+def test_short_prompts_run_together_within_the_budget() -> None:
+    queue = scheduler(prefill_tokens=32)
+    for goal in (8, 8, 8, 8, 8):
+        queue.prefill(lease(length=0), [1] * 9, goal)
+    work = queue.next(0)
+    assert isinstance(work, PromptBatch)
+    assert len(work.chunks) == 4
+
+
+def test_expired_and_cancelled_rounds_are_not_run() -> None:
+    clock = Clock()
+    queue = scheduler(clock=clock)
+    late, cancelled, good = job(lease(), deadline=101.0), job(lease()), job(lease())
+    for one in (late, cancelled, good):
+        queue.submit(one)
+    cancelled.cancelled = True
+    clock.now = 102.0
+    work = queue.next(0)
+    assert isinstance(work, DraftBatch)
+    assert (work.jobs, work.expired) == ([good], [late, cancelled])
+    assert queue.queued == 0
+
+
+@pytest.mark.parametrize("length", [0, 4], ids=["parked", "ready"])
+def test_a_released_lease_leaves_nothing_behind(length: int) -> None:
+    queue = scheduler()
+    holder = lease(length=length)
+    one = job(holder)
+    queue.submit(one)
+    assert queue.release(holder) is one
+    assert holder.revoked
+    assert queue.next(0) == Releases([holder])
+    assert queue.next(0) is None
+    assert queue.queued == queue.prompts == 0
+    queue.again(one)
+    assert queue.next(0) is None
+
+
+def test_releases_come_before_all_work() -> None:
+    queue = scheduler()
+    queue.submit(job(lease()))
+    queue.release(lease())
+    assert isinstance(queue.next(0), Releases)
+
+
+def test_it_wakes_a_waiting_thread() -> None:
+    queue, found = scheduler(), []
+    thread = threading.Thread(target=lambda: found.append(queue.next(20)))
+    thread.start()
+    one = job(lease())
+    queue.submit(one)
+    thread.join(20)
+    assert drafts(found[0]) == [one]
+    queue.stop()
+    assert queue.next(None) is None
+
+
+def test_a_batch_waits_a_moment_for_company_but_not_for_nobody() -> None:
+    clock = Clock()
+    queue = scheduler(clock=clock, batch_wait=5.0)
+    first, second = lease(), lease()
+    queue.submit(job(first))
+    assert len(drafts(queue.next(0))) == 1, "nobody else is there: no wait"
+    queue.submit(job(second))
+    later = threading.Timer(0.05, lambda: queue.submit(job(first)))
+    later.start()
+    assert len(drafts(queue.next(0))) == 2
+    later.join()

@@ -1,0 +1,450 @@
+"""The service over real websockets: opening, rounds, resuming, records, streams. A real tiny model behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from moa import records
+from moa.wire import ClientSession
+from moa.wire.messages import (
+    Append,
+    Cancel,
+    ChatMessage,
+    Error,
+    Hello,
+    Open,
+    Resumed,
+    Stream,
+    StreamTokens,
+    Sync,
+    Verdict,
+    Verify,
+    Welcome,
+)
+from moa.wire.session import Advanced, Ready, Recovered
+from tests.tiny import tiny_tokenizer
+from tests.verifier import kit
+
+IDS = kit.prompt(3, 20)
+
+
+async def _rows(edge: kit.Client, count: int) -> None:
+    """Wait until `count` rows have arrived."""
+    while sum(m.rows for m in edge.rows) < count:
+        async with asyncio.timeout(kit.PATIENCE):
+            await edge.take_rows(kit.decode_server(await edge.connection.recv()))  # type: ignore[arg-type]
+
+
+async def _rest(edge: kit.Client, session: ClientSession) -> None:
+    while not session.finish:
+        await edge.advance(session, [session.log[-1]])
+
+
+async def test_the_welcome_tells_what_is_served() -> None:
+    async with kit.verifier() as running, kit.connection(running) as raw:
+        edge = kit.Client(raw)
+        await edge.send(Hello([7, 1], ["stream", "telepathy"], tokenizer="", drafter="d"))
+        welcome = await edge.receive()
+        assert isinstance(welcome, Welcome)
+        assert (welcome.version, welcome.features) == (1, ["stream"])
+        assert (welcome.vocab_size, welcome.eos_ids) == (kit.VOCAB, [2])
+        assert welcome.limits.max_context_tokens == kit.LIMITS.max_context_tokens
+        assert welcome.limits.max_tree_nodes == kit.LIMITS.max_tree_nodes
+
+
+@pytest.mark.parametrize(
+    ("hello", "code"),
+    [
+        (Hello([2], []), "version"),
+        (Hello([1], [], tokenizer="another"), "tokenizer_mismatch"),
+        (Hello([1], [], target="another"), "target_mismatch"),
+    ],
+)
+async def test_no_agreement_is_a_typed_refusal_and_the_end(hello: Hello, code: str) -> None:
+    async with kit.verifier() as running:
+        facts = dataclasses.replace(running.service.facts, tokenizer="tok", target="tgt")
+        running.service.facts = facts
+        async with kit.connection(running) as raw:
+            edge = kit.Client(raw)
+            await edge.send(hello)
+            error = await edge.receive()
+            assert isinstance(error, Error)
+            assert error.code == code
+            await asyncio.wait_for(raw.wait_closed(), kit.PATIENCE)
+            assert raw.close_code == 1002
+
+
+async def test_another_drafter_gets_tokens_but_no_records() -> None:
+    async with kit.verifier() as running, kit.connection(running) as raw:
+        edge = kit.Client(raw)
+        await edge.send(Hello([1], ["records", "resume"], drafter="another"))
+        welcome = await edge.receive()
+        assert isinstance(welcome, Welcome)
+        assert welcome.records is None
+        assert "records" not in welcome.features
+        assert "drafter_mismatch" in welcome.notices[0]
+        session = await edge.start(IDS, max_new_tokens=4)
+        await _rest(edge, session)
+        assert session.log[len(IDS) :] == kit.generated(IDS, 4)
+        assert edge.rows == []
+
+
+async def test_open_and_verify_may_be_sent_in_one_breath() -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = ClientSession(list(IDS), max_new_tokens=4)
+        await edge.send(session.open(), session.verify([IDS[-1]]))
+        assert isinstance(await edge.event(session), Ready)
+        event = await edge.event(session)
+        assert isinstance(event, Advanced)
+        assert list(event.tokens) == kit.generated(IDS, 1)
+
+
+async def test_a_conversation_runs_only_its_new_tokens() -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=4)
+        await _rest(edge, session)
+        turn = kit.prompt(9, 7)
+        before = _value(running, "moa_prompt_tokens_total")
+        await edge.send(session.append(turn, max_new_tokens=5))
+        assert isinstance(await edge.event(session), Ready)
+        await _rest(edge, session)
+        assert session.log[-5:] == kit.generated(session.log[:-5], 5)
+        assert _value(running, "moa_prompt_tokens_total") - before == len(turn)
+
+
+async def test_a_shared_beginning_is_run_once() -> None:
+    system, a, b = kit.prompt(5, 60), kit.prompt(6, 5), kit.prompt(7, 6)
+    async with kit.verifier() as running, kit.client(running) as edge:
+        first = await edge.start([*system, *a], max_new_tokens=3)
+        await _rest(edge, first)
+        await _rows(edge, len(system) + len(a))
+        run = _value(running, "moa_prompt_tokens_total")
+        second = await edge.start([*system, *b], max_new_tokens=3)
+        await _rest(edge, second)
+        assert second.log[-3:] == kit.generated([*system, *b], 3)
+        assert _value(running, "moa_prompt_tokens_total") - run == len(b) - 1
+        assert _value(running, "moa_shared_prefix_tokens_total") == len(system)
+        await _rows(edge, 2 * len(system) + len(a) + len(b))
+        rows = {id: _collect(edge, id, 60)[0] for id in (first.id, second.id)}
+        np.testing.assert_array_equal(rows[first.id], rows[second.id])
+
+
+async def test_stop_strings_and_the_end_token_end_a_turn() -> None:
+    tokenizer = tiny_tokenizer()
+
+    class Text:
+        def decode(self, ids: list[int]) -> str:
+            return str(tokenizer.decode(ids))
+
+        def render(self, messages: list[ChatMessage]) -> list[int]:
+            return [int(i) for i in tokenizer.encode("".join(m.content for m in messages), add_special_tokens=False)]
+
+    truth = kit.generated(IDS, 12)
+    stop = str(tokenizer.decode(truth[4:6]))
+    cut = next(n for n in range(1, 13) if stop in str(tokenizer.decode(truth[:n])))
+    async with kit.verifier(text=Text()) as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=12, stop=[stop])
+        event = await edge.advance(session, [IDS[-1], *truth])
+        assert event.finish == "stop"
+        assert list(event.tokens) == truth[:cut]
+        session = ClientSession(messages=[ChatMessage("user", "hello")], max_new_tokens=2)
+        await edge.send(session.open())
+        assert isinstance(await edge.event(session), Ready)
+        assert session.log == Text().render([ChatMessage("user", "hello")])
+
+
+async def test_a_long_chain_is_a_bulk_check() -> None:
+    truth = kit.generated(IDS, 30)
+    wrong = [*truth[:20], (truth[20] + 1) % kit.VOCAB, *truth[21:]]
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=40)
+        event = await edge.advance(session, [IDS[-1], *wrong])
+        assert list(event.tokens) == truth[:21]
+
+
+# ---- records
+
+
+def _collect(edge: kit.Client, session: bytes, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    keys = np.full((rows, 1, 16), np.nan)
+    values = keys.copy()
+    for m in edge.rows:
+        if m.session == session and m.dtype != "off":
+            k, v = records.decode(m.payload, m.dtype, m.rows, m.heads, m.head_dim)
+            stop = min(rows, m.start + m.rows)
+            keys[m.start : stop], values[m.start : stop] = k[: stop - m.start], v[: stop - m.start]
+    return keys, values
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("fp16", 2e-3), ("int8", 2e-2)])
+async def test_records_are_the_drafters_projection_of_the_targets_state(dtype: str, tolerance: float) -> None:
+    served = kit.served()
+    assert served.drafter is not None
+    ids = kit.prompt(4, 60)
+    slot = served.target.pool.acquire()
+    step = served.target.forward([kit.Row.chain(slot, ids[:-1])])
+    committed = served.target.commit(step, 0, range(len(ids) - 1))
+    with torch.inference_mode():
+        keys, values = served.drafter.project(committed.k, committed.v, committed.hidden, committed.positions)
+    async with kit.verifier() as running, kit.client(running, drafter="d") as edge:
+        session = await edge.start(ids, records=dtype)
+        await _rows(edge, len(ids) - 1)
+        got = _collect(edge, session.id, len(ids) - 1)
+    scale = float(keys.abs().max())
+    np.testing.assert_allclose(got[0], keys.numpy(), atol=tolerance * scale)
+    np.testing.assert_allclose(got[1], values.numpy(), atol=tolerance * float(values.abs().max()))
+
+
+async def test_records_stop_and_start_on_demand_and_held_ones_are_not_sent_again() -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=30, records="off")
+        for _ in range(3):
+            await edge.advance(session, [session.log[-1]])
+        assert edge.rows == []
+        await edge.send(Sync(session.id, "int8", 0, [(0, 10)]))
+        await _rows(edge, len(session.log) - 1 - 10)
+        assert min(m.start for m in edge.rows) == 10
+
+
+async def test_a_client_that_acknowledges_nothing_stalls_its_records_and_nothing_else() -> None:
+    limits = dataclasses.replace(kit.LIMITS, record_window_bytes=1)
+    async with kit.verifier(dataclasses.replace(kit.SETTINGS, limits=limits)) as running:
+        running.service.limits = limits
+        async with kit.client(running, ack=False) as edge:
+            ids = kit.prompt(8, 150)
+            session = await edge.start(ids, max_new_tokens=8, records="fp16")
+            for channel in running.service.channels:
+                channel.courier.window.size = 256
+            await _rest(edge, session)
+            assert session.finish == "length"
+
+
+# ---- losing and resuming
+
+
+async def test_resume_on_the_same_server_goes_on() -> None:
+    truth = kit.generated(IDS, 12)
+    async with kit.verifier() as running:
+        async with kit.client(running) as edge:
+            session = await edge.start(IDS, max_new_tokens=12)
+            await edge.advance(session, [session.log[-1]])
+            await _rows(edge, len(IDS))
+        held = len(session.held)
+        async with kit.client(running) as edge:
+            await edge.send(*session.recover())
+            event = await edge.event(session)
+            assert isinstance(event, Recovered)
+            assert event.outcome == "resumed"
+            await _rest(edge, session)
+            await _rows(edge, len(session.log) - 1 - held)
+            assert min(m.start for m in edge.rows) >= len(IDS), "rows that the edge holds do not travel twice"
+        assert session.log[len(IDS) :] == truth
+
+
+async def test_a_verdict_that_was_lost_with_the_connection_is_in_the_tail() -> None:
+    truth = kit.generated(IDS, 4)
+    async with kit.verifier() as running:
+        async with kit.client(running) as edge:
+            session = await edge.start(IDS, max_new_tokens=12)
+            await edge.send(session.verify([IDS[-1], *truth]))
+        async with kit.client(running) as edge:
+            await edge.send(*session.recover())
+            tokens: list[int] = []
+            while len(tokens) < 5:
+                event = await edge.event(session)
+                assert isinstance(event, Recovered | Advanced)
+                tokens += event.tokens
+                if isinstance(event, Recovered):
+                    await edge.send(*event.resend)
+        assert tokens[:4] == truth
+
+
+async def test_a_session_whose_slot_was_taken_is_prefilled_again_under_a_new_epoch() -> None:
+    truth = kit.generated(IDS, 8)
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=8)
+        await edge.advance(session, [session.log[-1]])
+        held = running.service.store.peek(session.id)
+        assert held is not None
+        running.service.store.chill(held, "test")
+        await edge.send(*session.recover())
+        event = await edge.event(session)
+        assert isinstance(event, Recovered)
+        assert event.outcome == "reprefilled"
+        await _rest(edge, session)
+        assert session.log[len(IDS) :] == truth
+        assert session.epoch == 1
+
+
+async def test_another_server_takes_a_session_over() -> None:
+    truth = kit.generated(IDS, 10)
+    async with kit.verifier() as first, kit.verifier() as second:
+        async with kit.client(first) as edge:
+            session = await edge.start(IDS, max_new_tokens=10)
+            for _ in range(4):
+                await edge.advance(session, [session.log[-1]])
+        async with kit.client(second) as edge:
+            await edge.send(*session.recover())
+            event = await edge.event(session)
+            assert isinstance(event, Recovered)
+            assert event.outcome == "gone"
+            await edge.send(*event.resend)
+            assert isinstance(await edge.event(session), Ready)
+            await _rest(edge, session)
+        assert session.log[len(IDS) :] == truth
+        assert session.round == 10
+
+
+async def test_a_log_that_differs_is_gone() -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=10)
+        session.log[3] += 1
+        await edge.send(*session.recover())
+        answer = await edge.receive()
+        assert isinstance(answer, Resumed)
+        assert answer.outcome == "gone"
+        assert len(running.service.store) == 0
+
+
+async def test_a_session_moves_to_the_connection_that_resumes_it() -> None:
+    async with kit.verifier() as running, kit.client(running) as old, kit.client(running) as new:
+        session = await old.start(IDS, max_new_tokens=10)
+        await new.send(*session.recover())
+        await new.event(session)
+        await old.send(Verify(session.id, 1, session.base, [session.log[-1]]))
+        error = await old.receive()
+        assert isinstance(error, Error)
+        assert error.code == "conflict"
+        assert isinstance(await new.advance(session, [session.log[-1]]), Advanced)
+
+
+async def test_open_twice_is_open_once() -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS)
+        again = ClientSession(list(IDS), id=session.id)
+        await edge.send(again.open())
+        assert isinstance(await edge.event(again), Ready)
+        assert len(running.service.store) == 1
+        other = ClientSession([1, 2], id=session.id)
+        await edge.send(other.open())
+        error = await edge.receive()
+        assert isinstance(error, Error)
+        assert error.code == "conflict"
+
+
+async def test_close_frees_everything() -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        sessions = [await edge.start(kit.prompt(i, 10)) for i in range(8)]
+        assert running.service.store.slots_free == 0
+        await edge.send(*(session.close() for session in sessions), sessions[0].close())
+        survivor = await edge.start(IDS, max_new_tokens=2)
+        await _rest(edge, survivor)
+        assert len(running.service.store) == 1
+        assert running.service.store.slots_free == 7
+        assert running.engine.target.pool.free == 7
+
+
+# ---- server-drafted streams
+
+
+@pytest.mark.parametrize("drafter", [True, False], ids=["drafted", "plain"])
+async def test_a_stream_says_what_the_target_says(drafter: bool) -> None:
+    truth = kit.generated(IDS, 14)
+    async with kit.verifier(drafter=drafter) as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=14)
+        await edge.advance(session, [session.log[-1]])
+        await edge.send(session.stream(5))
+        while session.busy:
+            await edge.event(session)
+        assert len(session.log) == len(IDS) + 6
+        await edge.advance(session, [session.log[-1], 7])
+        await edge.send(session.stream())
+        while session.busy:
+            await edge.event(session)
+        assert session.finish == "length"
+        assert session.log[len(IDS) :] == truth
+
+
+async def test_a_stream_is_cancelled_where_it_is() -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=100, ignore_eos=True)
+        await edge.send(session.stream())
+        await edge.event(session)
+        await edge.send(Cancel(session.id, 1))
+        while session.busy:
+            await edge.event(session)
+        assert not session.finish
+        said = session.log[len(IDS) :]
+        assert said == kit.reference(IDS, len(said))[: len(said)]
+        assert isinstance(await edge.advance(session, [session.log[-1]]), Advanced)
+
+
+async def test_a_stream_stops_when_nobody_listens_and_resumes_exactly() -> None:
+    async with kit.verifier() as running:
+        async with kit.client(running) as edge:
+            session = await edge.start(IDS, max_new_tokens=60)
+            await edge.send(session.stream())
+            await edge.event(session)
+        async with kit.client(running) as edge:
+            await edge.send(*session.recover())
+            event = await edge.event(session)
+            assert isinstance(event, Recovered)
+            while session.busy:
+                await edge.event(session)
+            if not session.finish:
+                await edge.send(session.stream())
+                while session.busy:
+                    await edge.event(session)
+        assert session.log[len(IDS) :] == kit.generated(IDS, 60)
+
+
+async def test_a_repeated_round_gets_the_answer_that_it_had() -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=20)
+        message = session.verify([IDS[-1], 5])
+        await edge.send(message)
+        first = await edge.receive()
+        await edge.send(message)
+        second = await edge.receive()
+        assert isinstance(first, Verdict)
+        assert first == second
+        session.receive(first)
+        stream = session.stream(3)
+        await edge.send(stream)
+        while session.busy:
+            await edge.event(session)
+        await edge.send(stream)
+        again = await edge.receive()
+        assert isinstance(again, StreamTokens)
+        assert again.tokens == session.log[stream.base + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (Verify(bytes(16), 1, 0, [5]), "unknown_session"),
+        (Stream(bytes(16), 1, 0), "unknown_session"),
+        (Append(bytes(16), 1, [5]), "unknown_session"),
+        (Cancel(bytes(16), 1), "unknown_session"),
+        (Sync(bytes(16)), "unknown_session"),
+        (Open(bytes(16), [5] * 160), "limit"),
+        (Open(bytes(16), messages=[ChatMessage("user", "x")]), "unsupported"),
+    ],
+    ids=lambda m: type(m).__name__ if not isinstance(m, str) else m,
+)
+async def test_what_cannot_be_done_is_a_typed_error(message: Verify, code: str) -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        await edge.send(message)
+        error = await edge.receive()
+        assert isinstance(error, Error)
+        assert error.code == code
+
+
+def _value(running: kit.Verifier, name: str) -> float:
+    lines = running.metrics.page().decode().splitlines()
+    return float(next(line for line in lines if line.startswith(name + " ")).split()[1])

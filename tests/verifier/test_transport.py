@@ -1,0 +1,368 @@
+"""What strangers, broken clients and slow ones can do: nothing but be turned away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import threading
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from cloud_verifier.auth import Authenticator, new_token, token_line
+from moa.errors import UsageError
+from moa.wire import ClientSession, encode
+from moa.wire.messages import Error, Goaway, Hello, Open, Verify
+from moa.wire.session import Advanced, Ready, Recovered, Refused
+from tests.verifier import kit
+
+IDS = kit.prompt(1, 10)
+
+
+def _settings(**limits: Any) -> kit.Settings:
+    return dataclasses.replace(kit.SETTINGS, limits=dataclasses.replace(kit.LIMITS, **limits))
+
+
+@pytest.fixture
+def tokens(tmp_path: Any) -> tuple[Authenticator, str, str]:
+    alice, bob = new_token(), new_token()
+    file = tmp_path / "tokens"
+    file.write_text(f"{token_line('alice', alice)}\n{token_line('bob', bob)}\n")
+    return Authenticator.read(file), alice, bob
+
+
+async def _get(running: kit.Verifier, path: str, token: str = "") -> tuple[int, str]:
+    request = urllib.request.Request(running.transport.url.replace("ws://", "http://") + path)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+
+    def fetch() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(request, timeout=kit.PATIENCE) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    return await asyncio.to_thread(fetch)
+
+
+async def _closed(raw: ClientConnection) -> int | None:
+    async with asyncio.timeout(kit.PATIENCE):
+        await raw.wait_closed()
+    code: int | None = raw.close_code
+    return code
+
+
+async def test_health_and_metrics() -> None:
+    async with kit.verifier() as running:
+        assert await _get(running, "/health/live") == (200, "live\n")
+        assert await _get(running, "/health/ready") == (200, "ready\n")
+        async with kit.client(running) as edge:
+            session = await edge.start(IDS)
+            await edge.advance(session, [IDS[-1], 5])
+            status, page = await _get(running, "/metrics")
+        assert status == 200
+        for line in (
+            "moa_spec_decode_num_drafts_total 1.0",
+            "moa_spec_decode_num_draft_tokens_total 1.0",
+            'moa_sessions{state="live"} 1.0',
+            "moa_connections 1.0",
+            f"moa_slots_free {kit.SETTINGS.slots - 1}.0",
+        ):
+            assert line in page
+        assert (await _get(running, "/other"))[0] == 404
+        running.engine.alive_at = -1000.0
+        assert await _get(running, "/health/ready") == (503, "no forward has succeeded lately\n")
+        running.service.draining = True
+        assert (await _get(running, "/health/ready"))[0] == 503
+        assert (await _get(running, "/health/live"))[0] == 200
+
+
+async def test_a_token_is_needed_where_there_is_a_token_file(tokens: tuple[Authenticator, str, str]) -> None:
+    auth, alice, _ = tokens
+    async with kit.verifier(auth=auth) as running:
+        for wrong in ("", "guess", alice + "x"):
+            with pytest.raises(InvalidStatus) as caught:
+                async with kit.connection(running, token=wrong):
+                    pass
+            assert caught.value.response.status_code == 401
+            assert (await _get(running, "/metrics", wrong))[0] == 401
+        assert (await _get(running, "/health/live"))[0] == 200
+        assert (await _get(running, "/metrics", alice))[0] == 200
+        async with kit.client(running, token=alice) as edge:
+            assert await edge.start(IDS)
+
+
+async def test_one_principal_cannot_touch_a_session_of_another(tokens: tuple[Authenticator, str, str]) -> None:
+    auth, alice, bob = tokens
+    async with kit.verifier(auth=auth) as running, kit.client(running, token=alice) as hers:
+        session = await hers.start(IDS, max_new_tokens=5)
+        async with kit.client(running, token=bob) as his:
+            for message in (
+                session.recover()[0],
+                Verify(session.id, 1, session.base, [session.log[-1]]),
+                Open(session.id, list(IDS)),
+            ):
+                await his.send(message)
+                answer = await his.receive()
+                gone = getattr(answer, "outcome", "") == "gone"
+                assert gone or getattr(answer, "code", "") in ("unknown_session", "conflict")
+            await his.send(session.close())
+            await his.send(Open(bytes(16), [1, 2]))
+            await his.receive()
+        assert isinstance(await hers.advance(session, [session.log[-1]]), Advanced)
+
+
+async def test_foreign_browser_origins_are_turned_away() -> None:
+    settings = dataclasses.replace(kit.SETTINGS, origins=("https://ours.example",))
+    async with kit.verifier(settings) as running:
+        with pytest.raises(InvalidStatus) as caught:
+            async with kit.connection(running, origin="https://evil.example"):
+                pass
+        assert caught.value.response.status_code == 403
+        async with kit.connection(running, origin="https://ours.example"):
+            pass
+
+
+async def test_connections_are_bounded(tokens: tuple[Authenticator, str, str]) -> None:
+    auth, alice, bob = tokens
+    settings = _settings(max_connections=3, max_connections_per_principal=2)
+    async with kit.verifier(settings, auth=auth) as running:
+        async with kit.client(running, token=alice), kit.client(running, token=alice):
+            with pytest.raises(InvalidStatus) as caught:
+                async with kit.connection(running, token=alice):
+                    pass
+            assert caught.value.response.status_code == 503
+            async with kit.client(running, token=bob):
+                with pytest.raises(InvalidStatus):
+                    async with kit.connection(running, token=bob):
+                        pass
+        async with kit.client(running, token=alice):
+            pass
+
+
+async def test_a_taken_port_is_one_clear_line() -> None:
+    async with kit.verifier() as running:
+        port = running.transport.port
+        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
+            async with kit.verifier(dataclasses.replace(kit.SETTINGS, port=port)):
+                pass
+
+
+async def test_something_else_than_our_protocol_is_turned_away() -> None:
+    async with kit.verifier() as running:
+        with pytest.raises(InvalidStatus) as caught:
+            async with connect(running.transport.url, proxy=None):
+                pass
+        assert caught.value.response.status_code == 400
+
+
+async def test_who_does_not_say_hello_is_hung_up_on() -> None:
+    async with kit.verifier(_settings(hello_timeout=0.2)) as running:
+        async with kit.connection(running) as raw:
+            assert await _closed(raw) == 1002
+        async with kit.connection(running) as raw:
+            await raw.send(encode(Open(bytes(16), [1])))
+            assert await _closed(raw) == 1002
+
+
+async def test_a_handshake_that_dawdles_is_cut() -> None:
+    async with kit.verifier(_settings(handshake_timeout=0.2)) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.transport.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
+        await writer.drain()
+        async with asyncio.timeout(kit.PATIENCE):
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_half_open_connections_are_reaped() -> None:
+    async with kit.verifier(_settings(ping_interval=0.1, ping_timeout=0.1)) as running, kit.client(running) as edge:
+        edge.connection.transport.pause_reading()  # the network is gone, and nobody has said so
+        async with asyncio.timeout(kit.PATIENCE):
+            while running.service.channels:
+                await asyncio.sleep(0.01)
+        edge.connection.transport.abort()
+
+
+async def test_a_reader_that_is_too_slow_is_dropped() -> None:
+    settings = _settings(send_timeout=0.2, ping_interval=60.0)
+    async with kit.verifier(settings) as running, kit.client(running) as edge:
+        edge.connection.transport.pause_reading()
+        (channel,) = running.service.channels
+        async with asyncio.timeout(kit.PATIENCE):
+            while running.service.channels:
+                for _ in range(50):
+                    channel.answer(Error("busy", "x" * 100_000))
+                await asyncio.sleep(0.01)
+        edge.connection.transport.abort()
+
+
+@pytest.mark.parametrize(("frame", "code"), [("text", 1003), (b"x" * 300_000, 1009)], ids=["text", "too big"])
+async def test_frames_that_are_none(frame: str | bytes, code: int) -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        await edge.connection.send(frame)
+        assert await _closed(edge.connection) == code
+
+
+async def test_senseless_frames_are_answered_and_then_enough_is_enough() -> None:
+    async with kit.verifier() as running, kit.client(running) as good, kit.client(running) as edge:
+        session = await good.start(IDS, max_new_tokens=6)
+        for _ in range(kit.LIMITS.max_bad_messages):
+            await edge.connection.send(b"\x00")
+            error = await edge.receive()
+            assert isinstance(error, Error)
+            assert error.code == "bad_message"
+        await edge.connection.send(b"\x00")
+        assert await _closed(edge.connection) == 1002
+        assert isinstance(await good.advance(session, [session.log[-1]]), Advanced)
+
+
+async def test_random_frames_touch_nobody_else() -> None:
+    rng = random.Random(0)
+    async with kit.verifier() as running, kit.client(running) as good:
+        session = await good.start(IDS, max_new_tokens=40)
+        samples = [
+            encode(m)
+            for m in (Open(session.id, [5, 6]), Verify(session.id, 1, 9, [5, 6, 7], [-1, 0, 1]), Hello([1], []))
+        ]
+        for _ in range(10):
+            async with kit.client(running) as edge:
+                for _ in range(40):
+                    frame = bytearray(rng.choice(samples))
+                    for _ in range(rng.randrange(1, 5)):
+                        frame[rng.randrange(len(frame))] = rng.randrange(256)
+                    try:
+                        await edge.connection.send(bytes(frame))
+                    except ConnectionClosed:
+                        break
+            await good.advance(session, [session.log[-1]])
+        assert session.log[len(IDS) :] == kit.generated(IDS, 10)
+        assert running.engine.running
+
+
+async def test_the_log_of_what_went_wrong_stays_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+
+        def explode(*_: Any) -> None:
+            raise RuntimeError("secret path /home/somebody")
+
+        monkeypatch.setattr(running.service.store, "check_room", explode)
+        await edge.send(Open(bytes(16), [1]))
+        assert await _closed(edge.connection) == 1011
+        assert "secret" not in edge.connection.close_reason
+        monkeypatch.undo()
+        async with kit.client(running) as another:
+            await another.start(IDS)
+
+
+async def test_a_rate_of_tokens_is_kept_per_principal(tokens: tuple[Authenticator, str, str]) -> None:
+    auth, alice, bob = tokens
+    async with kit.verifier(_settings(max_tokens_per_second=1.0, max_burst_tokens=30), auth=auth) as running:
+        async with kit.client(running, token=alice) as edge:
+            session = await edge.start(kit.prompt(0, 28), max_new_tokens=5)
+            await edge.send(session.verify([session.log[-1], 1, 2, 3]))
+            event = await edge.event(session)
+            assert isinstance(event, Refused)
+            assert event.retry
+            assert (event.error.code, event.error.limit) == ("busy", "max_tokens_per_second")
+            assert 500 < event.error.retry_after_ms <= 4000
+        async with kit.client(running, token=bob) as edge:
+            await edge.start(kit.prompt(0, 28))
+
+
+async def test_more_sessions_than_slots_get_a_typed_busy() -> None:
+    async with kit.verifier(_settings(idle_seconds=100.0)) as running, kit.client(running) as edge:
+        for i in range(kit.SETTINGS.slots):
+            await edge.start(kit.prompt(i, 5))
+        extra = ClientSession(list(IDS))
+        await edge.send(extra.open())
+        event = await edge.event(extra)
+        assert isinstance(event, Refused)
+        assert event.retry
+        assert (event.error.code, event.error.limit) == ("busy", "slots")
+        assert event.error.retry_after_ms > 0
+        assert len(running.service.store) == kit.SETTINGS.slots
+
+
+async def test_a_verify_that_waited_too_long_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, release = threading.Event(), threading.Event()
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=5)
+        await edge.advance(session, [session.log[-1]])
+        real = running.engine.target.forward
+
+        def slow(rows: Any) -> Any:
+            entered.set()
+            release.wait(kit.PATIENCE)
+            return real(rows)
+
+        monkeypatch.setattr(running.engine.target, "forward", slow)
+        await edge.send(ClientSession(kit.prompt(1, 30)).open())
+        assert await asyncio.to_thread(entered.wait, kit.PATIENCE)
+        await edge.send(session.verify([session.log[-1]], deadline_ms=1))
+        async with asyncio.timeout(kit.PATIENCE):
+            while not running.scheduler.queued:
+                await asyncio.sleep(0.002)
+        await asyncio.sleep(0.002)
+        release.set()
+        event = await edge.event(session)
+        assert isinstance(event, Refused)
+        assert (event.error.code, event.retry) == ("deadline", True)
+        session.unsettled.clear()
+        assert isinstance(await edge.advance(session, [session.log[-1]]), Advanced)
+
+
+async def test_a_drain_finishes_what_runs_and_sends_everybody_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = kit.generated(IDS, 12)
+    entered, release = threading.Event(), threading.Event()
+    async with kit.verifier() as second, contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(kit.verifier())
+        async with kit.client(first) as edge:
+            session = await edge.start(IDS, max_new_tokens=12)
+            await edge.advance(session, [session.log[-1]])
+            real = first.engine.target.forward
+
+            def slow(rows: Any) -> Any:
+                entered.set()
+                release.wait(kit.PATIENCE)
+                return real(rows)
+
+            monkeypatch.setattr(first.engine.target, "forward", slow)
+            await edge.send(session.verify([session.log[-1], *truth[1:4]]))
+            assert await asyncio.to_thread(entered.wait, kit.PATIENCE)
+            drain = asyncio.create_task(first.transport.drain())
+            goaway = await edge.receive()
+            assert isinstance(goaway, Goaway)
+            assert goaway.drain_ms > 0
+            assert not drain.done()
+            release.set()
+            assert isinstance(await edge.event(session), Advanced), "what runs is finished"
+            await edge.send(session.verify([session.log[-1]]))
+            refused = await edge.event(session)
+            assert isinstance(refused, Refused)
+            assert refused.error.code == "draining"
+            await drain
+            with pytest.raises(InvalidStatus):
+                async with kit.connection(first):
+                    pass
+            await stack.aclose()
+            assert await _closed(edge.connection) == 1012
+        async with kit.client(second) as edge:
+            await edge.send(*session.recover())
+            event = await edge.event(session)
+            assert isinstance(event, Recovered)
+            await edge.send(*event.resend)
+            assert isinstance(await edge.event(session), Ready)
+            assert isinstance(await edge.event(session), Advanced)
+            while not session.finish:
+                await edge.advance(session, [session.log[-1]])
+        assert session.log[len(IDS) :] == truth

@@ -1,0 +1,344 @@
+"""Both state machines against each other: what one says, the other must understand, whatever gets lost between them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from moa.errors import ProtocolError
+from moa.tree import accept
+from moa.wire import Advanced, ClientSession, Code, History, Ready, Recovered, Refusal, Refused, Rows, Timing
+from moa.wire.finish import cut_path, first_finish
+from moa.wire.messages import (
+    Activations,
+    Append,
+    Error,
+    Open,
+    Opened,
+    Resume,
+    Resumed,
+    Stream,
+    StreamTokens,
+    Verdict,
+    Verify,
+)
+
+EOS = 0
+
+
+def says(log: list[int]) -> int:
+    """The "target": a fixed function of everything before."""
+    return (sum(log) * 31 + len(log) * 17) % 50 + 1
+
+
+def text(ids: list[int], count: int) -> list[int]:
+    log = list(ids)
+    for _ in range(count):
+        log.append(says(log))
+    return log
+
+
+class Server:
+    """History and a target, without wire or threads. May forget everything, and may be slow to run what it admitted."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, History] = {}
+
+    def handle(self, message: Any) -> Any:
+        history = self.known.get(message.session)
+        try:
+            match message:
+                case Open():
+                    if history is None:
+                        history = History(message, message.ids, eos_ids=frozenset({EOS}), max_context=10_000)
+                        self.known[message.session] = history
+                    return history.reopen(message.ids)
+                case Resume() if history is None:
+                    return Resumed(message.session, "gone")
+                case _ if history is None:
+                    raise Refusal(Code.UNKNOWN_SESSION, "unknown", session=message.session)
+                case Resume():
+                    return history.resume(message, "resumed")
+                case Append():
+                    return history.append(message)
+                case Verify() | Stream():
+                    settled = history.admit(message)
+                    return self.run(history) if settled is None else None if settled == "running" else settled
+        except Refusal as refusal:
+            return refusal.error(session=message.session, round=getattr(message, "round", 0))
+
+    def run(self, history: History) -> Any:
+        request = history.running
+        if isinstance(request, Stream):
+            new = [says(history.ids)]
+            _, finish = first_finish(history.rules, history.ids, new, None)
+            return history.emit(new, finish, Timing(), drafted=0, done=True)
+        assert isinstance(request, Verify)
+        parents = request.parents or range(-1, len(request.tokens) - 1)
+
+        def choose(node: int) -> int:
+            path = []
+            while node > 0:
+                path.append(request.tokens[node])
+                node = parents[node]
+            return says([*history.ids, *reversed(path)])
+
+        found = accept(request.tokens, parents, choose)
+        cut = cut_path(history.rules, history.ids, request.tokens, found.path, found.next_token, None)
+        return history.settle(*cut, Timing())
+
+
+def draft(rng: random.Random, log: list[int]) -> tuple[list[int], list[int]]:
+    tokens, parents, logs = [log[-1]], [-1], [list(log)]
+    for node in range(1, rng.randrange(1, 8)):
+        parent = rng.randrange(node)
+        token = says(logs[parent]) if rng.random() < 0.7 else 99
+        tokens.append(token)
+        parents.append(parent)
+        logs.append([*logs[parent], token])
+    return tokens, parents
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_nothing_is_lost_and_nothing_twice_whatever_the_link_does(seed: int) -> None:
+    rng = random.Random(seed)
+    server, session = Server(), ClientSession([3, 1, 4], max_new_tokens=60)
+    turns, said = [([3, 1, 4], 60)], []
+    outbox: list[Any] = [session.open()]
+    for _ in range(3000):
+        if rng.random() < 0.15:  # the connection is lost, with whatever is under way
+            if rng.random() < 0.3:
+                server.known.clear()
+            outbox = list(session.recover())
+        if not outbox and not session.unsettled:
+            if not session.finish:
+                outbox.append(session.stream(1) if rng.random() < 0.3 else session.verify(*draft(rng, session.log)))
+            elif len(turns) == 3:
+                break
+            else:
+                turns.append(([rng.randrange(1, 50) for _ in range(rng.randrange(1, 4))], rng.randrange(5, 30)))
+                outbox.append(session.append(turns[-1][0], max_new_tokens=turns[-1][1]))
+                outbox.append(session.verify(*draft(rng, session.log)))
+        if not outbox:
+            continue
+        message = outbox.pop(0)
+        for _ in range(1 + (rng.random() < 0.1)):  # sometimes twice
+            lost = rng.random()
+            answer = server.handle(message) if lost > 0.1 else None
+            if lost < 0.2:
+                outbox = list(session.recover())
+                break
+            event = session.receive(answer) if answer is not None else None
+            assert not isinstance(event, Refused), event
+            if isinstance(event, Advanced | Recovered):
+                said += event.tokens
+            if isinstance(event, Recovered):
+                outbox = list(event.resend)
+    else:
+        pytest.fail("it never came to an end")
+    expected: list[int] = []
+    outputs: list[int] = []
+    for ids, count in turns:
+        expected += ids
+        expected, start = text(expected, count), len(expected)
+        outputs += expected[start:]
+    assert session.log == expected
+    assert said == outputs
+
+
+class Pair:
+    """A session that has been opened, and its server."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.server = Server()
+        self.session = ClientSession([3, 1, 4], **settings)
+        assert isinstance(self.say(self.session.open()), Ready)
+
+    def say(self, message: Any) -> Any:
+        return self.session.receive(self.server.handle(message))
+
+    @property
+    def history(self) -> History:
+        return self.server.known[self.session.id]
+
+
+def test_a_verdict_says_which_nodes_were_accepted() -> None:
+    pair = Pair()
+    first = says([3, 1, 4])
+    second = says([3, 1, 4, first])
+    event = pair.say(pair.session.verify([4, 99, first, 98, second], [-1, 0, 0, 1, 2]))
+    assert event.path == (0, 2, 4)
+    assert event.tokens == (first, second, says([3, 1, 4, first, second]))
+    assert pair.session.log == pair.history.ids
+
+
+def test_the_same_round_gets_the_same_verdict_and_changes_nothing() -> None:
+    pair = Pair()
+    message = pair.session.verify([4, 5])
+    verdict = pair.server.handle(message)
+    log = list(pair.history.ids)
+    assert pair.server.handle(message) == verdict
+    assert pair.history.ids == log
+    assert isinstance(pair.session.receive(verdict), Advanced)
+    assert pair.session.receive(verdict) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"round": 3}, "round 3 after round 0"),
+        ({"base": 1}, "pending token is at 2"),
+        ({"tokens": [9]}, "pending token is 4"),
+    ],
+)
+def test_a_round_that_does_not_fit_the_log_is_refused(change: dict[str, Any], why: str) -> None:
+    pair = Pair()
+    error = pair.server.handle(_changed(pair.session.verify([4]), **change))
+    assert error.code == Code.CONFLICT
+    assert why in error.message
+
+
+def test_only_one_round_at_a_time() -> None:
+    pair = Pair()
+    message = pair.session.verify([4])
+    with pytest.raises(ProtocolError, match="under way"):
+        pair.session.verify([4])
+    assert pair.history.admit(message) is None
+    assert pair.history.admit(message) == "running"
+    with pytest.raises(Refusal, match="still running"):
+        pair.history.admit(_changed(message, tokens=[4, 5]))
+    pair.history.give_up()
+    assert pair.history.admit(message) is None, "what was not run may be sent again under its number"
+
+
+def test_a_finished_turn_takes_no_more_rounds_until_the_next() -> None:
+    pair = Pair(max_new_tokens=1)
+    assert pair.say(pair.session.verify([4])).finish == "length"
+    event = pair.say(pair.session.verify([pair.session.log[-1]]))
+    assert isinstance(event, Refused)
+    assert not event.retry
+    assert isinstance(pair.say(pair.session.append([5, 6], max_new_tokens=2)), Ready)
+    assert not pair.say(pair.session.verify([6])).finish
+    assert pair.say(pair.session.verify([pair.session.log[-1]])).finish == "length"
+
+
+def test_adopted_text_counts_as_output_of_the_running_turn() -> None:
+    pair = Pair(max_new_tokens=4)
+    pair.say(pair.session.append([7, 8, 9], continues=True))
+    assert pair.say(pair.session.verify([9, 1, 1])).finish == "length"
+    assert len(pair.session.log) == 3 + 3 + 1
+
+
+def test_reopening_goes_on_with_rounds_output_count_and_records() -> None:
+    pair = Pair(max_new_tokens=5)
+    pair.say(pair.session.verify([4]))
+    pair.say(pair.session.verify([pair.session.log[-1]]))
+    pair.session.receive(Activations(pair.session.id, 0, 0, 3, "int8", 1, 2, b""))
+    pair.server.known.clear()
+    event = pair.say(pair.session.recover()[0])
+    assert event.outcome == "gone"
+    (opening,) = event.resend
+    assert (opening.generated, opening.round, opening.held) == (2, 2, [(0, 3)])
+    assert isinstance(pair.say(opening), Ready)
+    while not pair.session.finish:
+        pair.say(pair.session.verify([pair.session.log[-1]]))
+    assert pair.session.log == text([3, 1, 4], 5)
+
+
+def test_another_prompt_under_a_known_id_is_a_conflict() -> None:
+    pair = Pair()
+    error = pair.server.handle(_changed(ClientSession([8, 8], id=pair.session.id).open()))
+    assert error.code == Code.CONFLICT
+
+
+def test_logs_that_differ_are_noticed_on_resume() -> None:
+    pair = Pair()
+    pair.say(pair.session.verify([4]))
+    pair.session.log[-1] += 1
+    assert pair.server.handle(pair.session.recover()[0]).code == Code.CONFLICT
+
+
+def test_a_round_that_still_runs_at_resume_is_waited_for() -> None:
+    pair = Pair()
+    message = pair.session.verify([4])
+    pair.history.admit(message)
+    event = pair.say(pair.session.recover()[0])
+    assert isinstance(event, Recovered)
+    assert event.resend == ()
+    assert isinstance(pair.session.receive(pair.server.run(pair.history)), Advanced)
+
+
+def test_an_append_beyond_the_context_is_refused_by_name() -> None:
+    pair = Pair()
+    error = pair.server.handle(pair.session.append([1] * 10_000))
+    assert (error.code, error.limit) == (Code.LIMIT, "max_context_tokens")
+
+
+def test_a_quarantined_session_is_opened_again() -> None:
+    pair = Pair()
+    message = pair.session.verify([4])
+    event = pair.session.receive(Error(Code.QUARANTINED, "failed", pair.session.id, 1))
+    assert isinstance(event, Recovered)
+    assert [type(r) for r in event.resend] == [Open, Verify]
+    assert event.resend[1] == message
+
+
+def test_a_retryable_refusal_keeps_the_request_and_another_drops_it() -> None:
+    pair = Pair()
+    message = pair.session.verify([4])
+    busy = pair.session.receive(Error(Code.BUSY, "busy", pair.session.id, 1, 1500))
+    assert isinstance(busy, Refused)
+    assert (busy.retry, busy.retry_after) == (True, 1.5)
+    assert pair.session.unsettled == [message]
+    dropped = pair.session.receive(Error(Code.CANCELLED, "cancelled", pair.session.id, 1))
+    assert isinstance(dropped, Refused)
+    assert not dropped.retry
+    assert not pair.session.busy
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"path": [1]}, {"path": [0, 2]}, {"path": [0, 9]}, {"path": []}, {"base": 7}],
+    ids=str,
+)
+def test_an_impossible_verdict_is_an_error_and_not_text(change: dict[str, Any]) -> None:
+    pair = Pair()
+    pair.session.verify([4, 5, 6], [-1, 0, 1])
+    with pytest.raises(ProtocolError):
+        pair.session.receive(_changed(Verdict(pair.session.id, 1, 2, [0, 1], 7), **change))
+
+
+def test_stream_tokens_come_once_and_in_order() -> None:
+    pair = Pair()
+    pair.session.stream()
+    first = StreamTokens(pair.session.id, 1, 2, [10, 11])
+    assert pair.session.receive(first).tokens == (10, 11)  # type: ignore[union-attr]
+    assert pair.session.receive(first).tokens == ()  # type: ignore[union-attr]
+    assert pair.session.receive(StreamTokens(pair.session.id, 1, 3, [11, 12])).tokens == (12,)  # type: ignore[union-attr]
+    with pytest.raises(ProtocolError, match="stream tokens at 9"):
+        pair.session.receive(StreamTokens(pair.session.id, 1, 8, [1]))
+    assert pair.session.receive(StreamTokens(pair.session.id, 1, 5, [13], True)).done  # type: ignore[union-attr]
+    assert pair.session.receive(StreamTokens(pair.session.id, 1, 6, [14], True)) is None
+
+
+def test_records_are_booked() -> None:
+    pair = Pair()
+    event = pair.session.receive(Activations(pair.session.id, 2, 1, 2, "int8", 1, 2, b""))
+    assert isinstance(event, Rows)
+    assert list(pair.session.held) == [(1, 3)]
+    assert pair.session.epoch == 2
+
+
+def test_a_prompt_made_by_the_server_becomes_the_log() -> None:
+    session = ClientSession()
+    session.open()
+    event = session.receive(Opened(session.id, 3, 0, [7, 8, 9]))
+    assert isinstance(event, Ready)
+    assert (session.log, session.turn_start) == ([7, 8, 9], 3)
+
+
+def _changed(message: Any, **change: Any) -> Any:
+    fields = {name: getattr(message, name) for name in message.__struct_fields__}
+    return type(message)(**(fields | change))
