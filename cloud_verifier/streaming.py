@@ -14,6 +14,7 @@ from moa.model.drafter import Drafter
 from moa.model.drafting import DraftRequest, MoaDrafting, append
 from moa.model.target import Target
 from moa.tree import TreeShape
+from moa.wire.messages import Stream
 
 Draft = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents; node 0 is the pending token."""
@@ -58,7 +59,8 @@ class MoaServerDrafting:
         requests, able = [], []
         for job in jobs:
             room = self._target.pool.capacity - job.base - 1
-            if job.lease.records is None or room < 1:
+            plain = isinstance(job.request, Stream) and not job.request.speculate
+            if plain or job.lease.records is None or room < 1:
                 continue
             self._catch_up(job)
             shape = replace(self._shape, nodes=min(self._shape.nodes, room))

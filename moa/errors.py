@@ -1,14 +1,14 @@
 """The one exception tree, and the one place where an exception becomes a line on the terminal.
 
-    MoaError                     anything this project reports on purpose           exit 1
-    ├── UsageError               a person can mend it: flag, file, input            exit 2
-    │   ├── ConfigError          a settings or config value is out of range
-    │   ├── UnsupportedModelError  an architecture that cannot work, by name and reason
-    │   └── BundleError          an exported bundle is damaged, foreign or incomplete
-    ├── CapacityError            a bounded resource is used up (slots, context, memory)
-    ├── ProtocolError            the other end broke the wire protocol              fatal
-    ├── RemoteError              the other end refused, with a typed code           fatal or retryable
-    └── LinkError                the network failed                                 retryable
+MoaError                     anything this project reports on purpose           exit 1
+├── UsageError               a person can mend it: flag, file, input            exit 2
+│   ├── ConfigError          a settings or config value is out of range
+│   ├── UnsupportedModelError  an architecture that cannot work, by name and reason
+│   └── BundleError          an exported bundle is damaged, foreign or incomplete
+├── CapacityError            a bounded resource is used up (slots, context, memory)
+├── ProtocolError            the other end broke the wire protocol              fatal
+├── RemoteError              the other end refused, with a typed code           fatal or retryable
+└── LinkError                the network failed                                 retryable
 """
 
 from __future__ import annotations

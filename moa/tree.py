@@ -107,11 +107,11 @@ def accept(tokens: Sequence[int], parents: Sequence[int], choose: Callable[[int]
 class TreeGrower:
     """Grows EAGLE-2's dynamic tree level by level; the caller runs the drafter on each `frontier`.
 
-        grower = TreeGrower(pending, shape)
-        while grower.frontier:
-            top_tokens, top_scores = <run the drafter on grower.frontier, masked by grower.mask()>
-            grower.expand(top_tokens, top_scores)
-        tree = grower.tree()
+    grower = TreeGrower(pending, shape)
+    while grower.frontier:
+        top_tokens, top_scores = <run the drafter on grower.frontier, masked by grower.mask()>
+        grower.expand(top_tokens, top_scores)
+    tree = grower.tree()
     """
 
     root: int

@@ -25,10 +25,10 @@ def split_of(key: str) -> Split:
     return "heldout" if blake2b(key.encode(), digest_size=8).digest()[-1] % 16 == 0 else "train"
 
 
-def examples(split: Split, seed: int, more: Collection[str] = ()) -> Iterator[Example]:
-    """Exercises without end, every skill once per round in random order; those named in `more` three times."""
+def examples(split: Split, seed: int, more: Collection[str] = (), times: int = 3) -> Iterator[Example]:
+    """Exercises without end, every skill once per round in random order; those named in `more` so many times."""
     rng = random.Random(f"{split}-{seed}")
-    skills = [skill for name, skill in SKILLS.items() for _ in range(3 if name in more else 1)]
+    skills = [skill for name, skill in SKILLS.items() for _ in range(times if name in more else 1)]
     while True:
         rng.shuffle(skills)
         for skill in skills:

@@ -8,6 +8,7 @@ drafter     its MoA drafter, with this project's own trainer
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,13 +50,14 @@ LONGEST_CHAT = 3
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of the target's training: up to step `until`; the skills in `more` come three times as often."""
+    """A stretch of the target's training: up to step `until`; the skills in `more` come `times` as often."""
 
     name: str
     until: int
     exercise_tokens: int
-    library_passes: int
+    library_tokens: int
     more: tuple[str, ...] = ()
+    times: int = 3
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,15 @@ class Course:
 
 # What takes working out is learned last: by the end of a phase the other skills are there.
 WORKED_OUT = ("arithmetic", "word_problem", "units", "date", "table", "filter", "function", "edit")
+HARDEST = ("table", "filter", "function")
 TARGET_COURSES = (
     Course(
         "learn",
         3e-3,
-        (Phase("general", 2000, 10_000_000, 3), Phase("practice", 3000, 4_500_000, 1, WORKED_OUT)),
+        (Phase("general", 2000, 10_000_000, 7_500_000), Phase("practice", 3000, 4_500_000, 2_500_000, WORKED_OUT)),
     ),
-    Course("polish", 1.5e-3, (Phase("polish", 500, 8_000_000, 1, ("table", "filter", "function")),)),
+    Course("polish", 1.5e-3, (Phase("polish", 500, 8_000_000, 2_500_000, HARDEST),)),
+    Course("sharpen", 2e-3, (Phase("sharpen", 450, 2_600_000, 400_000, HARDEST, times=8),)),
 )
 
 
@@ -96,19 +100,23 @@ def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> D
 def documents(tokens: PreTrainedTokenizerBase, phase: Phase, seed: int) -> Iterator[Document]:
     """A phase's text, exercises first; packed rows are shuffled when read."""
     rng = random.Random(seed)
-    stream = corpus.examples("train", seed, phase.more)
+    stream = corpus.examples("train", seed, phase.more, phase.times)
     count = 0
     while count < phase.exercise_tokens:
         turns = rng.choice([1, 1, 1, *range(2, LONGEST_CHAT + 1)])
         document = chat_document(tokens, [next(stream) for _ in range(turns)])
         count += len(document.ids)
         yield document
-    for number in range(phase.library_passes):
-        cut = 1 + number * ROW // phase.library_passes  # each pass cuts the files into rows at other places
+    count = 0
+    for number in itertools.count():
         for text in corpus.stdlib_text("train"):
+            if count >= phase.library_tokens:
+                return
             ids = tokens.encode("<|bos|>" + text, add_special_tokens=False)
+            cut = 1 + 85 * number % ROW  # each pass cuts the files into rows at other places
             yield Document.text(ids[:cut])
             yield Document.text(ids[cut:])
+            count += len(ids)
 
 
 def packed(tokens: PreTrainedTokenizerBase, phase: Phase, work: Path, seed: int) -> PackedRows:

@@ -162,6 +162,8 @@ class Stream(Message, tag="stream", frozen=True):
     base: Position
     max_tokens: Count = 0
     """0 is until the turn finishes."""
+    speculate: bool = True
+    """Without it the server decodes one token a forward: what a plain API would do, for comparison."""
 
 
 class Cancel(Message, tag="cancel", frozen=True):

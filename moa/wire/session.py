@@ -128,10 +128,10 @@ class ClientSession:
             raise ProtocolError("node 0 of a draft must be the pending token")
         return self._ask(Verify(self.id, self.round + 1, self.base, list(tokens), list(parents), deadline_ms))
 
-    def stream(self, max_tokens: int = 0) -> Stream:
-        """The next round, drafted by the server."""
+    def stream(self, max_tokens: int = 0, *, speculate: bool = True) -> Stream:
+        """The next round, drafted by the server; or decoded there without any draft."""
         self._no_round()
-        return self._ask(Stream(self.id, self.round + 1, self.base, max_tokens))
+        return self._ask(Stream(self.id, self.round + 1, self.base, max_tokens, speculate))
 
     def cancel(self) -> Cancel | None:
         """Stop the running round, if any; its answer still comes."""

@@ -24,7 +24,7 @@ EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
     ),
     m.Append(ID, 12, [5, 6], 9, ["."], True, True),
     m.Verify(ID, 3, 12, [5, 6, 7], [-1, 0, 0], 250),
-    m.Stream(ID, 4, 14, 32),
+    m.Stream(ID, 4, 14, 32, False),
     m.Cancel(ID, 4),
     m.Resume(ID, 14, bytes(16), 3, 1, "int4", 2000, [(0, 10), (12, 13)]),
     m.Sync(ID, "off", 500, [(3, 4)]),
