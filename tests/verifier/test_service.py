@@ -370,6 +370,21 @@ async def test_a_stream_says_what_the_target_says(drafter: bool) -> None:
         assert session.log[len(IDS) :] == truth
 
 
+@pytest.mark.parametrize("speculate", [True, False])
+async def test_a_stream_drafts_unless_it_is_asked_not_to(speculate: bool) -> None:
+    async with kit.verifier(drafter=True) as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=8)
+        await edge.send(session.stream(speculate=speculate))
+        parts = []
+        while session.busy:
+            part = await edge.receive()
+            if isinstance(part, StreamTokens):
+                parts.append(part)
+                session.receive(part)
+        assert session.log[len(IDS) :] == kit.generated(IDS, 8)
+        assert any(part.drafted for part in parts) == speculate
+
+
 async def test_a_stream_is_cancelled_where_it_is() -> None:
     async with kit.verifier() as running, kit.client(running) as edge:
         session = await edge.start(IDS, max_new_tokens=100, ignore_eos=True)
