@@ -1,0 +1,117 @@
+"""`make bench`, or `python -m benchmarks`: every experiment on the embedded pair, one after another.
+
+Each writes `benchmarks/results/NAME.json`, with hardware, commit and command, and its tables as `NAME.md`; `make docs`
+puts them into docs/results.md and README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from moa.demo import paths
+from moa.errors import UsageError, run_cli
+
+RESULTS = Path(__file__).parent / "results"
+WEIGHTS = Path(__file__).parent / "baselines" / "weights"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A module of this package, its arguments, and about how long it takes on two idle cores."""
+
+    name: str
+    says: str
+    command: tuple[str, ...]
+    minutes: float
+
+
+def experiments() -> list[Experiment]:
+    """All of them, in the order of docs/results.md."""
+    demo = paths()
+    pair = ("--target", str(demo.target))
+    baselines = [str(folder) for folder in sorted(WEIGHTS.iterdir()) if folder.is_dir()]
+    independent = str(WEIGHTS / "independent")
+    sizes = ("--per-skill", "8", "--code", "16")
+    return [
+        Experiment(
+            "accuracy",
+            "right answers of the target, and of an independent model of the drafter's size",
+            ("accuracy", *pair, "--independent", independent),
+            3,
+        ),
+        Experiment(
+            "acceptance",
+            "tokens won per verification, by category",
+            ("acceptance", str(demo.drafter), *baselines, *pair, *sizes),
+            8,
+        ),
+        Experiment(
+            "speed",
+            "tokens per second on one device",
+            ("speed", str(demo.drafter), *baselines, *pair, "--independent", independent),
+            4,
+        ),
+        Experiment("client_links", "speed, calls and bytes by link", ("client_links", "--prompts", "8"), 6),
+        Experiment("client_records", "acceptance by lag, precision and rows held", ("client_records",), 3),
+        Experiment("client_offline", "accuracy after the link is cut", ("client_offline", "--per-skill", "2"), 4),
+        Experiment("client_cuts", "the link cut at random bytes", ("client_cuts", "--cuts", "50"), 2),
+    ]
+
+
+def run(experiment: Experiment, results: Path) -> float:
+    """Run one in a process of its own, so that none warms or starves another; its minutes."""
+    began = time.perf_counter()
+    module, *arguments = experiment.command
+    command = [
+        sys.executable,
+        "-m",
+        f"benchmarks.{module}",
+        *arguments,
+        "--json",
+        str(results / f"{experiment.name}.json"),
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise UsageError(f"{experiment.name} failed with exit code {done.returncode}", hint="what it said is above")
+    (results / f"{experiment.name}.md").write_text(done.stdout.strip() + "\n", encoding="utf-8")
+    return (time.perf_counter() - began) / 60
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("only", nargs="*", metavar="NAME", help="run these alone")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--dry-run", action="store_true", help="say what would run, and for how long")
+    parser.add_argument("--json", action="store_true", help="print the minutes each took as JSON")
+    args = parser.parse_args()
+    plan = experiments()
+    if unknown := set(args.only) - {experiment.name for experiment in plan}:
+        known = ", ".join(experiment.name for experiment in plan)
+        raise UsageError(f"no experiment {sorted(unknown)[0]!r}", hint=f"there are {known}")
+    plan = [experiment for experiment in plan if not args.only or experiment.name in args.only]
+    if args.dry_run:
+        for experiment in plan:
+            print(f"{experiment.name:16} about {experiment.minutes:.0f} min  {experiment.says}")
+        print(f"{'in all':16} about {sum(experiment.minutes for experiment in plan):.0f} min")
+        return 0
+    args.out.mkdir(parents=True, exist_ok=True)
+    took: dict[str, float] = {}
+    for number, experiment in enumerate(plan, start=1):
+        left = sum(other.minutes for other in plan[number - 1 :])
+        print(f"[{number}/{len(plan)}] {experiment.says}; about {left:.0f} min to go", file=sys.stderr, flush=True)
+        took[experiment.name] = round(run(experiment, args.out), 2)
+    print(json.dumps(took) if args.json else f"done in {sum(took.values()):.1f} min; now: make docs")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_cli("benchmarks", main))
