@@ -147,9 +147,9 @@ def main() -> int:
     device, heard = asyncio.run(_heard(options))
     runs = measure(device, heard)
     write_result(options.json, {"prompts": len(heard), "client_records": runs})
+    print(tables(runs))
     if options.plot is not None:
         plot(runs, options.plot)
-    print(tables(runs))
     return 0
 
 

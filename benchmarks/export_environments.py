@@ -30,8 +30,9 @@ from export.static_forms import EMBEDDING, StaticShape
 from export.static_runner import Feeds, StaticRunner
 from export.traces import encode_prompts, make_traces, read_prompts
 from export.yardstick import Yardstick
-from moa.bundle import Bundle, Variant
+from moa.bundle import Bundle
 from moa.errors import MoaError, run_cli
+from moa.manifest import Variant
 from moa.model.target import Target
 
 

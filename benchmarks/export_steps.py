@@ -33,6 +33,8 @@ from export.storage import WeightedModel
 from moa.config import DrafterConfig
 from moa.demo import paths
 from moa.errors import run_cli
+from moa.model.drafter import Drafter
+from moa.model.shared import SharedWeights
 from moa.model.streaming import read_facts
 
 
@@ -87,9 +89,6 @@ def _random(size: tuple[int, ...]) -> torch.Tensor:
 
 
 def _weights(config: DrafterConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    from moa.model.drafter import Drafter
-    from moa.model.shared import SharedWeights
-
     with torch.device("meta"):
         nothing = torch.empty(1, config.hidden_size)
         module = Drafter(config, SharedWeights(nothing, nothing))

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moa.bundle import (
-    GOLDEN,
-    MANIFEST,
-    SCHEMA,
-    Bundle,
+from moa.bundle import GOLDEN, MANIFEST, SCHEMA, Bundle, GoldenCase, read_golden, sha256, write_golden, write_manifest
+from moa.config import TargetFacts
+from moa.errors import BundleError
+from moa.manifest import (
     DrafterIdentity,
     FileEntry,
-    GoldenCase,
     Heads,
     Manifest,
     Records,
@@ -27,13 +25,7 @@ from moa.bundle import (
     TokenizerFiles,
     Variant,
     Vocabulary,
-    read_golden,
-    sha256,
-    write_golden,
-    write_manifest,
 )
-from moa.config import TargetFacts
-from moa.errors import BundleError
 
 FACTS = TargetFacts(
     family="llama",

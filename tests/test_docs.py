@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from tools.readme import PARSERS, between, cli_reference, file_tree, programs, rendered
+from tools.readme import PARSERS, between, cli_reference, file_tree, programs, rendered, results_page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)[^)]*\)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CITED = re.compile(r"`((?:moa|export|edge_client|cloud_verifier|benchmarks|tools|tests|docs)/[\w./-]*)(?::([\w.]+))?`")
 
 
@@ -70,6 +72,34 @@ def test_every_console_script_is_in_the_reference() -> None:
     assert set(PARSERS) == set(scripts) == {parser.prog for parser in programs()}
 
 
+def commands_in(page: Path) -> list[list[str]]:
+    """Commands of ours in a page's code blocks. Lines with `...` or `|` are patterns, not commands."""
+    code = "\n".join(code for language, code in FENCE.findall(page.read_text(encoding="utf-8")) if language != "python")
+    lines = [line.removeprefix("$ ") for line in code.splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines if line.split(" ")[0] in PARSERS]
+    return [words for words in commands if not any("|" in word or word == "..." for word in words)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_commands_in_pages_parse(page: Path) -> None:
+    parsers = {parser.prog: parser for parser in programs()}
+    for program, *words in commands_in(page):
+        parsers[program].parse_args(words)  # a mistake is a SystemExit, and says what it is
+
+
+def test_the_readme_shows_all_programs_at_work() -> None:
+    assert {command[0] for command in commands_in(ROOT / "README.md")} == set(PARSERS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_imports_in_pages_work(page: Path) -> None:
+    for language, code in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language == "python":
+            body = compile(code, page.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT).body
+            imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+            exec(compile(ast.Module(imports, []), page.name, "exec"), {})
+
+
 def test_file_tree_uses_docstrings_and_refuses_a_module_without(tmp_path: Path) -> None:
     for name in ("moa", "export", "edge_client", "cloud_verifier", "benchmarks", "tools", "docs"):
         (tmp_path / name).mkdir()
@@ -82,6 +112,13 @@ def test_file_tree_uses_docstrings_and_refuses_a_module_without(tmp_path: Path) 
     (tmp_path / "moa" / "tree.py").write_text("x = 1\n")
     with pytest.raises(ValueError, match="no docstring"):
         file_tree(tmp_path)
+
+
+def test_results_page_joins_the_tables(tmp_path: Path) -> None:
+    (tmp_path / "speed.md").write_text("| a |\n")
+    (tmp_path / "client_links.md").write_text("| b |\n\n")
+    page = results_page(sorted(tmp_path.iterdir()))
+    assert page.endswith("## Client links\n\n| b |\n\n## Speed\n\n| a |\n")
 
 
 def test_markers_keep_what_is_around_them() -> None:
@@ -97,6 +134,8 @@ def test_cli_reference_lists_subcommands_defaults_and_choices() -> None:
     run.add_argument("model", nargs="?", help="what to run")
     run.add_argument("-n", "--count", type=int, default=3, metavar="N", help="100%% of %(prog)s, not %(default)s|4")
     run.add_argument("--mode", choices=["a", "b"], required=True)
+    run.add_argument("--stop", action="append", default=[])
+    run.add_argument("--tie", type=float, default=0.0, metavar="N")
     run.add_argument("--fast", action="store_true", help="skip checks")
     page = cli_reference([parser])
     assert "## `prog`\n\nDoes it.\n" in page
@@ -105,4 +144,6 @@ def test_cli_reference_lists_subcommands_defaults_and_choices() -> None:
     assert "| `-n, --count N` | `3` | 100% of prog run, not 3\\|4 |" in page
     assert "| `--mode {a,b}` | required |  |" in page
     assert "| `--fast` |  | skip checks |" in page
+    assert "| `--stop STOP` |  |  |" in page
+    assert "| `--tie N` | `0.0` |  |" in page
     assert "secret" not in page

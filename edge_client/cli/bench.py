@@ -1,0 +1,119 @@
+"""`edge-client bench`: how fast each way of decoding is from this device, over this link."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from edge_client.cli import options
+from edge_client.client import EdgeClient
+from edge_client.compare import ask_all, rates
+from edge_client.device import Device
+from edge_client.link import PROFILES, LinkProxy
+from edge_client.local import LocalVerifier
+from edge_client.settings import ClientSettings
+from moa.errors import UsageError
+
+WAYS = ("single", "none", "server", "device", "auto")
+_PROMPTS = (
+    "What is 17 plus 25?",
+    "Tell me a short story with Ada, a fox and a garden.",
+    "Sort these numbers: 9, 3, 7, 1.",
+    "Write a Python function that reverses a list.",
+)
+
+
+def add(commands: Any) -> None:
+    """The subcommand's flags."""
+    command = commands.add_parser(
+        "bench",
+        help="measure ways of decoding",
+        description="Answer prompts in each way; compare speed, calls, bytes. single: a call a token; none: "
+        "plain API streaming; server: drafted and streamed there; device: drafted here; auto: what pays.",
+    )
+    command.add_argument("--ways", default=",".join(WAYS), help="comma-separated (default: %(default)s)")
+    command.add_argument("--prompts", type=Path, metavar="FILE", help="prompts, one a line")
+    command.add_argument("--link", choices=sorted(PROFILES), help="put an emulated link before the verifier")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    options.add_connection(command)
+    options.add_generation(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print a table."""
+    settings = options.settings_from(arguments, max_new_tokens=64)
+    ways = arguments.ways.split(",")
+    if unknown := [way for way in ways if way not in WAYS]:
+        raise UsageError(f"unknown way {unknown[0]!r}", hint=f"known: {', '.join(WAYS)}")
+    if not settings.verifier:
+        raise UsageError("a benchmark needs the target", hint="pass --verifier ADDRESS, or --verifier local")
+    texts = _read_prompts(arguments.prompts) if arguments.prompts else list(_PROMPTS)
+    results = asyncio.run(_measure(settings, ways, texts, arguments.link))
+    if arguments.json:
+        sys.stdout.buffer.write(msgspec.json.encode(results) + b"\n")
+        return 0
+    table = Table("draft", "tokens/s", "calls/100", "tokens/round", "first token ms", "kB", "overhead ms", "same text")
+    for way, figures in results.items():
+        table.add_row(
+            way,
+            f"{figures['tokens_per_second']:.1f}",
+            f"{figures['calls_per_100']:.1f}",
+            f"{figures['tokens_per_round']:.2f}" if figures["tokens_per_round"] else "",
+            f"{figures['first_token_ms']:.0f}",
+            f"{figures['kilobytes']:.1f}",
+            f"{figures['overhead_ms']:.2f}" if figures["overhead_ms"] else "",
+            "yes" if figures["same"] else "NO",
+        )
+    Console(highlight=False).print(table)
+    return 0
+
+
+async def _measure(
+    settings: ClientSettings, ways: list[str], texts: list[str], profile: str | None
+) -> dict[str, dict[str, Any]]:
+    device = Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
+    results: dict[str, dict[str, Any]] = {}
+    reference: list[list[int]] | None = None
+    async with contextlib.AsyncExitStack() as stack:
+        if settings.verifier == "local":
+            address = await stack.enter_async_context(LocalVerifier().running())
+            settings = dataclasses.replace(settings, verifier=address)
+        if profile is not None:
+            parts = urlsplit(settings.verifier)
+            if parts.scheme != "ws" or parts.hostname is None:
+                raise UsageError("--link works with ws:// addresses only")
+            link = await stack.enter_async_context(LinkProxy(parts.hostname, parts.port or 80, PROFILES[profile]))
+            settings = dataclasses.replace(settings, verifier=link.url)
+        encoder = EdgeClient(settings, device=device)
+        prompts = [encoder.encode(text) for text in texts]
+        await ask_all(settings, device, prompts[:1])  # warm both ends up
+        for way in ways:
+            answers = await ask_all(settings, device, prompts, draft=way)
+            ids = [answer.ids for answer in answers]
+            reference = reference or ids
+            results[way] = {**rates(answers), "same": ids == reference}
+    return results
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise UsageError(f"no prompts at {path}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not text (UTF-8)") from None
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
+        raise UsageError(f"{path} holds no prompts")
+    return prompts

@@ -1,0 +1,153 @@
+"""`edge-client demo`: the whole story on one machine, in about a minute."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+
+from edge_client.cli import options
+from edge_client.client import EdgeClient
+from edge_client.compare import Answer, ask, ask_all, rates
+from edge_client.device import Device
+from edge_client.events import Event, Notice, Token
+from edge_client.link import PROFILES, LinkProxy
+from edge_client.local import LocalVerifier
+from edge_client.settings import ClientSettings
+from edge_client.terminal import make_view
+
+_PROMPTS = (
+    "What is 17 plus 25?",
+    "Tell me a short story with Ada, a fox and a garden.",
+)
+_CUT_PROMPT = "Make up a little story: the hero is Ben, the animal is a cat, the place is a forest."
+_CUT_AFTER, _RESTORE_AFTER = 12, 8
+"""Verified tokens before the link is cut, and provisional ones before it returns."""
+
+
+def add(commands: Any) -> None:
+    """The subcommand's flags."""
+    command = commands.add_parser(
+        "demo",
+        help="see it all on one machine",
+        description="Start a verifier behind an emulated link, answer, cut the link in the middle of an answer, "
+        "go on offline, restore it, reconcile, and compare with plain API streaming.",
+    )
+    command.add_argument(
+        "--link", choices=sorted(PROFILES), default="4g", help="the emulated link (default: %(default)s)"
+    )
+    command.add_argument(
+        "--target", default="", metavar="ID_OR_DIR", help="another target (default: the embedded pair)"
+    )
+    command.add_argument("--drafter", default="", metavar="DIR", help="its drafter")
+    options.add_connection(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tell the story; exit code 1 when a text differs from the target's."""
+    settings = options.settings_from(arguments, max_new_tokens=80, settle_seconds=20.0, reconnect_seconds=0.5)
+    serve = [f"--{name}={getattr(arguments, name)}" for name in ("target", "drafter") if getattr(arguments, name)]
+    return asyncio.run(_story(settings, serve, arguments.link, Console(highlight=False)))
+
+
+async def _story(settings: ClientSettings, serve: list[str], profile: str, console: Console) -> int:
+    device = Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
+    async with contextlib.AsyncExitStack() as stack:
+        console.print("Starting a verifier on this machine ...", style="dim")
+        address = await stack.enter_async_context(LocalVerifier(serve).running())
+        parts = urlsplit(address)
+        condition = PROFILES[profile].at(0)
+        link = await stack.enter_async_context(LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[profile]))
+        near = dataclasses.replace(settings, verifier=address)
+        far = dataclasses.replace(settings, verifier=link.url)
+        encoder = EdgeClient(settings, device=device)
+        prompts = [encoder.encode(text) for text in (*_PROMPTS, _CUT_PROMPT)]
+        console.print(
+            f"An emulated {profile} link lies before it: {condition.rtt_ms:.0f} ms round trip.\n", style="dim"
+        )
+
+        drafted: list[Answer] = []
+        async with EdgeClient(dataclasses.replace(far, draft="device"), device=device) as client:
+            await client.wait_online()
+            for text, ids in zip(_PROMPTS, prompts, strict=False):
+                drafted.append(await _show(console, client, text, ids))
+            console.print(Rule("the link will be cut", style="red"))
+            cutter = _Cutter(link, console)
+            drafted.append(await _show(console, client, _CUT_PROMPT, prompts[-1], cutter))
+
+        console.print("\nThe same answers in other ways, to compare ...", style="dim")
+        alone = await ask_all(near, device, prompts, draft="single", sync="off")
+        ways = {
+            "plain API streaming": await ask_all(far, device, prompts, draft="none", sync="off"),
+            "a call a token": await ask_all(far, device, prompts[:1], draft="single", sync="off"),
+            "drafted on the device": drafted[:-1],
+            "drafted on the device, link cut": drafted[-1:],
+            "auto": await ask_all(far, device, prompts, draft="auto"),
+        }
+    same = [answer.ids for answer in drafted] == [answer.ids for answer in alone]
+    _table(console, ways)
+    verdict = "[green]yes[/green]" if same else "[red]no[/red]"
+    console.print(f"identical to target-only: {verdict}")
+    return int(not same)
+
+
+async def _show(
+    console: Console, client: EdgeClient, text: str, ids: list[int], cutter: _Cutter | None = None
+) -> Answer:
+    console.print(f"> {text}", style="bold")
+    with make_view(console=console) as view:
+
+        def see(event: Event) -> None:
+            view.take(event)
+            if cutter is not None and (news := cutter.take(event)):
+                view.take(Notice(message=news))
+
+        answer = await ask(client, ids, see)
+    console.print()
+    return answer
+
+
+class _Cutter:
+    """Cuts the link in the middle of an answer, and restores it when the device has gone on for a while."""
+
+    def __init__(self, link: LinkProxy, console: Console) -> None:
+        self._link = link
+        self._verified = self._provisional = 0
+        self._state = "up"
+
+    def take(self, event: Event) -> str:
+        """Count tokens; what to tell the user, if anything."""
+        if isinstance(event, Token):
+            self._verified += event.status == "verified"
+            self._provisional += event.status == "provisional"
+        if self._state == "up" and self._verified >= _CUT_AFTER:
+            self._state = "down"
+            self._link.go_down()
+            return "[the link is cut: the device goes on alone]"
+        if self._state == "down" and self._provisional >= _RESTORE_AFTER:
+            self._state = "back"
+            self._link.restore()
+            return "[the link is back: what was written offline is checked]"
+        return ""
+
+
+def _table(console: Console, ways: dict[str, list[Answer]]) -> None:
+    table = Table("", "tokens/s", "calls per 100 tokens", "tokens a round", "kB", title="what it took")
+    for name, answers in ways.items():
+        figures = rates(answers)
+        table.add_row(
+            name,
+            f"{figures['tokens_per_second']:.1f}",
+            f"{figures['calls_per_100']:.1f}",
+            f"{figures['tokens_per_round']:.2f}" if figures["tokens_per_round"] else "",
+            f"{figures['kilobytes']:.1f}",
+        )
+    console.print(table)

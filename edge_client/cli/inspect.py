@@ -1,0 +1,59 @@
+"""`edge-client inspect`: what a bundle holds."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from edge_client.cli import options
+from edge_client.device import dynamic_variants, embedded_bundle
+from moa.bundle import Bundle
+
+
+def add(commands: Any) -> None:
+    """The subcommand's flags."""
+    command = commands.add_parser("inspect", help="show a bundle", description="Show what a bundle holds.")
+    command.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    options.add_connection(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show a bundle."""
+    settings = options.settings_from(arguments)
+    bundle = Bundle.open(settings.bundle or embedded_bundle())
+    manifest = bundle.manifest
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(manifest), indent=2).decode())
+        return 0
+    console = Console(highlight=False)
+    facts = manifest.target.facts
+    console.print(f"bundle    {bundle.folder}")
+    console.print(
+        f"target    {manifest.target.source}: {facts.family}, {facts.layers} layers, hidden {facts.hidden_size}"
+    )
+    console.print(
+        f"drafter   {manifest.drafter.kind} from {manifest.drafter.source}, weights {manifest.drafter.weights_id[:12]}"
+    )
+    console.print(
+        f"tokenizer {manifest.tokenizer.hash[:12]}, {manifest.vocabulary.draft} of {manifest.vocabulary.target} tokens"
+    )
+    if manifest.records is not None:
+        console.print(f"records   {manifest.records.kv_heads} heads x {manifest.records.head_dim}, keys and values")
+    table = Table("variant", "precision", "MB", "runtime", "runs here", "agreement")
+    here = dynamic_variants(bundle)
+    for name, variant in sorted(manifest.variants.items()):
+        agreement = f"{variant.agreement.top1_same:.3f}" if variant.agreement else ""
+        default = " (default)" if name == manifest.default_variant else ""
+        runs = "yes" if name in here else "no"
+        table.add_row(name + default, variant.precision, f"{variant.size / 1e6:.1f}", variant.runtime, runs, agreement)
+    console.print(table)
+    if manifest.calibration is not None:
+        offline = manifest.calibration.offline
+        pairs = zip(offline.lengths, offline.agreement, strict=True)
+        console.print("offline   " + ", ".join(f"{share:.2f} up to {length}" for length, share in pairs))
+    return 0

@@ -1,0 +1,93 @@
+"""Flags that the commands share; each stands for a field of `ClientSettings`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_client.settings import ClientSettings
+from moa.errors import UsageError
+
+_CONNECTION = {
+    "verifier": ("ADDRESS", "ws://, wss://, or `local` to start one on this machine"),
+    "bundle": ("DIR", "an exported bundle (default: the embedded one)"),
+    "variant": ("NAME", "which of the bundle's forms to run"),
+    "token": ("TOKEN", "bearer token for the verifier; better in MOA_EDGE_TOKEN than on a command line"),
+    "tls_ca": ("FILE", "PEM file of the authority that signed the verifier's certificate"),
+    "threads": ("N", "threads of the drafter (default: half of the cores, at most 4)"),
+}
+_SAMPLING = {
+    "max_new_tokens": ("N", "tokens of an answer at most (default: 256)"),
+    "temperature": ("T", "0 is greedy (default)"),
+    "top_k": ("K", "sample from the K likeliest tokens"),
+    "top_p": ("P", "sample from the smallest set of tokens with this much probability"),
+    "min_p": ("P", "drop tokens less likely than this share of the likeliest"),
+    "repetition_penalty": ("X", "above 1 makes tokens of the context less likely"),
+    "seed": ("N", "same seed, same text"),
+}
+_BEHAVIOUR = {
+    "draft": ("WHO", "who drafts: auto (default), device, server, none or single"),
+    "on_reconnect": ("HOW", "rewind withdraws offline text that the target contradicts, keep goes on from it"),
+    "sync": ("PRECISION", "activation records: auto, int8, int4, fp16 or off"),
+    "max_kbps": ("N", "never use more than this many kilobits a second"),
+    "max_calls": ("N", "never ask the verifier more often than this"),
+    "max_offline_tokens": ("N", "stop after so many unverified tokens (0: never)"),
+    "settle_seconds": ("S", "how long to wait at the end for a lost link"),
+}
+_FIELDS = {field.name for field in dataclasses.fields(ClientSettings)}
+
+
+def add_connection(command: argparse.ArgumentParser) -> None:
+    """Where the verifier and the bundle are."""
+    group = command.add_argument_group("connection")
+    _add(group, _CONNECTION)
+    group.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings file (default: ~/.config/moa-edge/config.toml)"
+    )
+
+
+def add_generation(command: argparse.ArgumentParser) -> None:
+    """What to generate, and how."""
+    sampling = command.add_argument_group("text")
+    _add(sampling, _SAMPLING)
+    sampling.add_argument("--stop", action="append", metavar="TEXT", help="end at this text; may be repeated")
+    sampling.add_argument("--ignore-eos", action="store_const", const=True, help="go on after an end token")
+    behaviour = command.add_argument_group("behaviour")
+    behaviour.add_argument("--offline", action="store_const", const=True, help="only this device: nothing is verified")
+    _add(behaviour, _BEHAVIOUR)
+    behaviour.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev")
+
+
+def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSettings:
+    """Settings of the parsed flags, the environment and the config file; `defaults` of a command come last."""
+    flags = {name: value for name, value in vars(options).items() if name in _FIELDS}
+    settings = ClientSettings.load(flags, file=getattr(options, "config", None))
+    fresh = ClientSettings()
+    untouched = {
+        n: v for n, v in defaults.items() if getattr(settings, n) == getattr(fresh, n) and flags.get(n) is None
+    }
+    return dataclasses.replace(settings, **untouched)
+
+
+def read_prompt(words: Sequence[str]) -> str:
+    """The prompt from the command line, or from standard input."""
+    if words and list(words) != ["-"]:
+        return " ".join(words)
+    if sys.stdin is None or (sys.stdin.isatty() and not words):
+        raise UsageError("the prompt is empty", hint="give it as an argument or on standard input")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").rstrip("\n")
+    except UnicodeDecodeError:
+        raise UsageError("standard input is not text (UTF-8)", hint="give a text prompt") from None
+
+
+def _add(group: Any, flags: dict[str, tuple[str, str]]) -> None:
+    hints = typing.get_type_hints(ClientSettings)
+    for name, (metavar, text) in flags.items():
+        kind = hints[name] if hints[name] in (int, float) else str
+        group.add_argument("--" + name.replace("_", "-"), type=kind, metavar=metavar, help=text)

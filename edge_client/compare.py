@@ -1,0 +1,86 @@
+"""The same prompt in several ways, side by side: for `bench`, `audit` and `demo`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge_client.client import EdgeClient
+from edge_client.device import Device
+from edge_client.events import Done, Event, Retract, Token
+from edge_client.settings import ClientSettings
+from edge_client.trace import Trace
+from moa.errors import MoaError
+
+See = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came out, and what it took."""
+
+    ids: list[int]
+    text: str
+    verified: bool
+    reason: str
+    stats: dict[str, Any]
+
+
+async def ask(client: EdgeClient, ids: Sequence[int], see: See | None = None) -> Answer:
+    """Run one turn to its end; `see` gets every event."""
+    tokens: list[int] = []
+    done: Done | None = None
+    async for event in client.generate(ids=ids):
+        match event:
+            case Token():
+                tokens.append(event.id)
+            case Retract():
+                del tokens[event.start - len(ids) :]
+            case Done():
+                done = event
+            case _:
+                pass
+        if see is not None:
+            see(event)
+    if done is None:
+        raise MoaError("the answer never ended")
+    return Answer(tokens, done.text, done.verified, done.reason, done.stats)
+
+
+async def ask_all(
+    settings: ClientSettings, device: Device, prompts: Sequence[Sequence[int]], **changes: Any
+) -> list[Answer]:
+    """Every prompt, each in a conversation of its own, one after another on one connection."""
+    settings = dataclasses.replace(settings, **changes)
+    async with EdgeClient(settings, device=device, trace=Trace()) as client:
+        await client.wait_online()
+        return [await ask(client, ids) for ids in prompts]
+
+
+def rates(answers: Sequence[Answer]) -> dict[str, float]:
+    """Figures over several answers."""
+    total: dict[str, float] = {}
+    for answer in answers:
+        for name in ("tokens", "seconds", "calls", "rounds", "accepted", "sent_bytes", "received_bytes"):
+            total[name] = total.get(name, 0) + answer.stats.get(name, 0)
+    firsts = sorted(answer.stats["first_token_seconds"] for answer in answers)
+    overheads = sorted(o for answer in answers if (o := answer.stats.get("overhead_ms")) is not None)
+    return {
+        "tokens": total["tokens"],
+        "tokens_per_second": total["tokens"] / max(1e-9, total["seconds"]),
+        "calls_per_100": 100 * total["calls"] / max(1, total["tokens"]),
+        "tokens_per_round": (total["accepted"] + total["rounds"]) / total["rounds"] if total["rounds"] else 0.0,
+        "kilobytes": (total["sent_bytes"] + total["received_bytes"]) / 1000,
+        "first_token_ms": 1000 * firsts[len(firsts) // 2],
+        "overhead_ms": overheads[len(overheads) // 2] if overheads else 0.0,
+    }
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Where two token lists part, or None when they are the same."""
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return None if len(a) == len(b) else min(len(a), len(b))

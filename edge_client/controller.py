@@ -1,0 +1,186 @@
+"""Who drafts, and how far: whatever promises the most verified tokens a second.
+
+    device   the drafter here proposes a chain or tree, the verifier checks it: a round trip a round
+    server   the verifier drafts for itself and streams: a round trip in all
+    none     the verifier decodes token by token and streams: where drafting loses on both ends
+    single   a call for every token: never the best, but what others are measured against
+
+Everything it weighs is measured while it runs; until then it goes by the priors below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edge_client.estimates import RoundTrip, Smoothed
+from moa.tree import DraftTree, TreeShape
+from moa.wire.messages import Welcome
+
+Draft = Literal["auto", "device", "server", "none", "single"]
+
+_CHAINS = (1, 2, 3, 4, 6, 8)
+_TREES = ((4, 3, 12), (4, 5, 24), (8, 6, 48))
+_DEPTHS = 16
+_PRIOR_ACCEPTANCE = {False: 0.65, True: 0.75}
+"""Of a chain and of a tree: the chance that one more level is accepted, before anything was measured."""
+_PRIOR_WEIGHT = 4.0
+_CALIBRATED_ROUNDS = 8.0
+_PRIOR_FORWARD = 0.03
+_PRIOR_STEP = 0.003
+_PER_NODE = 0.01
+"""Cost of one more node in a verification, as a share of a single token's, until it is measured."""
+_SERVER_MARGIN = 1.05
+"""Drafting here frees the server for others: it is left only for a gain of more than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the next round should be. `shape` counts when the device drafts."""
+
+    draft: Literal["device", "server", "none", "single"]
+    shape: TreeShape
+    tokens_per_second: float = 0.0
+
+
+@dataclass(slots=True)
+class _Acceptance:
+    """How often each level of a draft was accepted, given the level before; old rounds fade."""
+
+    prior: float
+    tried: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
+    won: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
+
+    def add(self, accepted: int, depth: int) -> None:
+        for level in range(min(accepted + 1, depth, _DEPTHS)):
+            self.tried[level] = 0.95 * self.tried[level] + 1
+            self.won[level] = 0.95 * self.won[level] + (level < accepted)
+
+    def tokens(self, depth: int) -> float:
+        """Expected tokens of a round, the target's own included."""
+        total = reach = 1.0
+        for level in range(min(depth, _DEPTHS)):
+            reach *= (self.won[level] + _PRIOR_WEIGHT * self.prior) / (self.tried[level] + _PRIOR_WEIGHT)
+            total += reach
+        return total
+
+
+@dataclass
+class Controller:
+    """Measures and decides."""
+
+    rtt: RoundTrip = field(default_factory=RoundTrip)
+    draft: Draft = "auto"
+    can_stream: bool = True
+    can_tree: bool = True
+    max_nodes: int = 63
+    max_chain: int = 255
+
+    forward: Smoothed = field(default_factory=Smoothed)
+    """Seconds of a verification of few nodes, the wait in the server's queue included."""
+    per_node: Smoothed = field(default_factory=lambda: Smoothed(weight=0.1))
+    step: dict[int, Smoothed] = field(default_factory=dict)
+    """Seconds of a step of the drafter, by width."""
+    stream_rate: Smoothed = field(default_factory=Smoothed)
+    plain_rate: Smoothed = field(default_factory=Smoothed)
+    ahead_hits: Smoothed = field(default_factory=lambda: Smoothed(weight=0.1))
+    """How often the draft made while waiting was the one that was needed."""
+    acceptance: dict[bool, _Acceptance] = field(
+        default_factory=lambda: {tree: _Acceptance(prior) for tree, prior in _PRIOR_ACCEPTANCE.items()}
+    )
+
+    # ---- what was measured
+
+    def calibrate(self, chain: Sequence[float], tree: Sequence[float]) -> None:
+        """Start from acceptance by level as it was measured when the bundle was made."""
+        for branching, rates in ((False, chain), (True, tree)):
+            table = self.acceptance[branching]
+            for level, rate in enumerate(rates[:_DEPTHS]):
+                table.tried[level], table.won[level] = _CALIBRATED_ROUNDS, _CALIBRATED_ROUNDS * rate
+
+    def agreed(self, welcome: Welcome) -> None:
+        """What this verifier can do, and its limits."""
+        self.can_stream, self.can_tree = "stream" in welcome.features, "tree" in welcome.features
+        self.max_nodes, self.max_chain = welcome.limits.max_tree_nodes - 1, welcome.limits.max_chain_tokens - 1
+
+    def drafted(self, width: int, seconds: float) -> None:
+        """One step of the drafter over `width` tokens."""
+        self.step.setdefault(width, Smoothed()).add(seconds)
+
+    def verified(self, tree: DraftTree, accepted: int, server_seconds: float) -> None:
+        """A round came back with `accepted` drafted tokens."""
+        depth = int(tree.depths().max(initial=0))
+        branching = any(parent != node - 1 for node, parent in enumerate(tree.parents))
+        if depth:
+            self.acceptance[branching].add(accepted, depth)
+        nodes = len(tree)
+        if nodes <= 9 or not self.forward.samples:
+            self.forward.add(server_seconds / (1 + _PER_NODE * nodes) if nodes > 9 else server_seconds)
+        elif self.forward.value > 0:
+            self.per_node.add(max(0.0, (server_seconds / self.forward.value - 1) / nodes))
+
+    def streamed(self, tokens: int, seconds: float, *, speculating: bool, server_seconds: float = 0.0) -> None:
+        """So many tokens of a stream came in so long; the server ran the target for `server_seconds` of it."""
+        if tokens and seconds > 0:
+            (self.stream_rate if speculating else self.plain_rate).add(tokens / seconds)
+        if server_seconds > 0:
+            self.forward.add(server_seconds)
+
+    # ---- what to do
+
+    def plan(self, remaining: int, *, calls_left: int | None = None) -> Plan:
+        """The next round, when `remaining` tokens are still wanted at most, in so many calls."""
+        device = self._best_device(remaining)
+        if self.draft != "auto":
+            if self.draft == "device" or (self.draft != "single" and not self.can_stream):
+                return device
+            return Plan(self.draft, device.shape)
+        if not self.can_stream:
+            return device
+        server = Plan("server", device.shape, self._stream_speed("server", remaining))
+        plain = Plan("none", device.shape, self._stream_speed("none", remaining))
+        best = max(server, plain, key=lambda plan: plan.tokens_per_second)
+        if calls_left is not None and calls_left * self._tokens(device.shape) < remaining:
+            return best  # a stream is one call, however long
+        if best.tokens_per_second > _SERVER_MARGIN * device.tokens_per_second:
+            return best
+        return device
+
+    def _best_device(self, remaining: int) -> Plan:
+        shapes = [TreeShape.chain(depth) for depth in _CHAINS if depth <= self.max_chain]
+        if self.can_tree:
+            shapes += [TreeShape(b, d, min(n, self.max_nodes)) for b, d, n in _TREES]
+        plans = [Plan("device", shape, self._device_speed(shape, remaining)) for shape in shapes]
+        return max(plans, key=lambda plan: plan.tokens_per_second)
+
+    def _device_speed(self, shape: TreeShape, remaining: int) -> float:
+        tokens = min(self._tokens(shape), max(1, remaining))
+        drafting = self._step(1) + (shape.depth - 1) * self._step(shape.breadth)
+        # A draft made while waiting costs nothing when it was the right one, as long as it fits into the wait.
+        round_trip = self.rtt.smoothed + self._verify(shape.nodes + 1)
+        hidden = min(drafting, round_trip) * self.ahead_hits.value
+        return tokens / (round_trip + drafting - hidden)
+
+    def _tokens(self, shape: TreeShape) -> float:
+        return self.acceptance[shape.breadth > 1].tokens(shape.depth)
+
+    def _stream_speed(self, kind: Literal["server", "none"], remaining: int) -> float:
+        measured = self.stream_rate if kind == "server" else self.plain_rate
+        if measured.samples:
+            rate = measured.value
+        elif kind == "server":
+            tokens = self.acceptance[False].tokens(4)
+            rate = tokens / (1.3 * self._verify(5))  # beside the target, drafting is a small part of a round
+        else:
+            rate = 1 / self._verify(1)
+        tokens = max(1, min(remaining, 64))
+        return tokens / (self.rtt.smoothed + tokens / rate)
+
+    def _verify(self, nodes: int) -> float:
+        base = self.forward.value if self.forward.samples else _PRIOR_FORWARD
+        return base * (1 + (self.per_node.value if self.per_node.samples else _PER_NODE) * nodes)
+
+    def _step(self, width: int) -> float:
+        known = [(abs(w - width), s.value) for w, s in self.step.items() if s.samples]
+        return min(known)[1] if known else _PRIOR_STEP

@@ -1,0 +1,88 @@
+"""What is on the device: a bundle, and from it the drafter and the tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnxruntime
+
+from edge_client.drafter import Drafter, OnnxDrafter
+from edge_client.graph import StepGraph
+from edge_client.guard import OfflineGuard
+from edge_client.text import TextCodec
+from moa import demo
+from moa.bundle import Bundle
+from moa.errors import BundleError
+
+_WARN_AGREEMENT, _STOP_AGREEMENT = 0.6, 0.3
+"""Share of tokens that are still the target's, below which the user is warned, and the device stops."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A bundle that has been loaded."""
+
+    bundle: Bundle
+    variant: str
+    codec: TextCodec
+    drafter: Drafter
+
+    @classmethod
+    def load(cls, folder: str | Path = "", *, variant: str = "", threads: int = 0) -> Device:
+        """Load a bundle, the embedded one unless a folder is given; sizes are checked, contents by `doctor`."""
+        bundle = Bundle.open(folder or embedded_bundle())
+        name = variant or bundle.manifest.default_variant
+        chosen = bundle.variant(name)
+        if chosen.form != "dynamic":
+            raise BundleError(
+                f"variant {name} is made for another host ({chosen.runtime})",
+                hint=f"dynamic ones: {', '.join(dynamic_variants(bundle)) or 'none'}",
+            )
+        bundle.check_runtime(name, onnxruntime.__version__)
+        manifest = bundle.manifest
+        if manifest.tokenizer.file is None:
+            raise BundleError(f"{bundle.folder} has no tokenizer", hint="build it again with one")
+        codec = TextCodec(
+            bundle.path(manifest.tokenizer.file),
+            bundle.path(manifest.tokenizer.chat_template) if manifest.tokenizer.chat_template else None,
+            bos_id=manifest.tokenizer.bos_id,
+            eos_ids=manifest.tokenizer.eos_ids,
+        )
+        drafter = OnnxDrafter(
+            StepGraph(bundle.path(chosen.model), threads=threads),
+            vocab_size=manifest.vocabulary.target,
+            draft_tokens=bundle.draft_to_target(),
+        )
+        return cls(bundle, name, codec, drafter)
+
+    def guard(self, stop_at: int) -> OfflineGuard:
+        """The guard as calibrated; `stop_at` >= 0 overrules where it stops."""
+        warn, stop = 64, 0
+        if (calibration := self.bundle.manifest.calibration) is not None:
+            curve = list(zip(calibration.offline.lengths, calibration.offline.agreement, strict=True))
+            warn = next((length for length, agreement in curve if agreement < _WARN_AGREEMENT), 0)
+            stop = next((length for length, agreement in curve if agreement < _STOP_AGREEMENT), 0)
+        return OfflineGuard(warn_at=warn, stop_at=stop if stop_at < 0 else stop_at)
+
+    def acceptance(self) -> tuple[list[float], list[float]]:
+        """Calibrated chances that a level of a chain, and of a tree, is accepted, given the level before."""
+        if (calibration := self.bundle.manifest.calibration) is None:
+            return [], []
+        reached = calibration.acceptance
+        return _conditional(reached.chain), _conditional(reached.tree)
+
+
+def embedded_bundle() -> Path:
+    """Where the bundle of the embedded pair lies."""
+    return demo.paths().bundle
+
+
+def dynamic_variants(bundle: Bundle) -> list[str]:
+    """Variants that this client can run."""
+    return sorted(name for name, variant in bundle.manifest.variants.items() if variant.form == "dynamic")
+
+
+def _conditional(reached: tuple[float, ...]) -> list[float]:
+    before = (1.0, *reached)
+    return [now / was if was > 0 else 0.0 for was, now in zip(before, reached, strict=False)]

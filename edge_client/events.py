@@ -1,0 +1,76 @@
+"""What a generation tells its user, in order. Positions are indices into the whole token log, prompt included."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Status = Literal["verified", "provisional"]
+LinkState = Literal["none", "connecting", "online", "late", "offline", "refused"]
+"""none: working offline on purpose. late: connected, but the answer is overdue. refused: the verifier said no."""
+Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "budget", "link"]
+"""Why a turn ended. guard: too far offline for the quality to hold. link: lost, and nothing here could go on."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
+    """Base of all events; `msgspec.to_builtins(event)` is its JSON."""
+
+
+class Prompt(Event, frozen=True, kw_only=True):
+    """The turn's context is known: every id before the first output token."""
+
+    ids: list[int]
+
+
+class Token(Event, frozen=True, kw_only=True):
+    """One output token. `text` is what it adds; it may be empty while a character is incomplete."""
+
+    position: int
+    id: int
+    text: str
+    status: Status
+
+
+class Confirm(Event, frozen=True, kw_only=True):
+    """Provisional tokens at start..stop (exclusive) are the target's own."""
+
+    start: int
+    stop: int
+
+
+class Retract(Event, frozen=True, kw_only=True):
+    """Provisional tokens at start..stop (exclusive) are withdrawn; `characters` of the turn's text remain."""
+
+    start: int
+    stop: int
+    characters: int
+
+
+class Adopt(Event, frozen=True, kw_only=True):
+    """Provisional tokens at start..stop (exclusive) stay although the target would have gone on differently."""
+
+    start: int
+    stop: int
+
+
+class Link(Event, frozen=True, kw_only=True):
+    """The state of the link changed."""
+
+    state: LinkState
+    detail: str = ""
+
+
+class Notice(Event, frozen=True, kw_only=True):
+    """Something a person should know: quality, a budget, a degraded service."""
+
+    message: str
+
+
+class Done(Event, frozen=True, kw_only=True):
+    """The turn is over. When not `verified`, some of its tokens never were."""
+
+    reason: Reason
+    verified: bool
+    text: str
+    stats: dict[str, Any]

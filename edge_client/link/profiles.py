@@ -1,0 +1,109 @@
+"""What a link is like, and how that changes over time.
+
+The named profiles are this project's own choices, made from published measurements of such links; they are not
+figures of the paper.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from moa.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A link at one time. Rates are megabits a second (0 is unlimited), loss is a share of packets."""
+
+    rtt_ms: float = 0.0
+    down_mbps: float = 0.0
+    up_mbps: float = 0.0
+    loss: float = 0.0
+    jitter: float = 0.1
+    """Spread of the one-way delay, as a share of it."""
+    out: bool = False
+    """No byte passes in either direction; nothing is told to either end."""
+
+    def __post_init__(self) -> None:
+        if min(self.rtt_ms, self.down_mbps, self.up_mbps, self.jitter) < 0 or not 0 <= self.loss < 1:
+            raise UsageError(f"link condition out of range: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Conditions with the seconds each lasts, over and over. One that lasts 0 seconds lasts for ever."""
+
+    name: str
+    phases: tuple[tuple[float, Condition], ...]
+
+    def at(self, seconds: float) -> Condition:
+        """The condition so long after the start."""
+        total = sum(duration for duration, _ in self.phases)
+        if total > 0:
+            seconds %= total
+        for duration, condition in self.phases:
+            if duration == 0 or seconds < duration:
+                return condition
+            seconds -= duration
+        return self.phases[-1][1]
+
+    def with_outages(self, up_seconds: float, gap_seconds: float) -> Profile:
+        """The first condition of this profile, with gaps in which nothing passes."""
+        condition = self.phases[0][1]
+        gap = replace(condition, out=True)
+        return Profile(f"{self.name}+outage", ((up_seconds, condition), (gap_seconds, gap)))
+
+
+def _steady(name: str, *, rtt: float, down: float, up: float, loss: float) -> Profile:
+    return Profile(name, ((0.0, Condition(rtt, down, up, loss)),))
+
+
+_4G = _steady("4g", rtt=60, down=20, up=8, loss=0.005)
+
+PROFILES: dict[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile("loopback", ((0.0, Condition()),)),
+        _steady("wifi", rtt=10, down=100, up=50, loss=0.002),
+        _steady("5g", rtt=20, down=100, up=20, loss=0.001),
+        _4G,
+        _steady("4g-weak", rtt=150, down=2, up=1, loss=0.02),
+        Profile("bursty", ((8.0, Condition(40, 30, 15)), (2.0, Condition(250, 5, 2)))),
+        replace(_4G.with_outages(10.0, 5.0), name="outage"),
+    )
+}
+
+
+def read_trace(path: Path) -> Profile:
+    """A recorded link: CSV with a header of `seconds,rtt_ms,down_mbps,up_mbps` and perhaps `loss`, one row a change.
+
+    `seconds` is when a row starts to hold; a row without rates (0 down and 0 up) is an outage.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+        times = [row["seconds"] for row in rows]
+        conditions = [
+            Condition(
+                row["rtt_ms"],
+                row["down_mbps"],
+                row["up_mbps"],
+                row.get("loss", 0.0),
+                out=row["down_mbps"] == 0 and row["up_mbps"] == 0,
+            )
+            for row in rows
+        ]
+    except FileNotFoundError:
+        raise UsageError(f"no link trace at {path}") from None
+    except (KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path} is not a link trace: {error}", hint="columns: seconds,rtt_ms,down_mbps,up_mbps[,loss]"
+        ) from None
+    if not rows or times != sorted(set(times)):
+        raise UsageError(f"{path} is not a link trace: seconds must rise from row to row")
+    # The last row lasts as long as the one before it, so that a trace can be repeated.
+    ends = [*times[1:], times[-1] + (times[-1] - times[-2] if len(times) > 1 else 1.0)]
+    spans = [end - start for start, end in zip(times, ends, strict=True)]
+    return Profile(path.stem, tuple(zip(spans, conditions, strict=True)))

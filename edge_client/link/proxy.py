@@ -1,0 +1,238 @@
+"""A TCP proxy on loopback that behaves like a worse link: delay, jitter, rate, loss-like stalls, outages and cuts.
+
+TCP hides loss and shows it as a stall, so that is what is emulated: with the profile's probability, a packet and all
+behind it come later by two round trips (a tail-loss probe). A new connection costs a round trip before its first byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edge_client.link.profiles import PROFILES, Condition, Profile
+
+Direction = Literal["up", "down"]
+_PACKET = 1448
+_READ = 16 * 1024
+_QUEUE = 64 * 1024
+"""Bytes that may wait inside the link in one direction; more holds the sender back, as a router's buffer would."""
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    near: asyncio.StreamWriter
+    far: asyncio.StreamWriter
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def abort(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        for writer in (self.near, self.far):
+            writer.transport.abort()
+
+
+class LinkProxy:
+    """`async with LinkProxy(host, port, profile) as link:` then connect to `link.port`."""
+
+    def __init__(self, host: str, port: int, profile: Profile | None = None, *, seed: int = 0) -> None:
+        self.host, self.target_port = host, port
+        self.profile = profile or PROFILES["loopback"]
+        self.passed: dict[Direction, int] = {"up": 0, "down": 0}
+        """Bytes delivered so far."""
+        self.connections = 0
+        """Connections accepted so far."""
+        self._random = random.Random(seed)
+        self._server: asyncio.Server | None = None
+        self._live: set[_Connection] = set()
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._carrying: set[asyncio.Task[None]] = set()
+        self._refusing = False
+        self._silent = False
+        self._cuts: dict[Direction, int | None] = {"up": None, "down": None}
+        self._changed = asyncio.Event()
+        self._started = 0.0
+
+    # ---- life
+
+    async def __aenter__(self) -> LinkProxy:
+        self._started = asyncio.get_running_loop().time()
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for task in list(self._dialling):
+            task.cancel()
+        await asyncio.gather(*self._dialling, *self._carrying, return_exceptions=True)
+        await asyncio.sleep(0)  # aborted transports close their sockets in the loop's next turn
+
+    @property
+    def port(self) -> int:
+        """Where to connect to."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """The same as a websocket address."""
+        return f"ws://127.0.0.1:{self.port}"
+
+    # ---- faults
+
+    def cut(self) -> None:
+        """Reset every connection now; new ones are still accepted."""
+        for connection in list(self._live):
+            connection.abort()
+        self._live.clear()
+
+    def cut_after(self, count: int, direction: Direction) -> None:
+        """Reset every connection once `count` more bytes have passed in this direction."""
+        self._cuts[direction] = self.passed[direction] + count
+
+    def go_down(self) -> None:
+        """Reset every connection and refuse new ones until `restore`."""
+        self._refusing = True
+        self.cut()
+
+    def go_silent(self) -> None:
+        """Swallow every byte from now on, and tell nobody: what a phone in a lift looks like."""
+        self._silent = True
+
+    def restore(self) -> None:
+        """End `go_down` and `go_silent`. Swallowed bytes stay lost, so connections that were silenced are reset."""
+        if self._silent:
+            self.cut()
+        self._refusing = self._silent = False
+
+    def use(self, profile: Profile) -> None:
+        """Change the link's profile, from now on."""
+        self.profile, self._started = profile, asyncio.get_running_loop().time()
+        self._changed.set()
+
+    # ---- the path of a byte
+
+    def _condition(self) -> Condition:
+        return self.profile.at(asyncio.get_running_loop().time() - self._started)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            writer.transport.abort()
+            return
+        self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._dialling.add(task)
+        try:
+            await asyncio.sleep(self._condition().rtt_ms / 1000)
+            far_reader, far_writer = await asyncio.open_connection(self.host, self.target_port)
+        except (OSError, asyncio.CancelledError):
+            writer.transport.abort()
+            return
+        finally:
+            self._dialling.discard(task)
+        connection = _Connection(writer, far_writer)
+        self._live.add(connection)
+        connection.tasks = [
+            asyncio.create_task(self._carry(reader, far_writer, "up", connection)),
+            asyncio.create_task(self._carry(far_reader, writer, "down", connection)),
+        ]
+        self._carrying.update(connection.tasks)
+        for carrier in connection.tasks:
+            carrier.add_done_callback(self._carrying.discard)
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction, connection: _Connection
+    ) -> None:
+        """Read, hold every chunk until its time, deliver in order."""
+        loop = asyncio.get_running_loop()
+        line: deque[tuple[float, bytes]] = deque()
+        room, ready = asyncio.Event(), asyncio.Event()
+        waiting, ended = 0, False
+
+        async def read() -> None:
+            nonlocal waiting, ended
+            free_at = due = 0.0
+            while data := await reader.read(_READ):
+                condition = self._condition()
+                rate = (condition.up_mbps if direction == "up" else condition.down_mbps) * 125_000
+                free_at = max(free_at, loop.time()) + (len(data) / rate if rate else 0.0)
+                due = max(due, free_at + self._delay(condition, len(data)))
+                line.append((due, data))
+                waiting += len(data)
+                ready.set()
+                while waiting > _QUEUE:
+                    room.clear()
+                    await room.wait()
+            ended = True
+            ready.set()
+
+        reading = asyncio.create_task(read())
+        try:
+            while True:
+                while line:
+                    due, data = line[0]
+                    await self._until(due)
+                    line.popleft()
+                    waiting -= len(data)
+                    room.set()
+                    await self._deliver(writer, data, direction)
+                if ended:
+                    break
+                ready.clear()
+                await ready.wait()
+            with contextlib.suppress(OSError, RuntimeError):
+                writer.write_eof()
+        except OSError:
+            connection.abort()
+        finally:
+            reading.cancel()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await reading
+            if all(task.done() or task is asyncio.current_task() for task in connection.tasks):
+                connection.abort()
+                self._live.discard(connection)
+
+    def _delay(self, condition: Condition, size: int) -> float:
+        one_way = condition.rtt_ms / 2000
+        delay = one_way * (1 + condition.jitter * self._random.random())
+        packets = -(-size // _PACKET)
+        if condition.loss and self._random.random() < 1 - (1 - condition.loss) ** packets:
+            delay += 4 * one_way
+        return delay
+
+    async def _until(self, due: float) -> None:
+        """Wait for the time of delivery, and for the end of an outage."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if (left := due - loop.time()) > 0:
+                await asyncio.sleep(left)
+            elif self._condition().out:
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), 0.02)
+            else:
+                return
+
+    async def _deliver(self, writer: asyncio.StreamWriter, data: bytes, direction: Direction) -> None:
+        if self._silent:
+            return
+        limit = self._cuts[direction]
+        if limit is not None and self.passed[direction] + len(data) >= limit:
+            data = data[: limit - self.passed[direction]]
+            self._cuts[direction] = None
+            writer.write(data)
+            self.passed[direction] += len(data)
+            with contextlib.suppress(OSError):
+                await writer.drain()
+            # What a dying link has delivered was delivered: let it reach the socket before the reset.
+            asyncio.get_running_loop().call_soon(self.cut)
+            return
+        writer.write(data)
+        self.passed[direction] += len(data)
+        await writer.drain()

@@ -1,0 +1,81 @@
+"""A verifier on this machine, started for as long as it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from moa.errors import LinkError, UsageError
+
+_START_SECONDS = 300.0
+_PROGRAM = """
+import os, signal, threading
+
+def end_with_parent():
+    while os.read(0, 4096):  # not sys.stdin, whose lock would be held when the interpreter ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=end_with_parent, daemon=True).start()
+from cloud_verifier.cli import main
+main()
+"""
+"""The verifier's command, that also ends when its parent does, by whatever way: their pipe closes."""
+
+
+@dataclass(frozen=True)
+class LocalVerifier:
+    """`cloud-verifier serve` as a child process; `arguments` are more of its flags."""
+
+    arguments: Sequence[str] = ()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Its address, for as long as the body runs."""
+        missing = [
+            name for name in ("cloud_verifier", "torch", "transformers") if importlib.util.find_spec(name) is None
+        ]
+        if missing:
+            raise UsageError(
+                f"a local verifier needs {missing[0]}, which is not installed",
+                hint="pip install 'moa-edge[verifier]', or give the address of a verifier",
+            )
+        with tempfile.TemporaryFile() as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", _PROGRAM, "serve", "--port", "0", "--log-level", "error"),
+                *self.arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+            )
+            try:
+                yield await _address(process, errors)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+                try:
+                    async with asyncio.timeout(10):
+                        await process.communicate()
+                except TimeoutError:
+                    process.kill()
+                    await process.communicate()
+
+
+async def _address(process: asyncio.subprocess.Process, errors: IO[bytes]) -> str:
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_START_SECONDS):
+            line = (await process.stdout.readline()).decode().strip()
+    except TimeoutError:
+        raise LinkError(f"the local verifier was not ready within {_START_SECONDS:.0f} s") from None
+    if "ws" not in line:
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip().splitlines()
+        raise LinkError(f"the local verifier did not start: {said[-1] if said else 'no message'}")
+    return line.split()[-1]

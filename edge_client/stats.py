@@ -1,0 +1,78 @@
+"""What a turn cost and how it went, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from edge_client.events import Adopt, Confirm, Event, Retract, Token
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counted while a turn runs. Times are in seconds."""
+
+    started: float
+    finished: float = 0.0
+    first_token: float = 0.0
+    calls: int = 0
+    """Requests to the verifier: rounds of either kind."""
+    rounds: int = 0
+    """Verified drafts of the device."""
+    drafted: int = 0
+    accepted: int = 0
+    ahead_hits: int = 0
+    """Drafts that were ready, because what was expected of the verifier came true."""
+    offline_tokens: int = 0
+    tokens: int = 0
+    confirmed: int = 0
+    retracted: int = 0
+    adopted: int = 0
+    resumes: int = 0
+    overheads: list[float] = field(default_factory=list)
+    """From a verdict to the next request, without the time in the model."""
+
+    def count(self, events: Iterable[Event], now: float) -> None:
+        """Take in events on their way to the user."""
+        for event in events:
+            match event:
+                case Token():
+                    self.tokens += 1
+                    self.first_token = self.first_token or now
+                case Confirm(start=start, stop=stop):
+                    self.confirmed += stop - start
+                case Retract(start=start, stop=stop):
+                    self.retracted += stop - start
+                    self.tokens -= stop - start
+                case Adopt(start=start, stop=stop):
+                    self.adopted += stop - start
+                case _:
+                    pass
+
+    def speed(self, now: float) -> float:
+        """Tokens a second so far."""
+        return self.tokens / max(1e-3, now - self.started)
+
+    def report(self) -> dict[str, Any]:
+        """As plain numbers, rounded for reading."""
+        seconds = max(1e-9, self.finished - self.started)
+        return {
+            "seconds": round(seconds, 4),
+            "first_token_seconds": round(max(0.0, self.first_token - self.started), 4),
+            "tokens": self.tokens,
+            "tokens_per_second": round(self.tokens / seconds, 2),
+            "calls": self.calls,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "tokens_per_round": round((self.accepted + self.rounds) / self.rounds, 3) if self.rounds else None,
+            "overhead_ms": round(1000 * median(self.overheads), 3) if self.overheads else None,
+            "ahead_hits": self.ahead_hits,
+            "offline_tokens": self.offline_tokens,
+            "confirmed": self.confirmed,
+            "retracted": self.retracted,
+            "adopted": self.adopted,
+            "resumes": self.resumes,
+        }

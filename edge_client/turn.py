@@ -1,0 +1,169 @@
+"""One turn, without I/O: the verified log, the provisional text after it, and how the two are brought together.
+
+The log of `ClientSession` holds verified tokens only. What was written offline stands after it as `provisional`. Every
+verified token that arrives, by whatever way, passes `absorb`: it confirms the first provisional token, or contradicts
+it. That is the whole of reconciliation, and why nothing can be lost or come twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edge_client.events import Adopt, Confirm, Event, Retract, Status, Token
+from edge_client.text import TextStream
+from moa.wire import ClientSession, Ranges
+from moa.wire.finish import Decode, TurnRules, first_finish
+from moa.wire.messages import Finish
+
+OnReconnect = Literal["rewind", "keep"]
+
+
+@dataclass
+class Turn:
+    """The state of one answer."""
+
+    session: ClientSession
+    rules: TurnRules
+    decode: Decode
+    stream: TextStream
+    on_reconnect: OnReconnect = "rewind"
+
+    provisional: list[int] = field(default_factory=list)
+    statuses: list[Status] = field(default_factory=list)
+    """One for each output token."""
+    local_finish: Finish = ""
+    """Why the provisional text ended, if it has."""
+    superseded: ClientSession | None = None
+    """The session that was left behind when its text was overruled by `keep`."""
+    _events: deque[Event] = field(default_factory=deque)
+    _known: int = field(init=False)
+    """How much of the session's log has been taken in."""
+
+    def __post_init__(self) -> None:
+        self._known = len(self.session.log)
+
+    # ---- what there is
+
+    @property
+    def ids(self) -> list[int]:
+        """Everything so far: verified, then provisional."""
+        return self.session.log + self.provisional
+
+    @property
+    def output(self) -> list[int]:
+        """This turn's tokens."""
+        return self.ids[self.rules.start :]
+
+    @property
+    def finish(self) -> Finish:
+        """Why the turn is over, "" while it is not. Provisional text is over only provisionally."""
+        return self.local_finish if self.provisional else self.session.finish or self.local_finish
+
+    @property
+    def verified(self) -> bool:
+        """Whether every token is the target's own."""
+        return all(status == "verified" for status in self.statuses)
+
+    @property
+    def over(self) -> bool:
+        """Whether the turn is over and nothing is left to check."""
+        return bool(self.finish) and not self.provisional
+
+    def drain(self) -> list[Event]:
+        """Events since the last call."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    # ---- what happens
+
+    def absorb(self) -> None:
+        """Take in what the session's log has gained."""
+        while self._known < len(self.session.log):
+            token = self.session.log[self._known]
+            if self.provisional and self.provisional[0] != token:
+                if self.on_reconnect == "keep":
+                    self._adopt()
+                    return
+                self._retract()
+            position = self._known
+            self._known += 1
+            if self.provisional:
+                self.provisional.pop(0)
+                self.statuses[position - self.rules.start] = "verified"
+                self._confirmed(position)
+            else:
+                self._emit(position, token, "verified")
+        if self.session.finish and self.provisional:  # the target ended the turn here, and the device went on
+            if self.on_reconnect == "keep":
+                self._adopt()
+            else:
+                self._retract()
+
+    def extend(self, token: int) -> None:
+        """A token written offline."""
+        _, self.local_finish = first_finish(self.rules, self.ids, [token], self.decode)
+        self.provisional.append(token)
+        self._emit(len(self.session.log) + len(self.provisional) - 1, token, "provisional")
+
+    def bulk(self, limit: int) -> list[int]:
+        """Provisional text as a draft to check: a chain from the pending token on."""
+        return [self.session.log[-1], *self.provisional[: limit - 1]]
+
+    def settle_unverified(self) -> None:
+        """Take the provisional text as it is, into a session that the server has yet to hear of."""
+        if self.provisional:
+            self._replace(self.ids)
+
+    def begin_anew(self) -> None:
+        """Go on from the verified log in a new session."""
+        provisional = self.provisional
+        self._replace(self.session.log)
+        self.provisional = provisional
+
+    def _emit(self, position: int, token: int, status: Status) -> None:
+        self.statuses.append(status)
+        self._events.append(Token(position=position, id=token, text=self.stream.add(token), status=status))
+
+    def _confirmed(self, position: int) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, Confirm) and last.stop == position:
+            self._events[-1] = Confirm(start=last.start, stop=position + 1)
+        else:
+            self._events.append(Confirm(start=position, stop=position + 1))
+
+    def _retract(self) -> None:
+        start = self._known
+        stop = start + len(self.provisional)
+        self.provisional.clear()
+        self.local_finish = ""
+        del self.statuses[start - self.rules.start :]
+        characters = self.stream.cut(start - self.rules.start)
+        self._events.append(Retract(start=start, stop=stop, characters=characters))
+
+    def _adopt(self) -> None:
+        start = self._known
+        self._events.append(Adopt(start=start, stop=start + len(self.provisional)))
+        self._replace(self.session.log[:start] + self.provisional)
+
+    def _replace(self, ids: Sequence[int]) -> None:
+        """Go on from `ids` in a new session: the old one's log says something else."""
+        old = self.session
+        self.superseded = old
+        self.session = ClientSession(
+            log=list(ids),
+            max_new_tokens=old.max_new_tokens,
+            sampling=old.sampling,
+            stop=old.stop,
+            ignore_eos=old.ignore_eos,
+            records=old.records,
+            record_rate=old.record_rate,
+        )
+        self.session.turn_start = self.rules.start
+        self.session.held = Ranges(old.held)
+        self.session.held.truncate(self._known)
+        self._known = len(ids)
+        self.provisional = []

@@ -1,0 +1,1 @@
+"""From a trained drafter to a quantized, checked bundle that the device runs."""

@@ -1,0 +1,167 @@
+"""How well a drafter, in any form, guesses what the target says: replayed on recorded traces, without the target.
+
+Greedy verification accepts exactly the drafts that agree with the target's own text, so the text is all it takes to
+know what a round would have accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.runner import Float, Runner, StepInput
+from export.traces import Trace
+from moa.manifest import Acceptance, Offline, TreeUsed
+from moa.tree import TreeGrower, TreeShape, accept
+
+TREE = TreeShape(breadth=4, depth=6, nodes=24)
+CHAIN = TreeShape.chain(6)
+_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Accepted drafts of every round."""
+
+    accepted: list[int]
+    depth: int
+
+    @property
+    def tokens_per_round(self) -> float:
+        """The acceptance length as the paper counts it: accepted drafts and the target's own token."""
+        return float(np.mean(self.accepted)) + 1.0 if self.accepted else 0.0
+
+    def by_depth(self) -> tuple[float, ...]:
+        """Entry d: the share of rounds that accepted at least d+1 drafts."""
+        rounds = np.array(self.accepted)
+        return tuple(
+            round(float((rounds >= depth).mean()), 4) if len(rounds) else 0.0 for depth in range(1, self.depth + 1)
+        )
+
+
+class Replay:
+    """One trace and a drafter's cache, at any point of the text."""
+
+    def __init__(self, runner: Runner, trace: Trace) -> None:
+        self.runner, self.trace = runner, trace
+        self.rows: list[Float] = [
+            np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32) for layer in runner.spec.cache for _ in "kv"
+        ]
+        # SA's rows depend on their own tokens alone; rows of borrowed layers also on the records of their time.
+        if len(runner.spec.cache) == 1 and runner.spec.records:
+            self.advance(len(trace.ids))
+
+    def advance(self, end: int) -> None:
+        """Bring the cache up to the text's first `end` tokens."""
+        while (start := self.rows[0].shape[1]) < end:
+            ids = self.trace.ids[start : min(end, start + _CHUNK)]
+            causal = np.tril(np.ones((len(ids), start + len(ids)), np.bool_), start)
+            out = self.runner.step(
+                self._step(ids, range(start, start + len(ids)), causal, self.rows, start, [len(ids) - 1])
+            )
+            self.rows = [np.concatenate(pair, axis=1) for pair in zip(self.rows, out.rows, strict=True)]
+
+    def draft(self, pending: int, shape: TreeShape) -> int:
+        """Draft after the text's token `pending`; how many drafts the target would accept."""
+        self.advance(pending)
+        text = self.trace.ids
+        grower, drafted = TreeGrower(text[pending], shape), [row[:, :pending] for row in self.rows]
+        while grower.frontier:
+            tree = grower.mask()
+            mask = np.concatenate([np.ones((len(tree), pending), np.bool_), tree], axis=1)
+            at = [pending + grower.level] * len(tree)
+            out = self.runner.step(self._step(grower.frontier_tokens, at, mask, drafted, pending, range(len(tree))))
+            drafted = [np.concatenate(pair, axis=1) for pair in zip(drafted, out.rows, strict=True)]
+            grower.expand(out.top_tokens, out.top_logp)
+        best = grower.tree()
+        depths = best.depths()
+        following = [*text[pending + 1 :], *[-1] * (shape.depth + 1)]  # after its end, nothing is the target's
+        return len(accept(best.tokens, best.parents, lambda node: following[int(depths[node])]).path) - 1
+
+    def guesses(self, start: int, end: int, held: int) -> NDArray[np.int64]:
+        """First guesses after each of the text's tokens `start..end-1`, with the first `held` records."""
+        return self.runner.step(self.along(start, end, held=held)).top_tokens[:, 0]
+
+    def along(self, start: int, end: int, *, held: int) -> StepInput:
+        """The step over the text's tokens `start..end-1`, with the first `held` records."""
+        self.advance(start)
+        causal = np.tril(np.ones((end - start, end), np.bool_), start)
+        past = [row[:, :start] for row in self.rows]
+        return self._step(self.trace.ids[start:end], range(start, end), causal, past, held, range(end - start))
+
+    def _step(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        mask: NDArray[np.bool_],
+        past: list[Float],
+        held: int,
+        queries: Sequence[int],
+    ) -> StepInput:
+        key, value = self.trace.record_k, self.trace.record_v
+        return StepInput(
+            ids=np.array(ids, np.int64),
+            queries=np.array(queries, np.int64),
+            positions=np.array(positions, np.int64),
+            mask=mask,
+            past=past,
+            record_k=None if key is None else key[:, :held],
+            record_v=None if value is None else value[:, :held],
+        )
+
+
+def rounds(runner: Runner, traces: Sequence[Trace], shape: TreeShape) -> Rounds:
+    """Speculative decoding of every trace, to the end of its text."""
+    accepted: list[int] = []
+    for trace in traces:
+        replay, pending = Replay(runner, trace), trace.prompt
+        while pending < len(trace.ids) - 1:
+            accepted.append(replay.draft(pending, shape))
+            pending += accepted[-1] + 1
+    return Rounds(accepted, shape.depth)
+
+
+def first_guesses(runner: Runner, traces: Sequence[Trace]) -> Iterator[tuple[int, int]]:
+    """At every position of every continuation, with all records: (first guess, what the target says)."""
+    for trace in traces:
+        replay = Replay(runner, trace)
+        for at in range(trace.prompt, len(trace.ids) - 1):
+            yield int(replay.guesses(at, at + 1, at)[0]), trace.ids[at + 1]
+
+
+def acceptance(chain: Rounds, tree: Rounds) -> Acceptance:
+    """Acceptance by depth, for the controller."""
+    shape = TreeUsed(breadth=TREE.breadth, depth=TREE.depth, nodes=TREE.nodes)
+    return Acceptance(chain=chain.by_depth(), tree=tree.by_depth(), tree_shape=shape)
+
+
+def offline(runner: Runner, traces: Sequence[Trace]) -> Offline:
+    """What the link's loss right after the prompt does: agreement by distance from the last record.
+
+    One pass over the target's text tells both figures: a text drafted alone is the target's own for exactly as long as
+    every guess on the target's text was right.
+    """
+    right = [_alone(runner, trace) for trace in traces]
+    lengths, agreement, unbroken = [], [], []
+    before = 0
+    for length in _LENGTHS:
+        within = [hit for hits in right for hit in hits[before:length]]
+        reached = [all(hits[:length]) for hits in right if len(hits) >= length]
+        if not within or not reached:
+            break
+        lengths.append(length)
+        agreement.append(round(float(np.mean(within)), 4))
+        unbroken.append(round(float(np.mean(reached)), 4))
+        before = length
+    return Offline(lengths=tuple(lengths), agreement=tuple(agreement), unbroken=tuple(unbroken))
+
+
+def _alone(runner: Runner, trace: Trace) -> list[bool]:
+    if len(trace.ids) - trace.prompt < 2:
+        return []
+    guesses = Replay(runner, trace).guesses(trace.prompt, len(trace.ids) - 1, trace.prompt)
+    return [int(guess) == token for guess, token in zip(guesses, trace.ids[trace.prompt + 1 :], strict=True)]

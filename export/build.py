@@ -1,0 +1,245 @@
+"""The pipeline: graph -> parity -> quantize -> agreement -> golden vectors and times -> manifest."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from export.card import model_card
+from export.describe import describe, public_name, tool_versions, write_shared
+from export.forms import OPSET, Workshop
+from export.golden import golden_cases
+from export.measure import step_times
+from export.parity import parity
+from export.place import new_folder
+from export.plan import make_plan
+from export.runner import OrtRunner, TorchRunner
+from export.source import Source, load_source
+from export.static_forms import StaticShape
+from export.static_variants import make_static
+from export.traces import encode_prompts, make_traces, read_prompts
+from export.variants import Made, VariantKind, choose_kinds, make_dynamic
+from export.vocabulary import count_files, most_frequent
+from export.yardstick import Yardstick
+from moa.bundle import GOLDEN, SCHEMA, Bundle, sha256, write_golden, write_manifest
+from moa.errors import ConfigError
+from moa.manifest import (
+    Agreement,
+    Calibration,
+    DrafterIdentity,
+    FileEntry,
+    Heads,
+    Manifest,
+    Records,
+    StepTime,
+    TargetIdentity,
+    TokenizerFiles,
+    Variant,
+    Vocabulary,
+)
+from moa.model.target import Target
+
+Say = Callable[[str], None]
+_SLOTS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings:
+    """What to build. `prompts` are added to those of the `calibration` files."""
+
+    target: str
+    drafter: str
+    out: Path
+    variants: tuple[str, ...] = ()
+    draft_vocab: int | None = None
+    vocab_text: tuple[Path, ...] = ()
+    vocab_prompts: tuple[str, ...] = ()
+    """Prompts whose answers by the target choose the draft vocabulary, where no text is given."""
+    calibration: tuple[Path, ...] = ()
+    prompts: tuple[str, ...] = ()
+    new_tokens: int = 96
+    top_k: int = 16
+    int8_cpu: str = "avx512_vnni"
+    static_shape: StaticShape = field(default_factory=StaticShape)
+    force: bool = False
+    time_steps: bool = True
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1:
+            raise ConfigError(f"--top-k must be at least 1, not {self.top_k}")
+        if self.new_tokens < 2:
+            raise ConfigError(f"--new-tokens must be at least 2, not {self.new_tokens}")
+        if self.draft_vocab is not None and not (self.vocab_text or self.vocab_prompts):
+            raise ConfigError("--draft-vocab needs text to choose tokens by", hint="give --vocab-text FILE [FILE ...]")
+
+
+def build(settings: BuildSettings, say: Say = lambda _: None) -> Bundle:
+    """Build a bundle at `settings.out`, which appears only when it is whole."""
+    started = time.monotonic()
+    plan = make_plan(settings.target, settings.drafter, settings.variants, settings.draft_vocab)
+    with new_folder(settings.out, needed=plan.disk, force=settings.force) as folder:
+        _Build(settings, folder, say).run()
+    say(f"{settings.out} is done after {time.monotonic() - started:.0f} s")
+    return Bundle.open(settings.out)
+
+
+class _Build:
+    """One run of the pipeline."""
+
+    def __init__(self, settings: BuildSettings, folder: Path, say: Say) -> None:
+        self.settings, self.folder, self.say = settings, folder, say
+        self.kinds = choose_kinds(settings.variants)
+        say("reading the drafter and what it shares of its target")
+        self.source: Source = load_source(settings.target, settings.drafter)
+
+    def run(self) -> None:
+        """Fill the folder, the manifest last."""
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix="work-") as work:
+            target = self._target()
+            chosen = self._draft_vocabulary(target)
+            size = self.source.vocabulary if chosen is None else len(chosen)
+            shop = Workshop(self.source, Path(work), min(self.settings.top_k, size), chosen, self.settings.int8_cpu)
+            self.say("exporting the graph and comparing it with torch")
+            difference = self._parity(shop)
+            yardstick = self._yardstick(target, shop)
+            del target
+            variants = {kind.name: self._variant(shop, kind, difference, yardstick) for kind in self.kinds}
+            self._golden(variants)
+            calibration = yardstick.calibration() if yardstick else None
+        tokenizer, vocabulary = write_shared(self.source, chosen, self.folder)
+        self._manifest(shop.top_k, variants, tokenizer, vocabulary, calibration)
+
+    def _target(self) -> Target | None:
+        """The whole target, only if somebody wants to hear it."""
+        settings = self.settings
+        wanted = settings.calibration or settings.prompts or (settings.draft_vocab and not settings.vocab_text)
+        if not wanted:
+            return None
+        self.say("loading the target, for its own words")
+        return Target.load(settings.target, slots=_SLOTS, capacity=1024)
+
+    def _draft_vocabulary(self, target: Target | None) -> NDArray[np.int64] | None:
+        source, settings = self.source, self.settings
+        if settings.draft_vocab is None:
+            # An independent drafter's table may be padded less than the target's.
+            return None if source.vocabulary == source.facts.vocab_size else np.arange(source.vocabulary)
+        self.say("choosing the draft vocabulary")
+        if settings.vocab_text:
+            return most_frequent(count_files(source.tokenizer.json, settings.vocab_text), settings.draft_vocab, source)
+        assert target is not None
+        prompts = encode_prompts(target, settings.vocab_prompts)
+        traces = make_traces(target, source, prompts, new_tokens=settings.new_tokens)
+        counts = Counter(token for trace in traces for token in trace.ids[trace.prompt :])
+        return most_frequent(counts, settings.draft_vocab, source)
+
+    def _parity(self, shop: Workshop) -> float:
+        place = shop.folder / "reference"
+        place.mkdir()
+        shop.float_graph(OPSET).save(place / "model.onnx")
+        reference = TorchRunner(self.source, shop.top_k)
+        return parity(reference, place / "model.onnx", self.source.vocabulary, shop.draft_to_target)
+
+    def _yardstick(self, target: Target | None, shop: Workshop) -> Yardstick | None:
+        texts = [
+            *self.settings.prompts,
+            *(read_prompts(self.settings.calibration) if self.settings.calibration else []),
+        ]
+        if target is None or not texts:
+            return None
+        self.say(f"recording what the target says to {len(texts)} prompts")
+        prompts = encode_prompts(target, texts)
+        traces = make_traces(target, self.source, prompts, new_tokens=self.settings.new_tokens)
+        names = ", ".join(path.name for path in self.settings.calibration) or "held-out prompts of the embedded pair"
+        # The float32 drafter with its whole vocabulary: what a smaller one costs shows in the ratio.
+        return Yardstick(traces, TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary)), names)
+
+    def _variant(self, shop: Workshop, kind: VariantKind, difference: float, yardstick: Yardstick | None) -> Variant:
+        self.say(f"variant {kind.name}")
+        place = self.folder / "variants" / kind.name
+        if kind.form == "static":
+            made = make_static(shop, kind, place, self.settings.static_shape, yardstick)
+            return describe(kind, made, self.folder, parity=difference, agreement=made.agreement)
+        made = make_dynamic(shop, kind, place, yardstick.judge if yardstick else _no_text)
+        agreement, times = self._tried(shop, made, yardstick)
+        return describe(kind, made, self.folder, parity=difference, agreement=agreement, times=times)
+
+    def _tried(
+        self, shop: Workshop, made: Made, yardstick: Yardstick | None
+    ) -> tuple[Agreement | None, tuple[StepTime, ...]]:
+        spec, model = self.source.spec, made.files[0]
+        agreement = made.agreement or (yardstick.judge(OrtRunner(model, spec)) if yardstick else None)
+        times = step_times(model, spec, shop.source.vocabulary) if self.settings.time_steps else ()
+        return agreement, times
+
+    def _golden(self, variants: dict[str, Variant]) -> None:
+        self.say("recording golden vectors")
+        dynamic = {name: self.folder / entry.model for name, entry in variants.items() if entry.form == "dynamic"}
+        runners = {name: OrtRunner(model, self.source.spec) for name, model in dynamic.items()}
+        write_golden(self.folder / GOLDEN, golden_cases(self.source.spec, self.source.vocabulary, runners))
+
+    def _manifest(
+        self,
+        top_k: int,
+        variants: dict[str, Variant],
+        tokenizer: TokenizerFiles,
+        vocabulary: Vocabulary,
+        calibration: Calibration | None,
+    ) -> None:
+        source, records = self.source, self.source.spec.records
+        manifest = Manifest(
+            schema=SCHEMA,
+            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            producer=tool_versions(),
+            recipe=self._recipe(),
+            target=TargetIdentity(source=public_name(self.settings.target), facts=source.facts),
+            drafter=DrafterIdentity(
+                kind=source.kind,
+                source=public_name(self.settings.drafter),
+                weights_id=source.drafter_id,
+                config=source.config,
+            ),
+            tokenizer=tokenizer,
+            vocabulary=vocabulary,
+            cache=tuple(Heads(kv_heads=layer.kv_heads, head_dim=layer.head_dim) for layer in source.spec.cache),
+            records=Records(kv_heads=records.kv_heads, head_dim=records.head_dim, rope_theta=source.rope_theta)
+            if records
+            else None,
+            top_k=top_k,
+            default_variant=next(name for name, _ in sorted(variants.items(), key=lambda v: v[1].form != "dynamic")),
+            variants=variants,
+            calibration=calibration,
+            files={},
+        )
+        (self.folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
+        write_manifest(self.folder, _with_files(self.folder, manifest))
+
+    def _recipe(self) -> dict[str, Any]:
+        """The settings, without paths."""
+        settings = asdict(self.settings)
+        for name in ("target", "drafter", "out", "force", "prompts", "vocab_prompts"):
+            del settings[name]
+        settings |= {name: [path.name for path in settings[name]] for name in ("calibration", "vocab_text")}
+        return settings | {"variants": [kind.name for kind in self.kinds]}
+
+
+def _with_files(folder: Path, manifest: Manifest) -> Manifest:
+    files = {
+        path.relative_to(folder).as_posix(): FileEntry(sha256=sha256(path), size=path.stat().st_size)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    return msgspec.structs.replace(manifest, files=files)
+
+
+def _no_text(_: OrtRunner) -> Agreement | None:
+    """There is nothing to judge by."""
+    return None

@@ -1,0 +1,93 @@
+"""The bundle's README: a model card, generated from its manifest and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from export.place import gigabytes
+from moa.manifest import Manifest, Variant
+
+
+def model_card(manifest: Manifest) -> str:
+    """Markdown."""
+    return "\n".join(_lines(manifest)) + "\n"
+
+
+def _lines(manifest: Manifest) -> Iterator[str]:
+    facts = manifest.target.facts
+    yield f"# Drafter for {manifest.target.source}"
+    yield ""
+    if manifest.records:
+        yield "A Mixture-of-Attentions drafter: it guesses what its target will say, from the text and from the"
+        yield "target's activations as they trickle in. A verifier that runs the target makes the result exact."
+    else:
+        yield "A small language model that drafts for a larger one, without its activations."
+    yield "Made by `moa-export`; every figure below was measured when it was built, none is typed in by hand."
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    shape = f"{facts.family}, {facts.layers} layers, hidden size {facts.hidden_size}"
+    yield f"| target | {manifest.target.source}: {shape} |"
+    yield f"| drafter | {manifest.drafter.source} ({manifest.drafter.kind}), `{manifest.drafter.weights_id[:16]}` |"
+    yield f"| tokenizer | `{manifest.tokenizer.hash[:16]}` |"
+    yield f"| vocabulary | {manifest.vocabulary.target}, of which {manifest.vocabulary.draft} can be drafted |"
+    yield f"| cache layers | {len(manifest.cache)} |"
+    if manifest.records:
+        width = 2 * manifest.records.kv_heads * manifest.records.head_dim
+        yield f"| activation record | {width} numbers a token |"
+    yield f"| made | {manifest.created}, {', '.join(f'{k} {v}' for k, v in manifest.producer.items())} |"
+    yield ""
+    yield "## Variants"
+    yield ""
+    yield "| variant | runtime | precision | form | opset | size | checked | acceptance length | of fp32 |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name, variant in manifest.variants.items():
+        yield _row(name, variant)
+    yield ""
+    for name, variant in manifest.variants.items():
+        yield f"* **{name}**: {variant.checked} with {variant.checked_with}. {variant.notes}".rstrip()
+    yield ""
+    yield from _times(manifest)
+    yield from _calibration(manifest)
+
+
+def _row(name: str, variant: Variant) -> str:
+    agreement = variant.agreement
+    quality = (
+        (f"{agreement.acceptance:.2f}", f"{agreement.acceptance_ratio:.3f}") if agreement else ("not measured", "")
+    )
+    cells = (name, variant.runtime, variant.precision, variant.form, str(variant.opset), gigabytes(variant.size))
+    return "| " + " | ".join((*cells, variant.checked, *quality)) + " |"
+
+
+def _times(manifest: Manifest) -> Iterator[str]:
+    timed = {name: variant.step_times for name, variant in manifest.variants.items() if variant.step_times}
+    if not timed:
+        return
+    columns = [(time.tokens, time.threads) for time in next(iter(timed.values()))]
+    yield "## Step time on the machine that built it, ms"
+    yield ""
+    yield "| variant | " + " | ".join(f"T={tokens}, {threads} thread" for tokens, threads in columns) + " |"
+    yield "|---" * (len(columns) + 1) + "|"
+    for name, times in timed.items():
+        yield f"| {name} | " + " | ".join(f"{time.ms:.2f}" for time in times) + " |"
+    yield ""
+
+
+def _calibration(manifest: Manifest) -> Iterator[str]:
+    found = manifest.calibration
+    if found is None:
+        yield "Acceptance and offline agreement were not measured: no held-out prompts were given."
+        return
+    yield f"## Measured on {found.prompts} held-out prompts ({found.source}), {found.tokens} tokens"
+    yield ""
+    depths = range(1, len(found.acceptance.chain) + 1)
+    yield "| accepted drafts at least | " + " | ".join(map(str, depths)) + " |"
+    yield "|---" * (len(depths) + 1) + "|"
+    yield "| chain | " + " | ".join(f"{share:.2f}" for share in found.acceptance.chain) + " |"
+    yield "| tree | " + " | ".join(f"{share:.2f}" for share in found.acceptance.tree) + " |"
+    yield ""
+    yield "| offline, tokens since the link was lost | " + " | ".join(map(str, found.offline.lengths)) + " |"
+    yield "|---" * (len(found.offline.lengths) + 1) + "|"
+    yield "| agreement with the target | " + " | ".join(f"{share:.2f}" for share in found.offline.agreement) + " |"
+    yield "| text still the target's own | " + " | ".join(f"{share:.2f}" for share in found.offline.unbroken) + " |"

@@ -1,0 +1,199 @@
+"""`moa-export`: build, inspect, verify, bench, doctor. Progress on stderr; results (`--json`: as JSON) on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from moa.bundle import Bundle
+from moa.errors import UsageError, run_cli
+
+PROGRAM = "moa-export"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    args = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int | None] = args.run
+    return run_cli(PROGRAM, lambda: command(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="From a trained drafter to a bundle that a device runs.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    build = commands.add_parser("build", help="export, quantize, check and pack a drafter")
+    build.add_argument("-t", "--target", help="hub id or folder of the target (default: the embedded pair's)")
+    build.add_argument("-d", "--drafter", help="the drafter's folder, or independent:ID_OR_DIR for a small causal LM")
+    build.add_argument("-o", "--out", type=Path, help="folder of the bundle, which must not exist yet")
+    build.add_argument(
+        "-v",
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="may be given again; the first is the default one",
+    )
+    build.add_argument("--draft-vocab", type=int, metavar="N", help="draft only the N tokens that matter most")
+    build.add_argument("--vocab-text", type=Path, nargs="+", default=[], metavar="FILE", help="text to choose them by")
+    build.add_argument(
+        "--calibration", type=Path, nargs="+", default=[], metavar="FILE",
+        help='held-out prompts: .jsonl with "prompt", or one a line; the target must fit in memory',
+    )  # fmt: skip
+    build.add_argument(
+        "--calibration-prompts", type=int, default=32, metavar="N", help="for the embedded pair (default 32)"
+    )
+    build.add_argument("--new-tokens", type=int, default=96, help="longest answer to a calibration prompt (default 96)")
+    build.add_argument("--top-k", type=int, default=16, help="guesses that a step returns (default 16)")
+    build.add_argument(
+        "--int8-cpu", choices=("avx512_vnni", "avx2", "arm64"), default="avx512_vnni", help="int8 recipe"
+    )
+    build.add_argument(
+        "--npu-shape", type=int, nargs=3, default=(8, 512, 512), metavar=("T", "P", "R"),
+        help="tokens, past rows and records of the static variants (default 8 512 512)",
+    )  # fmt: skip
+    build.add_argument("--no-step-times", action="store_true", help="do not time the variants on this machine")
+    build.add_argument("--force", action="store_true", help="replace the bundle at --out")
+    build.add_argument("--dry-run", action="store_true", help="tell shapes, sizes and time, and stop")
+    build.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    build.set_defaults(run=_build)
+
+    inspect = commands.add_parser("inspect", help="what a bundle holds")
+    inspect.set_defaults(run=_inspect)
+    verify = commands.add_parser("verify", help="check hashes, and run the golden vectors on this machine")
+    verify.add_argument("--provider", default="CPUExecutionProvider", help="execution provider to run on")
+    verify.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json that must be the bundle's")
+    verify.set_defaults(run=_verify)
+    bench = commands.add_parser("bench", help="time a step of each variant on this machine")
+    bench.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N")
+    bench.add_argument("--tokens", type=int, nargs="+", default=[1, 8], metavar="T")
+    bench.add_argument("--seconds", type=float, default=1.0, help="for each figure (default 1)")
+    bench.set_defaults(run=_bench)
+    for command in (inspect, verify, bench):
+        command.add_argument("bundle", type=Path)
+        command.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+        if command is not inspect:
+            command.add_argument("-v", "--variant", action="append", default=[], metavar="NAME", help="only this one")
+    doctor = commands.add_parser("doctor", help="what this machine can export and run")
+    doctor.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _build(args: argparse.Namespace) -> None:
+    # torch and the exporter take seconds to import: not for `inspect`.
+    from export.build import BuildSettings, build
+    from export.embedded import embedded_prompts, embedded_sources
+    from export.place import new_folder
+    from export.plan import make_plan
+    from export.static_forms import StaticShape
+
+    if bool(args.target) != bool(args.drafter):
+        raise UsageError("--target and --drafter belong together", hint="leave out both for the embedded pair")
+    embedded = not args.target
+    target, drafter = embedded_sources() if embedded else (args.target, args.drafter)
+    if args.dry_run:
+        plan = make_plan(target, drafter, args.variant, args.draft_vocab)
+        _show(asdict(plan) | {"disk_bytes": plan.disk}, args.json, plan.lines())
+        return
+    if args.out is None:
+        raise UsageError("--out is missing")
+    prompts, vocab_prompts = embedded_prompts(args.calibration_prompts) if embedded else ((), ())
+    settings = BuildSettings(
+        target=target,
+        drafter=drafter,
+        out=args.out,
+        variants=tuple(args.variant),
+        draft_vocab=args.draft_vocab,
+        vocab_text=tuple(args.vocab_text),
+        vocab_prompts=vocab_prompts,
+        calibration=tuple(args.calibration),
+        prompts=() if args.calibration else prompts,
+        new_tokens=args.new_tokens,
+        top_k=args.top_k,
+        int8_cpu=args.int8_cpu,
+        static_shape=StaticShape(*args.npu_shape),
+        force=args.force,
+        time_steps=not args.no_step_times,
+    )
+    with new_folder(args.out, force=args.force, trial=True):
+        pass  # find out in a millisecond, not after minutes, that nothing can be written there
+    bundle = build(settings, say=lambda line: print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True))
+    _show_bundle(bundle, args.json)
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    _show_bundle(Bundle.open(args.bundle), args.json)
+
+
+def _show_bundle(bundle: Bundle, as_json: bool) -> None:
+    import msgspec
+
+    card = bundle.path("README.md").read_text(encoding="utf-8")
+    _show({"bundle": str(bundle.folder), **msgspec.to_builtins(bundle.manifest)}, as_json, [card.rstrip()])
+
+
+def _verify(args: argparse.Namespace) -> None:
+    from export.verify import verify
+
+    bundle = Bundle.open(args.bundle)
+    if args.tokenizer:
+        from moa.model.identity import tokenizer_hash
+
+        try:
+            bundle.check_tokenizer(tokenizer_hash(args.tokenizer.read_bytes()), str(args.tokenizer))
+        except (ValueError, AttributeError):
+            raise UsageError(f"{args.tokenizer} is not a tokenizer.json") from None
+    verdicts = verify(bundle, args.variant, provider=args.provider)
+    ran = {verdict.variant for verdict in verdicts}
+    static = [name for name in args.variant or bundle.manifest.variants if name not in ran]
+    lines = [
+        f"{verdict.variant}: golden vectors within {verdict.difference:.2g}; nodes on "
+        + ", ".join(f"{provider} {count}" for provider, count in verdict.placement.items())
+        for verdict in verdicts
+    ]
+    lines += [f"{name}: contents as built; a static form, not run" for name in static]
+    _show(
+        {"bundle": str(bundle.folder), "ran": [asdict(v) for v in verdicts], "contents_only": static}, args.json, lines
+    )
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from export.body import spec_of
+    from export.measure import step_times
+
+    if min(*args.threads, *args.tokens, 1) < 1 or args.seconds <= 0:
+        raise UsageError("--threads, --tokens and --seconds must be positive")
+    bundle = Bundle.open(args.bundle)
+    names = args.variant or [name for name, entry in bundle.manifest.variants.items() if entry.form == "dynamic"]
+    results: dict[str, Any] = {}
+    lines = []
+    for name in names:
+        model = bundle.path(bundle.variant(name).model)
+        times = step_times(
+            model, spec_of(bundle.manifest), bundle.manifest.vocabulary.target,
+            threads=tuple(args.threads), tokens=tuple(args.tokens), seconds=args.seconds,
+        )  # fmt: skip
+        results[name] = [{"tokens": t.tokens, "threads": t.threads, "ms": t.ms} for t in times]
+        lines += [f"{name}: T={t.tokens}, {t.threads} threads: {t.ms:.3f} ms" for t in times]
+    _show({"bundle": str(bundle.folder), "step_times": results}, args.json, lines)
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    from export.doctor import findings
+
+    found = findings()
+    _show(found, args.json, [f"{name}: {value}" for name, value in found.items()])
+
+
+def _show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
+    print(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

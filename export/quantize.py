@@ -1,0 +1,67 @@
+"""The layers in fewer bits: eight through optimum's recipes, four in blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+
+from export.quiet import quiet
+
+INT8_CPUS = ("avx512_vnni", "avx2", "arm64")
+"""optimum's recipes. The first suits every x86 with 8-bit dot products; `avx2` avoids the overflow of older ones."""
+
+
+def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[onnx.ModelProto, str]:
+    """Dynamically quantized products; returns the model and who made it.
+
+    optimum's quantizer does not import beside transformers 5; ONNX Runtime's own, with the same settings, stands in.
+    """
+    skip = products_of_activations(onnx.load(layers, load_external_data=False))
+    with quiet():
+        try:
+            from optimum.onnxruntime import ORTQuantizer
+            from optimum.onnxruntime.configuration import AutoQuantizationConfig
+        except ImportError:
+            path, maker = work / "int8.onnx", "onnxruntime"
+            symmetric = {"avx512_vnni": QuantType.QInt8, "arm64": QuantType.QInt8, "avx2": QuantType.QUInt8}
+            quantize_dynamic(
+                layers,
+                path,
+                op_types_to_quantize=["MatMul"],
+                per_channel=True,
+                weight_type=symmetric[cpu],
+                nodes_to_exclude=skip,
+                extra_options={"WeightSymmetric": cpu != "avx2", "ActivationSymmetric": False, "EnableSubgraph": False},
+                use_external_data_format=True,
+            )
+        else:
+            maker = f"optimum.onnxruntime.ORTQuantizer ({cpu})"
+            recipe = getattr(AutoQuantizationConfig, cpu)(
+                is_static=False, per_channel=True, operators_to_quantize=["MatMul"], nodes_to_exclude=skip
+            )
+            quantizer = ORTQuantizer.from_pretrained(layers.parent, file_name=layers.name)
+            quantizer.quantize(save_dir=work, quantization_config=recipe, use_external_data_format=True)
+            path = work / f"{layers.stem}_quantized.onnx"
+    return onnx.load(path), maker
+
+
+def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:
+    """Weights in blocks of `block`; products computed in eight bits (accuracy level 4)."""
+    model = onnx.load(layers)
+    settings = DefaultWeightOnlyQuantConfig(
+        block_size=block, is_symmetric=True, accuracy_level=4, bits=bits, op_types_to_quantize=("MatMul",)
+    )
+    quantizer = MatMulNBitsQuantizer(model, nodes_to_exclude=products_of_activations(model), algo_config=settings)
+    with quiet():
+        quantizer.process()
+    result: onnx.ModelProto = quantizer.model.model
+    return result
+
+
+def products_of_activations(model: onnx.ModelProto) -> list[str]:
+    """Names of the MatMul nodes without a weight: quantizing attention's own products loses accuracy for nothing."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return [node.name for node in model.graph.node if node.op_type == "MatMul" and not weights & set(node.input)]

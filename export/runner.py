@@ -1,0 +1,152 @@
+"""A drafter that can be run and compared: the float32 module in torch, or a graph in ONNX Runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+
+from export.body import BodySpec
+from export.source import Source
+from moa.errors import BundleError
+
+Array = NDArray[Any]
+Float = NDArray[np.float32]
+MASKED = -1e9
+
+
+@dataclass
+class StepInput:
+    """One step, without noise: `mask` is boolean `[T, P+T]`, records `[Hc, R, D]` or none, past k and v by layer."""
+
+    ids: NDArray[np.int64]
+    queries: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    past: list[Float]
+    record_k: Float | None = None
+    record_v: Float | None = None
+
+    def feeds(self, spec: BodySpec) -> dict[str, Array]:
+        """The graph's inputs."""
+        feeds: dict[str, Array] = {
+            "ids": self.ids[None],
+            "positions": self.positions[None],
+            "queries": self.queries,
+            "mask": np.where(self.mask, 0.0, MASKED).astype(np.float32)[None, None],
+            "scale": np.ones(1, np.float32),
+            "noise": np.zeros((1, 1, 1), np.float32),
+        }
+        if spec.records:
+            none = self.record_k is None or self.record_v is None or not self.record_k.shape[1]
+            rows = np.zeros((spec.records.kv_heads, 1, spec.records.head_dim), np.float32)
+            key, value = (rows, rows) if none else (self.record_k, self.record_v)
+            assert key is not None
+            assert value is not None
+            feeds |= {"record_k": key[None], "record_v": value[None]}
+            feeds["record_mask"] = np.full((1, 1, 1, key.shape[1]), MASKED if none else 0.0, np.float32)
+        for i in range(len(spec.cache)):
+            feeds |= {f"past_k_{i}": self.past[2 * i][None], f"past_v_{i}": self.past[2 * i + 1][None]}
+        return feeds
+
+
+@dataclass
+class StepOutput:
+    """Best tokens `[N, K]` (target ids), their log-probabilities, and new cache rows `[H, T, D]`, k and v by layer."""
+
+    top_logp: Float
+    top_tokens: NDArray[np.int64]
+    rows: list[Float]
+
+
+class Runner(Protocol):
+    """Runs steps."""
+
+    spec: BodySpec
+
+    def step(self, step: StepInput) -> StepOutput:
+        """One step."""
+        ...
+
+
+class TorchRunner:
+    """The float32 reference."""
+
+    def __init__(self, source: Source, top_k: int, draft_to_target: NDArray[np.int64] | None = None) -> None:
+        self.spec, self._source, self._top_k = source.spec, source, top_k
+        self._map = None if draft_to_target is None else torch.from_numpy(draft_to_target)
+
+    def logits(self, step: StepInput) -> tuple[torch.Tensor, list[Float]]:
+        """Logits of the whole target vocabulary `[N, V]`, and the new rows."""
+        feeds = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in step.feeds(self.spec).items()}
+        past = [(feeds[f"past_k_{i}"], feeds[f"past_v_{i}"]) for i in range(len(self.spec.cache))]
+        module, shared = self._source.module, self._source.shared
+        with torch.inference_mode():
+            if module is not None:
+                records = (
+                    (feeds["record_k"], feeds["record_v"], feeds["record_mask"]) if self.spec.records else _no_records()
+                )
+                hidden, pairs = module.features(feeds["ids"], feeds["positions"], feeds["mask"], past, *records)
+                logits = module.logits(hidden[:, step.queries])[0]
+                rows = [tensor[0].numpy() for pair in pairs for tensor in pair]
+            else:
+                x = shared.embed(feeds["ids"])
+                flat = [tensor for pair in past for tensor in pair]
+                hidden, *new = self._source.body(x, feeds["positions"], feeds["queries"], feeds["mask"], *flat)
+                logits = shared.logits(hidden)[0]
+                rows = [tensor[0].numpy() for tensor in new]
+        return logits[:, : self._source.vocabulary], rows
+
+    def step(self, step: StepInput) -> StepOutput:
+        """One step."""
+        logits, rows = self.logits(step)
+        if self._map is not None:
+            logits = logits[:, self._map]
+        top = logits.log_softmax(-1).topk(self._top_k, dim=-1)
+        tokens = top.indices if self._map is None else self._map[top.indices]
+        return StepOutput(top.values.numpy(), tokens.numpy(), rows)
+
+
+class OrtRunner:
+    """A step graph."""
+
+    def __init__(self, model: Path, spec: BodySpec, *, threads: int = 1, extra_outputs: tuple[str, ...] = ()) -> None:
+        self.spec = spec
+        self.session = open_session(model, threads=threads)
+        self._outputs = ["top_logp", "top_tokens", *spec.outputs[1:], *extra_outputs]
+
+    def run(self, step: StepInput) -> list[Array]:
+        """All outputs, as the graph gives them."""
+        feeds = {name: np.ascontiguousarray(value) for name, value in step.feeds(self.spec).items()}
+        results: list[Array] = self.session.run(self._outputs, feeds)
+        return results
+
+    def step(self, step: StepInput) -> StepOutput:
+        """One step."""
+        logp, tokens, *rows = self.run(step)
+        return StepOutput(logp[0], tokens[0], [row[0] for row in rows])
+
+
+def open_session(model: Path, *, threads: int = 1, providers: tuple[str, ...] = ("CPUExecutionProvider",)) -> Any:
+    """A session, or one line that says why not."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=list(providers))
+    except Exception as error:  # onnxruntime raises many types without a common base
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise BundleError(f"ONNX Runtime {onnxruntime.__version__} cannot load {model.name}: {first}") from None
+
+
+def _no_records() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a drafter without CA is given in their place: it does not look."""
+    nothing = torch.zeros(1, 1, 1, 1)
+    return nothing, nothing, nothing

@@ -1,0 +1,195 @@
+"""The forms for NPUs: all shapes fixed, nothing an NPU's compiler stumbles over, embedding and top-k left to the host.
+
+    x [1,T,H]  cos, sin [1,T,D]  mask [1,1,T,P+T]  past_k, past_v [1,Hs,P,D]
+    record_k, record_v [1,Hc,R,D]  record_mask [1,1,1,R]  has_records [1,1,1]      ──►  logits, new_k, new_v
+
+`sin` carries the sign of rotation's first half; masks are 0 or -30, since a larger number would eat up the range of
+16-bit activations. Past rows, records and tokens that are not there are masked; rows of theirs are thrown away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
+from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+from onnxruntime.tools.mobile_helpers import usability_checker
+from torch import Tensor, nn
+
+from export.forms import Workshop
+from export.quiet import quiet
+from export.storage import WeightedModel
+from moa.errors import ConfigError, MoaError, UsageError
+from moa.model.blocks import Attention, Block
+from moa.model.drafter import Drafter
+
+MASKED = -30.0
+EMBEDDING = "embedding.npy"
+
+
+@dataclass(frozen=True)
+class StaticShape:
+    """Tokens in a step, past rows, and records."""
+
+    tokens: int = 8
+    past: int = 512
+    records: int = 512
+
+    def __post_init__(self) -> None:
+        if min(self.tokens, self.past, self.records) < 1:
+            raise ConfigError("--npu-shape must be three positive numbers: tokens, past rows, records")
+
+
+class StaticStep(nn.Module):
+    """The drafter's step in elementary operators. `native_norm` keeps RMSNorm whole, which HTP computes far better."""
+
+    def __init__(self, drafter: Drafter, head: NDArray[np.float32], *, native_norm: bool) -> None:
+        super().__init__()
+        self.self_attention, self.cross_attention = drafter.self_attention, drafter.cross_attention
+        self.softcap, self.native_norm = drafter.shared.logit_softcap, native_norm
+        self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
+        self.head.weight = nn.Parameter(torch.from_numpy(head), requires_grad=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor,
+        past_k_0: Tensor,
+        past_v_0: Tensor,
+        record_k: Tensor,
+        record_v: Tensor,
+        record_mask: Tensor,
+        has_records: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of every token, and SA's new rows."""
+        sa, ca = self.self_attention.self_attn, self.cross_attention.self_attn
+        normed = self._norm(self.self_attention.input_layernorm, x)
+        key, value = _turn(sa.key(normed), cos, sin), sa.value(normed)
+        query = _turn(sa.query(normed), cos, sin)
+        seen = _attend(sa, query, torch.cat([past_k_0, key], 2), torch.cat([past_v_0, value], 2), mask)
+        x = self._feed_forward(self.self_attention, x + seen)
+        query = _turn(ca.query(self._norm(self.cross_attention.input_layernorm, x)), cos, sin)
+        x = self._feed_forward(
+            self.cross_attention, x + _attend(ca, query, record_k, record_v, record_mask) * has_records
+        )
+        logits = self.head(x)
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits, key, value
+
+    def _feed_forward(self, block: Block, x: Tensor) -> Tensor:
+        mlp, normed = block.mlp, self._norm(block.post_attention_layernorm, x)
+        gate = mlp.gate_proj(normed)
+        return x + mlp.down_proj(gate * torch.sigmoid(gate) * mlp.up_proj(normed))
+
+    def _norm(self, norm: Any, x: Tensor) -> Tensor:
+        if self.native_norm:
+            normed: Tensor = norm(x)
+            return normed
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + norm.eps) * norm.weight
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return x * cos.unsqueeze(1) + torch.cat([high, low], dim=-1) * sin.unsqueeze(1)
+
+
+def _attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Heads that share a key become rows of one product: no operator that repeats keys."""
+    group, tokens = attention.heads // attention.kv_heads, query.shape[2]
+    query = query.reshape(1, attention.kv_heads, group * tokens, attention.head_dim) * attention.head_dim**-0.5
+    if mask.shape[2] != 1:
+        mask = torch.cat([mask] * group, dim=2)
+    seen = torch.softmax(query @ key.transpose(2, 3) + mask, dim=-1) @ value
+    seen = seen.reshape(1, attention.heads, tokens, attention.head_dim).transpose(1, 2)
+    out: Tensor = attention.o_proj(seen.reshape(1, tokens, attention.heads * attention.head_dim))
+    return out
+
+
+INPUTS = ("x", "cos", "sin", "mask", "past_k_0", "past_v_0", "record_k", "record_v", "record_mask", "has_records")
+OUTPUTS = ("logits", "new_k_0", "new_v_0")
+
+
+def export_static(shop: Workshop, shape: StaticShape, path: Path, *, opset: int, native_norm: bool) -> None:
+    """Write the float32 static graph, one file."""
+    drafter = shop.source.module
+    if drafter is None or drafter.config.tli or not drafter.config.use_ca:
+        raise UsageError("NPU variants are for MoA drafters without borrowed layers", hint="leave this variant out")
+    config, spec = drafter.config, shop.source.spec
+    assert spec.records is not None
+    t, p, r, d = shape.tokens, shape.past, shape.records, config.head_dim
+    args = (
+        torch.randn(1, t, config.hidden_size),
+        torch.randn(1, t, d),
+        torch.randn(1, t, d),
+        torch.zeros(1, 1, t, p + t),
+        *(torch.randn(1, spec.cache[0].kv_heads, p, d) for _ in "kv"),
+        *(torch.randn(1, spec.records.kv_heads, r, d) for _ in "kv"),
+        torch.zeros(1, 1, 1, r),
+        torch.ones(1, 1, 1),
+    )
+    module = StaticStep(drafter, shop.head_rows, native_norm=native_norm).eval()
+    with torch.inference_mode(), quiet():
+        program = torch.onnx.export(
+            module, args, dynamo=True, opset_version=opset, input_names=INPUTS, output_names=OUTPUTS, verbose=False
+        )
+        assert program is not None
+        program.save(path, external_data=True)
+    model = WeightedModel.take(onnx.load(path))
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+    model.save_whole(path)
+
+
+def write_embedding(shop: Workshop, folder: Path) -> Path:
+    """The host's table of token embeddings, scaled, in half precision."""
+    path = folder / EMBEDDING
+    np.save(path, (shop.source.embedding() * shop.source.shared.embedding_scale).astype(np.float16), allow_pickle=False)
+    return path
+
+
+class _Feeds(CalibrationDataReader):
+    def __init__(self, feeds: list[dict[str, NDArray[Any]]]) -> None:
+        self._feeds = iter(feeds)
+
+    def get_next(self) -> dict[str, NDArray[Any]] | None:
+        return next(self._feeds, None)
+
+
+def quantize_for_htp(model: Path, feeds: list[dict[str, NDArray[Any]]]) -> None:
+    """Sixteen-bit activations and eight-bit weights as QDQ, ranges from `feeds`; in place."""
+    prepared, quantized = model.with_name("prepared.onnx"), model.with_name("quantized.onnx")
+    with quiet():
+        changed = qnn_preprocess_model(model, prepared)
+        config = get_qnn_qdq_config(
+            prepared if changed else model,
+            _Feeds(feeds),
+            activation_type=QuantType.QUInt16,
+            weight_type=QuantType.QUInt8,
+        )
+        quantize(prepared if changed else model, quantized, config)
+    prepared.unlink(missing_ok=True)
+    quantized.replace(model)
+
+
+def partitions(model: Path, runtime: Literal["CoreML", "NNAPI"]) -> str:
+    """What ONNX Runtime's checker says of a runtime that is not here; raises where the graph would fall apart."""
+    proto = onnx.shape_inference.infer_shapes(onnx.load(model))
+    with quiet():
+        if runtime == "CoreML":
+            found = usability_checker.check_coreml_partitions(proto, True, "coreml_supported_mlprogram_ops.md")
+        else:
+            found = usability_checker.check_nnapi_partitions(proto, True)
+    if found.num_partitions != 1 or found.num_supported_nodes != found.num_nodes:
+        raise MoaError(
+            f"{runtime} would take {found.num_supported_nodes} of {found.num_nodes} nodes in {found.num_partitions}"
+            f" partitions, not all in one: it lacks {', '.join(sorted(found.unsupported_ops)) or 'fixed shapes'}"
+        )
+    return f"onnxruntime's {runtime} checker: {found.num_nodes} of {found.num_nodes} nodes in one partition"

@@ -1,0 +1,102 @@
+"""An ONNX model with its weights apart: protobuf cannot hold 2 GB, and equal weights need to be stored only once."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from moa.errors import UsageError
+
+Array = NDArray[Any]
+_PAGE = 4096  # memory maps want offsets on a page
+_LARGEST_MESSAGE = 2**31 - 2**24  # protobuf's limit, less the graph itself
+_INLINE = 1024  # bytes; shape inference reads small constants, so they stay in the graph
+
+
+@dataclass
+class WeightedModel:
+    """A graph whose larger initializers are numpy arrays beside it."""
+
+    proto: onnx.ModelProto
+    weights: dict[str, Array] = field(default_factory=dict)
+
+    @classmethod
+    def take(cls, proto: onnx.ModelProto) -> WeightedModel:
+        """Move the larger initializers out of a model; the exporter's notes about where nodes came from are dropped."""
+        small, weights = [], {}
+        for tensor in proto.graph.initializer:
+            if len(tensor.raw_data) > _INLINE:
+                weights[tensor.name] = numpy_helper.to_array(tensor)
+            else:
+                small.append(tensor)
+        del proto.graph.initializer[:]
+        proto.graph.initializer.extend(small)
+        for node in proto.graph.node:
+            node.ClearField("metadata_props")
+            node.ClearField("doc_string")
+        return cls(proto, weights)
+
+    def constant(self, name: str, value: Array) -> str:
+        """Add an initializer, inline when small; returns its name."""
+        if value.nbytes <= _INLINE:
+            self.proto.graph.initializer.append(numpy_helper.from_array(value, name))
+        else:
+            self.weights[name] = value
+        return name
+
+    def node(self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any) -> str:
+        """Append a node; returns its first output."""
+        self.proto.graph.node.append(helper.make_node(op, inputs, outputs, outputs[0], domain=domain, **attributes))
+        if domain and domain not in {opset.domain for opset in self.proto.opset_import}:
+            self.proto.opset_import.append(helper.make_opsetid(domain, 1))
+        return outputs[0]
+
+    def save_whole(self, path: Path) -> list[Path]:
+        """Write one file with the weights inside, for runtimes that want it so; equal weights are not shared."""
+        size = sum(value.nbytes for value in self.weights.values())
+        if size > _LARGEST_MESSAGE:
+            raise UsageError(
+                f"{size / 2**30:.1f} GB of weights do not fit one ONNX file", hint="leave this variant out"
+            )
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in self.weights.items())
+        onnx.save(proto, path)
+        return [path]
+
+    def save(self, path: Path) -> list[Path]:
+        """Write `path` and, beside it, `path`.data with each distinct weight once. Returns the files."""
+        data = path.with_name(f"{path.name}.data")
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        written: dict[bytes, tuple[int, int]] = {}
+        with data.open("wb") as file:
+            for name, value in self.weights.items():
+                content = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+                key = hashlib.sha256(content).digest()
+                if key not in written:
+                    file.write(b"\0" * (-file.tell() % _PAGE))
+                    written[key] = (file.tell(), len(content))
+                    file.write(content)
+                proto.graph.initializer.append(_external(name, value, data.name, *written[key]))
+        onnx.save(proto, path)
+        return [path, data]
+
+
+def _external(name: str, value: Array, location: str, offset: int, length: int) -> TensorProto:
+    tensor = TensorProto(
+        name=name,
+        dims=value.shape,
+        data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
+        data_location=TensorProto.EXTERNAL,
+    )
+    for key, setting in {"location": location, "offset": offset, "length": length}.items():
+        tensor.external_data.add(key=key, value=str(setting))
+    return tensor

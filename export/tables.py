@@ -1,0 +1,141 @@
+"""The two matrices that make up most of a drafter, embedding and head, in each precision; tied ones are stored once.
+
+Each table adds its nodes to a graph: `embed` turns ids into rows, `project` turns hidden states into logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, DefaultWeightOnlyQuantizer
+
+from export.storage import WeightedModel
+
+Matrix = NDArray[np.float32]
+MICROSOFT = "com.microsoft"
+
+
+class Table(Protocol):
+    """A `[vocabulary, hidden]` matrix in some precision."""
+
+    def embed(self, model: WeightedModel, ids: str, out: str) -> None:
+        """Rows of `ids` `[1,T]`: `[1,T,hidden]`."""
+
+    def project(self, model: WeightedModel, hidden: str, out: str) -> None:
+        """`[1,N,hidden]` times the matrix transposed: `[1,N,vocabulary]`."""
+
+
+@dataclass(frozen=True)
+class FloatTable:
+    """Float32, as it is."""
+
+    name: str
+    rows: Matrix
+
+    def embed(self, model: WeightedModel, ids: str, out: str) -> None:
+        """A Gather."""
+        model.node("Gather", [_once(model, f"table.{self.name}.weight", self.rows), ids], [out])
+
+    def project(self, model: WeightedModel, hidden: str, out: str) -> None:
+        """The runtime folds the Transpose when it loads; so a tied matrix is stored once."""
+        weight = _once(model, f"table.{self.name}.weight", self.rows)
+        columns = model.node("Transpose", [weight], [f"table.{self.name}.columns"], perm=[1, 0])
+        model.node("MatMul", [hidden, columns], [out])
+
+
+class Int8Table:
+    """Eight bits, a scale for each row: rows of the embedding are columns of the head, so the numbers serve both."""
+
+    def __init__(self, name: str, rows: Matrix) -> None:
+        self.name = name
+        scale = np.abs(rows).max(axis=1, keepdims=True) / 127.0
+        scale[scale == 0] = 1.0
+        self.scale: Matrix = scale.astype(np.float32)
+        self.rows = np.empty(rows.shape, np.int8)
+        for start in range(0, len(rows), 8192):  # a float copy of a whole vocabulary would double the memory
+            part = slice(start, start + 8192)
+            self.rows[part] = np.rint(rows[part] / self.scale[part])
+
+    def embed(self, model: WeightedModel, ids: str, out: str) -> None:
+        """Standard operators only, so that every runtime has them."""
+        codes = model.node("Gather", [_once(model, f"table.{self.name}.int8", self.rows), ids], [f"{out}_codes"])
+        scale = model.node("Gather", [_once(model, f"table.{self.name}.scale", self.scale), ids], [f"{out}_scale"])
+        wide = model.node("Cast", [codes], [f"{out}_wide"], to=TensorProto.FLOAT)
+        model.node("Mul", [wide, scale], [out])
+
+    def project(self, model: WeightedModel, hidden: str, out: str) -> None:
+        """The form that ONNX Runtime fuses into one dynamically quantized product."""
+        codes = _once(model, f"table.{self.name}.int8", self.rows)
+        columns = model.node("Transpose", [codes], [f"table.{self.name}.columns"], perm=[1, 0])
+        zero = model.constant(f"table.{self.name}.zero", np.array(0, np.int8))
+        scale = model.constant(f"table.{self.name}.column_scale", self.scale[:, 0].copy())
+        model.node("DynamicQuantizeLinear", [hidden], [f"{out}_q", f"{out}_q_scale", f"{out}_q_zero"])
+        product = model.node("MatMulInteger", [f"{out}_q", columns, f"{out}_q_zero", zero], [f"{out}_integer"])
+        wide = model.node("Cast", [product], [f"{out}_wide"], to=TensorProto.FLOAT)
+        both = model.node("Mul", [f"{out}_q_scale", scale], [f"{out}_scale"])
+        model.node("Mul", [wide, both], [out])
+
+
+class BlockTable:
+    """Four or eight bits with a scale for every block of a row, in the layout of MatMulNBits."""
+
+    def __init__(self, name: str, rows: Matrix, *, bits: int, block: int) -> None:
+        self.name, self.bits, self.block = name, bits, block
+        self.count, self.width = rows.shape
+        settings = DefaultWeightOnlyQuantConfig(block_size=block, is_symmetric=True, bits=bits)
+        parts = [  # by parts: the quantizer wants columns, and a transposed copy of a whole vocabulary is large
+            DefaultWeightOnlyQuantizer(settings).qbits_block_quant(np.ascontiguousarray(rows[at : at + 8192].T))
+            for at in range(0, self.count, 8192)
+        ]
+        self.codes = np.concatenate([codes for codes, _, _ in parts])
+        self.scales: Matrix = np.concatenate([scales.reshape(len(codes), -1) for codes, scales, _ in parts])
+
+    def embed(self, model: WeightedModel, ids: str, out: str) -> None:
+        """One block is one row of the last axis, so the head's own codes can be gathered."""
+        codes = _once(model, f"table.{self.name}.codes", self.codes)
+        scales = _once(model, f"table.{self.name}.block_scales", self.scales[:, :, None])
+        blocks = model.node(
+            "GatherBlockQuantized",
+            [codes, ids, scales],
+            [f"{out}_blocks"],
+            domain=MICROSOFT,
+            bits=self.bits,
+            block_size=self.block,
+            gather_axis=0,
+            quantize_axis=2,
+        )
+        shape = model.constant(f"{out}_shape", np.array([0, 0, -1], np.int64))
+        padded = self.codes.shape[1] * self.block
+        rows = model.node("Reshape", [blocks, shape], [out if padded == self.width else f"{out}_padded"])
+        if padded != self.width:
+            cut = [model.constant(f"{out}_cut_{i}", np.array([v], np.int64)) for i, v in enumerate((0, self.width, 2))]
+            model.node("Slice", [rows, *cut], [out])
+
+    def project(self, model: WeightedModel, hidden: str, out: str) -> None:
+        """Accuracy level 4 computes in eight bits: three times as fast as float."""
+        model.node(
+            "MatMulNBits",
+            [
+                hidden,
+                _once(model, f"table.{self.name}.codes", self.codes),
+                _once(model, f"table.{self.name}.scales", self.scales),
+            ],
+            [out],
+            domain=MICROSOFT,
+            K=self.width,
+            N=self.count,
+            bits=self.bits,
+            block_size=self.block,
+            accuracy_level=4,
+        )
+
+
+def _once(model: WeightedModel, name: str, value: NDArray[np.generic]) -> str:
+    """Add a weight unless the graph has it: a tied table is asked for it twice."""
+    if name not in model.weights and all(tensor.name != name for tensor in model.proto.graph.initializer):
+        model.constant(name, value)
+    return name

@@ -1,0 +1,107 @@
+"""What the target says on held-out prompts, with the activation records that come with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from export.source import Source
+from moa.errors import UsageError
+from moa.model.target import Row, Target
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A prompt and the target's greedy continuation. Records `[Hc, len(ids), D]`, or none for independent drafters."""
+
+    ids: list[int]
+    prompt: int
+    """Length of the prompt."""
+    record_k: NDArray[np.float32] | None
+    record_v: NDArray[np.float32] | None
+
+
+def read_prompts(files: Sequence[Path]) -> list[str]:
+    """Prompts: `.jsonl` with a "prompt" in each line, or text with one prompt a line."""
+    prompts: list[str] = []
+    for file in files:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read the prompts in {file}: {error}") from None
+        for number, line in enumerate(filter(str.strip, lines), 1):
+            if file.suffix != ".jsonl":
+                prompts.append(line)
+                continue
+            try:
+                prompts.append(str(json.loads(line)["prompt"]))
+            except (json.JSONDecodeError, KeyError, TypeError):
+                raise UsageError(f'{file}, prompt {number}: every line must be an object with a "prompt"') from None
+    if not prompts:
+        raise UsageError("the calibration files hold no prompt")
+    return prompts
+
+
+def encode_prompts(target: Target, prompts: Sequence[str]) -> list[list[int]]:
+    """Ids as a chat would send them: through the chat template, where the tokenizer has one."""
+    tokenizer = target.tokenizer
+    if not tokenizer.chat_template:
+        return [tokenizer.encode(prompt) for prompt in prompts]
+    texts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+        for prompt in prompts
+    ]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+def make_traces(
+    target: Target, source: Source, prompts: Sequence[Sequence[int]], *, new_tokens: int = 96
+) -> list[Trace]:
+    """Let the target continue every prompt greedily, as many at a time as it has slots."""
+    traces: list[Trace] = []
+    at_once = target.pool.slots
+    for start in range(0, len(prompts), at_once):
+        traces += _continue(target, source, prompts[start : start + at_once], new_tokens)
+    return traces
+
+
+def _continue(target: Target, source: Source, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Trace]:
+    room = target.pool.capacity - new_tokens - 1
+    if longest := next((len(p) for p in prompts if not 0 < len(p) <= room), None):
+        raise UsageError(f"a calibration prompt has {longest} tokens, at most {room} fit")
+    slots = [target.pool.acquire() for _ in prompts]
+    ids = [list(prompt) for prompt in prompts]
+    pending = dict(enumerate(ids[b][:] for b in range(len(ids))))
+    records: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in prompts]
+    while pending:
+        rows = [Row.chain(slots[b], tokens) for b, tokens in pending.items()]
+        step = target.forward(rows)
+        following: dict[int, list[int]] = {}
+        for place, (b, tokens) in enumerate(pending.items()):
+            token = int(step.argmax(place)[-1])
+            done = target.commit(step, place, range(len(tokens)))
+            if source.module is not None and source.spec.records:
+                with torch.inference_mode():
+                    records[b].append(source.module.project(done.k, done.v, done.hidden, done.positions))
+            ids[b].append(token)
+            if token not in source.facts.eos_ids and len(ids[b]) - len(prompts[b]) < new_tokens:
+                following[b] = [token]
+        pending = following
+    for slot in slots:
+        target.pool.release(slot)
+    return [Trace(ids[b], len(prompts[b]), *_joined(records[b])) for b in range(len(prompts))]
+
+
+def _joined(
+    parts: list[tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
+    if not parts:
+        return None, None
+    key, value = (torch.cat(side).transpose(0, 1).float().contiguous().numpy() for side in zip(*parts, strict=True))
+    return key, value

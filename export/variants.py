@@ -1,0 +1,130 @@
+"""The variants by name, and how each dynamic one is made and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
+
+from export.forms import BLOCKS, DEFAULT_BLOCKS, OPSET, PORTABLE_OPSET, Blocks, Workshop
+from export.quiet import quiet
+from export.runner import OrtRunner
+from moa.errors import MoaError, UsageError
+from moa.manifest import Agreement
+
+Judge = Callable[[OrtRunner], Agreement | None]
+"""Compares a runner with the float32 drafter on held-out text; None where there is no text to compare on."""
+
+
+@dataclass(frozen=True)
+class VariantKind:
+    """What a variant is for."""
+
+    name: str
+    runtime: str
+    form: Literal["dynamic", "static"]
+    opset: int
+    summary: str
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        VariantKind("cpu-int4", "onnxruntime", "dynamic", OPSET, "smallest and fastest on desktop and server CPUs"),
+        VariantKind("cpu-int8", "onnxruntime", "dynamic", OPSET, "closest to float32 at a quarter of its size"),
+        VariantKind("cpu-fp32", "onnxruntime", "dynamic", OPSET, "exact: the reference"),
+        VariantKind("portable", "onnxruntime-openvino", "dynamic", PORTABLE_OPSET, "older opset, standard operators"),
+        VariantKind("mobile", "onnxruntime-mobile", "dynamic", OPSET, ".ort format for reduced mobile builds"),
+        VariantKind("web", "onnxruntime-web", "dynamic", OPSET, "one file for wasm; int8, since wasm has no fast int4"),
+        VariantKind(
+            "npu-qnn",
+            "onnxruntime-qnn",
+            "static",
+            OPSET,
+            "Qualcomm HTP: fixed shapes, 16-bit activations, 8-bit weights",
+        ),
+        VariantKind("npu-openvino", "onnxruntime-openvino", "static", PORTABLE_OPSET, "Intel NPU: fixed shapes"),
+        VariantKind("coreml", "onnxruntime CoreML", "static", PORTABLE_OPSET, "Apple: fixed shapes, one partition"),
+        VariantKind("nnapi", "onnxruntime NNAPI", "static", PORTABLE_OPSET, "Android: fixed shapes, one partition"),
+    )
+}
+DEFAULT = ("cpu-int4", "cpu-int8", "cpu-fp32")
+ENOUGH = 0.97
+"""Share of the float32 graph's acceptance length that four bits must keep."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A variant's files, the model first, and what is known of them."""
+
+    files: list[Path]
+    precision: str
+    notes: str = ""
+    agreement: Agreement | None = None
+    checked: Literal["executed", "static"] = "executed"
+    checked_with: str = ""
+    """Empty: the CPU provider of the ONNX Runtime here."""
+
+
+def choose_kinds(names: Sequence[str]) -> list[VariantKind]:
+    """The kinds asked for, each once, in the order given."""
+    if unknown := [name for name in names if name not in KINDS]:
+        raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"known: {', '.join(KINDS)}")
+    return [KINDS[name] for name in dict.fromkeys(names or DEFAULT)]
+
+
+def make_dynamic(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) -> Made:
+    """Write a dynamic variant into `folder`."""
+    folder.mkdir(parents=True)
+    path = folder / "model.onnx"
+    if kind.name == "cpu-fp32":
+        return Made(shop.float_graph(kind.opset).save(path), "fp32")
+    if kind.name == "cpu-int4":
+        return _four_bits(shop, kind, path, judge)
+    graph, maker = shop.int8_graph(kind.opset)
+    if kind.name == "web":
+        return Made(graph.save_whole(path), "int8", f"layers by {maker}; no browser ran it when it was built")
+    if kind.name == "mobile":
+        graph.save_whole(path)
+        return Made(_to_ort(path), "int8", f"layers by {maker}; no phone ran it when it was built")
+    return Made(graph.save(path), "int8", f"layers by {maker}")
+
+
+def _four_bits(shop: Workshop, kind: VariantKind, path: Path, judge: Judge) -> Made:
+    """The fastest blocks that keep enough of the acceptance; without text to judge by, the middle ones."""
+    made: Made | None = None
+    tried: list[str] = []
+    for blocks in BLOCKS:
+        candidate, agreement = _judged(shop, kind, path, blocks, judge)
+        if agreement is None:
+            files = shop.block_graph(kind.opset, DEFAULT_BLOCKS).save(path)
+            return Made(files, "int4", f"{DEFAULT_BLOCKS}; not judged on text")
+        tried.append(f"{blocks}: {agreement.acceptance_ratio:.3f}")
+        made = Made(candidate, "int4", f"acceptance of fp32 kept by {'; '.join(tried)}", agreement)
+        if agreement.acceptance_ratio >= ENOUGH:
+            break
+    assert made is not None
+    return made
+
+
+def _judged(
+    shop: Workshop, kind: VariantKind, path: Path, blocks: Blocks, judge: Judge
+) -> tuple[list[Path], Agreement | None]:
+    files = shop.block_graph(kind.opset, blocks).save(path)
+    return files, judge(OrtRunner(path, shop.source.spec))
+
+
+def _to_ort(path: Path) -> list[Path]:
+    """Convert to the .ort format; the list of operators that it needs makes a reduced build of the runtime possible."""
+    with quiet():
+        convert_onnx_models_to_ort(path, optimization_styles=[OptimizationStyle.Fixed])
+    path.unlink()
+    files = [path.with_suffix(".ort"), path.with_name("required_operators.config")]
+    found = next(iter(path.parent.glob("*required_operators*.config")), None)
+    if found is None or not files[0].is_file():
+        raise MoaError("ONNX Runtime did not convert the model to its .ort format")
+    found.rename(files[1])
+    return files

@@ -1,0 +1,78 @@
+"""Does a bundle work here? Hashes, golden vectors on this machine's ONNX Runtime, and who runs which node."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnxruntime
+
+from export.runner import open_session
+from moa.bundle import Bundle
+from moa.errors import BundleError, MoaError, UsageError
+
+EXACT, QUANTIZED = 1e-3, 0.5
+"""Largest difference of a best token's log-probability: eight-bit kernels differ by processor, float32 ones hardly."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found of one variant."""
+
+    variant: str
+    difference: float
+    placement: dict[str, int]
+    """Nodes by the execution provider that runs them."""
+
+
+def verify(
+    bundle: Bundle, variants: list[str] | None = None, *, provider: str = "CPUExecutionProvider"
+) -> list[Verdict]:
+    """Check contents, then run every golden case of every dynamic variant; raises at the first thing wrong."""
+    names = variants or list(bundle.manifest.variants)
+    bundle.verify(names)
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        raise UsageError(f"this ONNX Runtime has no {provider}", hint=f"it has {', '.join(available)}")
+    return [_run(bundle, name, provider) for name in names if bundle.variant(name).form == "dynamic"]
+
+
+def _run(bundle: Bundle, name: str, provider: str) -> Verdict:
+    variant = bundle.variant(name)
+    bundle.check_runtime(name, onnxruntime.__version__)
+    model = bundle.path(variant.model)
+    placement = node_placement(model, bundle, provider)
+    if provider != "CPUExecutionProvider" and not placement.get(provider):
+        raise BundleError(
+            f"{provider} runs none of {name}'s {sum(placement.values())} nodes: all fell back to {', '.join(placement)}"
+        )
+    session = open_session(model, providers=(provider,))
+    worst = 0.0
+    for case in bundle.golden():
+        logp, tokens = session.run(["top_logp", "top_tokens"], case.inputs)
+        worst = max(worst, case.difference(name, logp, tokens))
+    limit = EXACT if variant.precision == "fp32" else QUANTIZED
+    if not worst <= limit:
+        raise MoaError(f"{name} answers otherwise here than where it was built: {worst:.3g}, allowed {limit:g}")
+    return Verdict(name, worst, placement)
+
+
+def node_placement(model: Path, bundle: Bundle, provider: str) -> dict[str, int]:
+    """Which execution provider ran how many nodes, from a profile of one step: `get_providers()` does not tell."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = onnxruntime.SessionOptions()
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(model, options, providers=[provider])
+        session.run(["top_logp"], bundle.golden()[0].inputs)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    nodes = {
+        event["name"]: event["args"]["provider"]
+        for event in events
+        if event.get("cat") == "Node" and "provider" in event["args"]
+    }
+    return dict(Counter(nodes.values()))

@@ -1,0 +1,251 @@
+"""An exported bundle: its manifest, and the checks before anything in it is trusted. No torch.
+
+    bundle = Bundle.open(folder)            # manifest read and validated; files there, of the right size
+    bundle.verify(["cpu-int4"])             # contents hashed: shared files and these variants'
+    bundle.check_tokenizer(hash)            # the verifier's tokenizer is the one this drafter was made for
+    model = bundle.path(bundle.variant("cpu-int4").model)
+
+The manifest is written last and by a rename, so a folder without one is no bundle, and a folder with one is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from moa.errors import BundleError
+from moa.manifest import Manifest, Variant
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+GOLDEN = "golden.npz"
+OPSETS = {20: "1.17", 23: "1.23"}
+"""ONNX opsets that bundles use, and the first ONNX Runtime that has their operators."""
+_LARGEST_MANIFEST = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk whose manifest is valid."""
+
+    folder: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Bundle:
+        """Read the manifest and look whether every file is there, at its size: milliseconds."""
+        folder = Path(folder)
+        bundle = cls(folder, read_manifest(folder))
+        for name, entry in bundle.manifest.files.items():
+            path = bundle.path(name)
+            if not path.is_file():
+                raise BundleError(f"{folder} is incomplete: {name} is missing", hint="copy or build the bundle again")
+            if path.stat().st_size != entry.size:
+                raise BundleError(
+                    f"{folder} is damaged: {name} has {path.stat().st_size} bytes, not {entry.size}",
+                    hint="copy or build the bundle again",
+                )
+        return bundle
+
+    def path(self, name: str) -> Path:
+        """Where a file of the manifest lies."""
+        return self.folder / name
+
+    def variant(self, name: str | None = None) -> Variant:
+        """A variant by name; without one, the default."""
+        name = name or self.manifest.default_variant
+        if name not in self.manifest.variants:
+            raise BundleError(
+                f"{self.folder} has no variant {name!r}", hint=f"it has {', '.join(sorted(self.manifest.variants))}"
+            )
+        variant = self.manifest.variants[name]
+        if variant.opset not in OPSETS:
+            raise BundleError(
+                f"variant {name} of {self.folder} uses ONNX opset {variant.opset}, which this version does not know",
+                hint=f"known: {', '.join(map(str, OPSETS))}; a newer moa-edge may",
+            )
+        return variant
+
+    def check_runtime(self, name: str | None, onnxruntime_version: str) -> None:
+        """Raise when the installed ONNX Runtime is older than the variant needs."""
+        variant = self.variant(name)
+        if _version(onnxruntime_version) < _version(variant.min_onnxruntime):
+            raise BundleError(
+                f"variant {name or self.manifest.default_variant} needs ONNX Runtime {variant.min_onnxruntime}"
+                f" or newer, here is {onnxruntime_version}"
+            )
+
+    def verify(self, variants: Iterable[str] | None = None) -> int:
+        """Hash the contents of the shared files and of `variants` (None: all). Returns the bytes that were read."""
+        chosen = self.manifest.variants if variants is None else {name: self.variant(name) for name in variants}
+        of_variants = {file for variant in self.manifest.variants.values() for file in variant.files}
+        wanted = {file for variant in chosen.values() for file in variant.files}
+        done = 0
+        for name, entry in self.manifest.files.items():
+            if name in of_variants - wanted:
+                continue
+            if sha256(self.path(name)) != entry.sha256:
+                raise BundleError(
+                    f"{self.folder} is damaged: the contents of {name} are not what its manifest says",
+                    hint="copy or build the bundle again",
+                )
+            done += entry.size
+        return done
+
+    def check_tokenizer(self, found: str, whose: str = "the target") -> None:
+        """Raise unless `found` is the hash of the tokenizer that this drafter was made for."""
+        if found != self.manifest.tokenizer.hash:
+            raise BundleError(
+                f"{whose} has another tokenizer ({found[:12] or 'none'}) than this bundle"
+                f" ({self.manifest.tokenizer.hash[:12] or 'none'})",
+                hint="a drafter works only with the tokenizer it was trained with",
+            )
+
+    def draft_to_target(self) -> NDArray[np.int64] | None:
+        """Target ids of the reduced draft vocabulary; None when the drafter has the whole one."""
+        name = self.manifest.vocabulary.map
+        if name is None:
+            return None
+        ids: NDArray[np.int64] = np.load(self.path(name), allow_pickle=False)
+        if ids.shape != (self.manifest.vocabulary.draft,) or ids.dtype != np.int64:
+            raise BundleError(f"{self.path(name)} does not fit its manifest: {ids.dtype} {ids.shape}")
+        return ids
+
+    def golden(self) -> list[GoldenCase]:
+        """Inputs and what each executed variant answered when it was built."""
+        return read_golden(self.path(GOLDEN))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and validate `manifest.json`."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        what = "there is no such folder" if not folder.is_dir() else f"{MANIFEST} is missing"
+        raise BundleError(f"no bundle at {folder}: {what}", hint="make one with `moa-export build`")
+    if path.stat().st_size > _LARGEST_MANIFEST:
+        raise BundleError(f"{path} is too large to be a manifest")
+    content = path.read_bytes()
+    try:
+        schema = msgspec.json.decode(content, type=_Schema).schema
+        if schema != SCHEMA:
+            raise BundleError(f"{folder} has manifest schema {schema}, this version reads {SCHEMA}")
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BundleError(f"{path} is not a valid manifest: {error}") from None
+    _check_names(path, manifest)
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `manifest.json`, last of all files, and all of it or nothing."""
+    path, partial = folder / MANIFEST, folder / f"{MANIFEST}.partial"
+    with partial.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def sha256(path: Path) -> str:
+    """Hash of a file's contents."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """One step's inputs, and the `top_logp`, `top_tokens` of each variant that ran when the bundle was built."""
+
+    name: str
+    inputs: dict[str, NDArray[Any]]
+    expected: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]
+
+    def difference(self, variant: str, top_logp: NDArray[np.float32], top_tokens: NDArray[np.int64]) -> float:
+        """Largest difference in log-probability of the expected best token of each query; infinite where it is gone.
+
+        Quantized kernels differ between processors, so the whole list is not compared: its tail may swap places.
+        """
+        wanted_logp, wanted_tokens = self.expected[variant]
+        if top_logp.shape != wanted_logp.shape or not np.isfinite(top_logp).all():
+            return float("inf")
+        worst = 0.0
+        for query in range(wanted_tokens.shape[1]):
+            (found,) = np.nonzero(top_tokens[0, query] == wanted_tokens[0, query, 0])
+            if not len(found):
+                return float("inf")
+            worst = max(worst, abs(float(top_logp[0, query, found[0]] - wanted_logp[0, query, 0])))
+        return worst
+
+
+def write_golden(path: Path, cases: Iterable[GoldenCase]) -> None:
+    """Write golden cases to one .npz file."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for case in cases:
+        arrays |= {f"{case.name}/inputs/{name}": value for name, value in case.inputs.items()}
+        for variant, (logp, tokens) in case.expected.items():
+            arrays |= {f"{case.name}/{variant}/top_logp": logp, f"{case.name}/{variant}/top_tokens": tokens}
+    np.savez_compressed(path, allow_pickle=False, **arrays)
+
+
+def read_golden(path: Path) -> list[GoldenCase]:
+    """Read what `write_golden` wrote."""
+    cases: dict[str, GoldenCase] = {}
+    found: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for key in file.files:
+                case, kind, name = key.split("/")
+                found.setdefault((case, kind), {})[name] = file[key]
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path} does not hold golden vectors: {error}") from None
+    for (name, kind), values in found.items():
+        case = cases.setdefault(name, GoldenCase(name, {}, {}))
+        if kind == "inputs":
+            case.inputs.update(values)
+        else:
+            case.expected[kind] = (values["top_logp"], values["top_tokens"])
+    return list(cases.values())
+
+
+class _Schema(msgspec.Struct):
+    """Only the manifest's version, read before the rest is trusted to be of it."""
+
+    schema: int
+
+
+def _check_names(path: Path, manifest: Manifest) -> None:
+    for name in manifest.files:
+        parts = PurePosixPath(name)
+        if parts.is_absolute() or ".." in parts.parts or "\\" in name or name != str(parts):
+            raise BundleError(f"{path} names a file outside the bundle: {name!r}")
+    for name, what in _named_files(manifest).items():
+        if name not in manifest.files:
+            raise BundleError(f"{path} names {name} as its {what}, but does not list it")
+    if manifest.default_variant not in manifest.variants:
+        raise BundleError(f"{path} names {manifest.default_variant!r} its default, but has no such variant")
+
+
+def _named_files(manifest: Manifest) -> Mapping[str, str]:
+    named = {GOLDEN: "golden vectors"}
+    for name, variant in manifest.variants.items():
+        named |= dict.fromkeys((variant.model, *variant.files), f"variant {name}")
+    if manifest.vocabulary.map:
+        named[manifest.vocabulary.map] = "draft vocabulary"
+    if manifest.tokenizer.file:
+        named[manifest.tokenizer.file] = "tokenizer"
+    if manifest.tokenizer.chat_template:
+        named[manifest.tokenizer.chat_template] = "chat template"
+    return named
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

@@ -1,0 +1,179 @@
+"""What is written down about a bundle, in `manifest.json`. No torch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from moa.config import TargetFacts
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the manifest's parts: immutable, and a key that this version does not know is an error."""
+
+
+class FileEntry(Part, frozen=True, kw_only=True):
+    """A file's contents."""
+
+    sha256: str
+    size: int
+
+
+class Heads(Part, frozen=True, kw_only=True):
+    """Heads with a cache, and their width."""
+
+    kv_heads: int
+    head_dim: int
+
+
+class Records(Part, frozen=True, kw_only=True):
+    """Activation records: CA's keys and values of one position. A query at position q may use records of p < q."""
+
+    kv_heads: int
+    head_dim: int
+    rope_theta: float
+    keys: Literal["rotated"] = "rotated"
+    """Keys arrive rotated at their absolute position."""
+    positions: Literal["absolute"] = "absolute"
+
+
+class Vocabulary(Part, frozen=True, kw_only=True):
+    """The target's vocabulary and the drafter's, which may be a part of it."""
+
+    target: int
+    draft: int
+    map: str | None = None
+    """An int64 .npy file: target id of each draft id. None: the two are the same."""
+
+
+class TokenizerFiles(Part, frozen=True, kw_only=True):
+    """The target's tokenizer, for the device."""
+
+    hash: str
+    file: str | None
+    chat_template: str | None = None
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+
+
+class DrafterIdentity(Part, frozen=True, kw_only=True):
+    """Which drafter this is. `independent` is a small causal LM that takes no activations."""
+
+    kind: Literal["moa", "independent"]
+    source: str
+    weights_id: str
+    config: dict[str, Any]
+
+
+class TargetIdentity(Part, frozen=True, kw_only=True):
+    """Which target it was made for."""
+
+    source: str
+    facts: TargetFacts
+
+
+class Agreement(Part, frozen=True, kw_only=True):
+    """How often a variant drafts what the target says, on held-out prompts, beside the float32 drafter in torch."""
+
+    prompts: int
+    tokens: int
+    top1: float
+    """Share of the target's tokens that are the variant's first guess."""
+    top1_same: float
+    """Share of positions where the variant's first guess is the float32 drafter's."""
+    acceptance: float
+    """Acceptance length: tokens per round, the target's own included, with the calibration's tree."""
+    acceptance_ratio: float
+    """... divided by the float32 drafter's."""
+
+
+class StepTime(Part, frozen=True, kw_only=True):
+    """Median time of one step, where and when it was built."""
+
+    tokens: int
+    threads: int
+    ms: float
+
+
+class Variant(Part, frozen=True, kw_only=True):
+    """One form of the drafter, for one kind of runtime."""
+
+    model: str
+    files: tuple[str, ...]
+    runtime: str
+    precision: str
+    form: Literal["dynamic", "static"]
+    opset: int
+    min_onnxruntime: str
+    size: int
+    checked: Literal["executed", "static"]
+    """`executed`: it ran and was compared when built. `static`: only a checker looked at it."""
+    checked_with: str
+    inputs: dict[str, tuple[int | str, ...]]
+    outputs: dict[str, tuple[int | str, ...]]
+    parity: float | None = None
+    """Largest logit difference from torch in float32; only exact forms have one."""
+    agreement: Agreement | None = None
+    step_times: tuple[StepTime, ...] = ()
+    notes: str = ""
+
+
+class TreeUsed(Part, frozen=True, kw_only=True):
+    """The tree that acceptance was measured with."""
+
+    breadth: int
+    depth: int
+    nodes: int
+
+
+class Acceptance(Part, frozen=True, kw_only=True):
+    """Acceptance by depth: entry d is the chance that at least d+1 drafted tokens of a round are accepted."""
+
+    chain: tuple[float, ...]
+    tree: tuple[float, ...]
+    tree_shape: TreeUsed
+
+
+class Offline(Part, frozen=True, kw_only=True):
+    """What becomes of drafting with the records frozen, by tokens since the last record."""
+
+    lengths: tuple[int, ...]
+    agreement: tuple[float, ...]
+    """Share of tokens up to that far (and beyond the length before) that are the target's, given the target's text."""
+    unbroken: tuple[float, ...]
+    """Share of texts drafted alone that are still the target's own after that many tokens."""
+
+
+class Calibration(Part, frozen=True, kw_only=True):
+    """Measured with the float32 drafter on held-out prompts; what the controller and the offline guard start from."""
+
+    prompts: int
+    tokens: int
+    source: str
+    acceptance: Acceptance
+    offline: Offline
+
+
+class Manifest(Part, frozen=True, kw_only=True):
+    """Everything that is known of a bundle."""
+
+    schema: int
+    created: str
+    producer: dict[str, str]
+    """Versions of the tools that made it."""
+    recipe: dict[str, Any]
+    """The settings it was built with."""
+    target: TargetIdentity
+    drafter: DrafterIdentity
+    tokenizer: TokenizerFiles
+    vocabulary: Vocabulary
+    cache: tuple[Heads, ...]
+    """Layers with a cache, in the order of the graph's past_k_0, past_k_1, ..."""
+    records: Records | None
+    top_k: int
+    default_variant: str
+    variants: dict[str, Variant]
+    calibration: Calibration | None
+    files: dict[str, FileEntry]
+    """Every file but the manifest itself."""

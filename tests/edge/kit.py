@@ -1,0 +1,192 @@
+"""Helpers of the edge's tests: a tiny random drafter as a real bundle, one that knows the answer, a strict reader."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloud_verifier.app import Verifier
+from cloud_verifier.auth import Authenticator
+from cloud_verifier.settings import Settings
+from edge_client.cache import RecordBuffer
+from edge_client.client import EdgeClient
+from edge_client.device import Device
+from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
+from export.build import BuildSettings, build
+from moa.config import DrafterConfig
+from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.loading import load_model
+from moa.sampling import SamplingSettings
+from moa.tree import DraftTree, TreeGrower, TreeShape
+from tests.tiny import save_tiny
+from tests.verifier import kit as verifier_kit
+
+
+@functools.cache
+def pair() -> Path:
+    """A folder with `target`, `drafter` and `bundle` of the verifier kit's tiny pair; made once: it takes seconds."""
+    if prepared := os.environ.get("EDGE_TEST_PAIR"):
+        return Path(prepared)
+    folder = Path(tempfile.mkdtemp(prefix="edge-pair-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    make_pair(folder)
+    return folder
+
+
+def make_pair(folder: Path) -> None:
+    """Save the pair and export its bundle."""
+    save_tiny("llama", folder / "target")
+    loaded = load_model(folder / "target")
+    torch.manual_seed(0)
+    save_drafter(new_drafter(DrafterConfig.for_target(loaded.facts), loaded.model), folder / "drafter")
+    settings = BuildSettings(
+        target=str(folder / "target"),
+        drafter=str(folder / "drafter"),
+        out=folder / "bundle",
+        variants=("cpu-fp32",),
+        time_steps=False,
+    )
+    build(settings)
+
+
+@contextlib.asynccontextmanager
+async def verifier(
+    settings: Settings = verifier_kit.SETTINGS, auth: Authenticator | None = None
+) -> AsyncIterator[Verifier]:
+    """The pair's verifier, in this process."""
+    served = verifier_kit.served(settings)
+    manifest = device().bundle.manifest
+    facts = dataclasses.replace(
+        served.facts, drafter=manifest.drafter.weights_id, tokenizer=manifest.tokenizer.hash, target=""
+    )
+    async with Verifier(dataclasses.replace(served, facts=facts), settings, auth).open() as running:
+        yield running
+
+
+class OracleDrafter:
+    """A drafter that knows the target's text and says it as often as it is told to: the same at every try."""
+
+    def __init__(
+        self, truth: Sequence[int], right: float, *, seed: int = 0, records: RecordBuffer | None = None
+    ) -> None:
+        self.truth, self.right, self.seed = list(truth), right, seed
+        self.records = records
+        self.run_seconds = 0.0
+
+    def _top(self, ids: Sequence[int]) -> list[int]:
+        rng = random.Random(f"{self.seed} {list(ids[-4:])} {len(ids)}")
+        known = len(ids) < len(self.truth) and list(ids) == self.truth[: len(ids)]
+        others = [rng.randrange(4, 128) for _ in range(3)]
+        if known and rng.random() < self.right:
+            others.insert(0, self.truth[len(ids)])
+        elif known and rng.random() < 0.5:
+            others.insert(1, self.truth[len(ids)])
+        return others[:3]
+
+    def feed(self, ids: Sequence[int]) -> Generator[None, None, None]:
+        yield
+
+    def draft(
+        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings
+    ) -> Generator[None, None, DraftTree]:
+        grower = TreeGrower(ids[-1], shape)
+        while grower.frontier:
+            top = []
+            for node in grower.frontier:
+                path: list[int] = []
+                at = node
+                while at > 0:
+                    path.append(grower.tokens[at])
+                    at = grower.parents[at]
+                top.append(self._top([*ids, *path[::-1]]))
+            grower.expand(np.array(top), np.log(np.tile([[0.7, 0.2, 0.1]], (len(top), 1))).astype(np.float32))
+            yield
+        return grower.tree()
+
+    def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> int:
+        return self._top(ids)[0]
+
+
+@functools.cache
+def device() -> Device:
+    """The bundle of the random drafter, loaded."""
+    return Device.load(pair() / "bundle", threads=1)
+
+
+def oracle(truth: Sequence[int], right: float = 0.8, *, seed: int = 0) -> Device:
+    """The same device with a drafter that is right so often."""
+    real = device()
+    assert real.drafter.records is not None
+    buffer = RecordBuffer(real.drafter.records.heads)
+    return dataclasses.replace(real, drafter=OracleDrafter(truth, right, seed=seed, records=buffer))
+
+
+FAST: dict[str, Any] = {
+    "answer_floor_seconds": 0.15,
+    "first_answer_seconds": 1.0,
+    "reconnect_seconds": 0.05,
+    "settle_seconds": 20.0,
+    "max_offline_tokens": 24,
+}
+"""Settings of a client that gives up waiting soon, for links that are cut many times a second."""
+
+
+@dataclasses.dataclass
+class Transcript:
+    """What a user was told, replayed strictly: an event that does not fit fails the test."""
+
+    prompt: list[int] = dataclasses.field(default_factory=list)
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    verified: list[bool] = dataclasses.field(default_factory=list)
+    text: str = ""
+    events: list[Event] = dataclasses.field(default_factory=list)
+    done: Done | None = None
+
+    def take(self, event: Event) -> None:
+        self.events.append(event)
+        assert self.done is None, "an event after the end"
+        start = len(self.prompt)
+        match event:
+            case Prompt():
+                self.prompt = event.ids
+            case Token():
+                assert event.position == start + len(self.tokens)
+                self.tokens.append(event.id)
+                self.verified.append(event.status == "verified")
+                self.text += event.text
+            case Confirm():
+                for position in range(event.start, event.stop):
+                    assert not self.verified[position - start], "confirmed twice"
+                    self.verified[position - start] = True
+            case Retract():
+                assert event.stop == start + len(self.tokens)
+                assert not any(self.verified[event.start - start :]), "a verified token was taken back"
+                del self.tokens[event.start - start :], self.verified[event.start - start :]
+                self.text = self.text[: event.characters]
+            case Adopt():
+                assert event.stop == start + len(self.tokens)
+            case Done():
+                self.done = event
+                assert self.text == event.text[: len(self.text)]
+            case _:
+                pass
+
+
+async def transcribe(client: EdgeClient, ids: Sequence[int]) -> Transcript:
+    """Run a turn to its end."""
+    transcript = Transcript()
+    async for event in client.generate(ids=ids):
+        transcript.take(event)
+    return transcript

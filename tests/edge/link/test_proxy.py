@@ -1,0 +1,127 @@
+"""The emulated link: does it delay, throttle, stall and cut as it is told to?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from time import perf_counter
+
+import pytest
+
+from edge_client.link import PROFILES, Condition, LinkProxy, Profile
+
+
+@contextlib.asynccontextmanager
+async def echo() -> AsyncIterator[int]:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def linked(condition: Condition) -> AsyncIterator[tuple[LinkProxy, asyncio.StreamReader, asyncio.StreamWriter]]:
+    async with echo() as port, LinkProxy("127.0.0.1", port, Profile("test", ((0.0, condition),))) as link:
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        try:
+            yield link, reader, writer
+        finally:
+            writer.transport.abort()
+
+
+async def round_trip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes = b"ping") -> float:
+    start = perf_counter()
+    writer.write(data)
+    await asyncio.wait_for(reader.readexactly(len(data)), 5)
+    return perf_counter() - start
+
+
+async def test_bytes_arrive_unchanged_and_in_order() -> None:
+    data = bytes(range(256)) * 2000
+    async with linked(Condition(rtt_ms=2, jitter=1.0, loss=0.05)) as (link, reader, writer):
+        writer.write(data)
+        assert await asyncio.wait_for(reader.readexactly(len(data)), 10) == data
+        assert link.passed == {"up": len(data), "down": len(data)}
+
+
+async def test_a_round_trip_takes_the_rtt_and_the_first_one_twice_that() -> None:
+    async with linked(Condition(rtt_ms=40, jitter=0)) as (_, reader, writer):
+        assert 0.08 <= await round_trip(reader, writer) < 0.16
+        assert 0.04 <= await round_trip(reader, writer) < 0.12
+
+
+async def test_the_rate_is_kept() -> None:
+    async with linked(Condition(up_mbps=1.0)) as (_, reader, writer):
+        took = await round_trip(reader, writer, b"x" * 25_000)
+    assert 0.2 <= took < 0.5  # 25 kB at 1 Mbit/s
+
+
+async def test_a_loss_is_a_stall() -> None:
+    async with linked(Condition(rtt_ms=20, jitter=0, loss=0.999)) as (_, reader, writer):
+        await round_trip(reader, writer)
+        assert await round_trip(reader, writer) >= 0.1  # 20 ms, and two round trips more in each direction
+
+
+async def test_a_cut_comes_at_its_byte() -> None:
+    async with linked(Condition()) as (link, reader, writer):
+        link.cut_after(10, "down")
+        writer.write(b"0123456789abcdef")
+        assert await asyncio.wait_for(reader.read(), 5) == b"0123456789"
+        second, writer2 = await asyncio.open_connection("127.0.0.1", link.port)
+        assert await round_trip(second, writer2) < 1
+        writer2.transport.abort()
+
+
+async def test_silence_tells_nobody_and_restore_resets() -> None:
+    async with linked(Condition()) as (link, reader, writer):
+        await round_trip(reader, writer)
+        link.go_silent()
+        writer.write(b"lost")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(4), 0.1)
+        link.restore()
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(4), 5) == b""
+
+
+async def test_down_refuses_until_restored() -> None:
+    async with linked(Condition()) as (link, reader, writer):
+        await round_trip(reader, writer)
+        link.go_down()
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(4), 5) == b""
+        with contextlib.suppress(ConnectionError):
+            again, writer2 = await asyncio.open_connection("127.0.0.1", link.port)
+            writer2.write(b"ping")
+            assert await asyncio.wait_for(again.read(4), 5) == b""
+            writer2.transport.abort()
+        link.restore()
+        again, writer2 = await asyncio.open_connection("127.0.0.1", link.port)
+        assert await round_trip(again, writer2) < 1
+        writer2.transport.abort()
+
+
+async def test_an_outage_holds_bytes_and_then_delivers_them() -> None:
+    up = Condition()
+    async with linked(replace(up, out=True)) as (link, reader, writer):
+        writer.write(b"ping")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(4), 0.1)
+        link.use(PROFILES["loopback"])
+        assert await asyncio.wait_for(reader.readexactly(4), 5) == b"ping"

@@ -1,0 +1,194 @@
+"""The commands, as a user calls them: in a process of their own where that is what is tested."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from edge_client.cli import main, parser
+from edge_client.cli.generate import Record
+from edge_client.events import Confirm, Done, Event, Prompt, Retract, Token
+from edge_client.terminal import LiveView, PipeView, make_view
+from tests.edge import kit
+
+_BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "optimum", "onnx", "safetensors"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Block())
+from edge_client.cli import main
+main()
+"""
+
+
+def run(*arguments: str, program: str = "from edge_client.cli import main; main()", **how: Any) -> Any:
+    """Call the command in a fresh process."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MOA_EDGE_")}
+    environment |= {"XDG_CONFIG_HOME": str(kit.pair()), "NO_COLOR": "1", **how.pop("environment", {})}
+    how = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 60} | how
+    if "input" in how:
+        del how["stdin"]
+    return subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=False, **how)
+
+
+def offline(*arguments: str, **how: Any) -> Any:
+    return run(
+        "generate",
+        "--raw",
+        "--offline",
+        "--max-new-tokens",
+        "5",
+        "--bundle",
+        str(kit.pair() / "bundle"),
+        *arguments,
+        **how,
+    )
+
+
+def test_it_runs_where_there_is_no_torch() -> None:
+    result = offline("--json", "hello", program=_BLOCKED)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["status"] == ["provisional"] * 5
+    assert len(report["token_ids"]) == 5
+    assert report["verified"] is False
+    assert report["reason"] == "length"
+
+
+def test_text_goes_to_a_pipe_and_remarks_do_not() -> None:
+    result = offline("hello")
+    assert result.returncode == 0
+    assert json.loads(offline("--json", "hello").stdout)["text"] == result.stdout.decode()[:-1]
+    assert b"not all of this was verified" in result.stderr
+
+
+def test_the_prompt_may_come_from_standard_input() -> None:
+    assert offline("-", input=b"hello\n").stdout == offline("hello").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "how", "what"),
+    [
+        (["generate", "--bundle", "/nowhere", "hello"], {}, b"no bundle at /nowhere"),
+        (["generate", "--raw", "  "], {}, b"the prompt is empty"),
+        (["generate", "--raw", "-"], {"input": b"\xff\xfe\x00binary"}, b"not text"),
+        (["generate", "--raw", "-"], {"input": b""}, b"the prompt is empty"),
+        (["generate", "--raw", "x" * 600], {}, b"the context holds"),
+        (["generate", "hello", "--temperature", "-1"], {}, b"temperature must be"),
+        (["generate", "hello", "--verifier", "example.org"], {}, b"no verifier address"),
+        (["generate", "hello", "--draft", "nobody"], {}, b"draft must be one of"),
+        (["generate", "hello", "--variant", "npu"], {}, b"no variant 'npu'"),
+        (["generate", "hello", "--config", "/nowhere.toml"], {}, b"no config file"),
+        (["chat"], {}, b"no chat template"),
+        (["audit", "--raw", "hello"], {}, b"needs the target"),
+        (["bench"], {}, b"needs the target"),
+        (["bench", "--ways", "magic", "--verifier", "ws://127.0.0.1:9"], {}, b"unknown way"),
+        (["audit", "--raw", "hello", "--verifier", "ws://127.0.0.1:9"], {}, b"cannot reach"),
+        (["doctor", "--verifier", "wss://127.0.0.1:9", "--tls-ca", "/nowhere.pem"], {}, b"certificate authority"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(arguments: Sequence[str], how: Any, what: bytes) -> None:
+    result = run(*arguments, environment={"MOA_EDGE_BUNDLE": str(kit.pair() / "bundle")}, **how)
+    assert result.returncode in (1, 2)
+    assert what in result.stderr
+    assert result.stderr.count(b"\n") == 1, result.stderr
+    assert result.stderr.startswith(b"edge-client: error: ")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_does_not_lose_the_answer() -> None:
+    expected = offline("hello").stdout
+    with open("/dev/full", "wb") as full:
+        result = offline("hello", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert result.returncode == 1
+    assert expected.strip() in result.stderr
+    assert b"could not be written: No space left" in result.stderr
+    trace = offline("hello", "--trace", "/dev/full")
+    assert trace.returncode == 0
+    assert trace.stdout == expected
+    assert b"no trace at /dev/full" in trace.stderr
+
+
+def test_a_trace_is_a_timeline(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    assert offline("hello", "--trace", str(path)).returncode == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    assert [e["name"] for e in events].count("offline token") == 5
+
+
+def test_doctor_and_inspect(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["doctor", "--json"], ["inspect", "--json"], ["inspect"]):
+        with pytest.raises(SystemExit) as end:
+            main([*command, "--bundle", str(kit.pair() / "bundle")])
+        assert end.value.code == 0
+    out = capsys.readouterr().out
+    checks = {check["name"]: check["state"] for check in json.loads(out.splitlines()[0])}
+    assert checks["bundle"] == checks["drafter"] == checks["arithmetic"] == "ok"
+    assert checks["verifier"] == "warning"
+    assert "cpu-fp32 (default)" in out.replace("\n", " ") or "cpu-fp32" in out
+
+
+def test_every_flag_is_a_setting() -> None:
+    for command in ("generate", "chat", "audit", "bench", "demo", "doctor", "inspect"):
+        parser().parse_args([command])
+
+
+STORY: list[Event] = [
+    Prompt(ids=[1, 2]),
+    Token(position=2, id=5, text="one\n", status="verified"),
+    Token(position=3, id=6, text="two", status="provisional"),
+    Token(position=4, id=7, text="three", status="provisional"),
+    Confirm(start=3, stop=4),
+    Retract(start=4, stop=5, characters=7),
+    Token(position=4, id=8, text="four", status="verified"),
+    Done(reason="length", verified=True, text="one\ntwofour", stats={}),
+]
+
+
+def test_a_pipe_sees_only_what_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    with PipeView() as view:
+        for event in STORY:
+            view.take(event)
+            assert "three" not in capsys.readouterr().out
+    with PipeView() as view:
+        for event in STORY:
+            view.take(event)
+    assert capsys.readouterr().out == "one\ntwofour\n"
+
+
+def test_a_terminal_sees_everything_and_ends_with_the_text() -> None:
+    from rich.console import Console
+
+    stats = {"tokens": 3, "tokens_per_second": 5.0, "calls": 1, "tokens_per_round": None, "retracted": 1}
+    console = Console(force_terminal=True, width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    view = make_view(console=console)
+    assert isinstance(view, LiveView)
+    with view:
+        for event in STORY:
+            view.take(Done(reason="length", verified=True, text="", stats=stats) if isinstance(event, Done) else event)
+    text = console.export_text()
+    assert "one\n" in text
+    assert "twofour" in text
+    assert "1 corrected" in text
+    console.file.close()
+
+
+def test_the_record_holds_ids_and_statuses() -> None:
+    record = Record()
+    for event in STORY:
+        record.take(event)
+    report = record.report()
+    assert report["token_ids"] == [5, 6, 8]
+    assert report["status"] == ["verified"] * 3
+    assert [event["event"] for event in report["events"]] == ["confirm", "retract"]
+    msgspec.json.encode(report)

@@ -1,0 +1,96 @@
+"""The controller does what pays, by what it has measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_client.controller import Controller
+from edge_client.estimates import RoundTrip, Smoothed
+from moa.tree import DraftTree
+
+
+def measured(*, rtt: float, forward: float, step: float, accepted: int, depth: int = 8, **how: object) -> Controller:
+    """A controller after many rounds of a chain of which `accepted` tokens were right."""
+    controller = Controller(**how)  # type: ignore[arg-type]
+    chain = DraftTree(list(range(depth + 1)), list(range(-1, depth)), [0.0] * (depth + 1))
+    for _ in range(60):
+        controller.rtt.add(rtt)
+        controller.drafted(1, step)
+        controller.verified(chain, accepted, forward)
+    return controller
+
+
+def test_a_slow_link_and_a_server_that_drafts() -> None:
+    assert measured(rtt=0.2, forward=0.02, step=0.002, accepted=4).plan(200).draft == "server"
+
+
+def test_on_the_same_machine_the_device_drafts() -> None:
+    controller = measured(rtt=0.0005, forward=0.03, step=0.001, accepted=4)
+    for _ in range(5):
+        controller.streamed(10, 10 * 0.04, speculating=True)
+    assert controller.plan(200).draft == "device"
+
+
+def test_a_drafter_that_is_never_right_is_not_used() -> None:
+    controller = measured(rtt=0.001, forward=0.01, step=0.01, accepted=0)
+    assert controller.plan(200).draft == "none" or controller.plan(200).shape.depth == 1
+
+
+def test_long_waits_deserve_longer_drafts() -> None:
+    near = measured(rtt=0.001, forward=0.005, step=0.004, accepted=3, draft="device", can_tree=False)
+    far = measured(rtt=0.3, forward=0.005, step=0.004, accepted=3, draft="device", can_tree=False)
+    assert far.plan(200).shape.depth > near.plan(200).shape.depth
+
+
+def test_costly_nodes_make_small_drafts() -> None:
+    """A mixture-of-experts target: every node wakes other experts."""
+    cheap = measured(rtt=0.02, forward=0.05, step=0.001, accepted=5, draft="device", can_tree=False)
+    costly = measured(rtt=0.02, forward=0.05, step=0.001, accepted=5, draft="device", can_tree=False)
+    big = DraftTree(list(range(25)), list(range(-1, 24)), [0.0] * 25)
+    for _ in range(60):
+        cheap.verified(big, 5, 0.055)
+        costly.verified(big, 5, 0.5)
+    assert costly.plan(200).shape.depth < cheap.plan(200).shape.depth
+
+
+@pytest.mark.parametrize("draft", ["device", "server", "none", "single"])
+def test_what_the_user_says_is_done(draft: str) -> None:
+    assert measured(rtt=0.1, forward=0.1, step=0.1, accepted=1, draft=draft).plan(10).draft == draft
+
+
+def test_a_verifier_without_streams() -> None:
+    assert measured(rtt=0.5, forward=0.01, step=0.01, accepted=1, can_stream=False).plan(10).draft == "device"
+
+
+def test_few_calls_left_are_spent_on_a_stream() -> None:
+    controller = measured(rtt=0.0005, forward=0.03, step=0.001, accepted=4)
+    controller.streamed(10, 0.4, speculating=True)
+    assert controller.plan(200).draft == "device"
+    assert controller.plan(200, calls_left=3).draft != "device"
+
+
+def test_calibration_is_a_beginning_that_measurements_overrule() -> None:
+    controller = Controller(draft="device", can_tree=False)
+    controller.calibrate([0.95] * 8, [])
+    hopeful = controller.plan(200).shape.depth
+    chain = DraftTree(list(range(9)), list(range(-1, 8)), [0.0] * 9)
+    for _ in range(100):
+        controller.verified(chain, 0, 0.03)
+    assert controller.plan(200).shape.depth < hopeful
+
+
+def test_deadlines_follow_the_link() -> None:
+    steady, jittery = RoundTrip(), RoundTrip()
+    for i in range(50):
+        steady.add(0.1)
+        jittery.add(0.05 if i % 2 else 0.15)
+    assert steady.deadline(0.01, floor=0.0) == pytest.approx(0.12, abs=0.01)
+    assert jittery.deadline(0.01, floor=0.0) > 0.2
+    assert steady.deadline(0.01, floor=1.0) == 1.0
+
+
+def test_a_smoothed_value_starts_as_a_mean() -> None:
+    value = Smoothed(weight=0.1)
+    for sample in (1.0, 2.0, 3.0):
+        value.add(sample)
+    assert value.value == pytest.approx(2.0)

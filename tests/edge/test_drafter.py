@@ -1,0 +1,137 @@
+"""The drafter on the device: whatever was drafted and rolled back before, it says what a fresh one says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+
+import numpy as np
+import pytest
+
+from edge_client.cache import RecordBuffer
+from edge_client.drafter import OnnxDrafter
+from edge_client.graph import Heads, StepGraph
+from moa.errors import BundleError
+from moa.sampling import SamplingSettings, gumbel
+from moa.tree import DraftTree, TreeShape
+from tests.edge import kit
+from tests.verifier import kit as verifier_kit
+
+SHAPES = (TreeShape.chain(4, min_score=-1e9), TreeShape(3, 3, 9, min_score=-1e9))
+GREEDY, SAMPLED = SamplingSettings(), SamplingSettings(temperature=0.7, seed=11)
+
+
+def fresh() -> OnnxDrafter:
+    drafter = kit.device().drafter
+    assert isinstance(drafter, OnnxDrafter)
+    return OnnxDrafter(drafter.graph, vocab_size=verifier_kit.VOCAB)
+
+
+def finish(steps: Generator[None, None, DraftTree]) -> DraftTree:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def give_records(drafter: OnnxDrafter, rows: int, *, seed: int = 0, start: int = 0) -> None:
+    assert drafter.records is not None
+    heads = drafter.records.heads
+    rng = np.random.default_rng(seed)
+    keys, values = rng.normal(size=(2, rows, heads.count, heads.width)).astype(np.float32)
+    drafter.records.put(start, keys[start:], values[start:])
+
+
+def same(a: DraftTree, b: DraftTree) -> None:
+    assert (a.tokens, a.parents) == (b.tokens, b.parents)
+    np.testing.assert_allclose(a.scores, b.scores, atol=1e-4)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_used_cache_drafts_what_a_fresh_one_does(sampling: SamplingSettings) -> None:
+    rng = random.Random(0)
+    used = fresh()
+    give_records(used, 20)
+    ids = verifier_kit.prompt(0, 20)
+    for round in range(12):
+        shape = SHAPES[round % 2]
+        tree = finish(used.draft(ids, shape, sampling))
+        other = fresh()
+        give_records(other, 20)
+        same(tree, finish(other.draft(ids, shape, sampling)))
+        path: list[int] = []
+        at = 0
+        while rng.random() < 0.7 and (children := [n for n, p in enumerate(tree.parents) if p == at and n]):
+            at = rng.choice(children)
+            path.append(tree.tokens[at])
+        ids = ids + path
+        if round % 3 == 2:
+            ids = ids[: len(ids) - 3]  # a retraction
+        ahead = round % 4 == 1  # drafting ahead, or offline
+        ids = [*ids, used.guess(ids, sampling) if ahead else rng.randrange(4, 128)]
+
+
+def test_accepted_nodes_are_not_run_again() -> None:
+    drafter = fresh()
+    ids = verifier_kit.prompt(1, 10)
+    tree = finish(drafter.draft(ids, SHAPES[0], GREEDY))
+    runs = drafter.graph.runs
+    for _ in drafter.feed([*ids, *tree.tokens[1:3], 50]):
+        pass
+    assert drafter.graph.runs == runs
+    assert drafter.ids == [*ids, *tree.tokens[1:3]]
+
+
+def test_long_prompts_come_in_pieces_and_outgrow_the_first_arrays() -> None:
+    ids = verifier_kit.prompt(2, 300)
+    drafter = fresh()
+    steps = drafter.draft(ids, SHAPES[0], GREEDY)
+    assert sum(1 for _ in steps) >= 5  # three pieces of prompt, then level by level
+    one_by_one = fresh()
+    for length in (100, 200, 257, 300):
+        tree = finish(one_by_one.draft(ids[:length], SHAPES[0], GREEDY))
+    same(tree, finish(fresh().draft(ids, SHAPES[0], GREEDY)))
+
+
+def test_records_are_seen_by_position_and_holes_are_masked() -> None:
+    ids = verifier_kit.prompt(3, 20)
+    whole, holes, late = fresh(), fresh(), fresh()
+    give_records(whole, 20)
+    give_records(holes, 20, start=12)
+    without = finish(fresh().draft(ids, SHAPES[1], GREEDY))
+    assert finish(whole.draft(ids, SHAPES[1], GREEDY)).scores != without.scores
+    assert finish(holes.draft(ids, SHAPES[1], GREEDY)).scores != without.scores
+    give_records(late, 20, start=12)
+    give_records(late, 20)
+    same(finish(late.draft(ids, SHAPES[1], GREEDY)), finish(whole.draft(ids, SHAPES[1], GREEDY)))
+    assert whole.records is not None
+    whole.records.truncate(0)
+    same(finish(whole.draft(ids, SHAPES[1], GREEDY)), without)
+
+
+def test_the_noise_is_the_one_that_decides() -> None:
+    """With an infinite temperature only noise is left, and the drafter guesses the token that the target takes."""
+    ids = verifier_kit.prompt(4, 9)
+    sampling = SamplingSettings(temperature=100.0, seed=5)
+    guess = fresh().guess(ids, sampling)
+    expected = int(np.argmax(gumbel(5, len(ids), verifier_kit.VOCAB)))
+    assert guess == expected
+
+
+def test_record_buffer_grows_and_keeps_its_rows() -> None:
+    buffer = RecordBuffer(Heads(2, 4))
+    rows = np.arange(400 * 8, dtype=np.float32).reshape(400, 2, 4)
+    buffer.put(0, rows[:10], rows[:10])
+    buffer.put(390, rows[390:], rows[390:])
+    feeds = buffer.feeds()
+    assert feeds["record_k"].shape == (1, 2, 512, 4)
+    np.testing.assert_array_equal(feeds["record_k"][0, :, 390:400], rows[390:].transpose(1, 0, 2))
+    assert list(np.flatnonzero(feeds["record_mask"][0, 0, 0] == 0)) == [*range(10), *range(390, 400)]
+
+
+def test_a_file_that_is_no_graph_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"not a model")
+    with pytest.raises(BundleError, match="cannot load"):
+        StepGraph(path)

@@ -1,0 +1,99 @@
+"""The text is the target's own: greedy and sampled, whoever drafts, over a good link, a bad one, and one being cut."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from edge_client.client import EdgeClient
+from edge_client.link import PROFILES, LinkProxy
+from moa.sampling import SamplingSettings
+from tests.edge import kit
+from tests.verifier import kit as verifier_kit
+
+COUNT = 40
+SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3}
+
+
+def truth(ids: list[int], **sampling: Any) -> list[int]:
+    return verifier_kit.reference(ids, COUNT, sampling=SamplingSettings(**sampling))
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("draft", ["device", "server", "auto"])
+@pytest.mark.parametrize("sync", ["off", "int4"])
+async def test_over_a_good_link(draft: Any, sampling: dict[str, Any], sync: Any) -> None:
+    async with kit.verifier() as running:
+        for seed in range(3):
+            ids = verifier_kit.prompt(seed, 12)
+            expected = truth(ids, **sampling)
+            settings = {"draft": draft, "sync": sync, "max_new_tokens": COUNT, **sampling}
+            device = kit.device() if seed == 0 else kit.oracle([*ids, *expected], seed=seed)
+            async with EdgeClient(verifier=running.transport.url, device=device, **settings) as client:
+                transcript = await kit.transcribe(client, ids)
+            assert transcript.tokens == expected
+            assert all(transcript.verified)
+            assert transcript.done is not None
+            assert transcript.done.reason == ("eos" if expected[-1] == verifier_kit.EOS else "length")
+
+
+@pytest.mark.parametrize("profile", ["5g", "4g-weak"])
+@pytest.mark.parametrize("draft", ["device", "server"])
+async def test_over_a_bad_link(profile: str, draft: Any) -> None:
+    ids = verifier_kit.prompt(5, 12)
+    expected = truth(ids)
+    async with (
+        kit.verifier() as running,
+        LinkProxy("127.0.0.1", running.transport.port, PROFILES[profile]) as link,
+        EdgeClient(
+            verifier=link.url, device=kit.oracle([*ids, *expected]), draft=draft, max_new_tokens=COUNT
+        ) as client,
+    ):
+        transcript = await kit.transcribe(client, ids)
+    assert transcript.tokens == expected
+    assert all(transcript.verified)
+
+
+@pytest.mark.parametrize("draft", ["device", "server"])
+async def test_cuts_at_random_bytes_change_nothing(draft: Any) -> None:
+    cuts = await run_with_cuts(runs=6, draft=draft)
+    assert cuts >= 6
+
+
+async def run_with_cuts(*, runs: int, draft: Any, seed: int = 0) -> int:
+    """Generate while the link is cut at random bytes; how many cuts there were."""
+    rng = random.Random(seed)
+    cuts = 0
+    async with (
+        kit.verifier() as running,
+        LinkProxy("127.0.0.1", running.transport.port, PROFILES["loopback"]) as link,
+    ):
+        for run in range(runs):
+            sampling = SAMPLED if run % 2 else {}
+            ids = verifier_kit.prompt(run, 12)
+            expected = truth(ids, **sampling)
+            device = kit.oracle([*ids, *expected], rng.choice([0.5, 0.9]), seed=run)
+            settings = kit.FAST | {"draft": draft, "max_new_tokens": COUNT, **sampling}
+            async with EdgeClient(verifier=link.url, device=device, **settings) as client:
+                cutting = asyncio.create_task(_keep_cutting(link, rng))
+                transcript = await kit.transcribe(client, ids)
+                cutting.cancel()
+                cuts += (await asyncio.gather(cutting, return_exceptions=True)).count(None)
+                cuts += client.link.generation - 1 if client.link else 0
+            assert transcript.tokens == expected, (run, draft)
+            assert all(transcript.verified)
+    return cuts
+
+
+async def _keep_cutting(link: LinkProxy, rng: random.Random) -> None:
+    """Cut each connection once, somewhere in what it carries; let one in four live."""
+    seen = 0
+    while True:
+        if link.connections > seen:
+            seen = link.connections
+            if rng.random() < 0.75:
+                link.cut_after(rng.randrange(100, 2500), rng.choice(["up", "down"]))
+        await asyncio.sleep(0.002)

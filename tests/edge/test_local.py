@@ -1,0 +1,53 @@
+"""A verifier on this machine, started and ended by the client."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from typing import Any
+
+import pytest
+
+from edge_client import local
+from edge_client.client import EdgeClient
+from edge_client.local import LocalVerifier
+from moa.errors import LinkError, UsageError
+from tests.edge import kit
+from tests.verifier import kit as verifier_kit
+
+LIMITS = ("--max-context-tokens", "160", "--max-prompt-tokens", "150", "--slots", "2")
+
+
+@pytest.mark.slow
+async def test_it_serves_and_ends() -> None:
+    pair = kit.pair()
+    flags = ["--target", str(pair / "target"), "--drafter", str(pair / "drafter"), *LIMITS]
+    ids = verifier_kit.prompt(0, 12)
+    async with (
+        LocalVerifier(flags).running() as url,
+        EdgeClient(verifier=url, device=kit.device(), max_new_tokens=10) as client,
+    ):
+        await client.wait_online()
+        assert client.link is not None
+        assert client.link.welcome is not None
+        assert client.link.welcome.notices == []
+        transcript = await kit.transcribe(client, ids)
+    assert transcript.tokens == verifier_kit.generated(ids, 10)
+    with pytest.raises(OSError, match=r"refused|Connect call failed"):
+        await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+
+
+@pytest.mark.slow
+async def test_a_start_that_fails_says_why() -> None:
+    with pytest.raises(LinkError, match=r"did not start: .*nowhere"):
+        async with LocalVerifier(["--target", "/nowhere"]).running():
+            pass
+
+
+async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find: Any = importlib.util.find_spec
+    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    with pytest.raises(UsageError, match="needs torch") as error:
+        async with LocalVerifier().running():
+            pass
+    assert "pip install" in error.value.hint

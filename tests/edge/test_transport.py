@@ -1,0 +1,186 @@
+"""What can be wrong with a verifier, and the one clear line that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+
+from cloud_verifier.auth import Authenticator, new_token, token_line
+from edge_client.client import EdgeClient, tls_context
+from edge_client.link import LinkProxy
+from edge_client.transport import Endpoint, LinkToVerifier, hello
+from moa.errors import LinkError, MoaError, ProtocolError, UsageError
+from moa.wire import SUBPROTOCOL, Code, encode
+from moa.wire.messages import Error, Goaway, Opened
+from tests.edge import kit
+
+HELLO = hello(client="test", tokenizer="", target="", drafter="")
+
+
+async def trouble(url: str, **endpoint: Any) -> MoaError:
+    """Why this verifier cannot be had."""
+    async with LinkToVerifier(Endpoint(url=url, hello=HELLO, connect_seconds=2.0, **endpoint)).running() as link:
+        async with asyncio.timeout(10):
+            while link.refused is None and link.last_error is None:
+                await link.wait(1)
+        assert not link.up
+        error = link.refused or link.last_error
+        assert error is not None
+        assert link.refused is not None or isinstance(error, LinkError)
+        return error
+
+
+@contextlib.asynccontextmanager
+async def stranger(
+    *answers: bytes, tls: ssl.SSLContext | None = None, subprotocol: Any = SUBPROTOCOL
+) -> AsyncIterator[str]:
+    """A websocket server that says what it is told, whatever it is asked."""
+
+    async def talk(connection: ServerConnection) -> None:
+        for answer in answers:
+            await connection.send(answer)
+        with contextlib.suppress(Exception):
+            await connection.wait_closed()
+
+    offered = [subprotocol] if subprotocol else None
+    choose = None if subprotocol else (lambda connection, offers: None)
+    async with serve(talk, "127.0.0.1", 0, ssl=tls, subprotocols=offered, select_subprotocol=choose) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        yield f"{'wss' if tls else 'ws'}://localhost:{port}"
+
+
+async def test_nobody_there() -> None:
+    error = await trouble("ws://127.0.0.1:9")
+    assert isinstance(error, LinkError)
+    assert "cannot reach ws://127.0.0.1:9" in str(error)
+    assert "cloud-verifier serve" in error.hint
+
+
+async def test_a_wrong_token() -> None:
+    auth = Authenticator(((token_line("edge", new_token()).split()[0], b"x" * 32),))
+    async with kit.verifier(auth=auth) as running:
+        error = await trouble(running.transport.url, token="wrong")
+        assert "refused the token" in str(error)
+        async with EdgeClient(verifier=running.transport.url, device=kit.device()) as client:
+            with pytest.raises(MoaError, match="refused the token"):
+                await kit.transcribe(client, [5, 6])
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (encode(Error(code=Code.VERSION, message="no protocol version in common")), "update the older end"),
+        (encode(Error(code=Code.TOKENIZER, message="another tokenizer")), "made for this target"),
+        (encode(Error(code="something_new", message="for reasons")), "for reasons"),
+        (encode(Opened(b"x" * 16, 3)), "instead of a welcome"),
+        (b"\xc1nonsense", "no message"),
+    ],
+    ids=["version", "tokenizer", "unknown code", "out of turn", "garbage"],
+)
+async def test_a_verifier_that_says_no(answer: bytes, what: str) -> None:
+    async with stranger(answer) as url:
+        assert what in (await trouble(url)).line()
+
+
+async def test_a_server_of_another_kind() -> None:
+    async with stranger(subprotocol=None) as url:
+        error = await trouble(url)
+    assert isinstance(error, ProtocolError)
+    assert "does not speak" in str(error)
+
+
+async def test_a_busy_verifier_is_asked_again() -> None:
+    async with stranger(encode(Error(code=Code.BUSY, message="full", retry_after_ms=1))) as url:
+        async with LinkToVerifier(Endpoint(url=url, hello=HELLO, backoff_seconds=(0.001, 0.01))).running() as link:
+            async with asyncio.timeout(10):
+                while link.last_error is None:
+                    await link.wait(1)
+        assert link.refused is None
+
+
+async def test_a_verifier_that_restarts_is_found_again() -> None:
+    async with kit.verifier() as running, LinkProxy("127.0.0.1", running.transport.port) as proxy:
+        endpoint = Endpoint(url=proxy.url, hello=HELLO, backoff_seconds=(0.001, 0.01))
+        async with LinkToVerifier(endpoint).running() as link, asyncio.timeout(20):
+            for generation in (1, 2, 3):
+                while link.generation < generation:
+                    await link.wait(1)
+                proxy.cut()
+                link.drop()
+
+
+async def test_goaway_waits_as_long_as_it_says() -> None:
+    async with stranger(encode(Goaway(reason="stopping", retry_after_ms=1))) as url:
+        error = await trouble(url)
+    assert "instead of a welcome" in str(error)
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(UsageError, match="no verifier address"):
+        EdgeClient(verifier="verifier.example:80")
+
+
+def test_a_certificate_authority_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="certificate authority"):
+        tls_context(str(tmp_path / "none.pem"))
+
+
+_CA = """
+[ca]
+default_ca = one
+[one]
+database = index.txt
+new_certs_dir = .
+rand_serial = yes
+default_md = sha256
+policy = any
+x509_extensions = names
+[any]
+commonName = supplied
+[names]
+subjectAltName = DNS:localhost
+basicConstraints = CA:TRUE
+"""
+
+
+def make_certificate(folder: Path, start: str, end: str) -> tuple[Path, Path]:
+    """A self-signed certificate of `localhost` and its key."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    (folder / "ca.cnf").write_text(_CA)
+    (folder / "index.txt").touch()
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+    openssl("req", "-new", *curve, "-nodes", "-subj", "/CN=localhost", "-keyout", "key.pem", "-out", "request.pem")
+    dates = ("-startdate", start, "-enddate", end)
+    signed = ("-in", "request.pem", "-out", "cert.pem")
+    openssl("ca", "-batch", "-config", "ca.cnf", "-selfsign", "-keyfile", "key.pem", *dates, *signed)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
+@pytest.mark.parametrize(
+    ("start", "end", "what"),
+    [
+        ("20200101000000Z", "20200201000000Z", "expired"),
+        ("20200101000000Z", "20990101000000Z", "the handshake was fine"),
+    ],
+)
+async def test_certificates_are_checked(start: str, end: str, what: str, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, start, end)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    refusal = encode(Error(code=Code.VERSION, message="the handshake was fine"))
+    async with stranger(refusal, tls=tls) as url:
+        assert "not trusted" in (await trouble(url, tls=tls_context(""))).line()
+        assert what in (await trouble(url, tls=tls_context(str(certificate)))).line()

@@ -1,0 +1,142 @@
+"""Verified and provisional text brought together: any order of events ends in the target's text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from edge_client.events import Adopt, Confirm, Event, Prompt, Retract, Token
+from edge_client.text import TextStream
+from edge_client.turn import Turn
+from moa.wire import ClientSession
+from moa.wire.finish import TurnRules
+from tests.edge import kit
+
+PROMPT = [1, 2, 3]
+
+
+class Letters:
+    """Each id is a letter."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(64 + i % 60) for i in ids)
+
+
+def turn(**how: Any) -> Turn:
+    codec: Any = Letters()
+    rules = TurnRules(start=3, max_new_tokens=50, max_context=500, eos_ids=frozenset({9}))
+    return Turn(ClientSession(list(PROMPT)), rules, codec.decode, TextStream(codec), **how)
+
+
+def verified(a: Turn, *tokens: int, finish: Any = "") -> None:
+    a.session.log += tokens
+    a.session.finish = finish
+    a.absorb()
+
+
+def test_verified_tokens_are_told_once() -> None:
+    a = turn()
+    verified(a, 10, 11)
+    a.absorb()
+    assert a.drain() == [
+        Token(position=3, id=10, text="J", status="verified"),
+        Token(position=4, id=11, text="K", status="verified"),
+    ]
+
+
+def test_provisional_text_is_confirmed() -> None:
+    a = turn()
+    for token in (10, 11, 12):
+        a.extend(token)
+    verified(a, 10, 11)
+    assert a.drain()[3:] == [Confirm(start=3, stop=5)]
+    assert a.provisional == [12]
+    assert a.statuses == ["verified", "verified", "provisional"]
+
+
+def test_rewind_retracts_from_the_first_difference() -> None:
+    a = turn()
+    for token in (10, 11, 12):
+        a.extend(token)
+    verified(a, 10, 20)
+    assert a.drain()[3:] == [
+        Confirm(start=3, stop=4),
+        Retract(start=4, stop=6, characters=1),
+        Token(position=4, id=20, text="T", status="verified"),
+    ]
+    assert a.stream.text == "JT"
+    assert a.ids == [*PROMPT, 10, 20]
+
+
+def test_keep_goes_on_from_what_was_written() -> None:
+    a = turn(on_reconnect="keep")
+    for token in (10, 11, 12):
+        a.extend(token)
+    a.session.settled = 3
+    a.session.held.add(0, 5)
+    old = a.session
+    verified(a, 10, 20)
+    assert a.drain()[3:] == [Confirm(start=3, stop=4), Adopt(start=4, stop=6)]
+    assert a.superseded is old
+    assert a.session is not old
+    assert a.session.log == [*PROMPT, 10, 11, 12]
+    assert a.session.open().generated == 3
+    assert list(a.session.held) == [(0, 4)]
+    verified(a, 13)
+    assert a.output == [10, 11, 12, 13]
+    assert not a.verified
+
+
+@pytest.mark.parametrize("policy", ["rewind", "keep"])
+def test_text_written_past_the_targets_end(policy: Any) -> None:
+    a = turn(on_reconnect=policy)
+    for token in (10, 11):
+        a.extend(token)
+    verified(a, 10, finish="stop")
+    assert a.output == ([10] if policy == "rewind" else [10, 11])
+    assert a.over == (policy == "rewind")
+
+
+def test_an_end_written_offline_is_provisional_until_it_is_confirmed() -> None:
+    a = turn()
+    for token in (10, 9):
+        a.extend(token)
+    assert a.finish == "eos"
+    assert not a.over
+    verified(a, 10, 9, finish="eos")
+    assert a.over
+    assert a.verified
+
+
+def test_an_end_written_offline_may_be_wrong() -> None:
+    a = turn()
+    for token in (10, 9):
+        a.extend(token)
+    verified(a, 10, 12)
+    assert not a.finish
+    assert a.output == [10, 12]
+
+
+def test_any_history_is_told_consistently() -> None:
+    """Random texts, written and verified in random pieces; the strict reader checks every event."""
+    for seed in range(300):
+        rng = random.Random(seed)
+        truth = [rng.randrange(10, 60) for _ in range(30)]
+        a, reader = turn(), kit.Transcript()
+        events: list[Event] = [Prompt(ids=PROMPT)]
+        while len(a.session.log) < 3 + len(truth):
+            done = len(a.session.log) - 3
+            if rng.random() < 0.5 and len(a.output) < len(truth):
+                right = a.output == truth[: len(a.output)] and rng.random() < 0.8
+                a.extend(truth[len(a.output)] if right else 61)
+            else:
+                verified(a, *truth[done : done + rng.randrange(1, 4)])
+            events += a.drain()
+        for event in events:
+            reader.take(event)
+        assert reader.tokens == truth
+        assert all(reader.verified)
+        assert reader.text == Letters().decode(truth)

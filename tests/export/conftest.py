@@ -1,0 +1,67 @@
+"""One tiny random pair and one bundle of it, made once: exporting takes seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from export.build import BuildSettings, build
+from export.source import Source, load_source
+from moa.bundle import Bundle
+from moa.config import DrafterConfig
+from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.loading import load_model
+from tests.tiny import save_tiny
+
+PROMPTS = ("hello world", "1+1=", "abc abc abc")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Folders of a target and its drafter."""
+
+    target: Path
+    drafter: Path
+
+    def source(self) -> Source:
+        return load_source(str(self.target), str(self.drafter))
+
+
+def make_pair(folder: Path, family: str = "llama", *, tli: int = 0, **overrides: object) -> Pair:
+    """A random target and a random drafter for it."""
+    target = save_tiny(family, folder / "target", **overrides)
+    loaded = load_model(target)
+    torch.manual_seed(3)
+    drafter = new_drafter(DrafterConfig.for_target(loaded.facts, tli=tli), loaded.model)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.mul_(4.0)  # large enough that a wrong path through the graph shows in the logits
+    save_drafter(drafter, folder / "drafter")
+    return Pair(target, folder / "drafter")
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def tied_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="session")
+def bundle(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Calibrated, with three variants."""
+    settings = BuildSettings(
+        target=str(pair.target),
+        drafter=str(pair.drafter),
+        out=tmp_path_factory.mktemp("out") / "bundle",
+        prompts=PROMPTS,
+        new_tokens=10,
+        time_steps=False,
+    )
+    return build(settings)

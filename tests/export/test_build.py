@@ -1,0 +1,217 @@
+"""A build gives a whole bundle, or an error and nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from export import build as building
+from export.build import BuildSettings, build
+from export.place import new_folder
+from export.plan import make_plan
+from export.source import load_source
+from export.traces import read_prompts
+from export.verify import verify
+from export.vocabulary import count_files, most_frequent
+from moa.bundle import MANIFEST, Bundle
+from moa.errors import BundleError, ConfigError, MoaError, UsageError
+from tests.export.conftest import PROMPTS, Pair
+from tests.tiny import save_tiny
+
+
+def settings(pair: Pair, out: Path, **changes: Any) -> BuildSettings:
+    given = {"target": str(pair.target), "drafter": str(pair.drafter), "out": out, "time_steps": False}
+    return BuildSettings(**(given | changes))
+
+
+def test_the_bundle_holds_what_the_design_says(bundle: Bundle, pair: Pair) -> None:
+    manifest = bundle.manifest
+    assert set(manifest.variants) == {"cpu-int4", "cpu-int8", "cpu-fp32"}
+    assert manifest.default_variant == "cpu-int4"
+    assert manifest.target.facts.weights_id
+    assert manifest.drafter.kind == "moa"
+    assert manifest.records is not None
+    assert set(manifest.files) == {
+        path.relative_to(bundle.folder).as_posix()
+        for path in bundle.folder.rglob("*")
+        if path.is_file() and path.name != MANIFEST
+    }
+    exact = manifest.variants["cpu-fp32"]
+    assert exact.parity is not None
+    assert exact.parity <= 1e-4
+    assert exact.agreement is not None
+    assert exact.agreement.acceptance_ratio == 1.0
+    assert exact.agreement.top1_same == 1.0
+    assert manifest.calibration is not None
+    assert manifest.calibration.prompts == len(PROMPTS)
+    assert len(manifest.calibration.acceptance.chain) == 6
+    text = (bundle.folder / MANIFEST).read_text()
+    assert str(pair.target.parent) not in text  # where it was made is nobody's business
+
+
+def test_the_card_tells_every_variant(bundle: Bundle) -> None:
+    card = (bundle.folder / "README.md").read_text()
+    for name, entry in bundle.manifest.variants.items():
+        assert f"| {name} | {entry.runtime} |" in card
+    assert "3 held-out prompts" in card
+
+
+def test_golden_vectors_hold_on_this_machine(bundle: Bundle) -> None:
+    verdicts = {verdict.variant: verdict for verdict in verify(bundle)}
+    assert set(verdicts) == set(bundle.manifest.variants)
+    for verdict in verdicts.values():
+        assert verdict.difference < 1e-3
+        assert set(verdict.placement) == {"CPUExecutionProvider"}
+
+
+def test_a_variant_that_answers_otherwise_is_reported(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden = [
+        dataclasses.replace(
+            case, expected={name: (logp - 1.0, tokens) for name, (logp, tokens) in case.expected.items()}
+        )
+        for case in bundle.golden()
+    ]
+    monkeypatch.setattr(Bundle, "golden", lambda _: golden)
+    with pytest.raises(MoaError, match=r"cpu-fp32 answers otherwise here .*: 1"):
+        verify(bundle, ["cpu-fp32"])
+
+
+def test_a_provider_that_is_not_there_is_refused(bundle: Bundle) -> None:
+    with pytest.raises(UsageError, match="has no QNNExecutionProvider"):
+        verify(bundle, provider="QNNExecutionProvider")
+
+
+def test_a_provider_that_runs_nothing_fails_loudly(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.verify.node_placement", lambda *_: {"CPUExecutionProvider": 88})
+    monkeypatch.setattr("export.verify.onnxruntime.get_available_providers", lambda: ["QNNExecutionProvider"])
+    with pytest.raises(BundleError, match="runs none of cpu-fp32's 88 nodes: all fell back to CPU"):
+        verify(bundle, ["cpu-fp32"], provider="QNNExecutionProvider")
+
+
+def test_a_failed_build_leaves_nothing(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(building, "load_source", full)
+    with pytest.raises(OSError, match="No space left"):
+        build(settings(pair, tmp_path / "bundle"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_build_leaves_no_bundle(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.place.shutil.rmtree", lambda *_, **__: None)  # a killed process cleans nothing up
+    monkeypatch.setattr(building, "load_source", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        build(settings(pair, tmp_path / "bundle"))
+    (left,) = tmp_path.iterdir()
+    for folder in (left, tmp_path / "bundle"):
+        with pytest.raises(BundleError, match="no bundle"):
+            Bundle.open(folder)
+
+
+def test_room_is_checked_before_work(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("export.place.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(UsageError, match=r"not enough room .* 1\.\d MB wanted, 0.0 MB free"):
+        build(settings(pair, tmp_path / "bundle"))
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot write to .*file"), new_folder(tmp_path / "file" / "bundle"):
+        pass
+
+
+def test_only_a_bundle_is_replaced_and_only_when_told(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "thesis.txt").write_text("")
+    with pytest.raises(UsageError, match="exists and is no bundle"), new_folder(old, force=True):
+        pass
+    (old / MANIFEST).write_text("{}")
+    with pytest.raises(UsageError, match="holds a bundle already"), new_folder(old):
+        pass
+    with new_folder(old, force=True) as folder:
+        (folder / "new.txt").write_text("")
+    assert [path.name for path in old.iterdir()] == ["new.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_an_old_bundle_survives_a_failed_replacement(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / MANIFEST).write_text("{}")
+    with pytest.raises(RuntimeError), new_folder(old, force=True):
+        raise RuntimeError
+    assert (old / MANIFEST).exists()
+
+
+def test_the_plan_counts_what_the_bundle_holds(pair: Pair, bundle: Bundle) -> None:
+    plan = make_plan(str(pair.target), str(pair.drafter), ["cpu-fp32"], None)
+    exact = bundle.manifest.files["variants/cpu-fp32/model.onnx.data"].size
+    assert abs(plan.variant_bytes["cpu-fp32"] - exact) < 0.2 * exact  # pages are padded
+    assert plan.cache == [(1, 16)]
+    independent = make_plan(str(pair.target), f"independent:{pair.target}", [], 50)
+    assert len(independent.cache) == 4
+    assert independent.draft_vocabulary == 50
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"variants": ("gpu",)}, "unknown variant 'gpu'"),
+        ({"top_k": 0}, "--top-k must be at least 1"),
+        ({"new_tokens": 1}, "--new-tokens must be at least 2"),
+        ({"draft_vocab": 5}, "--draft-vocab needs text"),
+        ({"draft_vocab": 500, "vocab_text": (Path("x"),)}, r"must be 1..128"),
+        ({"drafter": "nowhere"}, "no drafter at nowhere"),
+        ({"target": "./nowhere"}, "no model at ./nowhere"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_at_once(
+    pair: Pair, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        build(settings(pair, tmp_path / "bundle", **changes))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_independent_drafter_must_share_the_tokenizer(pair: Pair, tmp_path: Path) -> None:
+    other = save_tiny("llama", tmp_path / "other", vocab_size=130)
+    with pytest.raises(UsageError, match="has another tokenizer than the target"):
+        load_source(str(pair.target), f"independent:{other}")
+
+
+def test_the_draft_vocabulary_takes_ends_first_then_the_most_frequent(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("aaaa bbb c")
+    source = pair.source()
+    counts = count_files(source.tokenizer.json, [tmp_path / "text.txt"])
+    chosen = most_frequent(counts, 6, source)
+    assert (np.diff(chosen) > 0).all()
+    assert set(source.facts.eos_ids) <= set(chosen.tolist())
+    assert counts.most_common(1)[0][0] in chosen
+    with pytest.raises(UsageError, match="cannot read the vocabulary text"):
+        count_files(source.tokenizer.json, [tmp_path / "none.txt"])
+
+
+def test_prompts_are_read_from_both_kinds_of_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": "three\nlines"}) + "\n")
+    assert read_prompts([tmp_path / "a.txt", tmp_path / "b.jsonl"]) == ["one", "two", "three\nlines"]
+    (tmp_path / "c.jsonl").write_text("{}")
+    with pytest.raises(UsageError, match=r"c.jsonl, prompt 1"):
+        read_prompts([tmp_path / "c.jsonl"])
+    (tmp_path / "d.txt").write_text("\n")
+    with pytest.raises(UsageError, match="hold no prompt"):
+        read_prompts([tmp_path / "d.txt"])
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError):
+        BuildSettings(target="t", drafter="d", out=Path("o"), draft_vocab=3)

@@ -1,0 +1,116 @@
+"""The commands: results on stdout, progress on stderr, one line and exit code 2 for a user's mistake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from export.cli import main
+from moa.bundle import Bundle
+from tests.export.conftest import Pair
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_dry_run_tells_and_writes_nothing(capsys: pytest.CaptureFixture[str], pair: Pair, tmp_path: Path) -> None:
+    arguments = ["build", "-t", pair.target, "-d", pair.drafter, "-o", tmp_path / "b", "--dry-run"]
+    code, out, err = run(capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert "cpu-int4: about" in out
+    assert "vocabulary 128, drafts from 128" in out
+    _, out, _ = run(capsys, *arguments, "--json")
+    plan = json.loads(out)
+    assert plan["record_width"] == 32
+    assert plan["disk_bytes"] > sum(plan["variant_bytes"].values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_reports_progress_on_stderr_and_its_manifest_on_stdout(
+    capsys: pytest.CaptureFixture[str], pair: Pair, tmp_path: Path
+) -> None:
+    code, out, err = run(
+        capsys, "build", "-t", pair.target, "-d", pair.drafter, "-o", tmp_path / "b", "-v", "cpu-fp32",
+        "--no-step-times", "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert set(json.loads(out)["variants"]) == {"cpu-fp32"}
+    assert "moa-export: variant cpu-fp32" in err
+    assert json.loads(out)["calibration"] is None
+    assert "were not measured" in (tmp_path / "b" / "README.md").read_text()
+
+
+def test_inspect_prints_the_card_or_the_manifest(capsys: pytest.CaptureFixture[str], bundle: Bundle) -> None:
+    code, out, _ = run(capsys, "inspect", bundle.folder)
+    assert code == 0
+    assert "## Variants" in out
+    _, out, _ = run(capsys, "inspect", bundle.folder, "--json")
+    assert json.loads(out)["default_variant"] == "cpu-int4"
+
+
+def test_verify_tells_differences_and_placement(capsys: pytest.CaptureFixture[str], bundle: Bundle) -> None:
+    tokenizer = bundle.folder / "shared" / "tokenizer.json"
+    code, out, _ = run(capsys, "verify", bundle.folder, "-v", "cpu-int8", "--tokenizer", tokenizer)
+    assert code == 0
+    assert out.startswith("cpu-int8: golden vectors within 0; nodes on CPUExecutionProvider ")
+
+
+def test_bench_times_every_width(capsys: pytest.CaptureFixture[str], bundle: Bundle) -> None:
+    code, out, _ = run(
+        capsys, "bench", bundle.folder, "-v", "cpu-int4", "--threads", 1, "--tokens", 1, 2, "--seconds", 0.01, "--json"
+    )
+    assert code == 0
+    times = json.loads(out)["step_times"]["cpu-int4"]
+    assert [time["tokens"] for time in times] == [1, 2]
+    assert all(time["ms"] > 0 for time in times)
+
+
+def test_doctor_lists_versions_and_providers(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "doctor", "--json")
+    assert code == 0
+    assert "CPUExecutionProvider" in json.loads(out)["execution providers"]
+
+
+def _damage(bundle: Bundle, tmp_path: Path) -> Path:
+    folder = tmp_path / "damaged"
+    shutil.copytree(bundle.folder, folder)
+    model = folder / "variants" / "cpu-int8" / "model.onnx.data"
+    content = bytearray(model.read_bytes())
+    content[100] ^= 1
+    model.write_bytes(content)
+    return folder
+
+
+def test_mistakes_are_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], bundle: Bundle, pair: Pair, tmp_path: Path
+) -> None:
+    (tmp_path / "other.json").write_text('{"model": {"vocab": {"x": 1}}}')
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "file").write_text("")
+    source = ["build", "-t", pair.target, "-d", pair.drafter]
+    mistakes = {
+        "no bundle at": ["inspect", tmp_path / "none"],
+        "contents of variants/cpu-int8/model.onnx.data": ["verify", _damage(bundle, tmp_path)],
+        "has another tokenizer": ["verify", bundle.folder, "--tokenizer", tmp_path / "other.json"],
+        "is not a tokenizer.json": ["verify", bundle.folder, "--tokenizer", tmp_path / "broken.json"],
+        "has no variant 'npu'": ["verify", bundle.folder, "-v", "npu"],
+        "must be positive": ["bench", bundle.folder, "--threads", 0],
+        "belong together": ["build", "-t", pair.target, "-o", tmp_path / "b"],
+        "--out is missing": source,
+        "holds a bundle already": [*source, "-o", bundle.folder],
+        "cannot write to": [*source, "-o", tmp_path / "file" / "b"],
+        "unknown variant 'x'": [*source, "-o", tmp_path / "b", "-v", "x"],
+        "no model at": ["build", "-t", "./none", "-d", pair.drafter, "-o", tmp_path / "b"],
+    }
+    for message, arguments in mistakes.items():
+        code, out, err = run(capsys, *arguments)
+        assert (code, out) == (2, ""), arguments
+        last = err.strip().splitlines()[-1]
+        assert last.startswith("moa-export: error: "), arguments
+        assert message in last

@@ -1,0 +1,125 @@
+"""The float32 graph is the torch drafter: over random caches, trees, records, families, with and without TLI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from export.forms import OPSET, PORTABLE_OPSET, Workshop
+from export.parity import TOLERANCE, parity, random_steps
+from export.runner import OrtRunner, TorchRunner
+from export.source import Source, load_source
+from moa.errors import MoaError
+from tests.export.conftest import Pair, make_pair
+
+
+def workshop(source: Source, folder: Path, **settings: object) -> Workshop:
+    return Workshop(source, folder, top_k=8, **settings)  # type: ignore[arg-type]
+
+
+def saved(shop: Workshop, opset: int = OPSET) -> Path:
+    path = shop.folder / f"model-{opset}.onnx"
+    shop.float_graph(opset).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("family", "tli", "opset"),
+    [("llama", 0, PORTABLE_OPSET), ("gemma2", 1, OPSET), ("qwen3", 2, OPSET)],
+)
+def test_the_graph_computes_what_torch_does(family: str, tli: int, opset: int, tmp_path: Path) -> None:
+    shop = workshop(make_pair(tmp_path, family, tli=tli).source(), tmp_path)
+    assert parity(TorchRunner(shop.source, 8), saved(shop, opset), shop.source.vocabulary, None) <= TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def shop(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return workshop(pair.source(), tmp_path_factory.mktemp("shop"))
+
+
+def test_top_k_log_probabilities_and_tokens_are_those_of_torch(shop: Workshop) -> None:
+    reference, runner = TorchRunner(shop.source, 8), OrtRunner(saved(shop), shop.source.spec)
+    for step in random_steps(shop.source.spec, shop.source.vocabulary, seed=5):
+        wanted, found = reference.step(step), runner.step(step)
+        assert (found.top_tokens == wanted.top_tokens).all()
+        np.testing.assert_allclose(found.top_logp, wanted.top_logp, atol=TOLERANCE)
+
+
+def test_noise_and_scale_change_the_order_as_documented(shop: Workshop) -> None:
+    reference, runner = TorchRunner(shop.source, 8), OrtRunner(saved(shop), shop.source.spec)
+    (step,) = random_steps(shop.source.spec, shop.source.vocabulary, sizes=((4, 3, 6, 2),))
+    logits, _ = reference.logits(step)
+    for shape in ((1, 1, 1), (1, 1, shop.source.vocabulary), (1, 3, shop.source.vocabulary)):
+        noise = np.random.default_rng(0).gumbel(size=shape).astype(np.float32)
+        feeds = step.feeds(shop.source.spec) | {"scale": np.array([0.5], np.float32), "noise": noise}
+        logp, tokens = runner.session.run(["top_logp", "top_tokens"], feeds)
+        wanted = torch.log_softmax(logits * 0.5 + torch.from_numpy(noise)[0], -1).topk(8)
+        assert (tokens[0] == wanted.indices.numpy()).all()
+        np.testing.assert_allclose(logp[0], wanted.values.numpy(), atol=TOLERANCE)
+
+
+def test_a_wrong_graph_is_not_let_through(shop: Workshop, tmp_path: Path) -> None:
+    graph = shop.float_graph(OPSET)
+    graph.weights["table.head.weight"] = graph.weights["table.head.weight"] + 0.01
+    graph.save(tmp_path / "model.onnx")
+    with pytest.raises(MoaError, match="differs from torch by"):
+        parity(TorchRunner(shop.source, 8), tmp_path / "model.onnx", shop.source.vocabulary, None)
+
+
+def test_rows_of_tokens_without_a_query_are_computed_too(shop: Workshop) -> None:
+    runner = OrtRunner(saved(shop), shop.source.spec)
+    (step,) = random_steps(shop.source.spec, shop.source.vocabulary, sizes=((5, 1, 4, 2),))
+    few = runner.step(step)
+    step.queries = np.arange(5)
+    for row, other in zip(few.rows, runner.step(step).rows, strict=True):
+        np.testing.assert_allclose(row, other, atol=1e-6)
+    assert few.top_tokens.shape == (1, 8)
+
+
+def test_inputs_have_the_documented_names_and_shapes(shop: Workshop) -> None:
+    graph = onnx.load(saved(shop), load_external_data=False).graph
+    shapes = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input}
+    assert shapes == {
+        "ids": [1, "T"],
+        "positions": [1, "T"],
+        "queries": ["N"],
+        "mask": [1, 1, "T", "P+T"],
+        "record_k": [1, 1, "R", 16],
+        "record_v": [1, 1, "R", 16],
+        "record_mask": [1, 1, 1, "R"],
+        "past_k_0": [1, 1, "P", 16],
+        "past_v_0": [1, 1, "P", 16],
+        "scale": [1],
+        "noise": [1, "n", "v"],
+    }
+    assert [v.name for v in graph.output] == ["top_logp", "top_tokens", "new_k_0", "new_v_0"]
+
+
+def test_normalization_and_attention_stay_whole(shop: Workshop) -> None:
+    kinds = [node.op_type for node in onnx.load(saved(shop), load_external_data=False).graph.node]
+    assert kinds.count("Attention") == 2
+    assert kinds.count("RMSNormalization") == 4
+
+
+def test_a_reduced_vocabulary_returns_target_ids(pair: Pair, tmp_path: Path) -> None:
+    chosen = np.array([1, 2, 9, 40, 41, 77, 90, 100, 127])
+    shop = workshop(pair.source(), tmp_path, draft_to_target=chosen)
+    path = saved(shop)
+    assert parity(TorchRunner(shop.source, 8), path, shop.source.vocabulary, chosen) <= TOLERANCE
+    reference, runner = TorchRunner(shop.source, 8, chosen), OrtRunner(path, shop.source.spec)
+    for step in random_steps(shop.source.spec, shop.source.vocabulary):
+        assert (runner.step(step).top_tokens == reference.step(step).top_tokens).all()
+
+
+def test_an_independent_drafter_needs_no_records(pair: Pair, tmp_path: Path) -> None:
+    source = load_source(str(pair.target), f"independent:{pair.target}")
+    assert source.spec.records is None
+    assert len(source.spec.cache) == 4
+    shop = workshop(source, tmp_path)
+    path = saved(shop)
+    assert parity(TorchRunner(source, 8), path, source.vocabulary, None) <= TOLERANCE
+    assert not [v.name for v in OrtRunner(path, source.spec).session.get_inputs() if v.name.startswith("record")]

@@ -1,0 +1,72 @@
+"""Static forms draft what the drafter drafts: padded, in pieces, with host-side rotation and top-k."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from export.forms import Workshop
+from export.parity import random_steps
+from export.runner import TorchRunner
+from export.static_forms import StaticShape, export_static, partitions
+from export.static_variants import make_static, static_runner
+from export.variants import KINDS
+from moa.errors import ConfigError, MoaError, UsageError
+from tests.export.conftest import Pair, make_pair
+
+SHAPE = StaticShape(tokens=4, past=24, records=16)
+SIZES = ((1, 1, 0, 0), (4, 4, 5, 3), (9, 9, 6, 16), (2, 2, 24, 1))  # nothing there, full, in pieces, at capacity
+
+
+@pytest.fixture(scope="module")
+def shop(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(pair.source(), tmp_path_factory.mktemp("static"), top_k=8)
+
+
+@pytest.mark.parametrize("kind", ["nnapi", "coreml"])
+def test_one_partition_and_the_reference_arithmetic(shop: Workshop, kind: str, tmp_path: Path) -> None:
+    made = make_static(shop, KINDS[kind], tmp_path / kind, SHAPE, None)
+    assert made.checked == "static"
+    assert "in one partition" in made.checked_with
+    reference, runner = TorchRunner(shop.source, 8), static_runner(shop, made.files[0], SHAPE)
+    for step in random_steps(shop.source.spec, shop.source.vocabulary, sizes=SIZES):
+        wanted, found = reference.step(step), runner.step(step)
+        np.testing.assert_allclose(found.top_logp, wanted.top_logp, atol=0.05)  # the host's embedding is float16
+        for row, other in zip(found.rows, wanted.rows, strict=True):
+            np.testing.assert_allclose(row, other, atol=0.02)
+
+
+def test_htp_gets_16_bit_activations_and_8_bit_weights(shop: Workshop, tmp_path: Path) -> None:
+    made = make_static(shop, KINDS["npu-qnn"], tmp_path / "qnn", SHAPE, None)
+    assert made.precision == "a16w8"
+    assert "random steps" in made.notes
+    graph = onnx.load(made.files[0]).graph
+    weights = {t.name: t for t in graph.initializer}
+    assert sum(t.data_type == onnx.TensorProto.UINT8 and len(t.dims) == 2 for t in weights.values()) >= 12
+    zeros = [weights[n.input[2]].data_type for n in graph.node if n.op_type == "QuantizeLinear"]
+    assert zeros.count(onnx.TensorProto.UINT16) > 0.9 * len(zeros)
+    assert "RMSNormalization" in {n.op_type for n in graph.node}
+    reference, runner = TorchRunner(shop.source, 8), static_runner(shop, made.files[0], SHAPE)
+    steps = list(random_steps(shop.source.spec, shop.source.vocabulary, sizes=SIZES))
+    same = [runner.step(step).top_tokens[:, 0] == reference.step(step).top_tokens[:, 0] for step in steps]
+    assert np.concatenate(same).mean() > 0.5  # chance is 0.01; these random logits are wide
+
+
+def test_a_graph_that_would_fall_apart_is_refused(shop: Workshop, tmp_path: Path) -> None:
+    export_static(shop, SHAPE, tmp_path / "m.onnx", opset=23, native_norm=True)
+    with pytest.raises(MoaError, match=r"NNAPI would take \d+ of \d+ nodes .* it lacks ai.onnx:RMSNormalization"):
+        partitions(tmp_path / "m.onnx", "NNAPI")
+
+
+def test_drafters_that_have_no_static_form_are_refused(tmp_path: Path) -> None:
+    shop = Workshop(make_pair(tmp_path, tli=1).source(), tmp_path / "w", top_k=8)
+    with pytest.raises(UsageError, match="without borrowed layers"):
+        make_static(shop, KINDS["nnapi"], tmp_path / "v", SHAPE, None)
+
+
+def test_lengths_are_positive() -> None:
+    with pytest.raises(ConfigError, match="three positive numbers"):
+        StaticShape(tokens=0)
