@@ -29,7 +29,7 @@ fix: $(STAMP) ## repair formatting and what lint can repair
 bench: $(STAMP) ## the experiments; writes tables and plots
 	$(BIN)/python -m benchmarks
 
-docs: $(STAMP) ## regenerate docs/cli.md, docs/files.md and the tree in README.md
+docs: $(STAMP) ## regenerate the trees, the command reference and the page of results
 	$(BIN)/python -m tools.readme
 
 clean: ## remove the environment, builds and caches
