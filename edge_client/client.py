@@ -142,7 +142,10 @@ class EdgeClient:
         """
         context = list(ids) if ids is not None else self.encode(prompt or "", raw=raw)
         self._check(context)
+        before = self._session
         loop = self._loop(context)
+        if self.link is not None and before is not None and before is not loop.turn.session and before.settled:
+            await self.link.send(before.close())  # another conversation begins: its slot is of no more use
         yield Prompt(ids=context)
         try:
             async for event in loop.events():

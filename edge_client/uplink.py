@@ -43,6 +43,8 @@ class Uplink:
     deadline: float = 0.0
     """After this, the answer is overdue."""
     resumes: int = 0
+    _begun: bool = False
+    """Whether this turn has sent anything yet: its session may be new on a connection that is not."""
     _standing: bool = False
     """Whether the session stands on this connection, so that requests may be sent."""
     _answered: bool = False
@@ -62,7 +64,7 @@ class Uplink:
     async def tend(self) -> None:
         """Keep the session up: open or resume it on a new connection, repeat what was refused, give up what is dead."""
         now = self.clock()
-        if self.link.generation != self.generation or not (self._standing or self.generation):
+        if self.link.generation != self.generation or not self._begun:
             await self._stand_up()
         elif self._resend_at is not None and now >= self._resend_at:
             self._resend_at = None
@@ -104,6 +106,7 @@ class Uplink:
 
     async def _stand_up(self) -> None:
         session = self.turn.session
+        self._begun = True
         fresh = self.generation != self.link.generation
         self.generation = self.link.generation
         self._resend_at = None

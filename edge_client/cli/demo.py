@@ -24,8 +24,8 @@ from edge_client.settings import ClientSettings
 from edge_client.terminal import make_view
 
 _PROMPTS = (
-    "What is 17 plus 25?",
-    "Tell me a short story with Ada, a fox and a garden.",
+    "What is 17 + 25 - 9?",
+    "Write a short story about Ada, a fox and a garden.",
 )
 _CUT_PROMPT = "Make up a little story: the hero is Ben, the animal is a cat, the place is a forest."
 _CUT_AFTER, _RESTORE_AFTER = 12, 8

@@ -40,6 +40,22 @@ async def test_over_a_good_link(draft: Any, sampling: dict[str, Any], sync: Any)
             assert transcript.done.reason == ("eos" if expected[-1] == verifier_kit.EOS else "length")
 
 
+@pytest.mark.parametrize("draft", ["device", "server"])
+async def test_one_connection_serves_one_conversation_after_another(draft: Any) -> None:
+    async with (
+        kit.verifier() as running,
+        EdgeClient(verifier=running.transport.url, device=kit.device(), draft=draft, max_new_tokens=COUNT) as client,
+    ):
+        for seed in range(3):
+            ids = verifier_kit.prompt(seed, 12)
+            transcript = await kit.transcribe(client, ids)
+            assert transcript.tokens == truth(ids)
+            assert transcript.done is not None
+            assert transcript.done.stats["offline_tokens"] == 0, "the session must be opened without a reconnection"
+        assert client.link is not None
+        assert client.link.generation == 1
+
+
 @pytest.mark.parametrize("profile", ["5g", "4g-weak"])
 @pytest.mark.parametrize("draft", ["device", "server"])
 async def test_over_a_bad_link(profile: str, draft: Any) -> None:
