@@ -50,10 +50,6 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def mask(self) -> Mask:
-        """[n, n]: row i is true at i itself and at its ancestors."""
-        return ancestors(self.parents)
-
     def depths(self) -> NDArray[np.int64]:
         """Distance of every node from the root."""
         return depths(self.parents)
