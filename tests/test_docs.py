@@ -116,9 +116,9 @@ def test_file_tree_uses_docstrings_and_refuses_a_module_without(tmp_path: Path) 
 
 def test_results_page_joins_the_tables(tmp_path: Path) -> None:
     (tmp_path / "speed.md").write_text("| a |\n")
-    (tmp_path / "client_links.md").write_text("| b |\n\n")
+    (tmp_path / "another_one.md").write_text("| b |\n\n")
     page = results_page(sorted(tmp_path.iterdir()))
-    assert page.endswith("## Client links\n\n| b |\n\n## Speed\n\n| a |\n")
+    assert page.endswith("## Another one\n\n| b |\n\n## One machine\n\n| a |\n")
 
 
 def test_markers_keep_what_is_around_them() -> None:
