@@ -25,7 +25,7 @@ TITLES = {
     "accuracy": "Right answers of the target",
     "client_cuts": "The link cut at random bytes",
     "client_links": "Device and server, by link",
-    "client_offline": "Right answers when the link dies after m tokens",
+    "client_offline": "Right answers when the link dies after m tokens (replayed)",
     "client_records": "Acceptance by what was synced",
     "speed": "One machine",
 }
