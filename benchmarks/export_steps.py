@@ -1,4 +1,4 @@
-"""Step time of every CPU form against what this machine's memory allows, for shapes from the embedded drafter to 8B.
+"""Step time of every CPU form against the time in which its weights are read, for shapes from the embedded to 8B.
 
 python -m benchmarks.export_steps --work FOLDER [--shape embedded 2k 8b] [--json OUT.json]
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
+from benchmarks import report
 from benchmarks.provenance import write_result
 from export.embedded import embedded_sources
 from export.forms import OPSET, Blocks, Workshop
@@ -52,14 +54,20 @@ class Shape:
 
 SHAPES = {"2k": Shape(2048, 32_000, 16, 4, 16, 8_000), "8b": Shape(4096, 128_256, 32, 8, 32, 32_000)}
 
+TITLES = {
+    "embedded": "The embedded drafter: hidden 256, vocabulary 4,096",
+    "2k": "Hidden 2,048, vocabulary 32,000, random weights",
+    "8b": "8B-Llama-shaped: hidden 4,096, vocabulary 128,256, random weights",
+}
+
 
 def random_pair(shape: Shape, folder: Path) -> tuple[str, str]:
     """A target with nothing but its ends, and a drafter: as much as an export reads."""
     target, drafter = folder / "target", folder / "drafter"
     if (drafter / "config.json").exists():
         return str(target), str(drafter)
-    target.mkdir(parents=True)
-    drafter.mkdir()
+    target.mkdir(parents=True, exist_ok=True)
+    drafter.mkdir(exist_ok=True)
     config = LlamaConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -95,15 +103,23 @@ def _weights(config: DrafterConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from ((name, tuple(value.shape)) for name, value in module.state_dict().items())
 
 
-def bandwidth(threads: int) -> float:
-    """Bytes a second that a product of a large matrix and a vector reads: the bound of a one-token step."""
+def read_speed(nbytes: int, threads: int) -> float:
+    """Bytes a second at which so many bytes are summed, again and again: what a one-token step, which reads every
+    weight once, cannot beat. Weights that fit in a cache are read at the cache's speed, so the size matters. (A product
+    of a matrix and a vector, the obvious yardstick, reads at half of this in torch and gains nothing from threads.)"""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    matrix, vector = torch.randn(65536, 4096), torch.randn(4096)
-    matrix @ vector
-    best = min(_timed(lambda: matrix @ vector) for _ in range(5))
+    values = torch.randn(max(1, nbytes // 4))
+    repeats = max(1, 2**26 // nbytes)
+
+    def read() -> None:
+        for _ in range(repeats):
+            values.sum()
+
+    read()
+    best = min(_timed(read) for _ in range(5))
     torch.set_num_threads(before)
-    return matrix.nbytes / best
+    return repeats * values.nbytes / best
 
 
 def _timed(call: Callable[[], Any]) -> float:
@@ -120,7 +136,7 @@ def bytes_read(model: WeightedModel) -> int:
 
 
 def measure(
-    source: Source, work: Path, draft_vocabulary: int, limits: dict[int, float], *, exact: bool
+    source: Source, work: Path, draft_vocabulary: int, memory: dict[int, float], *, exact: bool
 ) -> list[dict[str, Any]]:
     """One row for each form, thread count and width."""
     shop = Workshop(source, work / "shop", top_k=16)
@@ -145,40 +161,67 @@ def measure(
             print(f"parity with torch: {difference:.2e}", file=sys.stderr)
         read, size = bytes_read(graph), sum(file.stat().st_size for file in files)
         del graph
+        same_size = {threads: read_speed(read, threads) for threads in (1, 2)}
         for time in step_times(path, source.spec, source.vocabulary, seconds=1.0):
-            bound = 1000 * read / limits[time.threads]
-            share = {"bound_ms": round(bound, 3), "share": round(bound / time.ms, 3)} if time.tokens == 1 else {}
-            rows.append(
-                {
-                    "form": name,
-                    "mb": round(size / 1e6, 1),
-                    "threads": time.threads,
-                    "tokens": time.tokens,
-                    "ms": time.ms,
-                    **share,
-                }
-            )
-            print(json.dumps(rows[-1]), flush=True)
+            row = {
+                "form": name,
+                "mb": round(size / 1e6, 1),
+                "read_mb": round(read / 1e6, 1),
+                "threads": time.threads,
+                "tokens": time.tokens,
+                "ms": time.ms,
+            }
+            if time.tokens == 1:
+                for bound, speed in (("of_memory", memory), ("of_same_size", same_size)):
+                    row[bound] = round(1000 * read / speed[time.threads] / time.ms, 3)
+            rows.append(row)
+            print(json.dumps(row), file=sys.stderr, flush=True)
     return rows
+
+
+def tables(results: dict[str, Any]) -> str:
+    """A table for each shape: a form a row."""
+    speeds = " and ".join(f"{speed} GB/s with {n}" for n, speed in results["memory_gb_s"].items())
+    parts = [f"Memory is read at {speeds} threads.\n"]
+    header = ["form", "MB", "read a step, MB"]
+    header += [f"T={tokens}, {n} thread{'s' * (n > 1)}, ms" for n in (1, 2) for tokens in (1, 8)]
+    header += ["of memory's speed", "of the speed at that size", "against fp32"]
+    for shape, rows in results["shapes"].items():
+        lines = []
+        for form in dict.fromkeys(row["form"] for row in rows):
+            times = {(row["threads"], row["tokens"]): row for row in rows if row["form"] == form}
+            one = [times[n, 1] for n in (1, 2)]
+            first = {row["threads"]: row["ms"] for row in rows if row["form"] == rows[0]["form"] and row["tokens"] == 1}
+            lines.append(
+                [form, f"{one[0]['mb']:,.1f}", f"{one[0]['read_mb']:,.1f}"]
+                + [f"{times[n, tokens]['ms']:.2f}" for n in (1, 2) for tokens in (1, 8)]
+                + [" / ".join(f"{row[bound]:.0%}" for row in one) for bound in ("of_memory", "of_same_size")]
+                + [" / ".join(f"{first[row['threads']] / row['ms']:.1f}x" for row in one)]
+            )
+        parts.append(f"**{TITLES[shape]}**\n\n{report.table(header, lines)}\n")
+    return "\n".join(parts)
 
 
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.export_steps", description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder for random weights and graphs (8b: 20 GB)")
+    parser.add_argument("--work", type=Path, required=True, help="folder for random weights, kept, and graphs (8b: 20 GB)")
     parser.add_argument("--shape", nargs="+", choices=["embedded", *SHAPES], default=["embedded", *SHAPES])
     parser.add_argument("--no-fp32", action="store_true", help="leave out the largest graph")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    limits = {threads: bandwidth(threads) for threads in (1, 2)}
-    results: dict[str, Any] = {"bandwidth_gb_s": {threads: round(limit / 1e9, 1) for threads, limit in limits.items()}}
-    print(json.dumps(results), flush=True)
+    memory = {threads: read_speed(2**30, threads) for threads in (1, 2)}
+    results: dict[str, Any] = {"memory_gb_s": {threads: round(speed / 1e9, 1) for threads, speed in memory.items()}}
+    print(json.dumps(results), file=sys.stderr, flush=True)
+    shapes: dict[str, list[dict[str, Any]]] = {}
     for name in args.shape:
-        folder = args.work / name
-        pair = embedded_sources() if name == "embedded" else random_pair(SHAPES[name], folder)
+        pair = embedded_sources() if name == "embedded" else random_pair(SHAPES[name], args.work / name)
         source = load_source(*pair)
         reduced = SHAPES[name].draft_vocabulary if name in SHAPES else source.vocabulary // 4
-        results[name] = measure(source, folder, reduced, limits, exact=not args.no_fp32)
+        with tempfile.TemporaryDirectory(dir=args.work) as graphs:
+            shapes[name] = measure(source, Path(graphs), reduced, memory, exact=not args.no_fp32)
+    results["shapes"] = shapes
+    print(tables(results))
     write_result(args.json, results)
     return 0
 
