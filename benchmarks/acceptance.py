@@ -27,6 +27,10 @@ from moa.speculate import Generation, GenerationSettings, Speculator
 from moa.tree import TreeShape
 
 SHAPES = {"chain": TreeShape.chain(6), "tree": TreeShape(breadth=8, depth=6, nodes=62)}
+"""The paper's. Easy answers saturate them: with six levels nobody wins more than seven."""
+LONG = {"long-chain": TreeShape.chain(16)}
+"""Room to tell good drafters apart on easy answers."""
+ALL = SHAPES | LONG
 
 
 def acceptance_length(generations: Sequence[Generation]) -> dict[str, float]:
@@ -101,7 +105,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             for shape in args.shapes:
                 began = time.perf_counter()
                 speculator = Speculator(target, open_drafting(folder, target))
-                generations = generate(speculator, prompts, args.tokens, sampling, SHAPES[shape])
+                generations = generate(speculator, prompts, args.tokens, sampling, ALL[shape])
                 ties = count_ties(target, prompts, plain[temperature], [g.ids for g in generations], sampling)
                 run = {
                     "drafter": folder.name,
@@ -109,7 +113,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                     "says": (finished(folder) or {}).get("says", ""),
                     "shape": shape,
                     "temperature": temperature,
-                    **summary(categories, generations, SHAPES[shape].depth),
+                    **summary(categories, generations, ALL[shape].depth),
                     "texts_parted_at_a_tie": ties,
                 }
                 result["runs"].append(run)
@@ -137,7 +141,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=128, help="most new tokens per prompt (default 128)")
     parser.add_argument("--batch", type=int, default=16, help="prompts at a time (default 16)")
     parser.add_argument("--capacity", type=int, default=640, help="longest prompt and answer together (default 640)")
-    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["chain", "tree"])
+    parser.add_argument("--shapes", nargs="+", choices=sorted(ALL), default=sorted(SHAPES))
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from moa.errors import ConfigError
 from moa.model.drafter import Drafter
@@ -19,6 +22,13 @@ from moa.model.drafting import Level, MoaDrafting
 from moa.model.target import Committed
 
 _SURE, _UNLIKELY = math.log(0.9), math.log(0.05)
+
+
+def guess(text: Sequence[int], at: int, right: float, vocabulary: int) -> int:
+    """What a drafter of this luck takes the token at this place of the text to be: a fixed draw, so that everyone who
+    asks is lucky at the same places."""
+    lucky = np.random.default_rng([at, text[at]]).random() < right
+    return text[at] if lucky else (text[at] + 1) % vocabulary
 
 
 class ReplayDrafting(MoaDrafting):
@@ -58,10 +68,31 @@ class ReplayDrafting(MoaDrafting):
                     node = grower.parents[node]
                 at = len(context) + len(path)
                 if at < len(text) and text[len(context) : at] == path:
-                    lucky = np.random.default_rng([len(self.texts[0]), at, text[at]]).random() < self.right
-                    other = (text[at] + 1) % self.vocab_size
+                    guessed = guess(text, at, self.right, self.vocab_size)
                     scores[row, column].clamp_(max=_UNLIKELY)
-                    scores[row, column, text[at]] = _SURE if lucky else -math.inf
-                    if not lucky:
-                        scores[row, column, other] = _SURE
+                    scores[row, column, text[at]] = -math.inf
+                    scores[row, column, guessed] = _SURE
         return scores
+
+
+class ReplayLlama(LlamaForCausalLM):
+    """The same luck for an assistant of Hugging Face's `generate`: a Llama's work, then the guess at the known text."""
+
+    def __init__(self, config: LlamaConfig, texts: Sequence[Sequence[int]] = (), right: float = 0.0) -> None:
+        super().__init__(config)
+        self.texts, self.right = [list(text) for text in texts], right
+        self._text: list[int] = []
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None, **how: Any) -> Any:
+        """The model's own output, its logits replaced; a batch of one, as assisted generation has it."""
+        start = past_key_values.get_seq_length() if past_key_values is not None else 0
+        ids = input_ids[0].tolist()
+        if start == 0:
+            self._text = next((text for text in self.texts if text[: len(ids)] == ids), [])
+        out = super().forward(input_ids=input_ids, past_key_values=past_key_values, **how)
+        rows = out.logits.shape[1]
+        for row, at in enumerate(range(start + len(ids) - rows + 1, start + len(ids) + 1)):
+            if at < len(self._text):
+                out.logits[0, row] = torch.zeros_like(out.logits[0, row])
+                out.logits[0, row, guess(self._text, at, self.right, self.config.vocab_size)] = 100.0
+        return out

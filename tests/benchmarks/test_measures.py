@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from benchmarks import acceptance, accuracy, report, speed
 from benchmarks import prompts as held_out
 from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import save_baseline
-from benchmarks.baselines.replay import ReplayDrafting
+from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
 from benchmarks.exactness import count_ties
 from moa.demo.skills import SKILLS, Example
 from moa.errors import MoaError
@@ -60,6 +61,18 @@ def test_a_replay_is_as_right_as_it_is_told(right: float, tau: float) -> None:
     assert found.acceptance_length == pytest.approx(tau)
 
 
+@pytest.mark.parametrize(("right", "forwards"), [(1.0, 10), (0.0, 40)])
+def test_an_assistant_is_as_right_as_it_is_told(right: float, forwards: int) -> None:
+    model, asked = tiny_target(), prompts(6)
+    text = speed.generate(model, asked, 40)[0].ids
+    one_layer = LlamaConfig.from_dict({**model.config.to_dict(), "num_hidden_layers": 1})
+    assistant = ReplayLlama(one_layer, [asked[0] + text], right).eval()
+    calls: list[int] = []
+    model.model.register_forward_hook(lambda *_: calls.append(1))
+    assert speed.generate(model, asked, 40, assistant)[0].ids == text
+    assert len(calls) <= forwards if right else len(calls) >= forwards - 1
+
+
 def test_prompts_are_held_out_and_distinct() -> None:
     found = held_out.skill_prompts(2)
     assert len({example.prompt for example in found}) == len(found)
@@ -86,11 +99,12 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_acceptance_command(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--target", str(pair / "target"), "--tokens", "10", "--batch", "2", "--json", str(pair / "a.json")]
+    flags += ["--shapes", "chain", "tree", "long-chain"]
     assert acceptance.main([str(pair / "moa0"), str(pair / "independent"), *flags]) == 0
     printed = capsys.readouterr().out
-    assert "All 32 texts equal plain decoding" in printed
+    assert "All 48 texts equal plain decoding" in printed
     result = json.loads((pair / "a.json").read_text())
-    assert len(result["runs"]) == 8
+    assert len(result["runs"]) == 12
     assert set(result["runs"][0]["categories"]) == {"arithmetic", "code"}
     assert str(pair) not in result["provenance"]["command"]
     assert set(result["provenance"]) == {"when", "hardware", "commit", "command", "versions"}
@@ -113,5 +127,5 @@ def test_speed_command(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = json.loads((pair / "s.json").read_text())
     names = [[way["name"] for way in pair_["ways"]] for pair_ in result["pairs"]]
     assert names[0] == ["generate", "plain", "assisted", "moa0-chain", "moa0-tree"]
-    assert names[1] == ["generate", "plain", "replay-chain", "replay-tree"]
+    assert names[1] == ["generate", "plain", "assisted", "replay-chain", "replay-tree"]
     assert "by assumption" in capsys.readouterr().out
