@@ -26,10 +26,12 @@ fix: $(STAMP) ## repair formatting and what lint can repair
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## the experiments; writes tables and plots
+bench: $(STAMP) ## the experiments; writes tables and pictures
 	$(BIN)/python -m benchmarks
+	$(MAKE) docs
 
-docs: $(STAMP) ## regenerate the trees, the command reference and the page of results
+docs: $(STAMP) ## regenerate the pictures, the trees, the command reference and the page of results
+	$(BIN)/python -m benchmarks.plots
 	$(BIN)/python -m tools.readme
 
 clean: ## remove the environment, builds and caches

@@ -1,7 +1,7 @@
 """`make bench`, or `python -m benchmarks`: every experiment on the embedded pair, one after another.
 
 Each writes `benchmarks/results/NAME.json`, with hardware, commit and command, and its tables as `NAME.md`; `make docs`
-puts them into docs/results.md.
+puts them into docs/results.md and draws docs/pictures.
 """
 
 from __future__ import annotations
@@ -39,30 +39,40 @@ def experiments() -> list[Experiment]:
     # Drafters that also stand alone as a model: what the target's answers and assisted generation are compared with.
     alone = [folder for folder in baselines if Path(folder).name.startswith("independent")]
     independent = ("--independent", *alone) if alone else ()
-    sizes = ("--per-skill", "8", "--code", "16")
+    sizes = ("--per-skill", "3", "--code", "12")
     return [
         Experiment(
             "accuracy",
             "right answers of the target, and of an independent model of the drafter's size",
             ("accuracy", *pair, *independent),
-            3,
+            2,
         ),
         Experiment(
             "acceptance",
             "tokens won per verification, by category",
             ("acceptance", str(demo.drafter), *baselines, *pair, *sizes),
-            8,
+            6,
+        ),
+        Experiment(
+            "drafters_offline",
+            "right answers after the link is cut, by drafter",
+            ("drafters_offline", str(demo.drafter), *baselines, *pair),
+            1.5,
         ),
         Experiment(
             "speed",
             "tokens per second on one device",
             ("speed", str(demo.drafter), *baselines, *pair, *independent[:2]),
-            4,
+            3,
         ),
-        Experiment("client_links", "speed, calls and bytes by link", ("client_links", "--prompts", "8"), 6),
-        Experiment("client_records", "acceptance by lag, precision and rows held", ("client_records",), 3),
-        Experiment("client_offline", "accuracy after the link is cut", ("client_offline", "--per-skill", "2"), 4),
-        Experiment("client_cuts", "the link cut at random bytes", ("client_cuts", "--cuts", "50"), 2),
+        Experiment("client_links", "speed, calls and bytes by link", ("client_links", "--prompts", "6"), 4),
+        Experiment("client_slow", "the same with a slow target", ("client_slow", "--prompts", "2"), 3),
+        Experiment("client_records", "acceptance by lag, precision and rows held", ("client_records",), 2),
+        Experiment("client_offline", "accuracy after the link is cut", ("client_offline", "--per-skill", "2"), 1),
+        Experiment("client_reconnect", "the link returns after 1, 5, 20 s", ("client_reconnect",), 1.5),
+        Experiment("client_cuts", "the link cut at random bytes", ("client_cuts", "--cuts", "50"), 1),
+        Experiment("capacity", "readers that one verifier holds", ("capacity",), 4),
+        Experiment("timeline", "one round as a trace", ("timeline",), 0.3),
     ]
 
 
@@ -111,7 +121,7 @@ def main() -> int:
         left = sum(other.minutes for other in plan[number - 1 :])
         print(f"[{number}/{len(plan)}] {experiment.says}; about {left:.0f} min to go", file=sys.stderr, flush=True)
         took[experiment.name] = round(run(experiment, args.out), 2)
-    print(json.dumps(took) if args.json else f"done in {sum(took.values()):.1f} min; now: make docs")
+    print(json.dumps(took) if args.json else f"done in {sum(took.values()):.1f} min; `make docs` puts it into the documents")
     return 0
 
 

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import random
 import sys
+from collections import Counter
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks import client_kit
+from benchmarks.client_truth import Truth, read
 from benchmarks.provenance import write_result
 from edge_client.client import EdgeClient
-from edge_client.compare import ask, ask_all
 from edge_client.controller import Draft
 from edge_client.link import PROFILES, LinkProxy
 from edge_client.settings import ClientSettings
 from moa.errors import MoaError, run_cli
+from moa.sampling import SamplingSettings
 
 _SOON: dict[str, Any] = {
     "answer_floor_seconds": 0.15,
@@ -29,43 +33,56 @@ _SOON: dict[str, Any] = {
 }
 
 
+_FIGURES = ("client_cuts", "answers", "sampled", "different", "ties", "not_verified")
+_COUNTED = {"tokens": "tokens", "offline_tokens": "offline_tokens", "retracted_tokens": "retracted"}
+
+
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Answer prompts until the link was cut so often; greedy and sampled, device- and server-drafted in turn."""
+    """Answer prompts until the links were cut so often; greedy and sampled, device- and server-drafted in turn."""
     device, _, prompts = client_kit.load(options)
-    rng = random.Random(options.seed)
-    cuts = answers = different = unverified = offline = retracted = 0
+    truth = Truth(options.target, eos_ids=device.codec.eos_ids, tokens=options.tokens)
+    figures: Counter[str] = Counter()
+    numbers = count()
     async with client_kit.address(options) as url:
-        parts = urlsplit(url)
-        async with LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[options.link]) as link:
-            while cuts < options.cuts:
-                ids = prompts[answers % len(prompts)]
-                draft: Draft = "server" if answers % 2 else "device"
-                how: dict[str, Any] = {"max_new_tokens": options.tokens}
-                if answers % 4 > 1:
-                    how |= {"temperature": 0.8, "top_p": 0.95, "seed": answers}
-                (truth,) = await ask_all(ClientSettings(verifier=url), device, [ids], draft="single", sync="off", **how)
-                settings = ClientSettings(verifier=link.url, draft=draft, **how, **_SOON)
-                async with EdgeClient(settings, device=device) as client:
-                    cutting = asyncio.create_task(_keep_cutting(link, rng, options.most_bytes))
-                    answer = await ask(client, ids)
-                    cutting.cancel()
-                    await asyncio.gather(cutting, return_exceptions=True)
-                    assert client.link is not None
-                    cuts += max(0, client.link.generation - 1)
-                answers += 1
-                different += answer.ids != truth.ids
-                unverified += not answer.verified
-                offline += answer.stats["offline_tokens"]
-                retracted += answer.stats["retracted"]
-                print(f"{cuts} cuts, {answers} answers, {different} different", file=sys.stderr)
-    return {
-        "client_cuts": cuts,
-        "answers": answers,
-        "different": different,
-        "not_verified": unverified,
-        "offline_tokens": offline,
-        "retracted_tokens": retracted,
-    }
+
+        async def keep_asking() -> None:
+            while figures["client_cuts"] < options.cuts:
+                await ask(next(numbers))
+
+        async def ask(number: int) -> None:
+            """One conversation over a link of its own: a cut should be its own too."""
+            ids, rng = prompts[number % len(prompts)], random.Random(f"{options.seed} {number}")
+            draft: Draft = "server" if number % 2 else "device"
+            sampling = (
+                SamplingSettings(temperature=0.8, top_p=0.95, seed=number) if number % 4 > 1 else SamplingSettings()
+            )
+            parts = urlsplit(url)
+            own = dataclasses.replace(device, drafter=client_kit.fresh_drafter(device))
+            settings = ClientSettings(
+                draft=draft, max_new_tokens=options.tokens, **dataclasses.asdict(sampling), **_SOON
+            )
+            async with (
+                LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[options.link], seed=number) as link,
+                EdgeClient(settings, verifier=link.url, device=own) as client,
+            ):
+                cutting = asyncio.create_task(_keep_cutting(link, rng, options.most_bytes))
+                said = await read(client, ids)
+                cutting.cancel()
+                await asyncio.gather(cutting, return_exceptions=True)
+                assert client.link is not None
+                figures["client_cuts"] += max(0, client.link.generation - 1)
+            assert said.done is not None
+            figures["answers"] += 1
+            figures["sampled"] += not sampling.greedy
+            figures["ties"] += (outcome := truth.judge(ids, sampling, said.tokens)) == "tie"
+            figures["different"] += outcome == "different"
+            figures["not_verified"] += not all(said.verified)
+            for name, stat in _COUNTED.items():
+                figures[name] += said.done.stats[stat]
+            print(f"{figures['client_cuts']} cuts, {figures['answers']} answers, {outcome}", file=sys.stderr)
+
+        await asyncio.gather(*(keep_asking() for _ in range(options.at_once)))
+    return {name: figures[name] for name in (*_FIGURES, *_COUNTED)}
 
 
 async def _keep_cutting(link: LinkProxy, rng: random.Random, most: int) -> None:
@@ -86,17 +103,20 @@ def main() -> int:
     parser.add_argument("--cuts", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--link", choices=sorted(PROFILES), default="loopback")
-    parser.add_argument("--most-bytes", type=int, default=4000, help="a connection is cut within so many bytes")
+    parser.add_argument("--most-bytes", type=int, default=1500, help="a connection is cut within so many bytes")
+    parser.add_argument("--at-once", type=int, default=8, metavar="N", help="conversations (default: %(default)s)")
     options = parser.parse_args()
     result = asyncio.run(measure(options))
     write_result(options.json, result)
     print(
-        f"{result['client_cuts']} cuts in {result['answers']} answers: {result['different']} texts differ from the "
-        f"target's own, {result['not_verified']} not wholly verified; {result['offline_tokens']} tokens were written "
-        f"offline, {result['retracted_tokens']} of them withdrawn"
+        f"{result['client_cuts']} cuts of the link at random bytes in {result['answers']} answers ({result['tokens']} "
+        f"tokens; {result['sampled']} of the answers sampled, half of all drafted by the server), policy `rewind`: "
+        f"{result['different']} texts differ from the target's own, {result['ties']} part at a numerical tie, "
+        f"{result['not_verified']} are not wholly verified; no token was told twice or left out. "
+        f"{result['offline_tokens']} tokens were written offline, {result['retracted_tokens']} of them withdrawn."
     )
-    if result["different"]:
-        raise MoaError("a text differs from the target's own")
+    if result["different"] or result["not_verified"]:
+        raise MoaError("a text is not the target's own")
     return 0
 
 

@@ -136,7 +136,7 @@ def accepted_per_round(
     return counts
 
 
-def fresh_drafter(device: Device, buffer: RecordBuffer | None) -> OnnxDrafter:
+def fresh_drafter(device: Device, buffer: RecordBuffer | None = None) -> OnnxDrafter:
     """Another drafter over the same graph, with records of its own."""
     drafter = device.drafter
     assert isinstance(drafter, OnnxDrafter)
@@ -157,9 +157,10 @@ async def _all_records(client: EdgeClient, rows: int) -> None:
     async with asyncio.timeout(_RECORD_SECONDS):
         while len(client.sync.buffer.held) < rows:
             while client.link.inbox:
-                message = client.link.inbox.popleft()
+                arrived, message = client.link.inbox.popleft()
                 if isinstance(message, Activations):
-                    client.sync.take(message, 0.0)
+                    client.sync.arrived(message, arrived)
+                    client.sync.keep(message)
             if ack := client.sync.acknowledge():
                 await client.link.send(ack)
             await client.link.wait(0.5)

@@ -1,169 +1,214 @@
-"""Variants on the runtimes they are for, each in its own environment: who ran the nodes, and what is still accepted.
+"""Every variant on the runtime it is for: who ran its nodes, and what it keeps of the float32 drafter's acceptance.
 
 python -m benchmarks.export_environments BUNDLE --target DIR --drafter DIR --environments FOLDER --json OUT.json
 
-Makes `FOLDER/NAME` with `venv` and `pip` where it is missing. QNN runs on the HTP emulation that its package brings,
-OpenVINO on the CPU.
+QNN (on the HTP emulation that its package brings) and OpenVINO (on the CPU) get an environment of their own with `venv`
+and `pip`, the browser's runtime one with `npm`, where it is missing. The texts are the target's own: answers to
+held-out exercises, and functions of the standard library continued.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-import venv
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from benchmarks import export_session
+from benchmarks.export_remote import OPENVINO, QNN, WEB, NotHere, Remote, RemoteDynamic
+from benchmarks.export_share import Measured, measure, share
+from benchmarks.prompts import CODE, code_prompts, encode, skill_prompts
 from benchmarks.provenance import write_result
-from export.body import BodySpec
-from export.embedded import embedded_prompts, embedded_sources
-from export.runner import Runner, StepInput, StepOutput, TorchRunner
-from export.source import load_source
+from benchmarks.report import table
+from export.describe import this_runtime
+from export.embedded import embedded_sources
+from export.runner import OrtRunner, Runner, TorchRunner
+from export.source import Source, load_source
 from export.static_forms import EMBEDDING, StaticShape
-from export.static_runner import Feeds, StaticRunner
-from export.traces import encode_prompts, make_traces, read_prompts
-from export.yardstick import Yardstick
+from export.static_runner import Feeds, StaticRunner, session_of
+from export.traces import Trace, encode_prompts, make_traces, read_prompts
+from export.verify import node_placement
 from moa.bundle import Bundle
-from moa.errors import MoaError, run_cli
+from moa.errors import MoaError, UsageError, run_cli
 from moa.manifest import Variant
 from moa.model.target import Target
 
+RUNTIMES = {"npu-qnn": QNN, "npu-openvino": OPENVINO, "portable": OPENVINO, "web": WEB}
+NO_RUNTIME = ("coreml", "nnapi")
+"""Exists for no Linux: one partition by ONNX Runtime's checker, the arithmetic on the CPU."""
+GOALS = {"cpu-int8": 0.99}
+GOAL = 0.97
+CPU = "CPUExecutionProvider"
+
 
 @dataclass(frozen=True)
-class Environment:
-    """A runtime that cannot share an environment with ours."""
+class Texts:
+    """What the target says, and how the float32 drafter does on it. `hard` are those where few drafts are accepted."""
 
-    name: str
-    packages: tuple[str, ...]
+    traces: list[Trace]
+    reference: list[Measured]
+    hard: list[bool]
+
+    def some(self, count: int) -> Texts:
+        """So many of them, evenly spread."""
+        chosen = sorted({int(at) for at in np.linspace(0, len(self.traces) - 1, min(count, len(self.traces)))})
+        return Texts(*([side[at] for at in chosen] for side in (self.traces, self.reference, self.hard)))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Open:
+    """A variant that drafts: in what, by which provider, and where its nodes went."""
+
+    runner: Runner
+    runtime: str
     provider: str
+    placement: Callable[[], dict[str, int]]
+    close: Callable[[], None]
 
 
-QNN = Environment("qnn", ("onnxruntime==1.31.*", "onnxruntime-qnn", "numpy"), "QNNExecutionProvider")
-OPENVINO = Environment("openvino", ("onnxruntime-openvino", "openvino", "numpy"), "OpenVINOExecutionProvider")
-RUNTIMES = {"npu-qnn": QNN, "npu-openvino": OPENVINO, "portable": OPENVINO}
+def open_variant(bundle: Bundle, name: str, source: Source, environments: Path) -> Open:
+    """Start a variant on its runtime."""
+    variant, runtime = bundle.variant(name), RUNTIMES.get(name)
+    model = bundle.path(variant.model)
+    if runtime is not None:
+        remote = Remote(runtime, environments, model)
+        static = variant.form == "static"
+        away = static_runner(bundle, variant, source, remote.run) if static else RemoteDynamic(remote, source.spec)
+        return Open(away, remote.runtime, runtime.provider, lambda: remote.placement, remote.close)
+    if variant.form == "static":
+        return Open(static_runner(bundle, variant, source, session_of(model)), this_runtime(), "", dict, lambda: None)
+    here = OrtRunner(model, source.spec)
+    return Open(here, this_runtime(), CPU, lambda: node_placement(model, bundle, CPU), lambda: None)
 
 
-class Remote:
-    """A session in another environment."""
-
-    def __init__(self, python: Path, model: Path, provider: str) -> None:
-        self.placement: dict[str, int] = {}
-        command = [str(python), export_session.__file__, str(model), provider]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def run(self, feeds: Feeds) -> list[Any]:
-        """All outputs, in order."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        export_session.write_frame(self._process.stdin, feeds)  # type: ignore[arg-type]
-        found = export_session.read_frame(self._process.stdout)  # type: ignore[arg-type]
-        if found and "placement" in found:
-            self.placement = json.loads(str(found["placement"]))
-            found = export_session.read_frame(self._process.stdout)  # type: ignore[arg-type]
-        if found is None:
-            raise MoaError("the other environment's process ended; its last words are above")
-        return list(found.values())
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-
-
-class RemoteDynamic:
-    """A dynamic step graph in another environment."""
-
-    def __init__(self, remote: Remote, spec: BodySpec) -> None:
-        self.spec, self._remote = spec, remote
-
-    def step(self, step: StepInput) -> StepOutput:
-        """One step."""
-        feeds = {name: np.ascontiguousarray(value) for name, value in step.feeds(self.spec).items()}
-        logp, tokens, *rows = self._remote.run(feeds)
-        return StepOutput(logp[0], tokens[0], [row[0] for row in rows])
-
-
-def environment(settings: Environment, folder: Path) -> Path:
-    """The Python of an environment, made when it is missing."""
-    home = folder / settings.name
-    python = home / "bin" / "python"
-    if not (home / "ready").exists():
-        venv.create(home, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *settings.packages], check=True)
-        (home / "ready").touch()
-    return python
-
-
-def static_shape(variant: Variant) -> StaticShape:
-    """The lengths that a static form was built for."""
-    return StaticShape(
-        tokens=int(variant.inputs["x"][1]),
-        past=int(variant.inputs["past_k_0"][2]),
-        records=int(variant.inputs["record_k"][2]),
-    )
-
-
-def runner_of(bundle: Bundle, name: str, remote: Remote, spec: BodySpec) -> Runner:
-    """The variant as something that drafts."""
-    variant, manifest = bundle.variant(name), bundle.manifest
-    if variant.form == "dynamic":
-        return RemoteDynamic(remote, spec)
-    assert manifest.records is not None
+def static_runner(bundle: Bundle, variant: Variant, source: Source, run: Callable[[Feeds], list[Any]]) -> StaticRunner:
+    """The host's part around a static form."""
     return StaticRunner(
-        remote.run,
+        run,
         np.load(bundle.path(variant.model).parent / EMBEDDING, mmap_mode="r"),
-        spec,
-        static_shape(variant),
-        rope_theta=manifest.records.rope_theta,
-        top_k=manifest.top_k,
+        source.spec,
+        StaticShape(
+            tokens=int(variant.inputs["x"][1]),
+            past=int(variant.inputs["past_k_0"][2]),
+            records=int(variant.inputs["record_k"][2]),
+        ),
+        rope_theta=source.rope_theta,
+        top_k=bundle.manifest.top_k,
         draft_to_target=bundle.draft_to_target(),
     )
 
 
+def row(bundle: Bundle, name: str, source: Source, texts: Texts, environments: Path) -> dict[str, Any]:
+    """A variant's figures; fails loudly where another provider than the one meant ran everything."""
+    began = time.perf_counter()
+    try:
+        variant = open_variant(bundle, name, source, environments)
+    except NotHere as error:
+        return {"variant": name, "not_run": str(error)}
+    found = []
+    for number, trace in enumerate(texts.traces, 1):
+        found.append(measure(variant.runner, trace))
+        print(f"{name}: {number}/{len(texts.traces)}, {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    variant.close()
+    placed = variant.placement()
+    if variant.provider and not placed.get(variant.provider):
+        raise MoaError(f"{name}: {variant.provider} ran no node: {placed}")
+    goal = GOALS.get(name, GOAL)
+    result: dict[str, Any] = {"variant": name, "runtime": variant.runtime, "placement": placed, "goal": goal}
+    result |= share(found, texts.reference)
+    hard = [at for at, flag in enumerate(texts.hard) if flag]
+    if len(hard) > 1:
+        result["code"] = share([found[at] for at in hard], [texts.reference[at] for at in hard])
+    return result | {"met": result["ratio"] >= goal}
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as a table, and in words what a reader needs beside it."""
+    lines = []
+    for entry in rows:
+        if "not_run" in entry:
+            lines.append([entry["variant"], f"not run: {entry['not_run']}", *[""] * 7])
+            continue
+        code = entry.get("code")
+        lines.append(
+            [
+                entry["variant"],
+                _where(entry),
+                str(entry["prompts"]),
+                f"{entry['acceptance']:.2f}",
+                f"{entry['fp32']:.2f}",
+                f"**{entry['ratio']:.1%}** ± {entry['se']:.1%}",
+                f"{code['ratio']:.1%} ± {code['se']:.1%} ({code['prompts']})" if code else "",
+                f"{entry['same_guess']:.1%} of {entry['positions']:,}",
+                f"{entry['goal']:.0%}: {'met' if entry['met'] else '**missed**'}",
+            ]
+        )
+    header = ["variant", "ran on", "prompts", "acceptance length", "fp32 torch", "of fp32 ± se"]
+    header += ["code alone (prompts)", "same first guess", "goal"]
+    return table(header, lines)
+
+
+def _where(entry: dict[str, Any]) -> str:
+    placed = ", ".join(f"{provider} {count}" for provider, count in entry["placement"].items())
+    said = entry["runtime"] + (f"; nodes: {placed}" if placed else "")
+    return f"{said}; its own runtime does not exist here" if entry["variant"] in NO_RUNTIME else said
+
+
+def read_texts(args: argparse.Namespace, source: Source, target: str, top_k: int) -> Texts:
+    """Let the target answer, and the float32 drafter draft along."""
+    model = Target.load(target, slots=16, capacity=1024)
+    if args.prompts_file:
+        prompts = encode_prompts(model, read_prompts(args.prompts_file))
+        hard = [False] * len(prompts)
+    else:
+        chosen = [*skill_prompts(args.per_skill), *code_prompts(args.code)]
+        prompts = [encode(model.tokenizer, example) for example in chosen]
+        hard = [example.skill == CODE for example in chosen]
+    traces = make_traces(model, source, prompts, new_tokens=args.new_tokens)
+    reference = TorchRunner(source, top_k)
+    return Texts(traces, [measure(reference, trace) for trace in traces], hard)
+
+
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.export_environments", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.export_environments",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--target")
     parser.add_argument("--drafter")
-    parser.add_argument("--variant", action="append", choices=sorted(RUNTIMES), default=[])
-    parser.add_argument("--prompts-file", type=Path, nargs="+", default=[])
-    parser.add_argument("--prompts", type=int, default=8, help="held-out prompts of the embedded pair")
+    parser.add_argument("--variant", action="append", default=[], help="only this one; may be given again")
+    parser.add_argument("--prompts-file", type=Path, nargs="+", default=[], help="for pairs other than the embedded")
+    parser.add_argument("--per-skill", type=int, default=2, help="held-out exercises of each skill (default 2)")
+    parser.add_argument("--code", type=int, default=12, help="held-out functions to continue (default 12)")
+    parser.add_argument("--emulated", type=int, default=12, help="prompts for npu-qnn, of these (default 12)")
     parser.add_argument("--new-tokens", type=int, default=48)
-    parser.add_argument("--environments", type=Path, required=True)
+    parser.add_argument("--environments", type=Path, required=True, help="folder of the runtimes' environments")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if bool(args.target) != bool(args.drafter):
+        raise UsageError("--target and --drafter belong together", hint="leave out both for the embedded pair")
     bundle = Bundle.open(args.bundle)
+    names = args.variant or list(bundle.manifest.variants)
+    bundle.verify(names)
     target, drafter = (args.target, args.drafter) if args.target else embedded_sources()
     source = load_source(target, drafter)
-    model = Target.load(target, slots=16, capacity=1024)
-    texts = read_prompts(args.prompts_file) if args.prompts_file else embedded_prompts(args.prompts)[0]
-    traces = make_traces(model, source, encode_prompts(model, texts), new_tokens=args.new_tokens)
-    yardstick = Yardstick(traces, TorchRunner(source, bundle.manifest.top_k), "held-out prompts")
-    results: dict[str, Any] = {}
-    for name in args.variant or [name for name in RUNTIMES if name in bundle.manifest.variants]:
-        settings = RUNTIMES[name]
-        remote = Remote(
-            environment(settings, args.environments), bundle.path(bundle.variant(name).model), settings.provider
-        )
-        agreement = yardstick.judge(runner_of(bundle, name, remote, source.spec))
-        remote.close()
-        if not remote.placement.get(settings.provider):
-            raise MoaError(f"{name}: {settings.provider} ran no node: {remote.placement}")
-        results[name] = {"placement": remote.placement, "agreement": msgspec.to_builtins(agreement)}
-        print(
-            f"{name}: {remote.placement}, acceptance {agreement.acceptance} ({agreement.acceptance_ratio} of fp32)",
-            flush=True,
-        )
-    write_result(args.json, {"variants": results})
+    if source.drafter_id != bundle.manifest.drafter.weights_id:
+        raise UsageError(f"{args.bundle} was built from another drafter than {drafter}")
+    texts = read_texts(args, source, target, bundle.manifest.top_k)
+    rows = []
+    for name in names:
+        few = texts.some(args.emulated) if name == "npu-qnn" else texts
+        rows.append(row(bundle, name, source, few, args.environments))
+        print(report(rows[-1:]), file=sys.stderr, flush=True)
+    write_result(args.json, {"environments": rows, "new_tokens": args.new_tokens})
+    print(report(rows))
     return 0
 
 

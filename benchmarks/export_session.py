@@ -1,55 +1,69 @@
 """One ONNX Runtime session in a process of its own, for runtimes that need their own environment.
 
-Needs numpy and onnxruntime alone: it is run by that environment's Python, by path. Frames on stdin and stdout are a
-length and an .npz: inputs by name in, outputs in order out. The first frame out tells which provider ran which share.
+Needs numpy and onnxruntime alone: it is run by that environment's Python, by path. On stdin and stdout go frames: the
+length of a JSON head (8 bytes), the head, the bytes of the arrays it lists. The first frame out names the runtime, the
+second also which provider ran how many nodes. `export_session.mjs` speaks the same for the browser's runtime.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import struct
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import onnxruntime
+
+Arrays = dict[str, Any]
 
 
-def read_frame(stream: BinaryIO) -> dict[str, Any] | None:
-    """Arrays by name; None at the end."""
-    head = stream.read(8)
-    if len(head) < 8:
+def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], Arrays] | None:
+    """The head and the arrays by name; None at the end."""
+    length = stream.read(8)
+    if len(length) < 8:
         return None
-    with np.load(io.BytesIO(stream.read(struct.unpack("<Q", head)[0])), allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
+    head = json.loads(stream.read(struct.unpack("<Q", length)[0]))
+    arrays = {}
+    for entry in head.pop("arrays"):
+        kind = np.dtype(entry["dtype"])
+        content = stream.read(kind.itemsize * int(np.prod(entry["shape"], dtype=np.int64)))
+        arrays[entry["name"]] = np.frombuffer(content, kind).reshape(entry["shape"])
+    return head, arrays
 
 
-def write_frame(stream: BinaryIO, arrays: dict[str, Any]) -> None:
-    """Arrays by name."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    stream.write(struct.pack("<Q", buffer.tell()) + buffer.getvalue())
+def write_frame(stream: BinaryIO, arrays: Mapping[str, Any], **head: Any) -> None:
+    """Arrays by name, and whatever else the head says."""
+    entries = [{"name": name, "dtype": str(value.dtype), "shape": value.shape} for name, value in arrays.items()]
+    text = json.dumps({"arrays": entries, **head}).encode()
+    stream.write(struct.pack("<Q", len(text)) + text)
+    for value in arrays.values():
+        stream.write(np.ascontiguousarray(value).tobytes())
     stream.flush()
 
 
-def open_session(model: str, provider: str, folder: str) -> Any:
-    """A session with profiling on, on `provider`."""
+def open_session(model: str, provider: str, folder: str, context: str) -> Any:
+    """A session with profiling on, on `provider`; QNN writes its compiled form to `context`, where one is named."""
+    import onnxruntime  # type: ignore[import-untyped, unused-ignore]
+
     options = onnxruntime.SessionOptions()
     options.enable_profiling = True
     options.profile_file_prefix = str(Path(folder) / "profile")
     options.log_severity_level = 3
+    if context:
+        for key, value in {"enable": "1", "embed_mode": "1", "file_path": context}.items():
+            options.add_session_config_entry(f"ep.context_{key}", value)
     if provider == "QNNExecutionProvider":  # a plugin: registered, then chosen by device
-        import onnxruntime_qnn  # type: ignore[import-not-found]  # only there
+        import onnxruntime_qnn  # type: ignore[import-not-found, unused-ignore]  # only there
 
         onnxruntime.register_execution_provider_library(provider, onnxruntime_qnn.get_library_path())
         devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
-        backend = {"backend_path": onnxruntime_qnn.get_qnn_htp_path()}
-        options.add_provider_for_devices(devices, backend)
+        options.add_provider_for_devices(devices, {"backend_path": onnxruntime_qnn.get_qnn_htp_path()})
         return onnxruntime.InferenceSession(model, options)
     settings = [{"device_type": "CPU"}] if provider == "OpenVINOExecutionProvider" else None
     return onnxruntime.InferenceSession(model, options, providers=[provider], provider_options=settings)
@@ -67,20 +81,20 @@ def placement(profile: str) -> dict[str, int]:
 
 
 def main() -> None:
-    """`export_session.py MODEL PROVIDER`."""
+    """`export_session.py MODEL PROVIDER [CONTEXT]`."""
     # The runtimes print on stdout whatever they are told: frames go to a copy of it, prints to stderr.
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    found = sorted(f"{d.name} {d.version}" for d in distributions() if d.name.startswith(("onnxruntime", "openvino")))
     with tempfile.TemporaryDirectory() as folder:
-        session = open_session(sys.argv[1], sys.argv[2], folder)
-        placed = False
-        while (feeds := read_frame(stdin)) is not None:
-            outputs = session.run(None, feeds)
-            if not placed:
-                found = placement(session.end_profiling())
-                write_frame(stdout, {"placement": np.array(json.dumps(found))})
-                placed = True
-            write_frame(stdout, {str(i): value for i, value in enumerate(outputs)})
+        session = open_session(sys.argv[1], sys.argv[2], folder, *(sys.argv[3:] or [""]))
+        write_frame(stdout, {}, runtime=", ".join(found))
+        head: dict[str, Any] = {}
+        while (frame := read_frame(stdin)) is not None:
+            outputs = session.run(None, frame[1])
+            if not head:
+                head = {"placement": placement(session.end_profiling())}
+            write_frame(stdout, {str(i): value for i, value in enumerate(outputs)}, **head)
 
 
 if __name__ == "__main__":

@@ -205,7 +205,9 @@ def tables(results: dict[str, Any]) -> str:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.export_steps", description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder for random weights, kept, and graphs (8b: 20 GB)")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for random weights, kept, and graphs (8b: 20 GB)"
+    )
     parser.add_argument("--shape", nargs="+", choices=["embedded", *SHAPES], default=["embedded", *SHAPES])
     parser.add_argument("--no-fp32", action="store_true", help="leave out the largest graph")
     parser.add_argument("--json", type=Path)

@@ -6,6 +6,7 @@ python -m benchmarks.report benchmarks/results/acceptance.json
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -103,7 +104,14 @@ def training_table(results: Sequence[Result]) -> str:
     return table(["preset", "parameters", "steps", "loss", "agreement", "tokens/s", "what it is"], rows)
 
 
+_BY_MODULE = ("capacity", "client_links", "client_reconnect", "client_slow", "drafters_offline")
+"""Results under the name of the module that made them, which also knows their tables."""
+
+
 def _tables_of(result: Result) -> str:
+    for name in _BY_MODULE:
+        if name in result:
+            return str(importlib.import_module(f"benchmarks.{name}").tables(result))
     kinds: dict[str, Callable[[Result], str]] = {
         "by_position": acceptance_tables,
         "skills": accuracy_table,

@@ -1,32 +1,32 @@
-"""What the verifier's benchmarks share: a random target in a folder, a verifier process, and a light client. No torch
-in this process while it measures: clients and verifier share no interpreter."""
+"""What the verifier's benchmarks share: a random target in a folder, a verifier in a process of its own, and a light
+client."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import platform
 import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
+from moa.errors import MoaError
 from moa.wire import FEATURES, SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.events import Advanced, Ready, Recovered, Refused
 from moa.wire.messages import Ack, Activations, Goaway, Hello, Message, ServerMessage, Welcome
 
+_RECORD_SECONDS = 30.0
 _MAKE = """
 import sys, torch
 from pathlib import Path
@@ -75,17 +75,17 @@ def random_pair(hidden: int, layers: int, vocab: int = 4096) -> Iterator[Pair]:
 class ServerProcess:
     """A `cloud-verifier serve` in a process of its own."""
 
-    def __init__(self, pair: Pair, *flags: str, threads: int = 1) -> None:
+    def __init__(self, pair: Pair, *flags: str, threads: int = 0) -> None:
         command = [sys.executable, "-c", "from cloud_verifier.cli import main; main()", "serve", "--port", "0"]
         self.process = subprocess.Popen(
             [*command, "--log-level", "error", *pair.flags, *flags],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            env=os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
         )
         line = self.process.stdout.readline() if self.process.stdout is not None else ""
         if not line.startswith("listening on "):
-            raise RuntimeError("the verifier did not start")
+            raise MoaError("the verifier did not start", hint="what it said is above")
         self.url = line.split()[-1]
         self._ps = psutil.Process(self.process.pid)
 
@@ -109,7 +109,7 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def server(pair: Pair, *flags: str, threads: int = 1) -> Iterator[ServerProcess]:
+def server(pair: Pair, *flags: str, threads: int = 0) -> Iterator[ServerProcess]:
     """A verifier for as long as the context lasts."""
     process = ServerProcess(pair, *flags, threads=threads)
     try:
@@ -141,18 +141,23 @@ class Client:
     async def receive(self) -> ServerMessage:
         """The next message that is neither a record nor a goaway."""
         while True:
-            frame = await self.connection.recv(decode=False)
-            message = decode_server(frame)
-            if isinstance(message, Activations):
-                self.rows.append((time.perf_counter(), message.start, message.rows))
-                self.record_bytes += len(frame)
-                self.received += len(message.payload)
-                await self.connection.send(encode(Ack(self.received)))
-            elif isinstance(message, Goaway):
-                self.goaway = True
-            else:
-                self.token_bytes += len(frame)
+            if (message := await self.take(await self.connection.recv(decode=False))) is not None:
                 return message
+
+    async def take(self, frame: bytes) -> ServerMessage | None:
+        """Take in a frame; None when it was a record or a goaway."""
+        message = decode_server(frame)
+        if isinstance(message, Activations):
+            self.rows.append((time.perf_counter(), message.start, message.rows))
+            self.record_bytes += len(frame)
+            self.received += len(message.payload)
+            await self.connection.send(encode(Ack(self.received)))
+            return None
+        if isinstance(message, Goaway):
+            self.goaway = True
+            return None
+        self.token_bytes += len(frame)
+        return message
 
     async def event(self, session: ClientSession) -> Ready | Advanced | Refused | Recovered:
         """The next event of the one session of this connection."""
@@ -183,23 +188,23 @@ class Client:
             if isinstance(found, Refused):
                 await asyncio.sleep(found.retry_after)
 
-    async def stream(self, session: ClientSession, count: int = 0) -> None:
-        """One server-drafted round."""
-        await self.send(session.stream(count))
+    async def stream(self, session: ClientSession, *, speculate: bool = True) -> None:
+        """One round that the server decodes, to the end of the turn."""
+        await self.send(session.stream(speculate=speculate))
         while session.busy:
             await self.event(session)
 
 
 @contextlib.asynccontextmanager
-async def client(url: str) -> AsyncIterator[Client]:
+async def client(url: str, features: Iterable[str] = FEATURES) -> AsyncIterator[Client]:
     """A welcomed client."""
     async with connect(
         url, proxy=None, compression=None, subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=2**24, ping_interval=None
     ) as raw:
-        await raw.send(encode(Hello([1], sorted(FEATURES))))
+        await raw.send(encode(Hello([1], sorted(features))))
         welcome = decode_server(await raw.recv(decode=False))
         if not isinstance(welcome, Welcome):
-            raise RuntimeError(f"not welcome: {welcome}")
+            raise MoaError(f"not welcome: {welcome}")
         with contextlib.suppress(ConnectionClosed):
             yield Client(raw, welcome)
 
@@ -210,28 +215,17 @@ def prompt(seed: int, length: int, vocab: int) -> list[int]:
     return [rng.randrange(4, vocab) for _ in range(length)]
 
 
-def draft(rng: random.Random, truth: Sequence[int], pending: int, nodes: int, rate: float, vocab: int) -> list[int]:
-    """A chain whose every token is right with probability `rate`: a stated stand-in for a drafter."""
-    chain = [pending]
-    for right in truth[: nodes - 1]:
-        chain.append(right if rng.random() < rate else rng.randrange(4, vocab))
-    return chain
-
-
 def percentiles(values: Sequence[float]) -> dict[str, float]:
     """p50, p90, p99."""
     ordered = sorted(values)
     return {f"p{q}": round(ordered[min(len(ordered) - 1, len(ordered) * q // 100)], 3) for q in (50, 90, 99)}
 
 
-def machine() -> dict[str, Any]:
-    """Where a figure was measured, and how busy that was."""
-    return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load_average": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "at": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
-    }
+async def all_rows(edge: Client, count: int) -> None:
+    """Take records in until `count` rows have arrived."""
+    async with asyncio.timeout(_RECORD_SECONDS):
+        while sum(n for _, _, n in edge.rows) < count:
+            await edge.take(await edge.connection.recv(decode=False))
 
 
 def folder_of(path: Path | None) -> str:

@@ -1,20 +1,18 @@
 """One connection: messages in, answers out. Runs in the event loop; no sockets, no torch.
 
-A transport feeds frames to `Channel.receive` and sends what `Channel.next_frame` returns: answers first, activation
-records only when there are none and the link has room.
+A transport feeds frames to `Channel.receive` and sends what the channel's `outbox` holds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING
 
-from cloud_verifier.courier import Courier
 from cloud_verifier.greeting import greet, sampling_settings
 from cloud_verifier.logs import log
+from cloud_verifier.outbox import HangUp, Outbox
 from cloud_verifier.sessions import Session
-from moa.wire.codec import check, decode_client, encode
+from moa.wire.codec import check, decode_client
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.history import History
 from moa.wire.messages import (
@@ -24,7 +22,6 @@ from moa.wire.messages import (
     ClientMessage,
     Close,
     Hello,
-    Message,
     Open,
     Resume,
     Resumed,
@@ -37,16 +34,6 @@ from moa.wire.ranges import Ranges
 if TYPE_CHECKING:
     from cloud_verifier.service import Service
 
-_MAX_ANSWERS = 4096  # frames waiting for one connection; a client that reads its answers never comes near
-
-
-class HangUp(Exception):
-    """The connection must be closed, with this code and reason, after what is still to be sent."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(reason)
-        self.code, self.reason = code, reason
-
 
 class Channel:
     """One connection's state."""
@@ -56,11 +43,8 @@ class Channel:
         self.sessions: dict[bytes, Session] = {}
         self.features: frozenset[str] = frozenset()
         self.welcomed = asyncio.Event()
-        self.wake = asyncio.Event()
-        self.courier = Courier(None, service.limits.record_window_bytes, service.clock)
-        self._answers: deque[bytes] = deque()
+        self.outbox = Outbox(service.metrics, service.limits, service.clock)
         self._bad = 0
-        self._overflown = False
         service.channels.add(self)
 
     def close(self) -> None:
@@ -71,51 +55,15 @@ class Channel:
             self.service.store.detach(session)
         self.sessions.clear()
 
-    # ---- out
-
-    @property
-    def has_answers(self) -> bool:
-        """Whether answers wait to be sent."""
-        return bool(self._answers)
-
-    def answer(self, message: Message) -> None:
-        """Queue an answer."""
-        if len(self._answers) >= _MAX_ANSWERS:
-            self._overflown = True
-            self._answers.clear()
-            self.wake.set()
-        if self._overflown:
-            return
-        frame = encode(message)
-        self.service.metrics.sent_bytes.labels("answers").inc(len(frame))
-        self._answers.append(frame)
-        self.wake.set()
-
-    def next_frame(self) -> tuple[bytes | None, float | None]:
-        """A frame to send now; or None, and how many seconds to wait for one (None: until woken)."""
-        if self._overflown:
-            raise HangUp(CloseCode.POLICY, "answers are not being read")
-        if self._answers:
-            return self._answers.popleft(), None
-        message, pause = self.courier.next(self.sessions.values())
-        if message is None:
-            return None, pause
-        frame = encode(message)
-        metrics = self.service.metrics
-        metrics.sent_bytes.labels("records").inc(len(frame))
-        metrics.record_bytes.labels(message.dtype).inc(len(message.payload))
-        metrics.record_rows.labels(message.dtype).inc(message.rows)
-        return frame, None
-
     # ---- in
 
-    async def receive(self, frame: bytes) -> None:
-        """Take in one frame. A refusal is answered; too many senseless ones end the connection."""
+    async def receive(self, frame: bytes, arrived: float) -> None:
+        """Take in one frame and when it arrived. A refusal is answered; too many senseless ones end the connection."""
         session, round = b"", 0
         try:
             message = decode_client(frame)
             session, round = getattr(message, "session", b""), getattr(message, "round", 0)
-            await self._handle(message)
+            await self._handle(message, arrived)
         except Refusal as refusal:
             self._refuse(refusal, session, round)
             if refusal.code == Code.BAD_MESSAGE:
@@ -132,9 +80,9 @@ class Channel:
             refusal,
             extra={"session": session, "round": round, "principal": self.principal, "code": refusal.code.value},
         )
-        self.answer(refusal.error(session=session, round=round))
+        self.outbox.answer(refusal.error(session=session, round=round))
 
-    async def _handle(self, message: ClientMessage) -> None:
+    async def _handle(self, message: ClientMessage, arrived: float) -> None:
         if isinstance(message, Hello):
             self._hello(message)
             return
@@ -149,14 +97,14 @@ class Channel:
             case Append():
                 self._append(message)
             case Verify() | Stream():
-                self._round(message)
+                self._round(message, arrived)
             case Cancel():
                 self.service.rounds.cancel(self._own(message.session), message.round)
             case Sync():
                 self._sync(message)
             case Ack():
-                self.courier.window.ack(message.received)
-                self.wake.set()
+                self.outbox.courier.window.ack(message.received)
+                self.outbox.wake.set()
             case Close():
                 self._close(message)
 
@@ -173,9 +121,9 @@ class Channel:
             renders=service.text is not None,
         )
         self.features = frozenset(welcome.features)
-        self.courier = Courier(welcome.records, service.limits.record_window_bytes, service.clock)
+        self.outbox.carry(welcome.records)
         self.welcomed.set()
-        self.answer(welcome)
+        self.outbox.answer(welcome)
 
     async def _open(self, message: Open) -> None:
         service = self.service
@@ -183,7 +131,7 @@ class Channel:
         if known is not None:
             answer = known.history.reopen(None if known.made_ids else message.ids)
             self._attach(known)
-            self.answer(answer)
+            self.outbox.answer(answer)
             return
         self._no_draining()
         if len(self.sessions) >= service.limits.max_sessions_per_connection:
@@ -219,7 +167,7 @@ class Channel:
         service.store.add(session)
         service.metrics.opens.inc()
         self._attach(session)
-        self.answer(session.history.reopen(None if session.made_ids else message.ids))
+        self.outbox.answer(session.history.reopen(None if session.made_ids else message.ids))
 
     async def _render(self, message: Open) -> list[int]:
         text, limits = self.service.text, self.service.limits
@@ -244,14 +192,14 @@ class Channel:
                 self.service.rounds.abandon(session)
                 store.remove(session, "logs_differ")
             metrics.resumes.labels("gone").inc()
-            self.answer(Resumed(session=message.session, outcome="gone"))
+            self.outbox.answer(Resumed(session=message.session, outcome="gone"))
             return
         self._attach(session)
         session.held = Ranges(message.held)
         session.records = message.records if "records" in self.features else "off"
         session.record_rate = message.record_rate
         metrics.resumes.labels(answer.outcome).inc()
-        self.answer(answer)
+        self.outbox.answer(answer)
         if session.lease is None and not self.service.draining:
             try:
                 self.service.rounds.prepare(session)
@@ -264,20 +212,20 @@ class Channel:
         self.service.charge(self.principal, len(message.ids))
         answer = session.history.append(message)
         self.service.rounds.prepare_if_held(session)
-        self.answer(answer)
+        self.outbox.answer(answer)
 
-    def _round(self, message: Verify | Stream) -> None:
+    def _round(self, message: Verify | Stream, arrived: float) -> None:
         session = self._own(message.session)
         if isinstance(message, Stream) and "stream" not in self.features:
             raise Refusal(Code.UNSUPPORTED, "server-drafted streams were not agreed")
         if (settled := self.service.rounds.replay(session, message)) is not None:
             if settled != "running":
-                self.answer(settled)
+                self.outbox.answer(settled)
             return
         try:
             self._no_draining()
             self.service.charge(self.principal, len(message.tokens) if isinstance(message, Verify) else 1)
-            self.service.rounds.submit(session, message)
+            self.service.rounds.submit(session, message, arrived)
         except Refusal:
             session.history.give_up()
             raise
@@ -289,7 +237,7 @@ class Channel:
         if message.held is not None:
             session.held = Ranges(message.held)
         self.service.store.fit_records(session)
-        self.wake.set()
+        self.outbox.wake.set()
 
     def _close(self, message: Close) -> None:
         session = self.service.store.find(message.session, self.principal)
@@ -311,12 +259,12 @@ class Channel:
             session.owner.let_go(session)
         session.owner = self
         self.sessions[session.id] = session
-        self.wake.set()
+        self.outbox.wake.set()
 
     def let_go(self, session: Session) -> None:
         """Another connection has taken the session over, or it is closed."""
         self.sessions.pop(session.id, None)
-        self.courier.forget(session.id)
+        self.outbox.courier.forget(session.id)
         session.owner = None
 
     def _no_draining(self) -> None:

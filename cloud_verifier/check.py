@@ -85,4 +85,5 @@ def _time(target: Target, slot: int, nodes: int) -> float:
 def _machine(target: Target) -> str:
     if target.device.type == "cuda":
         return torch.cuda.get_device_name(target.device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {threads} {'thread' if threads == 1 else 'threads'}"

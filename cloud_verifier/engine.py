@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from cloud_verifier.deciding import decide
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.recording import Recorder
@@ -17,10 +18,7 @@ from cloud_verifier.scheduler import Chunk, DraftBatch, PromptBatch, Releases, S
 from cloud_verifier.streaming import Draft, NoDrafting, ServerDrafting
 from cloud_verifier.work import Dropped, Failed, Job, Lease, Post, Report, Settled, Streamed, Text
 from moa.model.target import Row, Step, Target
-from moa.sampling import choose
-from moa.tree import accept, depths
 from moa.wire.codes import Code, Refusal
-from moa.wire.finish import cut_path
 from moa.wire.history import Timing
 from moa.wire.messages import Stream, Verify
 
@@ -109,7 +107,9 @@ class Engine:
             for job in jobs:
                 self._claim(job.lease)
             drafts = self._drafts(jobs)
+            drafted = self._clock()
             step = self.target.forward([self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)])
+            step.argmax(0)  # one pass of the head for all rows; reading it waits for the device
         except Exception as error:
             if len(jobs) == 1:
                 self._fail(jobs[0].lease, jobs[0], error)
@@ -117,15 +117,17 @@ class Engine:
                 for job in jobs:
                     self._verify([job])
             return
+        self.alive_at = ended = self._clock()
         reports: list[Report] = []
         for b, (job, draft) in enumerate(zip(jobs, drafts, strict=True)):
+            began = drafted if isinstance(job.request, Verify) else started
+            timing = Timing(1000 * (began - job.enqueued), 1000 * (ended - began), len(jobs))
             try:
-                reports.append(self._decide(step, b, job, draft, started, len(jobs)))
+                reports.append(self._settle(step, b, job, draft, timing))
             except Exception as error:
                 self._fail(job.lease, job, error)
-        self.alive_at = self._clock()
         self._post(reports)
-        self._metrics.forward_seconds.labels("draft").observe(self.alive_at - started)
+        self._metrics.forward_seconds.labels("draft").observe(ended - drafted)
         self._metrics.batch_rows.observe(len(jobs))
         for report in reports:
             if isinstance(report, Streamed) and not report.done:
@@ -142,48 +144,18 @@ class Engine:
         # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the best token of every node.
         return Row(job.lease.slot, *draft, judged="all" if job.sampling.plain_greedy else "none")
 
-    def _decide(self, step: Step, b: int, job: Job, draft: Draft, started: float, batch: int) -> Report:
-        tokens, parents = draft
-        base, lease = job.base, job.lease
-        accepted = accept(tokens, parents, self._chooser(step, b, job, tokens, parents))
-        path, next_token, finish = cut_path(
-            job.rules, job.ids, tokens, accepted.path, accepted.next_token, self._decode
-        )
-        done = True
-        if isinstance(job.request, Stream):
-            room = job.request.max_tokens - (base - job.request.base) if job.request.max_tokens else len(path)
-            if room < len(path):
-                path = path[:room]
-                next_token, finish = tokens[accepted.path[room]], ""
-            full = job.request.max_tokens > 0 and room == len(path)
-            done = bool(finish) or full or job.cancelled
-            job.deadline = float("inf")  # it has begun
+    def _settle(self, step: Step, b: int, job: Job, draft: Draft, timing: Timing) -> Report:
+        path, next_token, finish, done = decide(step, b, job, draft, self._decode)
         if self._near_tie:
-            ties = int((step.margins(b, path) < self._near_tie).sum())
-            self._metrics.near_ties.inc(ties)
-        self._commit(step, b, lease, path)
-        timing = Timing(1000 * (started - job.enqueued), 1000 * (self._clock() - started), batch)
+            self._metrics.near_ties.inc(int((step.margins(b, path) < self._near_tie).sum()))
+        self._commit(step, b, job.lease, path)
         if isinstance(job.request, Verify):
             return Settled(job, path, next_token, finish, timing)
+        tokens = draft[0]
         new = [*(tokens[node] for node in path[1:]), next_token]
         job.ids += new
+        job.deadline = float("inf")  # it has begun
         return Streamed(job, new, finish, len(tokens) - 1, done, timing)
-
-    def _chooser(
-        self, step: Step, b: int, job: Job, tokens: Sequence[int], parents: Sequence[int]
-    ) -> Callable[[int], int]:
-        if job.sampling.plain_greedy:
-            best = step.argmax(b)
-            return lambda node: int(best[node])
-        depth = depths(parents)
-        penalized = job.sampling.repetition_penalty != 1.0
-
-        def chosen(node: int) -> int:
-            context = [*job.ids[:-1], *_path_tokens(node, tokens, parents)] if penalized else ()
-            logits = step.logits(b, [node])[0].cpu().numpy()
-            return choose(logits, job.sampling, job.base + int(depth[node]) + 1, context)
-
-        return chosen
 
     # ---- prompts and slots
 
@@ -304,11 +276,3 @@ def _as_sent(job: Job) -> Draft:
     if not isinstance(job.request, Verify):
         raise RuntimeError("only a verify round brings its draft along")
     return job.request.tokens, job.request.parents or range(-1, len(job.request.tokens) - 1)
-
-
-def _path_tokens(node: int, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
-    path: list[int] = []
-    while node >= 0:
-        path.append(tokens[node])
-        node = parents[node]
-    return path[::-1]

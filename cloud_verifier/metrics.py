@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_FINE = (0.0001, 0.0002, 0.0003, 0.0004, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _POSITIONS = 16
 
@@ -37,6 +38,14 @@ class Metrics:
         self.quarantined = self._counter("quarantined_sessions", "Sessions dropped because their work failed")
         self.queue_seconds = self._histogram("queue_seconds", "Waiting time of rounds", _MS)
         self.forward_seconds = self._histogram("forward_seconds", "Duration of forwards, by kind", _MS, "kind")
+        self.verify_seconds = self._histogram(
+            "verify_seconds", "From a draft's arrival on its socket to the writing of its verdict", _MS
+        )
+        self.overhead_seconds = self._histogram(
+            "verify_overhead_seconds",
+            "The same without the forward: waiting, and the server's own work",
+            _FINE,
+        )
         self.batch_rows = self._histogram("batch_rows", "Sessions in one forward of drafts", _ROWS)
         self.record_bytes = self._counter("record_bytes", "Activation payload bytes sent, by precision", "dtype")
         self.record_rows = self._counter("record_rows", "Activation records sent, by precision", "dtype")

@@ -62,13 +62,15 @@ def load(settings: Settings) -> Served:
     if not source:
         source, drafter_folder = _embedded(drafter_folder)
     device = pick_device(settings.device)
-    target = Target.load(
-        source,
-        device=device,
-        dtype=pick_dtype(settings.dtype, device),
-        slots=settings.slots,
-        capacity=settings.slot_capacity,
-    )
+    dtype = pick_dtype(settings.dtype, device)
+    try:
+        target = Target.load(source, device=device, dtype=dtype, slots=settings.slots, capacity=settings.slot_capacity)
+    except (MemoryError, RuntimeError) as error:
+        # The model itself was refused with a line of its own, if it was: what is left is the memory of the slots.
+        raise UsageError(
+            f"no memory on {device} for {settings.slots} slots of {settings.slot_capacity} tokens",
+            hint="lower --slots or --max-context-tokens",
+        ) from error
     folder = Path(drafter_folder) if drafter_folder else None
     if folder is not None and not folder.is_dir():
         raise UsageError(f"no drafter at {folder}: there is no such folder")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
+from cloud_verifier.outbox import Spent
 from cloud_verifier.scheduler import Scheduler
 from cloud_verifier.sessions import Session, SessionStore
 from cloud_verifier.work import Dropped, Failed, Job, Lease, Recorded, Report, Settled, Streamed
@@ -45,12 +46,11 @@ class Rounds:
         """The answer of a round that has settled, "running" when it is on the way, or None: submit it."""
         return session.history.admit(message)
 
-    def submit(self, session: Session, message: Verify | Stream) -> None:
-        """Queue an admitted round; a `Refusal` when there is no room."""
+    def submit(self, session: Session, message: Verify | Stream, arrived: float) -> None:
+        """Queue an admitted round that arrived when the clock said so; a `Refusal` when there is no room."""
         self._store.ensure_lease(session)
         if session.lease is None:
             raise Refusal(Code.INTERNAL, "no slot")
-        now = self._clock()
         patience = self._limits.request_seconds
         if isinstance(message, Verify) and message.deadline_ms:
             patience = min(patience, message.deadline_ms / 1000)
@@ -61,8 +61,8 @@ class Rounds:
             ids=list(ids) if isinstance(message, Stream) else ids,
             rules=session.history.rules,
             sampling=session.sampling,
-            enqueued=now,
-            deadline=now + patience,
+            enqueued=arrived,
+            deadline=arrived + patience,
         )
         self._scheduler.submit(job)
         session.job = job
@@ -98,7 +98,7 @@ class Rounds:
                 case Recorded():
                     session.ready.add(report.start, report.stop)
                     if session.owner is not None:
-                        session.owner.wake.set()
+                        session.owner.outbox.wake.set()
                 case Failed():
                     round = report.job.request.round if report.job is not None else 0
                     refusal = Refusal(Code.QUARANTINED, "this session's work failed here: open it again")
@@ -110,7 +110,7 @@ class Rounds:
     def _settled(self, session: Session, report: Settled) -> None:
         verdict = session.history.settle(report.path, report.next_token, report.finish, report.timing)
         session.job, session.used = None, self._clock()
-        self._tell(session, verdict)
+        self._tell(session, verdict, Spent(report.job.enqueued, report.timing.forward_ms / 1000))
         request = report.job.request
         drafted = len(request.tokens) - 1 if isinstance(request, Verify) else 0
         self._metrics.accepted(drafted, len(report.path) - 1, len(report.path), "verify")
@@ -137,6 +137,6 @@ class Rounds:
         session = self._store.peek(lease.session)
         return session if session is not None and session.lease is lease else None
 
-    def _tell(self, session: Session, message: Message) -> None:
+    def _tell(self, session: Session, message: Message, spent: Spent | None = None) -> None:
         if session.owner is not None:
-            session.owner.answer(message)
+            session.owner.outbox.answer(message, spent)

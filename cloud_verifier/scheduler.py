@@ -18,7 +18,8 @@ from cloud_verifier.work import Job, Lease
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 
-_RECENT = 0.1  # seconds: a session that sent a draft this lately is about to send the next
+_WORTH_WAITING = 0.25  # of the last batch's time
+_RECENT = 0.1  # seconds: a session that got its verdict this lately is about to send the next draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ class Scheduler:
         self._recent: dict[Lease, float] = {}
         self._queued = 0
         self._drafts_last = False
+        self._handed: tuple[float, list[Job]] | None = None
+        self._took = 0.0  # seconds that the last batch of drafts ran
         self._stopped = False
 
     # ---- the event loop's side
@@ -161,6 +164,7 @@ class Scheduler:
     def next(self, timeout: float | None) -> Work | None:
         """What to run, waiting up to `timeout` seconds (None: for ever); None when there is nothing or it is over."""
         with self._changed:
+            self._note_end()
             while True:
                 if self._releases:
                     leases, self._releases = self._releases, []
@@ -168,6 +172,8 @@ class Scheduler:
                 if self._stopped:
                     return None
                 if (work := self._pick()) is not None:
+                    if isinstance(work, DraftBatch):
+                        self._handed = self._clock(), work.jobs
                     return work
                 if timeout == 0 or not self._changed.wait(timeout):
                     return None
@@ -193,6 +199,13 @@ class Scheduler:
 
     # ---- inside the lock
 
+    def _note_end(self) -> None:
+        """The thread is back from a batch: its sessions have their verdicts, and will soon be here again."""
+        if self._handed is not None:
+            now, (since, jobs) = self._clock(), self._handed
+            self._handed, self._took = None, now - since
+            self._recent |= {job.lease: now for job in jobs if not job.lease.revoked}
+
     def _pick(self) -> Work | None:
         ready = sum(len(p.ready) for p in self._principals.values())
         if ready and not (self._prompts and self._drafts_last):
@@ -203,15 +216,19 @@ class Scheduler:
         return self._prompt_chunks() if self._prompts else (self._drafts() if ready else None)
 
     def _await_company(self, ready: int) -> None:
-        """A larger batch costs hardly more than a small one: wait a moment when others are about to be ready."""
-        until = self._clock() + self._batch_wait
+        """A larger batch costs hardly more than a small one, and the verdicts of one bring the drafts of the next in a
+        burst: wait while others are about to be ready and drafts keep coming, for a part of a batch's time at most."""
+        now = self._clock()
+        until = now + max(self._batch_wait, _WORTH_WAITING * self._took)
         while self._batch_wait and ready < self._max_rows and not self._releases:
-            now = self._clock()
             self._recent = {lease: at for lease, at in self._recent.items() if now - at < _RECENT}
             if ready >= len(self._recent) - len(self._parked) or now >= until:
                 return
-            self._changed.wait(until - now)
+            self._changed.wait(min(self._batch_wait, until - now))
+            now, before = self._clock(), ready
             ready = sum(len(p.ready) for p in self._principals.values())
+            if ready == before:
+                return
 
     def _drafts(self) -> DraftBatch:
         now = self._clock()

@@ -60,13 +60,13 @@ class Service:
         """Take no new work; tell every client to go elsewhere."""
         self.draining = True
         for channel in self.channels:
-            channel.answer(Goaway(reason=reason, drain_ms=int(1000 * seconds)))
+            channel.outbox.answer(Goaway(reason=reason, drain_ms=int(1000 * seconds)))
 
     @property
     def idle(self) -> bool:
         """Whether no round is running and nothing waits to be sent."""
         running = any(session.history.running is not None for session in self.store)
-        return not running and not any(channel.has_answers for channel in self.channels)
+        return not running and not any(channel.outbox.has_answers for channel in self.channels)
 
     def full(self, principal: str) -> bool:
         """Whether there is no room for another connection of this principal."""

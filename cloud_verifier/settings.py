@@ -41,7 +41,7 @@ class Settings:
     near_tie: float = 0.0
     """Count tokens whose best two logits are closer than this; 0 does not look, for it costs a pass of the head."""
     batch_wait_ms: float = 1.5
-    """How long a forward may wait for other sessions that are about to send a draft."""
+    """How long a forward waits for the next draft of sessions that are about to send one; 0 waits for nobody."""
 
     stream_breadth: int = 4
     stream_depth: int = 5

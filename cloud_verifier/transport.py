@@ -7,6 +7,7 @@ import contextlib
 import http
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -16,9 +17,10 @@ from websockets.http11 import Request, Response
 from websockets.typing import Origin, Subprotocol
 
 from cloud_verifier.auth import Authenticator
-from cloud_verifier.channel import Channel, HangUp
+from cloud_verifier.channel import Channel
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import CONTENT_TYPE
+from cloud_verifier.outbox import HangUp
 from cloud_verifier.service import Service
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
@@ -29,6 +31,17 @@ _SWEEP_SECONDS = 1.0
 
 Ready = Callable[[], str]
 """Empty when the model is well, else what is wrong with it."""
+
+
+class _Connection(ServerConnection):
+    """Knows when its latest bytes came in: from then on a draft waits for us, however busy the loop is."""
+
+    arrived = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the socket."""
+        self.arrived = time.monotonic()
+        super().data_received(data)
 
 
 class Transport:
@@ -67,6 +80,7 @@ class Transport:
                 process_request=self._request,
                 server_header=None,
                 compression=None,
+                create_connection=_Connection,
                 open_timeout=limits.handshake_timeout,
                 ping_interval=limits.ping_interval,
                 ping_timeout=limits.ping_timeout,
@@ -130,6 +144,8 @@ class Transport:
     # ---- websockets
 
     async def _connection(self, connection: ServerConnection) -> None:
+        if not isinstance(connection, _Connection):
+            raise TypeError("connections are made by `create_connection`")
         if self._service.full(connection.username):  # handshakes that were under way together
             await connection.close(CloseCode.TRY_LATER, "too many connections")
             return
@@ -141,7 +157,7 @@ class Transport:
             async for frame in connection:
                 if not isinstance(frame, bytes):
                     raise HangUp(CloseCode.BAD_DATA, "frames are binary")
-                await channel.receive(frame)
+                await channel.receive(frame, connection.arrived)
         except HangUp as end:
             with contextlib.suppress(ConnectionClosed, TimeoutError):
                 async with asyncio.timeout(self._service.limits.send_timeout):
@@ -158,18 +174,19 @@ class Transport:
             channel.close()
 
     async def _write(self, connection: ServerConnection, channel: Channel) -> None:
-        limits = self._service.limits
+        limits, outbox = self._service.limits, channel.outbox
         try:
             while True:
-                channel.wake.clear()
-                frame, pause = channel.next_frame()
+                outbox.wake.clear()
+                frame, pause, spent = outbox.next(channel.sessions.values())
                 if frame is None:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(pause):
-                            await channel.wake.wait()
+                            await outbox.wake.wait()
                     continue
                 async with asyncio.timeout(limits.send_timeout):
                     await connection.send(frame)
+                outbox.sent(spent)
         except ConnectionClosed:
             pass
         except TimeoutError:
@@ -183,10 +200,10 @@ class Transport:
             await connection.close(CloseCode.INTERNAL, "internal error")
 
     async def _flush(self, connection: ServerConnection, channel: Channel) -> None:
-        while channel.has_answers:
-            frame, _ = channel.next_frame()
-            if frame is not None:
-                await connection.send(frame)
+        while channel.outbox.has_answers:
+            out = channel.outbox.next(channel.sessions.values())
+            if out.frame is not None:
+                await connection.send(out.frame)
 
     async def _await_hello(self, connection: ServerConnection, channel: Channel) -> None:
         try:

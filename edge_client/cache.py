@@ -21,7 +21,7 @@ _FIRST = 256
 
 
 class Rows:
-    """`arrays` of `[1, heads, size, width]`, all of the same `size`."""
+    """`arrays` of `[1, heads, size, width]`, all of the same `size`; another list of them once they have grown."""
 
     def __init__(self, heads: Heads, arrays: int, *, first: int = _FIRST) -> None:
         self.size = first
@@ -34,10 +34,10 @@ class Rows:
         size = self.size
         while size < rows:
             size *= 2
-        for index, old in enumerate(self.arrays):
-            self.arrays[index] = np.zeros((1, old.shape[1], size, old.shape[3]), np.float32)
-            self.arrays[index][:, :, : self.size] = old
-        self.size = size
+        grown = [np.zeros((1, old.shape[1], size, old.shape[3]), np.float32) for old in self.arrays]
+        for new, old in zip(grown, self.arrays, strict=True):
+            new[:, :, : self.size] = old
+        self.arrays, self.size = grown, size
 
     def write(self, at: int, rows: Sequence[NDArray[Any]]) -> None:
         """Put `[1, heads, n, width]` rows of every array at row `at`."""
@@ -61,24 +61,28 @@ class RecordBuffer:
         self.heads = heads
         self.held = Ranges()
         self._rows = Rows(heads, 2)
-        self._mask = np.full((1, 1, 1, self._rows.size), MASKED, np.float32)
+        self._feeds = self._named(np.full((1, 1, 1, self._rows.size), MASKED, np.float32))
 
     def put(self, start: int, keys: NDArray[np.float32], values: NDArray[np.float32]) -> None:
         """Take records `[rows, heads, width]` of positions from `start` on."""
+        stop, before = start + len(keys), self._rows.size
         self._rows.write(start, [rows.transpose(1, 0, 2)[None] for rows in (keys, values)])
-        if self._rows.size > self._mask.shape[-1]:
-            self._mask = np.full((1, 1, 1, self._rows.size), MASKED, np.float32)
-            for first, stop in self.held:
-                self._mask[..., first:stop] = 0
-        self._mask[..., start : start + len(keys)] = 0
-        self.held.add(start, start + len(keys))
+        if self._rows.size > before:
+            mask = np.full((1, 1, 1, self._rows.size), MASKED, np.float32)
+            mask[..., :before] = self._feeds["record_mask"]
+            self._feeds = self._named(mask)
+        self._feeds["record_mask"][..., start:stop] = 0
+        self.held.add(start, stop)
 
     def truncate(self, length: int) -> None:
         """Forget the records of positions from `length` on."""
-        self._mask[..., length:] = MASKED
+        self._feeds["record_mask"][..., length:] = MASKED
         self.held.truncate(length)
 
     def feeds(self) -> dict[str, NDArray[np.float32]]:
-        """The graph's record inputs."""
+        """The graph's record inputs: the same arrays, filled in place, until they have to grow."""
+        return self._feeds
+
+    def _named(self, mask: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         keys, values = self._rows.arrays
-        return {"record_k": keys, "record_v": values, "record_mask": self._mask}
+        return {"record_k": keys, "record_v": values, "record_mask": mask}

@@ -20,7 +20,6 @@ from edge_client.budget import Spending
 from edge_client.controller import Controller
 from edge_client.device import Device
 from edge_client.events import Done, Event, Notice, Prompt
-from edge_client.local import LocalVerifier
 from edge_client.loop import DecodeLoop
 from edge_client.settings import ClientSettings
 from edge_client.sync import RecordSync
@@ -33,7 +32,7 @@ from moa import __version__
 from moa.errors import LinkError, MoaError, UsageError
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Close, Sampling
+from moa.wire.messages import Close, Sampling, Welcome
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -58,6 +57,7 @@ class EdgeClient:
         self.spending = Spending(self.settings.budget)
         self._session: ClientSession | None = None
         self._generation = 0
+        self._heard: Welcome | None = None
         self._told: list[str] = []
         self._stack = contextlib.AsyncExitStack()
 
@@ -69,6 +69,8 @@ class EdgeClient:
             self._device = Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
         address = settings.verifier
         if address == "local":
+            from edge_client.local import LocalVerifier
+
             address = await self._stack.enter_async_context(LocalVerifier().running())
         if address and not settings.offline:
             manifest = self.device.bundle.manifest
@@ -174,8 +176,11 @@ class EdgeClient:
 
     def _news(self) -> list[str]:
         """What the verifier remarked in its welcome, once."""
-        notices = self.link.welcome.notices if self.link is not None and self.link.welcome is not None else []
-        news = [notice for notice in notices if notice not in self._told]
+        welcome = self.link.welcome if self.link is not None else None
+        if welcome is None or welcome is self._heard:
+            return []
+        self._heard = welcome
+        news = [notice for notice in welcome.notices if notice not in self._told]
         self._told += news
         return news
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 from edge_client.estimates import RoundTrip, Smoothed
@@ -22,6 +23,7 @@ Draft = Literal["auto", "device", "server", "none", "single"]
 
 _CHAINS = (1, 2, 3, 4, 6, 8)
 _TREES = ((4, 3, 12), (4, 5, 24), (8, 6, 48))
+_CHAIN = TreeShape.chain(_CHAINS[0])
 _DEPTHS = 16
 _PRIOR_ACCEPTANCE = {False: 0.65, True: 0.75}
 """Of a chain and of a tree: the chance that one more level is accepted, before anything was measured."""
@@ -33,6 +35,14 @@ _PER_NODE = 0.01
 """Cost of one more node in a verification, as a share of a single token's, until it is measured."""
 _SERVER_MARGIN = 1.05
 """Drafting here frees the server for others: it is left only for a gain of more than this."""
+
+
+@cache
+def _shapes(can_tree: bool, max_nodes: int, max_chain: int) -> tuple[TreeShape, ...]:
+    """What may be drafted for a verifier of such limits."""
+    chains = [TreeShape.chain(depth) for depth in _CHAINS if depth <= max_chain]
+    trees = [TreeShape(b, d, min(n, max_nodes)) for b, d, n in _TREES] if can_tree and max_nodes > 0 else []
+    return (*chains, *trees)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +67,13 @@ class _Acceptance:
             self.tried[level] = 0.95 * self.tried[level] + 1
             self.won[level] = 0.95 * self.won[level] + (level < accepted)
 
-    def tokens(self, depth: int) -> float:
-        """Expected tokens of a round, the target's own included."""
-        total = reach = 1.0
-        for level in range(min(depth, _DEPTHS)):
-            reach *= (self.won[level] + _PRIOR_WEIGHT * self.prior) / (self.tried[level] + _PRIOR_WEIGHT)
-            total += reach
-        return total
+    def by_depth(self) -> list[float]:
+        """Expected tokens of a round, the target's own included, of a draft of depth 0, 1, 2, ... ."""
+        totals, reach = [1.0], 1.0
+        for won, tried in zip(self.won, self.tried, strict=True):
+            reach *= (won + _PRIOR_WEIGHT * self.prior) / (tried + _PRIOR_WEIGHT)
+            totals.append(totals[-1] + reach)
+        return totals
 
 
 @dataclass
@@ -110,8 +120,11 @@ class Controller:
 
     def verified(self, tree: DraftTree, accepted: int, server_seconds: float) -> None:
         """A round came back with `accepted` drafted tokens."""
-        depth = int(tree.depths().max(initial=0))
-        branching = any(parent != node - 1 for node, parent in enumerate(tree.parents))
+        depths, branching = [0], False  # plain lists: an answer is waiting to be used, and arrays take their time
+        for node, parent in enumerate(tree.parents[1:], start=1):
+            depths.append(depths[parent] + 1)
+            branching |= parent != node - 1
+        depth = max(depths)
         if depth:
             self.acceptance[branching].add(accepted, depth)
         nodes = len(tree)
@@ -148,29 +161,29 @@ class Controller:
         return device
 
     def _best_device(self, remaining: int) -> Plan:
-        shapes = [TreeShape.chain(depth) for depth in _CHAINS if depth <= self.max_chain]
-        if self.can_tree:
-            shapes += [TreeShape(b, d, min(n, self.max_nodes)) for b, d, n in _TREES]
-        plans = [Plan("device", shape, self._device_speed(shape, remaining)) for shape in shapes]
-        return max(plans, key=lambda plan: plan.tokens_per_second)
-
-    def _device_speed(self, shape: TreeShape, remaining: int) -> float:
-        tokens = min(self._tokens(shape), max(1, remaining))
-        drafting = self._step(1) + (shape.depth - 1) * self._step(shape.breadth)
-        # A draft made while waiting costs nothing when it was the right one, as long as it fits into the wait.
-        round_trip = self.rtt.smoothed + self._verify(shape.nodes + 1)
-        hidden = min(drafting, round_trip) * self.ahead_hits.value
-        return tokens / (round_trip + drafting - hidden)
+        round_trip, hits = self.rtt.smoothed, self.ahead_hits.value
+        first, most = self._step(1), max(1, remaining)
+        expected = {branching: table.by_depth() for branching, table in self.acceptance.items()}
+        best, fastest = _CHAIN, 0.0
+        for shape in _shapes(self.can_tree, self.max_nodes, self.max_chain):
+            tokens = min(expected[shape.breadth > 1][shape.depth], most)
+            drafting = first + (shape.depth - 1) * self._step(shape.breadth)
+            # A draft made while waiting costs nothing when it was the right one, as long as it fits into the wait.
+            waiting = round_trip + self._verify(shape.nodes + 1)
+            speed = tokens / (waiting + drafting - min(drafting, waiting) * hits)
+            if speed > fastest:
+                best, fastest = shape, speed
+        return Plan("device", best, fastest)
 
     def _tokens(self, shape: TreeShape) -> float:
-        return self.acceptance[shape.breadth > 1].tokens(shape.depth)
+        return self.acceptance[shape.breadth > 1].by_depth()[shape.depth]
 
     def _stream_speed(self, kind: Literal["server", "none"], remaining: int) -> float:
         measured = self.stream_rate if kind == "server" else self.plain_rate
         if measured.samples:
             rate = measured.value
         elif kind == "server":
-            tokens = self.acceptance[False].tokens(4)
+            tokens = self.acceptance[False].by_depth()[4]
             rate = tokens / (1.3 * self._verify(5))  # beside the target, drafting is a small part of a round
         else:
             rate = 1 / self._verify(1)
@@ -182,5 +195,7 @@ class Controller:
         return base * (1 + (self.per_node.value if self.per_node.samples else _PER_NODE) * nodes)
 
     def _step(self, width: int) -> float:
-        known = [(abs(w - width), s.value) for w, s in self.step.items() if s.samples]
-        return min(known)[1] if known else _PRIOR_STEP
+        """Of the drafter over so many tokens, or over about as many."""
+        if (known := self.step.get(width)) is not None:
+            return known.value
+        return min(((abs(w - width), s.value) for w, s in self.step.items()), default=(0, _PRIOR_STEP))[1]

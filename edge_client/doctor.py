@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from edge_client.device import Device, embedded_bundle
 from edge_client.drafter import OnnxDrafter
 from edge_client.graph import StepGraph, default_threads
 from edge_client.settings import ClientSettings
+from edge_client.startup import resident_megabytes
 from moa.bundle import Bundle
 from moa.errors import MoaError
 from moa.sampling import SamplingSettings
@@ -63,8 +63,14 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
     device.drafter.guess([8, 9], SamplingSettings())
     first = time.perf_counter() - started
     state: State = "ok" if first < _START_SECONDS else "warning"
+    memory = f"{resident_megabytes():.0f} MB resident"
     times = f"loaded in {1000 * loaded:.0f} ms, first guess after {1000 * first:.0f} ms"
-    yield Check("drafter", state, f"variant {device.variant} {times}{_memory()}", "a smaller variant, or a faster disk")
+    yield Check(
+        "drafter",
+        state,
+        f"variant {device.variant} {times}, {memory}",
+        "a smaller variant, or a faster disk",
+    )
     yield _golden(bundle, device)
     for check in _speed(bundle, device, settings):
         yield check
@@ -78,16 +84,6 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
             "none given: text will be provisional",
             "pass --verifier ADDRESS, or --verifier local",
         )
-
-
-def _memory() -> str:
-    """Resident memory of this process, where the system tells."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return ""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return f", {peak / (1e6 if sys.platform == 'darwin' else 1e3):.0f} MB resident at most"
 
 
 def _graph(device: Device) -> StepGraph | None:

@@ -8,19 +8,20 @@ committed rows, then along the nodes of the latest tree.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.cache import MASKED, RecordBuffer, Rows
-from edge_client.graph import StepGraph
+from edge_client.graph import Call, Float, StepGraph
 from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeGrower, TreeShape
 
 Steps = Generator[None, None, DraftTree]
 """Yields between two runs of the graph, so that the caller can look at the network, or give up; returns the tree."""
 
+_NO_RECORDS: dict[str, Float] = {}
 _CHUNK = 128
 """Prompt tokens fed in one run: bounds the time until the caller may look up."""
 
@@ -62,7 +63,9 @@ class OnnxDrafter:
         """(parent's row, token) -> row, for rows after the committed ones; -1 is the last committed row."""
         self._noise_ids = vocab_size if draft_tokens is None else draft_tokens
         self._silence = np.zeros((1, 1, 1), np.float32)
-        self._noise: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self._noise: dict[tuple[int, int], Float] = {}
+        self._calls: dict[int, Call] = {}
+        """By tokens at a time."""
 
     @property
     def run_seconds(self) -> float:
@@ -74,8 +77,10 @@ class OnnxDrafter:
         known = self._keep(ids[:-1])
         while known < len(ids) - 1:
             chunk = list(ids[known : min(known + _CHUNK, len(ids) - 1)])
-            causal = np.tril(np.ones((len(chunk), len(chunk)), np.bool_))
-            self._step(chunk, np.arange(known, known + len(chunk)), causal, known, SamplingSettings(), last_only=True)
+            call = self._call(chunk, known, last_only=True)
+            call.positions[0] = np.arange(known, known + len(chunk))
+            call.mask[0, 0, :, -len(chunk) :] = np.triu(np.full((len(chunk), len(chunk)), MASKED), 1)
+            self._run(call, known, SamplingSettings())
             self.ids += chunk
             known += len(chunk)
             yield
@@ -84,17 +89,26 @@ class OnnxDrafter:
         """A tree of guesses after `ids`, whose last is the tree's root."""
         yield from self.feed(ids)
         grower = TreeGrower(ids[-1], shape)
-        first_row, base = len(self.ids), len(ids) - 1
-        row_of: dict[int, int] = {-1: -1}
-        while grower.frontier:
-            position = base + grower.level
-            nodes, tokens = list(grower.frontier), grower.frontier_tokens
-            at = first_row + len(grower.fed)
-            logp, top = self._step(tokens, np.full(len(tokens), position), grower.mask(), at, sampling)
-            for row, (node, token) in enumerate(zip(nodes, tokens, strict=True), at):
-                row_of[node] = row
-                self._nodes[row_of[grower.parents[node]], token] = row
-            grower.expand(top, logp)
+        first, base = len(self.ids), len(ids) - 1
+        sees = _nothing_but_itself(1 + shape.breadth * (shape.depth - 1))
+        """Which fed nodes, in the order of their rows, a fed node may attend to: its ancestors and itself."""
+        place: dict[int, int] = {}
+        """Fed node -> its place in that order."""
+        while nodes := grower.frontier:
+            tokens, fed = grower.frontier_tokens, len(grower.fed)
+            stop = fed + len(nodes)
+            above = [place.get(grower.parents[node], -1) for node in nodes]
+            for at, (node, token, parent) in enumerate(zip(nodes, tokens, above, strict=True), fed):
+                place[node] = at
+                self._nodes[first + parent if parent >= 0 else -1, token] = first + at
+            call = self._call(tokens, first + fed)
+            call.positions.fill(base + grower.level)
+            if fed:
+                sees[fed:stop, :fed] = sees[above, :fed]
+                call.mask[0, 0, :, first : first + fed] = sees[fed:stop, :fed]
+            call.mask[0, 0, :, -len(nodes) :] = sees[fed:stop, fed:stop]
+            self._run(call, first + fed, sampling)
+            grower.expand(call.top_tokens[0], call.top_logp[0])
             if grower.frontier:
                 yield
         return grower.tree()
@@ -104,9 +118,12 @@ class OnnxDrafter:
         for _ in self.feed(ids):
             pass
         at = len(self.ids)
-        _, top = self._step([ids[-1]], np.array([at]), np.ones((1, 1), np.bool_), at, sampling)
+        call = self._call([ids[-1]], at)
+        call.positions.fill(at)
+        call.mask[..., -1] = 0
+        self._run(call, at, sampling)
         self._nodes[-1, ids[-1]] = at
-        return int(top[0, 0])
+        return int(call.top_tokens[0, 0, 0])
 
     def _keep(self, ids: Sequence[int]) -> int:
         """Cut the committed rows to what agrees with `ids`, join the tree's rows that go on from there."""
@@ -125,41 +142,32 @@ class OnnxDrafter:
         self.ids = ids[: same + len(path)]
         return len(self.ids)
 
-    def _step(
-        self,
-        tokens: Sequence[int],
-        positions: NDArray[np.int64],
-        visible: NDArray[np.bool_],
-        at: int,
-        sampling: SamplingSettings,
-        *,
-        last_only: bool = False,
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Run tokens that see the committed rows, and of what follows (rows up to `at`, and themselves) `visible`."""
-        count, committed = len(tokens), len(self.ids)
-        self._rows.reserve(at + count)
-        size = self._rows.size
-        mask = np.full((1, 1, count, size + count), MASKED, np.float32)
-        mask[..., :committed] = 0
-        earlier = at - committed
-        mask[0, 0, :, committed:at][visible[:, :earlier]] = 0
-        mask[0, 0, :, size:][visible[:, earlier:]] = 0
-        feeds: dict[str, NDArray[Any]] = {
-            "ids": np.array([tokens], np.int64),
-            "positions": positions.astype(np.int64)[None],
-            "queries": np.arange(count - 1 if last_only else 0, count),
-            "mask": mask,
-            "scale": np.array([1.0 if sampling.greedy else 1.0 / sampling.temperature], np.float32),
-            "noise": self._silence if sampling.greedy else self._noise_at(sampling.seed, int(positions[-1]) + 1),
-            **dict(zip(self.graph.cache_inputs, self._rows.arrays, strict=True)),
-        }
-        if self.records is not None:
-            feeds |= self.records.feeds()
-        logp, top, rows = self.graph.run(feeds)
-        self._rows.write(at, rows)
-        return logp, top
+    def _call(self, tokens: Sequence[int], at: int, *, last_only: bool = False) -> Call:
+        """A run of tokens, whose rows will be `at` and on, that sees the committed rows and no other yet."""
+        self._rows.reserve(at + len(tokens))
+        records = self.records.feeds() if self.records is not None else _NO_RECORDS
+        # Prompts come in pieces of any length; only the few widths of drafts are worth being kept.
+        call = None if last_only else self._calls.get(len(tokens))
+        if call is None or call.cache is not self._rows.arrays or call.records is not records:
+            call = Call(self.graph, len(tokens), cache=self._rows.arrays, records=records, last_only=last_only)
+            if not last_only:
+                self._calls[len(tokens)] = call
+        call.ids[0] = tokens
+        call.mask.fill(MASKED)
+        call.mask[..., : len(self.ids)] = 0
+        return call
 
-    def _noise_at(self, seed: int, position: int) -> NDArray[np.float32]:
+    def _run(self, call: Call, at: int, sampling: SamplingSettings) -> None:
+        """Run a call, and keep its rows."""
+        if sampling.greedy:
+            call.scale[0] = 1.0
+            call.run(self._silence)
+        else:
+            call.scale[0] = 1.0 / sampling.temperature
+            call.run(self._noise_at(sampling.seed, int(call.positions[0, -1]) + 1))
+        self._rows.write(at, call.rows)
+
+    def _noise_at(self, seed: int, position: int) -> Float:
         """The noise that decides the token at `position`; kept, since a position is drafted several times."""
         if (seed, position) not in self._noise:
             if len(self._noise) > 64:
@@ -167,3 +175,10 @@ class OnnxDrafter:
             noise = gumbel(seed, position, self._noise_ids).astype(np.float32)
             self._noise[seed, position] = noise[None, None]
         return self._noise[seed, position]
+
+
+def _nothing_but_itself(nodes: int) -> Float:
+    """An additive mask with which every node sees itself alone."""
+    mask = np.full((nodes, nodes), MASKED, np.float32)
+    np.fill_diagonal(mask, 0)
+    return mask

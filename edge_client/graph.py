@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from moa.errors import BundleError
 
 Array = NDArray[Any]
+Float = NDArray[np.float32]
 _WANTED = ("ids", "positions", "queries", "mask", "scale", "noise")
 
 
@@ -57,16 +58,58 @@ class StepGraph:
         self.layers = sum(name.startswith("past_k_") for name in shapes)
         self.cache = Heads(*_heads(shapes["past_k_0"]))
         self.records = Heads(*_heads(shapes["record_k"])) if "record_k" in shapes else None
+        top = self.session.get_outputs()[0].shape[-1]
+        if not isinstance(top, int):
+            raise BundleError(f"{model} is no drafter step graph: it does not tell how many guesses it makes")
+        self.top = top
+        """Guesses after each token."""
         self.cache_inputs = [f"past_{part}_{layer}" for layer in range(self.layers) for part in "kv"]
         self.outputs = ["top_logp", "top_tokens", *(f"new_{p}_{layer}" for layer in range(self.layers) for p in "kv")]
 
-    def run(self, feeds: Mapping[str, Array]) -> tuple[NDArray[np.float32], NDArray[np.int64], list[Array]]:
-        """Top log-probabilities and tokens, `[queries, K]`, and the new cache rows, `[1, heads, T, width]` each."""
-        start = perf_counter()
-        top_logp, top_tokens, *rows = self.session.run(self.outputs, dict(feeds))
-        self.run_seconds += perf_counter() - start
-        self.runs += 1
-        return top_logp[0], top_tokens[0], rows
+
+class Call:
+    """Runs of one shape: `tokens` at a time, over arrays that stay where they are.
+
+    Everything is bound once. Before a run the small arrays are filled in place; the results stand in arrays that the
+    next run overwrites.
+    """
+
+    def __init__(
+        self, graph: StepGraph, tokens: int, *, cache: Sequence[Float], records: Mapping[str, Float], last_only: bool
+    ) -> None:
+        """`cache` and `records` are used as they are at every run; `last_only` asks for the last token's guesses."""
+        self._graph = graph
+        self.cache, self.records = cache, records
+        self.ids = np.zeros((1, tokens), np.int64)
+        self.positions = np.zeros((1, tokens), np.int64)
+        self.mask = np.zeros((1, 1, tokens, cache[0].shape[2] + tokens), np.float32)
+        self.scale = np.ones(1, np.float32)
+        queries = np.arange(tokens - 1 if last_only else 0, tokens)
+        self._binding: Any = graph.session.io_binding()
+        inputs = {"ids": self.ids, "positions": self.positions, "mask": self.mask, "scale": self.scale}
+        inputs |= {"queries": queries, **dict(zip(graph.cache_inputs, cache, strict=True)), **records}
+        for name, array in inputs.items():
+            self._binding.bind_cpu_input(name, array)
+        count, new = queries.size, (1, graph.cache.count, tokens, graph.cache.width)
+        self.top_logp = np.empty((1, count, graph.top), np.float32)
+        """Best first, for every query."""
+        self.top_tokens = np.empty((1, count, graph.top), np.int64)
+        self.rows: list[Float] = [np.empty(new, np.float32) for _ in graph.cache_inputs]
+        """The new cache rows."""
+        results: list[Array] = [self.top_logp, self.top_tokens, *self.rows]
+        for name, out in zip(graph.outputs, results, strict=True):
+            self._binding.bind_output(name, "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
+        self._noise: Float | None = None
+
+    def run(self, noise: Float) -> None:
+        """Run the tokens; `noise` is what decides between them, `[1, 1, 1]` of zeros for none."""
+        graph, start = self._graph, perf_counter()
+        if noise is not self._noise:
+            self._binding.bind_cpu_input("noise", noise)
+            self._noise = noise
+        graph.session.run_with_iobinding(self._binding)
+        graph.run_seconds += perf_counter() - start
+        graph.runs += 1
 
 
 def _heads(shape: Sequence[int | str]) -> tuple[int, int]:

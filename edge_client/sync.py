@@ -53,15 +53,18 @@ class RecordSync:
         """Flow control counts anew on every connection."""
         self._received = self._acknowledged = 0
 
-    def take(self, message: Activations, now: float) -> None:
-        """Put the rows into the buffer."""
+    def arrived(self, message: Activations, now: float) -> None:
+        """Count what came over this connection: all of it is to be acknowledged."""
         size = len(message.payload)
-        self.rows += message.rows
         self.payload_bytes += size
         self._received += size
         if self._last_arrival and size and 0 < now - self._last_arrival < 0.5:
             self.bandwidth.add(size / (now - self._last_arrival))
         self._last_arrival = now
+
+    def keep(self, message: Activations) -> None:
+        """Put the rows into the buffer."""
+        self.rows += message.rows
         if self.buffer is not None and message.dtype != "off":
             heads = self.buffer.heads
             if (message.heads, message.head_dim) != (heads.count, heads.width):

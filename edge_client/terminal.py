@@ -1,4 +1,4 @@
-"""Answers on a screen: verified text plain, provisional text dim, corrections where they happen, a status line below.
+"""Where the text of an answer goes: a terminal (`live.py`), a pipe, or nowhere.
 
 In a pipe nothing can be taken back, so there only verified text goes out, and the provisional rest at the end.
 """
@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Protocol, Self
-
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from moa.errors import MoaError
 
-_LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused": "red"}
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+_ENDS = {
+    "context": "the context is full: the answer ends here",
+    "guard": "the answer ends here: further from the verifier the device would only guess (--max-offline-tokens)",
+    "budget": "the answer ends here: the budget is used up",
+    "link": "the answer ends here: the verifier did not come back (--settle-seconds)",
+}
+"""Ends that a reader of the bare text could take for the answer's own."""
 
 
 class View(Protocol):
@@ -35,6 +41,13 @@ def make_view(*, quiet: bool = False, console: Console | None = None) -> View:
     """The view that suits where the output goes."""
     if quiet:
         return QuietView()
+    if console is None and not (sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")):
+        return PipeView()
+    # Loaded only now: a terminal's beauty takes as long to load as the drafter.
+    from rich.console import Console
+
+    from edge_client.live import LiveView
+
     console = console or Console(highlight=False)
     return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PipeView()
 
@@ -105,8 +118,10 @@ class PipeView:
                 self._write(len(self._pieces.texts), event.text[len(self._pieces.text(0)) :] + "\n")
                 if not event.verified and self._pieces.texts:
                     _tell("not all of this was verified by the target")
+                if event.reason in _ENDS:
+                    _tell(_ENDS[event.reason])
                 if self._broken is not None:
-                    self._rescue(event.text)
+                    rescue(event.text, self._broken)
             case _:
                 self._write(self._pieces.settled)
 
@@ -122,16 +137,6 @@ class PipeView:
             self._broken = error  # a full disk: the answer goes on, and is told in another place
         self._written = max(self._written, stop)
 
-    def _rescue(self, text: str) -> None:
-        """Standard output could not take the answer: leave it on standard error, so that it is not lost."""
-        assert self._broken is not None
-        sys.stderr.write(f"{text}\n")
-        # Closing standard output would only report the same trouble again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise MoaError(
-            f"the answer could not be written: {self._broken.strerror}", hint="it is above, on standard error"
-        )
-
     def __enter__(self) -> Self:
         return self
 
@@ -139,90 +144,13 @@ class PipeView:
         pass
 
 
+def rescue(text: str, trouble: OSError) -> NoReturn:
+    """Standard output could not take the answer: leave it on standard error, so that it is not lost."""
+    sys.stderr.write(f"{text}\n")
+    # Closing standard output would only report the same trouble again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise MoaError(f"the answer could not be written: {trouble.strerror}", hint="it is above, on standard error")
+
+
 def _tell(message: str) -> None:
     print(f"edge-client: {message}", file=sys.stderr)
-
-
-class LiveView:
-    """For a terminal. Settled lines scroll away as normal output; the last line and what is provisional stay live."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(console=console, refresh_per_second=12, transient=True, vertical_overflow="visible")
-        self._pieces = Pieces()
-        self._printed = 0
-        """Characters of settled text that have been printed for good."""
-        self._link = Link(state="connecting")
-        self._withdrawn = 0
-        self._done: Done | None = None
-
-    def take(self, event: Event) -> None:
-        """Show an event."""
-        self._pieces.take(event)
-        match event:
-            case Link():
-                self._link = event
-            case Retract():
-                self._withdrawn += event.stop - event.start
-            case Notice():
-                self._live.console.print(Text(event.message, style="yellow"))
-            case Done():
-                self._done = event
-            case _:
-                pass
-        self._print_settled_lines()
-        self._live.update(self._render())
-
-    def _print_settled_lines(self) -> None:
-        settled = self._pieces.text(0, self._pieces.settled)
-        if (end := settled.rfind("\n") + 1) > self._printed:
-            self._live.console.print(Text(settled[self._printed : end - 1]))
-            self._printed = end
-
-    def _render(self) -> RenderableType:
-        settled = self._pieces.text(0, self._pieces.settled)[self._printed :]
-        line = Text(settled) + Text(self._pieces.text(self._pieces.settled), style="dim italic")
-        return Group(line, self._status())
-
-    def _status(self) -> Text:
-        style = _LINK_STYLES.get(self._link.state, "")
-        status = Text("● ", style=style) + Text(self._link.state, style="dim")
-        if self._link.state in ("offline", "refused") and self._link.detail:
-            status += Text(f" ({self._link.detail})", style="dim")
-        status += Text(f" · {len(self._pieces.texts)} tokens", style="dim")
-        if waiting := len(self._pieces.texts) - self._pieces.settled:
-            status += Text(f" · {waiting} not verified", style="yellow dim")
-        if self._withdrawn:
-            status += Text(f" · {self._withdrawn} corrected", style="magenta dim")
-        status.no_wrap = True
-        status.overflow = "ellipsis"
-        return status
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._live.update(Text(""))
-        self._live.stop()
-        settled = self._pieces.text(0, self._pieces.settled)[self._printed :]
-        self._console.print(Text(settled) + Text(self._pieces.text(self._pieces.settled), style="dim italic"))
-        if self._done is not None:
-            self._console.print(Text(summary(self._done), style="dim"))
-
-
-def summary(done: Done) -> str:
-    """One line about a turn."""
-    stats = done.stats
-    parts = [f"{stats['tokens']} tokens", f"{stats['tokens_per_second']:.0f}/s", f"{stats['calls']} calls"]
-    if stats["tokens_per_round"]:
-        parts.append(f"{stats['tokens_per_round']:.2f} tokens a round")
-    if "rtt_ms" in stats:
-        kilobytes = (stats["sent_bytes"] + stats["received_bytes"]) / 1000
-        parts += [f"RTT {stats['rtt_ms']:.0f} ms", f"{kilobytes:.1f} kB"]
-    if stats["retracted"]:
-        parts.append(f"{stats['retracted']} corrected")
-    parts.append("verified" if done.verified else "not all verified")
-    if done.reason not in ("eos", "stop"):
-        parts.append(f"ended by {done.reason}")
-    return " · ".join(parts)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jinja2
-import jinja2.sandbox
 from tokenizers import Tokenizer
 
 from moa.errors import BundleError, UsageError
+
+if TYPE_CHECKING:
+    from edge_client.template import ChatTemplate
 
 
 class TextCodec:
@@ -34,17 +37,20 @@ class TextCodec:
         self.eos_ids = frozenset(eos_ids)
         special = {"bos_token": bos_id, "eos_token": min(eos_ids, default=None)}
         self._special = {name: self.tokenizer.id_to_token(i) or "" for name, i in special.items() if i is not None}
-        self._template: jinja2.Template | None = None
-        if template_file is not None:
-            # Templates come with models from anywhere: the sandbox keeps them from reaching Python.
-            environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-            environment.globals["raise_exception"] = _raise_template_error
-            self._template = environment.from_string(template_file.read_text(encoding="utf-8"))
+        self._template_file = template_file
 
     @property
     def can_chat(self) -> bool:
         """Whether there is a chat template."""
-        return self._template is not None
+        return self._template_file is not None
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        if self._template_file is None:
+            return None
+        from edge_client.template import ChatTemplate
+
+        return ChatTemplate(self._template_file)
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, as they are."""
@@ -54,19 +60,12 @@ class TextCodec:
         """Ids of a conversation, up to where the assistant's answer begins."""
         if self._template is None:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
-        try:
-            text = self._template.render(messages=list(messages), add_generation_prompt=True, **self._special)
-        except jinja2.TemplateError as error:
-            raise UsageError(f"the chat template refuses this conversation: {error}") from None
+        text = self._template.render(messages, self._special)
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-def _raise_template_error(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 @dataclass

@@ -54,7 +54,8 @@ class LinkToVerifier:
     """One connection at a time, and a new one whenever it is lost."""
 
     endpoint: Endpoint
-    inbox: deque[ServerMessage] = field(default_factory=deque)
+    inbox: deque[tuple[float, ServerMessage]] = field(default_factory=deque)
+    """What arrived, and when, in `perf_counter` seconds: the loop may have been drafting at that moment."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a message arrived or the link came or went."""
     welcome: Welcome | None = None
@@ -92,7 +93,10 @@ class LinkToVerifier:
             return
         frame = encode(message)
         try:
-            async with asyncio.timeout(_SEND_SECONDS):
+            if connection.transport.get_write_buffer_size():
+                async with asyncio.timeout(_SEND_SECONDS):
+                    await connection.send(frame)
+            else:  # goes straight to the socket: there is nothing to wait for
                 await connection.send(frame)
             self.sent_bytes += len(frame)
         except (ConnectionClosed, TimeoutError, OSError):
@@ -109,11 +113,12 @@ class LinkToVerifier:
         """Until there is news, or the time is over."""
         if self.inbox:
             return
+        timer = asyncio.get_running_loop().call_later(seconds, self.news.set) if seconds is not None else None
         try:
-            async with asyncio.timeout(seconds):
-                await self.news.wait()
-        except TimeoutError:
-            pass
+            await self.news.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
         self.news.clear()
 
     # ---- in the background
@@ -172,9 +177,8 @@ class LinkToVerifier:
         except (NegotiationError, InvalidHandshake) as error:
             raise LinkError(f"{endpoint.url} does not answer like a verifier: {error}") from None
         except (ConnectionClosed, TimeoutError, OSError, EOFError) as error:
-            raise LinkError(
-                f"cannot reach {endpoint.url}: {_cause(error)}", hint="is `cloud-verifier serve` running?"
-            ) from None
+            serving = "is `cloud-verifier serve` running there" + (", with --tls-cert?" if endpoint.tls else "?")
+            raise LinkError(f"cannot reach {endpoint.url}: {_cause(error)}", hint=serving) from None
 
     async def _converse(self, connection: ClientConnection) -> None:
         if connection.subprotocol != SUBPROTOCOL:
@@ -205,7 +209,7 @@ class LinkToVerifier:
             if isinstance(message, Goaway):
                 self._retry_after = message.retry_after_ms / 1000
                 continue
-            self.inbox.append(message)
+            self.inbox.append((self.last_heard, message))
             self.news.set()
 
     async def _receive(self, connection: ClientConnection) -> ServerMessage:

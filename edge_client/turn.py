@@ -58,6 +58,11 @@ class Turn:
         return self.ids[self.rules.start :]
 
     @property
+    def length(self) -> int:
+        """How many tokens this turn has."""
+        return len(self.session.log) + len(self.provisional) - self.rules.start
+
+    @property
     def finish(self) -> Finish:
         """Why the turn is over, "" while it is not. Provisional text is over only provisionally."""
         return self.local_finish if self.provisional else self.session.finish or self.local_finish

@@ -54,6 +54,8 @@ class Uplink:
     @property
     def ready(self) -> bool:
         """Whether a request may be made now."""
+        if not self.link.up or self.link.generation != self.generation:
+            return False
         return self._standing and self._resend_at is None and not self.turn.session.busy
 
     @property

@@ -82,6 +82,15 @@ class Replay:
         following = [*text[pending + 1 :], *[-1] * (shape.depth + 1)]  # after its end, nothing is the target's
         return len(accept(best.tokens, best.parents, lambda node: following[int(depths[node])]).path) - 1
 
+    def rounds(self, shape: TreeShape) -> list[int]:
+        """Speculative decoding to the end of the text: accepted drafts of every round."""
+        accepted: list[int] = []
+        pending = self.trace.prompt
+        while pending < len(self.trace.ids) - 1:
+            accepted.append(self.draft(pending, shape))
+            pending += accepted[-1] + 1
+        return accepted
+
     def guesses(self, start: int, end: int, held: int) -> NDArray[np.int64]:
         """First guesses after each of the text's tokens `start..end-1`, with the first `held` records."""
         return self.runner.step(self.along(start, end, held=held)).top_tokens[:, 0]
@@ -116,13 +125,7 @@ class Replay:
 
 def rounds(runner: Runner, traces: Sequence[Trace], shape: TreeShape) -> Rounds:
     """Speculative decoding of every trace, to the end of its text."""
-    accepted: list[int] = []
-    for trace in traces:
-        replay, pending = Replay(runner, trace), trace.prompt
-        while pending < len(trace.ids) - 1:
-            accepted.append(replay.draft(pending, shape))
-            pending += accepted[-1] + 1
-    return Rounds(accepted, shape.depth)
+    return Rounds([drafts for trace in traces for drafts in Replay(runner, trace).rounds(shape)], shape.depth)
 
 
 def first_guesses(runner: Runner, traces: Sequence[Trace]) -> Iterator[tuple[int, int]]:

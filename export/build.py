@@ -22,6 +22,7 @@ from export.measure import step_times
 from export.parity import parity
 from export.place import new_folder
 from export.plan import make_plan
+from export.qnn_context import require_qnn
 from export.runner import OrtRunner, TorchRunner
 from export.source import Source, load_source
 from export.static_forms import StaticShape
@@ -70,6 +71,8 @@ class BuildSettings:
     top_k: int = 16
     int8_cpu: str = "avx512_vnni"
     static_shape: StaticShape = field(default_factory=StaticShape)
+    qnn_context: int | None = None
+    """A Qualcomm SoC to compile `npu-qnn` for, 0 for none in particular; None does not compile."""
     force: bool = False
     time_steps: bool = True
 
@@ -80,6 +83,10 @@ class BuildSettings:
             raise ConfigError(f"--new-tokens must be at least 2, not {self.new_tokens}")
         if self.draft_vocab is not None and not (self.vocab_text or self.vocab_prompts):
             raise ConfigError("--draft-vocab needs text to choose tokens by", hint="give --vocab-text FILE [FILE ...]")
+        if self.qnn_context is not None:
+            if "npu-qnn" not in self.variants:
+                raise ConfigError("--qnn-context is for the variant npu-qnn", hint="add -v npu-qnn")
+            require_qnn()
 
 
 def build(settings: BuildSettings, say: Say = lambda _: None) -> Bundle:
@@ -166,7 +173,14 @@ class _Build:
         self.say(f"variant {kind.name}")
         place = self.folder / "variants" / kind.name
         if kind.form == "static":
-            made = make_static(shop, kind, place, self.settings.static_shape, yardstick)
+            made = make_static(
+                shop,
+                kind,
+                place,
+                self.settings.static_shape,
+                yardstick,
+                qnn_context=self.settings.qnn_context,
+            )
             return describe(kind, made, self.folder, parity=difference, agreement=made.agreement)
         made = make_dynamic(shop, kind, place, yardstick.judge if yardstick else _no_text)
         agreement, times = self._tried(shop, made, yardstick)

@@ -57,6 +57,10 @@ def _parser() -> argparse.ArgumentParser:
         "--npu-shape", type=int, nargs=3, default=(8, 512, 512), metavar=("T", "P", "R"),
         help="tokens, past rows and records of the static variants (default 8 512 512)",
     )  # fmt: skip
+    build.add_argument(
+        "--qnn-context", type=int, nargs="?", const=0, metavar="SOC",
+        help="also compile npu-qnn, for a SoC by Qualcomm's number or for none in particular; needs onnxruntime-qnn",
+    )  # fmt: skip
     build.add_argument("--no-step-times", action="store_true", help="do not time the variants on this machine")
     build.add_argument("--force", action="store_true", help="replace the bundle at --out")
     build.add_argument("--dry-run", action="store_true", help="tell shapes, sizes and time, and stop")
@@ -89,10 +93,11 @@ def _build(args: argparse.Namespace) -> None:
     # torch and the exporter take seconds to import: not for `inspect`.
     from export.build import BuildSettings, build
     from export.embedded import embedded_prompts, embedded_sources
-    from export.place import new_folder
+    from export.place import clean_up_when_ended, new_folder
     from export.plan import make_plan
     from export.static_forms import StaticShape
 
+    clean_up_when_ended()
     if bool(args.target) != bool(args.drafter):
         raise UsageError("--target and --drafter belong together", hint="leave out both for the embedded pair")
     embedded = not args.target
@@ -118,6 +123,7 @@ def _build(args: argparse.Namespace) -> None:
         top_k=args.top_k,
         int8_cpu=args.int8_cpu,
         static_shape=StaticShape(*args.npu_shape),
+        qnn_context=args.qnn_context,
         force=args.force,
         time_steps=not args.no_step_times,
     )
@@ -170,6 +176,8 @@ def _bench(args: argparse.Namespace) -> None:
     if min(*args.threads, *args.tokens, 1) < 1 or args.seconds <= 0:
         raise UsageError("--threads, --tokens and --seconds must be positive")
     bundle = Bundle.open(args.bundle)
+    if static := next((name for name in args.variant if bundle.variant(name).form == "static"), None):
+        raise UsageError(f"{static} is a static form, which only its own runtime can time", hint="leave it out")
     names = args.variant or [name for name, entry in bundle.manifest.variants.items() if entry.form == "dynamic"]
     results: dict[str, Any] = {}
     lines = []

@@ -52,12 +52,13 @@ class Workshop:
     draft_to_target: NDArray[np.int64] | None = None
     int8_cpu: str = "avx512_vnni"
     _layers: dict[int, Path] = field(default_factory=dict)
+    _int8: dict[int, tuple[Path, str]] = field(default_factory=dict)
 
     def layers(self, opset: int) -> Path:
         """The layers' graph in float32."""
         if opset not in self._layers:
             folder = self.folder / f"layers-{opset}"
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             export_body(self.source.body, self.source.spec, folder / "layers.onnx", opset=opset)
             self._layers[opset] = folder / "layers.onnx"
         return self._layers[opset]
@@ -79,10 +80,12 @@ class Workshop:
 
     def int8_graph(self, opset: int) -> tuple[WeightedModel, str]:
         """Eight bits, dynamically quantized activations; and who quantized the layers."""
-        work = self.folder / f"int8-{opset}"
-        work.mkdir(parents=True, exist_ok=True)
-        layers, maker = int8_layers(self.layers(opset), work, self.int8_cpu)
-        return self._graph(layers, Int8Table), maker
+        if opset not in self._int8:
+            work = self.folder / f"int8-{opset}"
+            work.mkdir(parents=True, exist_ok=True)
+            self._int8[opset] = int8_layers(self.layers(opset), work, self.int8_cpu)
+        layers, maker = self._int8[opset]
+        return self._graph(onnx.load(layers), Int8Table), maker
 
     def block_graph(self, opset: int, blocks: Blocks) -> WeightedModel:
         """Four bits in blocks."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from moa.bundle import MANIFEST
-from moa.errors import UsageError
+from moa.errors import MoaError, UsageError
+
+_FULL = 2**20
+"""A disk with fewer bytes left is full."""
 
 
 @contextlib.contextmanager
@@ -43,8 +48,21 @@ def new_folder(out: Path, *, needed: int = 0, force: bool = False, trial: bool =
             shutil.rmtree(old)
         else:
             folder.replace(out)
+    except MoaError:
+        raise
+    except Exception as error:
+        # Every library that writes has its own way to say this, and some have only a traceback.
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or shutil.disk_usage(parent).free < _FULL:
+            hint = f"about {gigabytes(needed)} are wanted" if needed else ""
+            raise UsageError(f"no room left in {parent}", hint=hint) from error
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def clean_up_when_ended() -> None:
+    """Have SIGTERM, a batch system's way to end a build, do what Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def gigabytes(size: float) -> str:

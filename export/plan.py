@@ -9,13 +9,15 @@ from pathlib import Path
 
 from export.place import gigabytes
 from export.source import INDEPENDENT
-from export.variants import choose_kinds
+from export.variants import VariantKind, choose_kinds
 from moa.config import DrafterConfig
 from moa.errors import UsageError
 from moa.model.identity import stored_tensors
 from moa.model.streaming import read_facts
 
 _BYTES_PER_WEIGHT = {"cpu-int4": 0.5 + 4 / 32, "cpu-fp32": 4.0, "npu-openvino": 4.0, "coreml": 4.0, "nnapi": 4.0}
+_HOST_EMBEDDING = 2.0
+"""Bytes per weight of the table that a static form leaves to the host."""
 _ON_THE_SERVER = ("layer_self_attention.", "Ekv2E.", "final_state.", "confidence_head.")
 _SECONDS_PER_GRAPH, _WEIGHTS_PER_SECOND = 15.0, 20e6  # two cores of a small machine
 
@@ -65,6 +67,7 @@ def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: i
     facts, folder = read_facts(target)
     if drafter.startswith(INDEPENDENT):
         own, where = read_facts(drafter.removeprefix(INDEPENDENT))
+        _refuse_static(kinds, "this one is independent")
         weights = _count(where, lambda name: _layer(name) >= 0)
         cache, records, hidden, tied = (
             [(own.kv_heads, own.head_dim)] * own.layers,
@@ -76,6 +79,7 @@ def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: i
     else:
         path = Path(drafter).expanduser()
         config = DrafterConfig.read(path, facts)
+        _refuse_static(kinds, f"this one has {config.tli}" if config.tli else "" if config.use_ca else "it has no CA")
         weights = _count(path, lambda name: not name.startswith(_ON_THE_SERVER))
         if config.tli:
             weights += _count(folder, lambda name: _layer(name) >= facts.layers - config.tli)
@@ -86,8 +90,18 @@ def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: i
     drafted = vocabulary if draft_vocab is None else draft_vocab
     if not 1 <= drafted <= vocabulary:
         raise UsageError(f"--draft-vocab must be 1..{vocabulary} (the target's vocabulary), not {drafted}")
-    embedding, head = vocabulary * hidden, 0 if tied and drafted == vocabulary else drafted * hidden
+    embedding, whole_head = vocabulary * hidden, drafted * hidden
+    head = 0 if tied and drafted == vocabulary else whole_head
     everything = weights + embedding + head
+
+    def size(kind: VariantKind) -> int:
+        bytes_each = _BYTES_PER_WEIGHT.get(kind.name, 1.0)
+        if kind.form == "static":
+            return int((weights + whole_head) * bytes_each + embedding * _HOST_EMBEDDING)
+        # The .ort format stores the head turned, so a tied table twice.
+        return int((weights + embedding + (whole_head if kind.name == "mobile" else head)) * bytes_each)
+
+    graphs = {kind.opset if kind.form == "dynamic" else kind.name for kind in kinds}
     return Plan(
         kind="independent" if drafter.startswith(INDEPENDENT) else "moa",
         hidden_size=hidden,
@@ -99,11 +113,18 @@ def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: i
         layer_weights=weights,
         embedding_weights=embedding,
         head_weights=head,
-        variant_bytes={kind.name: int(everything * _BYTES_PER_WEIGHT.get(kind.name, 1.0)) for kind in kinds},
-        seconds=round(
-            _SECONDS_PER_GRAPH * len({kind.opset for kind in kinds}) + len(kinds) * everything / _WEIGHTS_PER_SECOND
-        ),
+        variant_bytes={kind.name: size(kind) for kind in kinds},
+        seconds=round(_SECONDS_PER_GRAPH * len(graphs) + len(kinds) * everything / _WEIGHTS_PER_SECOND),
     )
+
+
+def _refuse_static(kinds: Sequence[VariantKind], why_not: str) -> None:
+    static = next((kind.name for kind in kinds if kind.form == "static"), None)
+    if static and why_not:
+        raise UsageError(
+            f"{static} is only for MoA drafters with CA and without borrowed layers: {why_not}",
+            hint="leave this variant out",
+        )
 
 
 def _count(folder: Path, wanted: Callable[[str], bool]) -> int:

@@ -14,8 +14,8 @@ INT8_CPUS = ("avx512_vnni", "avx2", "arm64")
 """optimum's recipes. The first suits every x86 with 8-bit dot products; `avx2` avoids the overflow of older ones."""
 
 
-def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[onnx.ModelProto, str]:
-    """Dynamically quantized products; returns the model and who made it.
+def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
+    """Dynamically quantized products, written into `work`; returns the model and who made it.
 
     optimum's quantizer does not import beside transformers 5; ONNX Runtime's own, with the same settings, stands in.
     """
@@ -45,7 +45,7 @@ def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[onnx.ModelProto, st
             quantizer = ORTQuantizer.from_pretrained(layers.parent, file_name=layers.name)
             quantizer.quantize(save_dir=work, quantization_config=recipe, use_external_data_format=True)
             path = work / f"{layers.stem}_quantized.onnx"
-    return onnx.load(path), maker
+    return path, maker
 
 
 def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:

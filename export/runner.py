@@ -132,18 +132,24 @@ class OrtRunner:
         return StepOutput(logp[0], tokens[0], [row[0] for row in rows])
 
 
-def open_session(model: Path, *, threads: int = 1, providers: tuple[str, ...] = ("CPUExecutionProvider",)) -> Any:
-    """A session, or one line that says why not."""
+def open_session(
+    model: Path, *, threads: int = 1, provider: str = "CPUExecutionProvider", profile: Path | None = None
+) -> Any:
+    """A session, or one line that says why not; with `profile`, it notes there what it runs."""
     options = onnxruntime.SessionOptions()
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return onnxruntime.InferenceSession(model, options, providers=list(providers))
+        return onnxruntime.InferenceSession(model, options, providers=[provider])
     except Exception as error:  # onnxruntime raises many types without a common base
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BundleError(f"ONNX Runtime {onnxruntime.__version__} cannot load {model.name}: {first}") from None
+        where = "" if provider == "CPUExecutionProvider" else f" on {provider}"
+        raise BundleError(f"ONNX Runtime {onnxruntime.__version__} cannot load {model}{where}: {first}") from None
 
 
 def _no_records() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ from export.agreement import Replay
 from export.describe import this_runtime
 from export.forms import Workshop
 from export.parity import random_steps
+from export.qnn_context import write_context
 from export.runner import StepInput
 from export.static_forms import (
     EMBEDDING,
@@ -26,12 +27,23 @@ from export.variants import Made, VariantKind
 from export.yardstick import Yardstick
 
 _CALIBRATION_STEPS = 64
+_COMPARED = 4
+"""Steps in which QNN's compiled form is compared with its graph."""
 
 
 def make_static(
-    shop: Workshop, kind: VariantKind, folder: Path, shape: StaticShape, yardstick: Yardstick | None
+    shop: Workshop,
+    kind: VariantKind,
+    folder: Path,
+    shape: StaticShape,
+    yardstick: Yardstick | None,
+    *,
+    qnn_context: int | None = None,
 ) -> Made:
-    """Write a static variant, run it on the CPU, and let a checker look at it where the runtime does not exist here."""
+    """Write a static variant, run it on the CPU, and let a checker look at it where the runtime does not exist here.
+
+    `qnn_context` is the SoC to compile `npu-qnn` for, 0 for none in particular; None leaves it to the device.
+    """
     folder.mkdir(parents=True)
     model = folder / "model.onnx"
     htp = kind.name == "npu-qnn"
@@ -40,9 +52,14 @@ def make_static(
     notes = [f"tokens {shape.tokens}, past {shape.past}, records {shape.records}; {EMBEDDING} is the host's embedding"]
     if htp:
         plain = static_runner(shop, model, shape)
-        quantize_for_htp(model, calibration_feeds(shop, plain, yardstick.traces if yardstick else ()))
+        feeds = calibration_feeds(shop, plain, yardstick.traces if yardstick else ())
+        quantize_for_htp(model, feeds)
         learned = "the prompts it is judged on" if yardstick else "random steps: judge it before use"
         notes.append(f"ranges from {learned}")
+        if qnn_context is not None:
+            context, said = write_context(model, feeds[:_COMPARED], qnn_context)
+            files.append(context)
+            notes.append(said)
     here = f"{this_runtime()}, not with {kind.runtime}"
     seen = None
     if kind.name in ("coreml", "nnapi"):

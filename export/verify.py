@@ -49,7 +49,7 @@ def _run(bundle: Bundle, name: str, provider: str) -> Verdict:
         raise BundleError(
             f"{provider} runs none of {name}'s {sum(placement.values())} nodes: all fell back to {', '.join(placement)}"
         )
-    session = open_session(model, providers=(provider,))
+    session = open_session(model, provider=provider)
     worst = 0.0
     for case in bundle.golden():
         logp, tokens = session.run(["top_logp", "top_tokens"], case.inputs)
@@ -63,11 +63,7 @@ def _run(bundle: Bundle, name: str, provider: str) -> Verdict:
 def node_placement(model: Path, bundle: Bundle, provider: str) -> dict[str, int]:
     """Which execution provider ran how many nodes, from a profile of one step: `get_providers()` does not tell."""
     with tempfile.TemporaryDirectory() as folder:
-        options = onnxruntime.SessionOptions()
-        options.enable_profiling = True
-        options.profile_file_prefix = str(Path(folder) / "profile")
-        options.log_severity_level = 4
-        session = onnxruntime.InferenceSession(model, options, providers=[provider])
+        session = open_session(model, provider=provider, profile=Path(folder) / "profile")
         session.run(["top_logp"], bundle.golden()[0].inputs)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
     nodes = {

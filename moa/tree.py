@@ -120,7 +120,6 @@ class TreeGrower:
     parents: list[int] = field(init=False)
     scores: list[float] = field(init=False)
     _level: int = field(init=False, default=0)
-    _newest: list[int] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.frontier, self.tokens, self.parents, self.scores = [0], [self.root], [-1], [0.0]
@@ -148,24 +147,24 @@ class TreeGrower:
     def expand(self, top_tokens: NDArray[np.int64], top_scores: NDArray[np.float32]) -> None:
         """Take the drafter's best guesses after each frontier node, `[frontier, k]`, best first."""
         k = min(self.shape.breadth, top_tokens.shape[1])
-        newest: list[int] = []
-        for row, node in enumerate(self.frontier):
+        first = len(self.tokens)
+        guesses = zip(self.frontier, top_tokens[:, :k].tolist(), top_scores[:, :k].tolist(), strict=True)
+        for node, tokens, scores in guesses:
             base = self.scores[node]
-            for token, score in zip(top_tokens[row, :k].tolist(), top_scores[row, :k].tolist(), strict=True):
-                newest.append(len(self.tokens))
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.scores.append(base + score)
+            self.tokens += tokens
+            self.parents += [node] * k
+            self.scores += [base + score for score in scores]
         self.fed += self.frontier
         self._level += 1
-        best = sorted(newest, key=lambda n: -self.scores[n])[: self.shape.breadth]
+        best = sorted(range(first, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[: self.shape.breadth]
         if self._level >= self.shape.depth or self.scores[best[0]] < self.shape.min_score:
             best = []
         self.frontier = sorted(best)
 
     def tree(self) -> DraftTree:
         """The best `shape.nodes` nodes and the root. A child never outscores its parent, so the best are a tree."""
-        order = sorted(range(1, len(self.tokens)), key=lambda n: (-self.scores[n], n))[: self.shape.nodes]
+        # Sorting is stable, in reverse too: of equals the earlier come first.
+        order = sorted(range(1, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[: self.shape.nodes]
         kept = [0, *sorted(order)]
         index = {node: i for i, node in enumerate(kept)}
         return DraftTree(

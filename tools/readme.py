@@ -23,11 +23,20 @@ HEADLINES = ("client_links", "client_offline", "speed")
 TITLES = {
     "acceptance": "Tokens won per verification",
     "accuracy": "Right answers of the target",
+    "capacity": "Readers that one verifier holds",
     "client_cuts": "The link cut at random bytes",
+    "client_exact": "Texts equal to the target's, over every link",
     "client_links": "Device and server, by link",
     "client_offline": "Right answers when the link dies after m tokens (replayed)",
+    "client_reconnect": "The link returns",
     "client_records": "Acceptance by what was synced",
+    "client_slow": "Device and server, by link, with a slow target",
+    "drafters_offline": "Right answers when the link dies after m tokens, by drafter",
+    "export_environments": "Acceptance in the other runtimes",
+    "export_steps": "Step time of the CPU forms",
+    "server_load": "The verifier under load",
     "speed": "One machine",
+    "timeline": "One round",
 }
 PARSERS = {
     "moa-train": ("moa.training.options", "parser"),

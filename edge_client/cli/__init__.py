@@ -1,31 +1,44 @@
-"""The `edge-client` command: one module for each subcommand, loaded when it is used."""
+"""The `edge-client` command: one module for each subcommand, imported when it is used: an answer should not wait."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
 
-from edge_client.cli import audit, bench, chat, demo, doctor, generate, inspect
 from moa import __version__
 from moa.errors import run_cli
+
+_COMMANDS = {
+    "generate": "answer one prompt",
+    "chat": "talk",
+    "demo": "see it all on one machine",
+    "bench": "measure ways of decoding, and this device's start",
+    "audit": "compare with the target alone",
+    "doctor": "check this device",
+    "inspect": "show a bundle",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    options = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    options = parser(words).parse_args(words)
     run: Callable[[argparse.Namespace], int] = options.run
     sys.exit(run_cli("edge-client", lambda: run(options)))
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser(words: Collection[str] = tuple(_COMMANDS)) -> argparse.ArgumentParser:
+    """The command line; only subcommands that are among the `words` get their flags."""
     top = argparse.ArgumentParser(
         prog="edge-client",
         description="A large language model that keeps answering when the network does not.",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for module in (generate, chat, demo, bench, audit, doctor, inspect):
-        module.add(commands)
+    for name, says in _COMMANDS.items():
+        command = commands.add_parser(name, help=says)
+        if name in words:
+            import_module(f"edge_client.cli.{name}").add(command)
     return top

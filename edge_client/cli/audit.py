@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import dataclasses
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -14,17 +17,21 @@ from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.compare import Answer, ask_all, first_difference
 from edge_client.device import Device
+from edge_client.local import LocalVerifier
+from edge_client.margin import margin
 from edge_client.settings import ClientSettings
+from edge_client.text import TextCodec
 from moa.errors import UsageError
 
+FLOAT32_TIE = 1e-3
+"""Scores this close are equal to float32 sums of another order."""
+LOW_PRECISION_TIE = 0.25
+"""Scores this close may change places where hidden states are bfloat16 or float16."""
 
-def add(commands: Any) -> None:
+
+def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command = commands.add_parser(
-        "audit",
-        help="compare with the target alone",
-        description="Answer a prompt twice, with drafts and token by token by the target alone, and compare.",
-    )
+    command.description = "Answer a prompt twice, with drafts and token by token by the target alone, and compare."
     command.add_argument("prompt", nargs="*", help="the prompt; without it, or as -, standard input is read")
     command.add_argument("--raw", action="store_true", help="no chat template: go on from the text as it is")
     command.add_argument("--json", action="store_true", help="print one JSON object")
@@ -39,34 +46,78 @@ def run(arguments: argparse.Namespace) -> int:
     settings = options.settings_from(arguments)
     if not settings.verifier:
         raise UsageError("an audit needs the target", hint="pass --verifier ADDRESS, or --verifier local")
-    device = Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
-    drafted, alone = asyncio.run(_both(settings, device, prompt, raw=arguments.raw))
-    at = first_difference(drafted.ids, alone.ids)
+    audit = asyncio.run(_audit(settings, prompt, raw=arguments.raw))
     if arguments.json:
-        report = {"identical": at is None, "first_difference": at, "drafted": drafted.ids, "target": alone.ids}
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-        return int(at is not None)
-    _show(Console(highlight=False), device, drafted, alone, at)
-    return int(at is not None)
+        sys.stdout.buffer.write(msgspec.json.encode(audit.report()) + b"\n")
+    else:
+        show(Console(highlight=False), audit)
+    return int(audit.at is not None)
 
 
-async def _both(settings: ClientSettings, device: Device, prompt: str, *, raw: bool) -> tuple[Answer, Answer]:
-    ids = EdgeClient(settings, device=device).encode(prompt, raw=raw)
-    (drafted,) = await ask_all(settings, device, [ids])
-    (alone,) = await ask_all(settings, device, [ids], draft="single", sync="off")
-    return drafted, alone
+@dataclass(frozen=True)
+class Audit:
+    """An answer in two ways, and how close the target's choice was where they part."""
+
+    codec: TextCodec
+    drafted: Answer
+    alone: Answer
+    at: int | None
+    """Where they part, if they do."""
+    margin: float | None = None
+    """By how much the target's token led the other one there; None is by a lot."""
+
+    def report(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "identical": self.at is None,
+            "first_difference": self.at,
+            "margin": self.margin,
+            "drafted": self.drafted.ids,
+            "target": self.alone.ids,
+        }
+
+    def verdict(self) -> str:
+        """What a difference means."""
+        if self.margin is None:
+            return "-> the target's choice was not close: no rounding explains this. Please report it"
+        if self.margin < FLOAT32_TIE:
+            return f"-> a numerical tie: the target's token led by {self.margin:.1g}, less than float32 sums can tell"
+        if self.margin < LOW_PRECISION_TIE:
+            return (
+                f"-> a near tie: the target's token led by {self.margin:.2g}. In low precision such tokens may swap; "
+                "serve with --dtype float32 to exclude it"
+            )
+        return f"-> the target's token led by {self.margin:.2g}: more than rounding explains. Please report it"
 
 
-def _show(console: Console, device: Device, drafted: Answer, alone: Answer, at: int | None) -> None:
-    console.print(f"with drafts   {len(drafted.ids)} tokens in {drafted.stats['calls']} calls")
-    console.print(f"target alone  {len(alone.ids)} tokens in {alone.stats['calls']} calls")
-    if at is None:
+async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
+    device = Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
+    async with contextlib.AsyncExitStack() as stack:
+        if settings.verifier == "local":
+            address = await stack.enter_async_context(LocalVerifier().running())
+            settings = dataclasses.replace(settings, verifier=address)
+        ids = EdgeClient(settings, device=device).encode(prompt, raw=raw)
+        (drafted,) = await ask_all(settings, device, [ids])
+        (alone,) = await ask_all(settings, device, [ids], draft="single", sync="off")
+        at = first_difference(drafted.ids, alone.ids)
+        if at is None or at >= min(len(drafted.ids), len(alone.ids)):
+            return Audit(device.codec, drafted, alone, at)
+        lone = dataclasses.replace(settings, draft="single", sync="off", stop=())
+        async with EdgeClient(lone, device=device) as client:
+            await client.wait_online()
+            lead = await margin(client, [*ids, *alone.ids[:at]], alone.ids[at], drafted.ids[at], settings.sampling)
+        return Audit(device.codec, drafted, alone, at, lead)
+
+
+def show(console: Console, audit: Audit) -> None:
+    """For people."""
+    for name, answer in (("with drafts", audit.drafted), ("target alone", audit.alone)):
+        console.print(f"{name:13} {len(answer.ids)} tokens in {answer.stats['calls']} calls")
+    if audit.at is None:
         console.print("identical     yes", style="green")
         return
-    console.print(f"identical     no: they part at token {at}", style="red")
-    for name, answer in (("with drafts", drafted), ("target", alone)):
-        token = answer.ids[at : at + 1]
-        console.print(f"  {name:12} {token} {device.codec.decode(token)!r}" if token else f"  {name:12} ended")
-    console.print(
-        "-> in low precision two tokens that are nearly tied may swap: serve with --dtype float32 to exclude it"
-    )
+    console.print(f"identical     no: they part at token {audit.at}", style="red")
+    for name, answer in (("with drafts", audit.drafted), ("target alone", audit.alone)):
+        token = answer.ids[audit.at : audit.at + 1]
+        console.print(f"  {name:12} {token} {audit.codec.decode(token)!r}" if token else f"  {name:12} ended")
+    console.print(audit.verdict())

@@ -15,6 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from edge_client import startup
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.compare import ask_all, rates
@@ -33,17 +34,18 @@ _PROMPTS = (
 )
 
 
-def add(commands: Any) -> None:
+def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command = commands.add_parser(
-        "bench",
-        help="measure ways of decoding",
-        description="Answer prompts in each way; compare speed, calls, bytes. single: a call a token; none: "
-        "plain API streaming; server: drafted and streamed there; device: drafted here; auto: what pays.",
+    command.description = (
+        "Answer prompts in each way; compare speed, calls, bytes. single: a call a token; none: plain API streaming; "
+        "server: drafted and streamed there; device: drafted here; auto: what pays. Then start afresh, a few times."
     )
     command.add_argument("--ways", default=",".join(WAYS), help="comma-separated (default: %(default)s)")
     command.add_argument("--prompts", type=Path, metavar="FILE", help="prompts, one a line")
     command.add_argument("--link", choices=sorted(PROFILES), help="put an emulated link before the verifier")
+    command.add_argument(
+        "--starts", type=int, default=3, metavar="N", help="fresh starts to measure, 0 for none (default: %(default)s)"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_connection(command)
     options.add_generation(command)
@@ -60,9 +62,24 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("a benchmark needs the target", hint="pass --verifier ADDRESS, or --verifier local")
     texts = _read_prompts(arguments.prompts) if arguments.prompts else list(_PROMPTS)
     results = asyncio.run(_measure(settings, ways, texts, arguments.link))
+    start = startup.measure(settings, arguments.starts) if arguments.starts > 0 else None
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode(results) + b"\n")
+        report: dict[str, Any] = {"ways": results}
+        if start is not None:
+            report["start_up"] = {"seconds": start.seconds, "runs": start.runs, "resident_mb": start.resident_mb}
+        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
         return 0
+    console = Console(highlight=False)
+    console.print(_table(results))
+    if start is not None:
+        console.print(
+            f"start-up: {start.seconds:.2f} s to the first draft in a fresh process (median of {len(start.runs)}), "
+            f"{start.resident_mb:.0f} MB resident"
+        )
+    return 0
+
+
+def _table(results: dict[str, dict[str, Any]]) -> Table:
     table = Table("draft", "tokens/s", "calls/100", "tokens/round", "first token ms", "kB", "overhead ms", "same text")
     for way, figures in results.items():
         table.add_row(
@@ -75,8 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{figures['overhead_ms']:.2f}" if figures["overhead_ms"] else "",
             "yes" if figures["same"] else "NO",
         )
-    Console(highlight=False).print(table)
-    return 0
+    return table
 
 
 async def _measure(

@@ -8,7 +8,6 @@ import contextlib
 import signal
 import sys
 import threading
-from typing import Any
 
 from rich.console import Console
 
@@ -22,9 +21,9 @@ from moa.errors import MoaError, UsageError
 _HELP = "/new starts a new conversation, /quit (or Ctrl-D) ends, Ctrl-C stops an answer"
 
 
-def add(commands: Any) -> None:
+def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command = commands.add_parser("chat", help="talk", description=f"A conversation. {_HELP}.")
+    command.description = f"A conversation. {_HELP}."
     command.add_argument("--system", metavar="TEXT", help="what the assistant is told first")
     options.add_connection(command)
     options.add_generation(command)

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-from typing import Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -32,13 +31,11 @@ _CUT_AFTER, _RESTORE_AFTER = 12, 8
 """Verified tokens before the link is cut, and provisional ones before it returns."""
 
 
-def add(commands: Any) -> None:
+def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command = commands.add_parser(
-        "demo",
-        help="see it all on one machine",
-        description="Start a verifier behind an emulated link, answer, cut the link in the middle of an answer, "
-        "go on offline, restore it, reconcile, and compare with plain API streaming.",
+    command.description = (
+        "Start a verifier behind an emulated link, answer, cut the link in the middle of an answer, go on offline, "
+        "restore it, reconcile, and compare with plain API streaming."
     )
     command.add_argument(
         "--link", choices=sorted(PROFILES), default="4g", help="the emulated link (default: %(default)s)"

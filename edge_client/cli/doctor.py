@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -18,11 +17,9 @@ from edge_client.settings import ClientSettings
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
-def add(commands: Any) -> None:
+def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command = commands.add_parser(
-        "doctor", help="check this device", description="Check bundle, runtime, speed, verifier, and say what to do."
-    )
+    command.description = "Check bundle, runtime, speed, verifier, and say what to do."
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     options.add_connection(command)
     command.set_defaults(run=run)

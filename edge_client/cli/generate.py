@@ -14,13 +14,13 @@ from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
 from edge_client.settings import ClientSettings
-from edge_client.terminal import make_view
+from edge_client.terminal import make_view, rescue
 from edge_client.trace import Trace
 
 
-def add(commands: Any) -> None:
+def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command = commands.add_parser("generate", help="answer one prompt", description="Answer one prompt.")
+    command.description = "Answer one prompt."
     command.add_argument("prompt", nargs="*", help="the prompt; without it, or as -, standard input is read")
     command.add_argument("--raw", action="store_true", help="no chat template: go on from the text as it is")
     command.add_argument(
@@ -38,8 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
     trace = Trace(enabled=arguments.trace is not None)
     report = asyncio.run(_answer(settings, prompt, raw=arguments.raw, quiet=arguments.json, trace=trace))
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-        sys.stdout.flush()
+        answer = msgspec.json.encode(report)
+        try:
+            sys.stdout.buffer.write(answer + b"\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise  # nobody reads
+        except OSError as error:
+            rescue(answer.decode(), error)
     if arguments.trace is not None:
         _write_trace(trace, arguments.trace)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -14,9 +13,9 @@ from edge_client.device import dynamic_variants, embedded_bundle
 from moa.bundle import Bundle
 
 
-def add(commands: Any) -> None:
+def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command = commands.add_parser("inspect", help="show a bundle", description="Show what a bundle holds.")
+    command.description = "Show what a bundle holds."
     command.add_argument("--json", action="store_true", help="print the manifest as JSON")
     options.add_connection(command)
     command.set_defaults(run=run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -13,11 +14,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from cloud_verifier.auth import Authenticator, new_token, token_line
+from edge_client import startup
 from edge_client.cli import main, parser
 from edge_client.cli.generate import Record
 from edge_client.events import Confirm, Done, Event, Prompt, Retract, Token
-from edge_client.terminal import LiveView, PipeView, make_view
+from edge_client.live import LiveView
+from edge_client.settings import ClientSettings
+from edge_client.terminal import PipeView, make_view
+from moa.errors import MoaError
+from moa.wire import Code, encode
+from moa.wire.messages import Error
 from tests.edge import kit
+from tests.edge.test_transport import stranger
 
 _BLOCKED = """
 import sys
@@ -113,10 +122,58 @@ def test_a_full_disk_does_not_lose_the_answer() -> None:
     assert result.returncode == 1
     assert expected.strip() in result.stderr
     assert b"could not be written: No space left" in result.stderr
+    with open("/dev/full", "wb") as full:
+        result = offline("hello", "--json", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert result.returncode == 1
+    assert json.loads(result.stderr.splitlines()[0])["text"] == expected.decode()[:-1]
+    assert b"could not be written: No space left" in result.stderr
     trace = offline("hello", "--trace", "/dev/full")
     assert trace.returncode == 0
     assert trace.stdout == expected
     assert b"no trace at /dev/full" in trace.stderr
+
+
+def test_an_answer_that_outgrows_the_context_says_so() -> None:
+    result = offline("hello", "--max-new-tokens", "2000", "--max-offline-tokens", "0", "--ignore-eos")
+    assert result.returncode == 0
+    assert b"the context is full" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [(Code.VERSION, b"update the older end"), (Code.TARGET, b"the bundle that was made for this target")],
+)
+async def test_a_verifier_that_refuses_is_one_clear_line(code: Code, what: bytes) -> None:
+    async with stranger(encode(Error(code=code, message="not with you"))) as url:
+        await refused(["--verifier", url], b"not with you", what)
+
+
+async def test_a_wrong_token_is_one_clear_line() -> None:
+    auth = Authenticator(((token_line("edge", new_token()).split()[0], b"x" * 32),))
+    async with kit.verifier(auth=auth) as running:
+        await refused(["--verifier", running.transport.url, "--token", "wrong"], b"refused the token", b"--token")
+
+
+async def refused(flags: list[str], *what: bytes) -> None:
+    bundle = str(kit.pair() / "bundle")
+    result = await asyncio.to_thread(run, "generate", "--raw", "hello", "--bundle", bundle, *flags)
+    assert result.returncode in (1, 2)
+    assert result.stdout == b""
+    assert result.stderr.count(b"\n") == 1, result.stderr
+    assert all(words in result.stderr for words in what), result.stderr
+
+
+def test_a_fresh_start_is_measured() -> None:
+    start = startup.measure(ClientSettings(bundle=str(kit.pair() / "bundle")), runs=1)
+    assert 0.05 < start.seconds == start.runs[0] < 60
+    assert 20 < start.resident_mb < 2000
+    with pytest.raises(MoaError, match=r"could not draft: .*no bundle at"):
+        startup.measure(ClientSettings(bundle="/nowhere"), runs=1)
+
+
+def test_an_answer_does_not_wait_for_what_only_a_screen_needs() -> None:
+    program = "import sys, edge_client.cli.generate as g; print(sorted({'rich', 'jinja2', 'torch'} & set(sys.modules)))"
+    assert run(program=program).stdout == b"[]\n"
 
 
 def test_a_trace_is_a_timeline(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from edge_client.client import EdgeClient
 from edge_client.link import PROFILES, LinkProxy
 from moa.sampling import SamplingSettings
+from moa.wire.messages import Ack, Activations, ClientMessage
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit
 
@@ -19,7 +20,7 @@ SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3}
 
 
 def truth(ids: list[int], **sampling: Any) -> list[int]:
-    return verifier_kit.reference(ids, COUNT, sampling=SamplingSettings(**sampling))
+    return verifier_kit.generate(verifier_kit.model(), ids, COUNT, SamplingSettings(**sampling))
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
@@ -52,8 +53,44 @@ async def test_one_connection_serves_one_conversation_after_another(draft: Any) 
             assert transcript.tokens == truth(ids)
             assert transcript.done is not None
             assert transcript.done.stats["offline_tokens"] == 0, "the session must be opened without a reconnection"
+            assert (transcript.done.stats["overhead_ms"] is not None) == (draft == "device")
         assert client.link is not None
         assert client.link.generation == 1
+
+
+async def test_records_of_a_conversation_that_is_over_are_acknowledged() -> None:
+    """Else every conversation would take something from the window, until no more records come."""
+    acknowledged, payload, late = 0, 0, 0
+    async with (
+        kit.verifier() as running,
+        EdgeClient(verifier=running.transport.url, device=kit.device(), draft="device", max_new_tokens=8) as client,
+    ):
+        await client.wait_online()
+        assert client.link is not None
+        send, receive, inbox = client.link.send, client.link._receive, client.link.inbox
+
+        async def sending(message: ClientMessage) -> None:
+            nonlocal acknowledged
+            acknowledged = message.received if isinstance(message, Ack) else acknowledged
+            await send(message)
+
+        async def receiving(connection: Any) -> Any:
+            nonlocal payload
+            message = await receive(connection)
+            payload += len(message.payload) if isinstance(message, Activations) else 0
+            return message
+
+        client.link.send, client.link._receive = sending, receiving  # type: ignore[method-assign]
+        for seed in range(4):
+            await kit.transcribe(client, verifier_kit.prompt(seed, 40))
+            async with asyncio.timeout(10):
+                while not inbox:  # records of this conversation that come when it is over
+                    await asyncio.sleep(0.01)
+            late += sum(isinstance(message, Activations) for _, message in inbox)
+        await kit.transcribe(client, verifier_kit.prompt(9, 12))
+        left = sum(len(message.payload) for _, message in inbox if isinstance(message, Activations))
+    assert late > 0
+    assert acknowledged == payload - left
 
 
 @pytest.mark.parametrize("profile", ["5g", "4g-weak"])

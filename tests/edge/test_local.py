@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import socket
+import subprocess
+import sys
+import time
 from typing import Any
 
 import pytest
@@ -42,6 +46,38 @@ async def test_a_start_that_fails_says_why() -> None:
     with pytest.raises(LinkError, match=r"did not start: .*nowhere"):
         async with LocalVerifier(["--target", "/nowhere"]).running():
             pass
+
+
+_PARENT = """
+import asyncio, sys
+from edge_client.local import LocalVerifier
+
+async def main():
+    async with LocalVerifier(sys.argv[1:]).running() as url:
+        print(url, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_it_does_not_outlive_a_parent_that_is_killed() -> None:
+    pair = kit.pair()
+    flags = ["--target", str(pair / "target"), "--drafter", str(pair / "drafter"), *LIMITS]
+    with subprocess.Popen([sys.executable, "-c", _PARENT, *flags], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        port = int(parent.stdout.readline().decode().rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        except ConnectionError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the verifier still listens")
 
 
 async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,13 @@ def test_a_template_that_refuses_is_a_clear_line(codec: TextCodec) -> None:
         codec.encode_chat([{"role": "bad", "content": ""}])
 
 
+def test_what_is_no_template(codec: TextCodec, tmp_path: Path) -> None:
+    (tmp_path / "broken.jinja").write_text("{% for %}")
+    for name in ("broken.jinja", "missing.jinja"):
+        with pytest.raises(BundleError, match="is not a chat template"):
+            TextCodec(tmp_path / "tokenizer.json", tmp_path / name).encode_chat([{"role": "user", "content": "hi"}])
+
+
 def test_without_a_template(codec: TextCodec, tmp_path: Path) -> None:
     plain = TextCodec(tmp_path / "tokenizer.json")
     assert not plain.can_chat

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
+import struct
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig
 
-from export import build as building
 from export.build import BuildSettings, build
 from export.place import new_folder
 from export.plan import make_plan
@@ -20,7 +21,9 @@ from export.traces import read_prompts
 from export.verify import verify
 from export.vocabulary import count_files, most_frequent
 from moa.bundle import MANIFEST, Bundle
+from moa.config import DrafterConfig
 from moa.errors import BundleError, ConfigError, MoaError, UsageError
+from moa.model.streaming import read_facts
 from tests.export.conftest import PROMPTS, Pair
 from tests.tiny import save_tiny
 
@@ -94,38 +97,11 @@ def test_a_provider_that_runs_nothing_fails_loudly(bundle: Bundle, monkeypatch: 
         verify(bundle, ["cpu-fp32"], provider="QNNExecutionProvider")
 
 
-def test_a_failed_build_leaves_nothing(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(building, "load_source", full)
-    with pytest.raises(OSError, match="No space left"):
-        build(settings(pair, tmp_path / "bundle"))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_killed_build_leaves_no_bundle(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.place.shutil.rmtree", lambda *_, **__: None)  # a killed process cleans nothing up
-    monkeypatch.setattr(building, "load_source", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        build(settings(pair, tmp_path / "bundle"))
-    (left,) = tmp_path.iterdir()
-    for folder in (left, tmp_path / "bundle"):
-        with pytest.raises(BundleError, match="no bundle"):
-            Bundle.open(folder)
-
-
 def test_room_is_checked_before_work(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("export.place.shutil.disk_usage", lambda _: usage)
     with pytest.raises(UsageError, match=r"not enough room .* 1\.\d MB wanted, 0.0 MB free"):
         build(settings(pair, tmp_path / "bundle"))
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"cannot write to .*file"), new_folder(tmp_path / "file" / "bundle"):
-        pass
 
 
 def test_only_a_bundle_is_replaced_and_only_when_told(tmp_path: Path) -> None:
@@ -157,9 +133,45 @@ def test_the_plan_counts_what_the_bundle_holds(pair: Pair, bundle: Bundle) -> No
     exact = bundle.manifest.files["variants/cpu-fp32/model.onnx.data"].size
     assert abs(plan.variant_bytes["cpu-fp32"] - exact) < 0.2 * exact  # pages are padded
     assert plan.cache == [(1, 16)]
+    assert make_plan(str(pair.target), str(pair.drafter), ["nnapi"], None).variant_bytes["nnapi"] < 1.1 * exact
     independent = make_plan(str(pair.target), f"independent:{pair.target}", [], 50)
     assert len(independent.cache) == 4
     assert independent.draft_vocabulary == 50
+
+
+def test_a_plan_for_8_billion_weights_reads_none_of_them(tmp_path: Path) -> None:
+    """The target's weights are one hole of 16 GB: only its headers have contents."""
+    config = LlamaConfig(
+        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=False,
+    )  # fmt: skip
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path / "target")
+    ends = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (128_256, 4096))
+    _hole(tmp_path / "target", ends | {f"model.layers.{i}.mlp.up_proj.weight": (14_336, 14_336) for i in range(32)})
+    settings = DrafterConfig.for_target(read_facts(tmp_path / "target")[0])
+    (tmp_path / "drafter").mkdir()
+    settings.write(tmp_path / "drafter")
+    _hole(tmp_path / "drafter", {"self_attention.mlp.up_proj.weight": (4096, 50_000)})
+    started = time.process_time()
+    plan = make_plan(str(tmp_path / "target"), str(tmp_path / "drafter"), ["cpu-int4"], 32_000)
+    assert time.process_time() - started < 2.0  # to read a hole of 16 GB takes longer
+    assert plan.embedding_weights == 128_256 * 4096
+    assert plan.head_weights == 32_000 * 4096
+    assert plan.layer_weights == 4096 * 50_000
+    assert 0.5e9 < plan.variant_bytes["cpu-int4"] < 0.6e9
+    assert "time without calibration: about" in plan.lines()[-1]
+
+
+def _hole(folder: Path, shapes: dict[str, tuple[int, int]]) -> None:
+    header, end = {}, 0
+    for name, (rows, width) in shapes.items():
+        start, end = end, end + 2 * rows * width
+        header[name] = {"dtype": "BF16", "shape": [rows, width], "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +183,7 @@ def test_the_plan_counts_what_the_bundle_holds(pair: Pair, bundle: Bundle) -> No
         ({"draft_vocab": 5}, "--draft-vocab needs text"),
         ({"draft_vocab": 500, "vocab_text": (Path("x"),)}, r"must be 1..128"),
         ({"drafter": "nowhere"}, "no drafter at nowhere"),
+        ({"drafter": "independent:./nowhere"}, "no model at ./nowhere"),
         ({"target": "./nowhere"}, "no model at ./nowhere"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -77,34 +76,16 @@ def test_doctor_lists_versions_and_providers(capsys: pytest.CaptureFixture[str])
     assert "CPUExecutionProvider" in json.loads(out)["execution providers"]
 
 
-def _damage(bundle: Bundle, tmp_path: Path) -> Path:
-    folder = tmp_path / "damaged"
-    shutil.copytree(bundle.folder, folder)
-    model = folder / "variants" / "cpu-int8" / "model.onnx.data"
-    content = bytearray(model.read_bytes())
-    content[100] ^= 1
-    model.write_bytes(content)
-    return folder
-
-
 def test_mistakes_are_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], bundle: Bundle, pair: Pair, tmp_path: Path
 ) -> None:
-    (tmp_path / "other.json").write_text('{"model": {"vocab": {"x": 1}}}')
-    (tmp_path / "broken.json").write_text("{")
-    (tmp_path / "file").write_text("")
     source = ["build", "-t", pair.target, "-d", pair.drafter]
     mistakes = {
         "no bundle at": ["inspect", tmp_path / "none"],
-        "contents of variants/cpu-int8/model.onnx.data": ["verify", _damage(bundle, tmp_path)],
-        "has another tokenizer": ["verify", bundle.folder, "--tokenizer", tmp_path / "other.json"],
-        "is not a tokenizer.json": ["verify", bundle.folder, "--tokenizer", tmp_path / "broken.json"],
-        "has no variant 'npu'": ["verify", bundle.folder, "-v", "npu"],
         "must be positive": ["bench", bundle.folder, "--threads", 0],
         "belong together": ["build", "-t", pair.target, "-o", tmp_path / "b"],
         "--out is missing": source,
         "holds a bundle already": [*source, "-o", bundle.folder],
-        "cannot write to": [*source, "-o", tmp_path / "file" / "b"],
         "unknown variant 'x'": [*source, "-o", tmp_path / "b", "-v", "x"],
         "no model at": ["build", "-t", "./none", "-d", pair.drafter, "-o", tmp_path / "b"],
     }

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList
 from websockets.asyncio.client import ClientConnection, connect
 
 from cloud_verifier.app import Verifier
@@ -25,7 +26,7 @@ from moa.wire import ClientSession, Limits, decode_server, encode
 from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, Welcome
 from moa.wire.session import Advanced, Event, Recovered, Refused
 from moa.wire.versions import FEATURES
-from tests.tiny import EOS, tiny
+from tests.tiny import tiny
 
 __all__ = ["Row", "Verifier", "decode_server"]
 
@@ -158,41 +159,53 @@ async def connection(running: Verifier, *, token: str = "", **options: Any) -> A
         yield raw
 
 
-def reference(
-    ids: Sequence[int], count: int, *, family: str = "llama", sampling: SamplingSettings | None = None
-) -> list[int]:
-    """What the target says after `ids`, one token at a time, with no cache and none of our code but the sampler."""
-    log, settings = list(ids), sampling or SamplingSettings()
-    for _ in range(count):
-        with torch.inference_mode():
-            logits = model(family)(torch.tensor([log]), use_cache=False).logits[0, -1].float().numpy()
-        log.append(choose(logits, settings, len(log), log))
-        if log[-1] == EOS:
-            break
-    return log[len(ids) :]
-
-
 def generated(ids: Sequence[int], count: int, *, family: str = "llama") -> list[int]:
     """The library's own greedy text."""
+    return generate(model(family), ids, count)
+
+
+def generate(model: Any, ids: Sequence[int], count: int, sampling: SamplingSettings | None = None) -> list[int]:
+    """What `model.generate` says; of its logits, with sampling, the sampler's choice."""
+    told = [] if sampling is None or sampling.plain_greedy else [_Chosen(sampling)]
     with torch.inference_mode():
-        out = model(family).generate(
-            torch.tensor([list(ids)]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=count, do_sample=False
+        out = model.generate(
+            torch.tensor([list(ids)]),
+            attention_mask=torch.ones(1, len(ids)),
+            max_new_tokens=count,
+            do_sample=False,
+            logits_processor=LogitsProcessorList(told),
         )
     return [int(token) for token in out[0, len(ids) :]]
 
 
-def random_draft(rng: random.Random, truth: Sequence[int], pending: int, nodes: int) -> tuple[list[int], list[int]]:
+class _Chosen(LogitsProcessor):
+    """Leaves `generate` only the token that the sampler takes."""
+
+    def __init__(self, sampling: SamplingSettings) -> None:
+        self._sampling = sampling
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
+        """Scores in which one token is certain."""
+        log = input_ids[0].tolist()
+        only = torch.full_like(scores, -torch.inf)
+        only[0, choose(scores[0].numpy(), self._sampling, len(log), log)] = 0.0
+        return only
+
+
+def random_draft(
+    rng: random.Random, truth: Sequence[int], pending: int, nodes: int, vocab: int = VOCAB
+) -> tuple[list[int], list[int]]:
     """A random tree whose nodes are right about half of the time."""
     tokens, parents, depth = [pending], [-1], [0]
     for node in range(1, nodes):
         parent = rng.randrange(node)
         right = depth[parent] < len(truth) and rng.random() < 0.6
-        tokens.append(truth[depth[parent]] if right else rng.randrange(4, VOCAB))
+        tokens.append(truth[depth[parent]] if right else rng.randrange(4, vocab))
         parents.append(parent)
         depth.append(depth[parent] + 1)
     return tokens, parents
 
 
-def prompt(seed: int, length: int) -> list[int]:
+def prompt(seed: int, length: int, vocab: int = VOCAB) -> list[int]:
     """Random ids that are no special tokens."""
-    return [int(t) for t in np.random.default_rng(seed).integers(4, VOCAB, size=length)]
+    return [int(t) for t in np.random.default_rng(seed).integers(4, vocab, size=length)]

@@ -90,6 +90,8 @@ def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None
         (["serve", "--max-queue", "0"], "max_queue"),
         (["serve", "--max-queue", "x"], "invalid int"),
         (["check", "--dtype", "float8", "--target", "."], "float8"),
+        (["check", "--slots", "100000000", "--target", "TARGET", "--device", "cpu"], "no memory"),
+        (["serve", "--device-map", "auto"], "--device-map"),
         (["serve", "--device", "warp", "--target", "TARGET"], "warp"),
         ([], "required"),
     ],

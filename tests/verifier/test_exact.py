@@ -1,19 +1,36 @@
-"""The text is the target's own, whatever is drafted, by whomever, next to whichever other sessions."""
+"""The text is the target's own, whatever is drafted, by whomever, next to whichever other sessions.
+
+The truth is the library's `generate` on a model that none of our code has touched. A sampled token is a fixed function
+of the logits, so there the truth is what that function makes of `generate`'s own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from cloud_verifier.app import Verifier
+from cloud_verifier.model import Served, load
+from cloud_verifier.settings import Settings
+from moa.demo import paths
 from moa.sampling import SamplingSettings
 from moa.wire.messages import Sampling
+from tests.tiny import tiny
 from tests.verifier import kit
 
-COUNT = 16
+EMBEDDED = "embedded"
+FAMILIES = ("llama", "qwen3", "mistral", "gemma3", EMBEDDED)
+COUNT = 12
+GREEDY = SamplingSettings()
+SAMPLED = SamplingSettings(temperature=0.9, top_p=0.95, top_k=40, repetition_penalty=1.2, seed=7)
+SETTINGS = dataclasses.replace(kit.SETTINGS, slots=32)
 
 
 @dataclasses.dataclass
@@ -21,64 +38,88 @@ class Speech:
     """A prompt, and what the target says to it."""
 
     seed: int
+    vocab: int
     ids: list[int]
     truth: list[int]
     sampling: SamplingSettings
+    ended: bool
+    """Whether the last token is one that ends a turn."""
 
 
-def _speech(seed: int, family: str = "llama", sampling: SamplingSettings | None = None, count: int = COUNT) -> Speech:
-    sampling = sampling or SamplingSettings()
-    ids = kit.prompt(seed, random.Random(seed).randrange(1, 60))
-    if sampling.plain_greedy:
-        truth = kit.generated(ids, count, family=family)
-    else:
-        truth = kit.reference(ids, count, family=family, sampling=sampling)
-    return Speech(seed, ids, truth, sampling)
+@cache
+def library(family: str) -> Any:
+    """The model as the library knows it."""
+    if family == EMBEDDED:
+        return AutoModelForCausalLM.from_pretrained(paths().target, dtype="float32", trust_remote_code=False).eval()
+    return tiny(family)
 
 
-async def _speak(running: Verifier, speech: Speech) -> None:
-    rng = random.Random(speech.seed)
-    start = len(speech.ids)
+@cache
+def speech(seed: int, family: str = "llama", sampling: SamplingSettings = GREEDY, count: int = COUNT) -> Speech:
+    """A prompt of its own length, the same for every test."""
+    model = library(family)
+    ids = kit.prompt(seed, random.Random(seed).randrange(1, 60), model.config.vocab_size)
+    truth = kit.generate(model, ids, count, sampling)
+    ended = truth[-1] == model.generation_config.eos_token_id
+    return Speech(seed, model.config.vocab_size, ids, truth, sampling, ended)
+
+
+def served(family: str, settings: Settings) -> Served:
+    """The same model in our hands, with a drafter."""
+    if family == EMBEDDED:
+        return load(dataclasses.replace(settings, device="cpu"))
+    return kit.served(settings, family=family)
+
+
+async def speak(running: Verifier, one: Speech, order: random.Random) -> None:
+    """One client from prompt to end, by random trees at random moments; every other one gets records along with it."""
+    rng = random.Random(one.seed)
+    start = len(one.ids)
+    await asyncio.sleep(order.random() * 0.02)
     async with kit.client(running) as edge:
         session = await edge.start(
-            speech.ids,
-            max_new_tokens=len(speech.truth),
-            sampling=Sampling(**dataclasses.asdict(speech.sampling)),
-            records="off",
+            one.ids,
+            max_new_tokens=len(one.truth),
+            sampling=Sampling(**dataclasses.asdict(one.sampling)),
+            records="int8" if one.seed % 2 else "off",
         )
         while not session.finish:
-            rest = speech.truth[len(session.log) - start :]
-            await edge.advance(session, *kit.random_draft(rng, rest, session.log[-1], rng.randrange(1, 20)))
-        assert session.log[start:] == speech.truth
-        assert session.finish == ("eos" if speech.truth[-1] == kit.EOS else "length")
+            rest = one.truth[len(session.log) - start :]
+            draft = kit.random_draft(rng, rest, session.log[-1], rng.randrange(1, 20), one.vocab)
+            await edge.advance(session, *draft)
+            await asyncio.sleep(order.random() * 0.005)
+        assert session.log[start:] == one.truth
+        assert session.finish == ("eos" if one.ended else "length")
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3"])
-@pytest.mark.parametrize(
-    "sampling",
-    [SamplingSettings(), SamplingSettings(temperature=0.9, top_p=0.95, top_k=40, repetition_penalty=1.2, seed=7)],
-    ids=["greedy", "sampled"],
-)
-async def test_eight_sessions_at_once(family: str, sampling: SamplingSettings) -> None:
-    speeches = [_speech(seed, family, sampling) for seed in range(8)]
-    async with kit.verifier(family=family) as running:
-        await asyncio.gather(*(_speak(running, speech) for speech in speeches))
+async def all_at_once(running: Verifier, said: Sequence[Speech]) -> None:
+    """All of them, in an order that changes from test to test and not from run to run."""
+    order = random.Random(len(said))
+    shuffled = order.sample(said, len(said))
+    await asyncio.gather(*(speak(running, one, order) for one in shuffled))
 
 
-async def test_one_session_alone() -> None:
-    speech = _speech(1)
-    async with kit.verifier() as running:
-        await _speak(running, speech)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_sessions_alone_and_together_are_told_what_the_library_says(
+    family: str, sampling: SamplingSettings
+) -> None:
+    async with Verifier(served(family, SETTINGS), SETTINGS).open() as running:
+        for sessions in (1, 8, 32):
+            await all_at_once(running, [speech(seed, family, sampling) for seed in range(sessions)])
+        page = running.metrics.page().decode()
+    alone = float(page.split('moa_batch_rows_bucket{le="1.0"} ')[1].split()[0])
+    batches = float(page.split("moa_batch_rows_count ")[1].split()[0])
+    assert alone < batches, "some of them ran together"
 
 
 async def test_32_sessions_on_8_slots_lose_and_regain_them() -> None:
-    speeches = [_speech(seed, count=6) for seed in range(32)]
     limits = dataclasses.replace(kit.LIMITS, idle_seconds=1e-6, busy_retry_seconds=0.01)
     async with kit.verifier(dataclasses.replace(kit.SETTINGS, limits=limits)) as running:
-        await asyncio.gather(*(_speak(running, speech) for speech in speeches))
+        await all_at_once(running, [speech(seed, count=6) for seed in range(32)])
         page = running.metrics.page().decode()
     assert 'moa_session_evictions_total{reason="slot_needed"}' in page
 
 
-def test_the_reference_is_the_library_itself() -> None:
-    assert kit.reference(kit.prompt(0, 9), COUNT) == kit.generated(kit.prompt(0, 9), COUNT)
+def test_sampled_texts_are_not_the_greedy_ones() -> None:
+    assert speech(0, sampling=SAMPLED).truth != speech(0).truth

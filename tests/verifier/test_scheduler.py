@@ -194,3 +194,48 @@ def test_a_batch_waits_a_moment_for_company_but_not_for_nobody() -> None:
     later.start()
     assert len(drafts(queue.next(0))) == 2
     later.join()
+
+
+def test_a_batch_waits_for_a_burst_to_its_end_but_not_for_who_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    queue = scheduler(clock=clock, batch_wait=0.002)
+    leases = [lease() for _ in range(6)]
+    for one in leases:
+        queue.submit(job(one))
+    assert len(drafts(queue.next(0))) == 6
+    clock.now += 0.4  # a slow model: they got their verdicts just now
+    assert queue.next(0) is None
+    coming = [leases[1], leases[2], leases[3], None, leases[4]]
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        clock.now += 0.001
+        if (one := coming.pop(0)) is not None:
+            queue.submit(job(one))
+
+    monkeypatch.setattr(queue._changed, "wait", wait)
+    queue.submit(job(leases[0]))
+    assert len(drafts(queue.next(0))) == 4, "longer than one wait, for they kept coming"
+    assert waited == [0.002] * 4
+    assert coming == [leases[4]]
+
+
+def test_waiting_for_company_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    queue = scheduler(clock=clock, batch_wait=0.002)
+    leases = [lease() for _ in range(12)]
+    for one in leases:
+        queue.submit(job(one))
+    assert len(drafts(queue.next(0))) == 12
+    clock.now += 0.016  # so that 4 ms may be waited
+    assert queue.next(0) is None
+    coming = iter(leases[1:])
+
+    def wait(seconds: float) -> None:
+        clock.now += 0.001
+        queue.submit(job(next(coming)))
+
+    monkeypatch.setattr(queue._changed, "wait", wait)
+    queue.submit(job(leases[0]))
+    assert len(drafts(queue.next(0))) == 5

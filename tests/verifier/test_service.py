@@ -219,7 +219,7 @@ async def test_a_client_that_acknowledges_nothing_stalls_its_records_and_nothing
             ids = kit.prompt(8, 150)
             session = await edge.start(ids, max_new_tokens=8, records="fp16")
             for channel in running.service.channels:
-                channel.courier.window.size = 256
+                channel.outbox.courier.window.size = 256
             await _rest(edge, session)
             assert session.finish == "length"
 
@@ -395,7 +395,7 @@ async def test_a_stream_is_cancelled_where_it_is() -> None:
             await edge.event(session)
         assert not session.finish
         said = session.log[len(IDS) :]
-        assert said == kit.reference(IDS, len(said))[: len(said)]
+        assert said == kit.generated(IDS, len(said))
         assert isinstance(await edge.advance(session, [session.log[-1]]), Advanced)
 
 

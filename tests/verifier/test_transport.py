@@ -67,16 +67,27 @@ async def test_health_and_metrics() -> None:
         async with kit.client(running) as edge:
             session = await edge.start(IDS)
             await edge.advance(session, [IDS[-1], 5])
-            status, page = await _get(running, "/metrics")
+            async with asyncio.timeout(kit.PATIENCE):
+                page = ""
+                while 'moa_forward_seconds_sum{kind="draft"}' not in page:  # the engine counts after it has answered
+                    status, page = await _get(running, "/metrics")
         assert status == 200
         for line in (
             "moa_spec_decode_num_drafts_total 1.0",
             "moa_spec_decode_num_draft_tokens_total 1.0",
             'moa_sessions{state="live"} 1.0',
             "moa_connections 1.0",
+            "moa_verify_seconds_count 1.0",
+            "moa_verify_overhead_seconds_count 1.0",
             f"moa_slots_free {kit.SETTINGS.slots - 1}.0",
         ):
             assert line in page
+        whole, overhead, forward = (
+            float(page.split(f"moa_{name} ")[1].split()[0])
+            for name in ("verify_seconds_sum", "verify_overhead_seconds_sum", 'forward_seconds_sum{kind="draft"}')
+        )
+        assert 0 < overhead < whole
+        assert whole - overhead == pytest.approx(forward, rel=0.01), "of one session alone the rest is its forward"
         assert (await _get(running, "/other"))[0] == 404
         running.engine.alive_at = -1000.0
         assert await _get(running, "/health/ready") == (503, "no forward has succeeded lately\n")
@@ -201,7 +212,7 @@ async def test_a_reader_that_is_too_slow_is_dropped() -> None:
         async with asyncio.timeout(kit.PATIENCE):
             while running.service.channels:
                 for _ in range(50):
-                    channel.answer(Error("busy", "x" * 100_000))
+                    channel.outbox.answer(Error("busy", "x" * 100_000))
                 await asyncio.sleep(0.01)
         edge.connection.transport.abort()
 

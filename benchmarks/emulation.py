@@ -1,0 +1,246 @@
+"""Emulated targets for the benchmarks: verifiers whose forwards take as long as those of a larger model would.
+
+python -m benchmarks.emulation --step-ms 60 --lanes 4
+python -m benchmarks.emulation --step-ms 60 --baseline benchmarks/baselines/weights/eagle2
+
+What is emulated is time and nothing else: a forward of the real small target runs, and then its thread sleeps until the
+stated time is over, whatever the number of tokens in it, as on an accelerator that is bound by reading its weights.
+Every lane is a verifier of its own, with its own port and engine, over one copy of the weights: conversations in
+different lanes share nothing but the processor, and while they sleep not even that. With a baseline, the server drafts
+with that instead of the MoA drafter, and there are no activation records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.baselines.registry import open_drafting
+from cloud_verifier import logs
+from cloud_verifier.app import Verifier
+from cloud_verifier.engine import Engine
+from cloud_verifier.model import Served, facts_of, load
+from cloud_verifier.recording import Recorder
+from cloud_verifier.settings import Settings
+from cloud_verifier.streaming import Draft
+from cloud_verifier.work import Job, Lease
+from moa.errors import MoaError, UsageError, run_cli
+from moa.model.drafting import Drafting, DraftRequest
+from moa.model.target import Committed, Row, Step, Target
+from moa.tree import TreeShape
+from moa.wire.limits import Limits
+from moa.wire.messages import Stream
+
+_CONTEXT = 1024
+_SLOTS = 4
+"""By default a lane serves one conversation at a time; the others are for the one before, not yet closed perhaps."""
+
+
+class SlowTarget(Target):
+    """A target whose every forward takes `step_seconds`; it remembers what was committed, for drafters that observe."""
+
+    def __init__(self, *arguments: Any, step_seconds: float = 0.0, watching: bool = False, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.step_seconds, self.watching = step_seconds, watching
+        self.forwards = self.late = 0
+        """Forwards so far, and those that took longer than they were to."""
+        self.seen: dict[int, list[Committed]] = {}
+        """By slot: what was committed and not yet observed, when anybody watches."""
+
+    def forward(self, rows: Sequence[Row]) -> Step:
+        """Run, and sleep for the rest of the time."""
+        began = time.perf_counter()
+        step = super().forward(rows)
+        left = began + self.step_seconds - time.perf_counter()
+        self.forwards += 1
+        self.late += left < 0
+        if left > 0:
+            time.sleep(left)
+        return step
+
+    def commit(self, step: Step, b: int, path: Sequence[int]) -> Committed:
+        """Commit, and keep it for whoever drafts."""
+        committed = super().commit(step, b, path)
+        if self.watching:
+            self.seen.setdefault(step.batch.slots[step._places[b]], []).append(committed)
+        return committed
+
+
+class BaselineServerDrafting:
+    """`ServerDrafting` by any drafter that the engine of `moa.speculate` knows."""
+
+    def __init__(self, target: SlowTarget, drafting: Drafting, shape: TreeShape) -> None:
+        self._target, self._drafting, self._shape = target, drafting, shape
+        self._known: dict[int, int] = {}
+
+    def draft(self, jobs: Sequence[Job]) -> list[Draft]:
+        """Trees for all stream rounds of a batch."""
+        requests, able = [], []
+        for job in jobs:
+            room = self._target.pool.capacity - job.base - 1
+            if isinstance(job.request, Stream) and job.request.speculate and room > 0:
+                self._catch_up(job)
+                shape = replace(self._shape, nodes=min(self._shape.nodes, room))
+                requests.append(DraftRequest(job.lease.drafting, job.ids[-1], shape, job.sampling))
+                able.append(job)
+        trees = dict(zip(able, self._drafting.draft(requests), strict=True)) if requests else {}
+        return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
+
+    def close(self, lease: Lease) -> None:
+        """Give the drafting slot back, and forget what was seen of the other."""
+        if lease.slot is not None:
+            self._target.seen.pop(lease.slot, None)
+        if lease.drafting is not None:
+            self._drafting.close(lease.drafting)
+            self._known.pop(lease.drafting, None)
+            lease.drafting = None
+
+    def _catch_up(self, job: Job) -> None:
+        lease = job.lease
+        if lease.drafting is None:
+            lease.drafting = self._drafting.open()
+            self._known[lease.drafting] = 0
+        for committed in self._target.seen.pop(lease.slot, []) if lease.slot is not None else []:
+            start, count = self._known[lease.drafting], len(committed.positions)
+            if count and int(committed.positions[0]) != start:
+                raise MoaError("the drafter missed a part of the text: a prefix was shared")
+            self._drafting.observe(lease.drafting, job.ids[start : start + count], committed)
+            self._known[lease.drafting] += count
+        if self._known[lease.drafting] != lease.length:
+            raise MoaError("the drafter missed a part of the text: a prefix was shared")
+
+
+class BaselineVerifier(Verifier):
+    """A verifier whose server-drafted streams come from a baseline."""
+
+    def __init__(self, served: Served, target: SlowTarget, drafting: Drafting, settings: Settings) -> None:
+        super().__init__(served, settings)
+        self.engine = Engine(
+            target,
+            Recorder(None, self._post, metrics=self.metrics),
+            self.scheduler,
+            self._post,
+            text=served.text,
+            metrics=self.metrics,
+            drafting=BaselineServerDrafting(target, drafting, settings.stream_shape),
+        )
+
+
+def lane(first: Served, settings: Settings, step_seconds: float, baseline: Path | None) -> tuple[Verifier, SlowTarget]:
+    """One more verifier over the weights that `first` has loaded."""
+    target = SlowTarget(
+        first.target.model,
+        first.target.facts,
+        slots=settings.slots,
+        capacity=settings.slot_capacity,
+        folder=first.target.folder,
+        step_seconds=step_seconds,
+        watching=baseline is not None,
+    )
+    if baseline is None:
+        served = Served(target, first.drafter, first.text, facts_of(target, first.drafter, first.facts.drafter))
+        return Verifier(served, settings), target
+    served = Served(target, None, first.text, facts_of(target, None))
+    return BaselineVerifier(served, target, open_drafting(baseline, target), settings), target
+
+
+async def serve(step_seconds: float, lanes: int, slots: int, baseline: Path | None) -> None:
+    """Open the lanes, print their addresses in a line, and serve until SIGTERM."""
+    limits = Limits(
+        max_context_tokens=_CONTEXT,
+        max_prompt_tokens=_CONTEXT // 2,
+        max_chain_tokens=64,
+        max_queue_per_principal=max(64, slots),
+        max_connections_per_principal=max(256, slots),
+        max_sessions_per_principal=max(256, slots),
+    )
+    settings = Settings(port=0, slots=slots, max_batch_rows=max(64, slots), max_batch_tokens=8192, limits=limits)
+    first = load(replace(settings, slots=1))
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    targets = []
+    async with contextlib.AsyncExitStack() as stack:
+        urls = []
+        for _ in range(lanes):
+            verifier, target = lane(first, settings, step_seconds, baseline)
+            targets.append(target)
+            await stack.enter_async_context(verifier.open())
+            urls.append(verifier.transport.url)
+        print(*urls, flush=True)
+        await stop.wait()
+    forwards, late = sum(target.forwards for target in targets), sum(target.late for target in targets)
+    print(forwards, late, flush=True)
+
+
+@dataclass
+class Running:
+    """A process with emulated verifiers; how its forwards went is known when it has ended."""
+
+    urls: list[str]
+    pid: int
+    forwards: int = 0
+    late: int = 0
+    """Forwards that took longer than they were to: then the processor was too busy, or the time too short."""
+
+
+@contextlib.contextmanager
+def verifiers(
+    step_ms: float, lanes: int = 1, baseline: Path | None = None, *, slots: int = _SLOTS
+) -> Iterator[Running]:
+    """A process with so many lanes, for as long as the context lasts."""
+    command = [sys.executable, "-m", "benchmarks.emulation"]
+    command += [f"--step-ms={step_ms}", f"--lanes={lanes}", f"--slots={slots}"]
+    process = subprocess.Popen(
+        [*command, *([f"--baseline={baseline}"] if baseline else [])],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[1],
+    )
+    try:
+        line = process.stdout.readline().split() if process.stdout is not None else []
+        if len(line) != lanes:
+            raise MoaError("the emulated verifier did not start")
+        running = Running(line, process.pid)
+        yield running
+        process.terminate()
+        said, _ = process.communicate(timeout=60)
+        running.forwards, running.late = map(int, said.split()[-2:])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step-ms", type=float, default=0.0, metavar="MS", help="of a forward (default: as it is)")
+    parser.add_argument("--lanes", type=int, default=1, metavar="N")
+    parser.add_argument("--slots", type=int, default=_SLOTS, metavar="N", help="of a lane (default: %(default)s)")
+    parser.add_argument("--baseline", type=Path, metavar="DIR", help="drafts for the server instead of the MoA drafter")
+    options = parser.parse_args()
+    if min(options.lanes, options.slots) < 1 or options.step_ms < 0:
+        raise UsageError("--lanes and --slots must be at least 1, --step-ms at least 0")
+    logs.configure("error")
+    torch.set_num_threads(1)
+    # The lanes' threads take turns: a verdict should not wait the default 5 ms for its turn.
+    sys.setswitchinterval(0.0005)
+    asyncio.run(serve(options.step_ms / 1000, options.lanes, options.slots, options.baseline))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_cli("benchmarks.emulation", main))

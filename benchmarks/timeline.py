@@ -1,0 +1,194 @@
+"""One answer on a timeline: what device, link and verifier did when. The result is also a trace for a viewer.
+
+python -m benchmarks.timeline --json benchmarks/results/timeline.json
+
+The file opens in https://ui.perfetto.dev and chrome://tracing, like what `edge-client generate --trace` writes; the
+client's own spans are the same. Added here is the other end, as its verdicts tell of it: how long a draft waited and
+how long its forward took. What is left of a round trip is divided evenly between the ways up and down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks import client_kit
+from benchmarks.emulation import verifiers
+from benchmarks.provenance import write_result
+from edge_client.client import EdgeClient
+from edge_client.compare import ask
+from edge_client.link import PROFILES, LinkProxy
+from edge_client.settings import ClientSettings
+from edge_client.trace import Trace
+from moa.errors import MoaError, UsageError, run_cli
+from moa.wire.messages import Activations, Verdict
+
+LANES = ("device", "link up", "verifier", "link down", "records")
+
+Event = dict[str, Any]
+Heard = deque[tuple[float, Any]]
+
+
+class Inbox(Heard):
+    """An inbox that remembers what came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[float, Any]] = []
+
+    def append(self, item: tuple[float, Any]) -> None:
+        """Take in a message with its time of arrival."""
+        self.heard.append(item)
+        super().append(item)
+
+
+@dataclass(frozen=True)
+class Round:
+    """A draft's way, in microseconds of the trace."""
+
+    sent: float
+    arrived: float
+    queue: float
+    forward: float
+
+    @property
+    def one_way(self) -> float:
+        """Half of what is neither wait nor forward."""
+        return max(0.0, self.arrived - self.sent - self.queue - self.forward) / 2
+
+
+async def record(options: argparse.Namespace, url: str) -> tuple[list[Event], list[tuple[float, Any]]]:
+    """The client's events, and what it heard, both in microseconds of the trace."""
+    device, _, prompts = client_kit.load(options)
+    parts = urlsplit(url)
+    inbox, trace = Inbox(), Trace(enabled=True)
+    clock = perf_counter()
+    trace.mark("clock")
+    async with LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[options.link]) as link:
+        settings = ClientSettings(verifier=link.url, draft="device", max_new_tokens=options.tokens)
+        async with EdgeClient(settings, device=device, trace=trace) as client:
+            await client.wait_online(30)
+            assert client.link is not None
+            client.link.inbox = inbox
+            answer = await ask(client, prompts[-1])
+            if not answer.verified:
+                raise MoaError("the link was too bad for a timeline: not all of the answer was verified")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        trace.write(path)
+        events: list[Event] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    origin = next(event["ts"] for event in events if event["name"] == "clock")
+    return events, [(origin + 1e6 * (at - clock), message) for at, message in inbox.heard]
+
+
+def rounds_of(events: list[Event], heard: list[tuple[float, Any]]) -> list[Round]:
+    """Every verified draft."""
+    asked = {event["args"]["round"]: event["ts"] for event in events if event["name"] == "ask"}
+    return [
+        Round(asked[message.round], at, 1000 * message.queue_ms, 1000 * message.forward_ms)
+        for at, message in heard
+        if isinstance(message, Verdict) and message.round in asked
+    ]
+
+
+def merged(events: list[Event], heard: list[tuple[float, Any]], rounds: list[Round]) -> list[Event]:
+    """The client's events in one lane, and link and verifier in others."""
+
+    def span(lane: str, name: str, start: float, duration: float, **details: Any) -> Event:
+        where = {"ph": "X", "pid": 1, "tid": 1 + LANES.index(lane)}
+        return {"name": name, "ts": start, "dur": duration, **where, "args": details}
+
+    out = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": 1 + n, "args": {"name": lane}}
+        for n, lane in enumerate(LANES)
+    ]
+    out += [event for event in events if event["name"] != "clock"]
+    for one in rounds:
+        there = one.sent + one.one_way
+        out.append(span("link up", "up", one.sent, one.one_way))
+        if one.queue > 0:
+            out.append(span("verifier", "queue", there, one.queue))
+        out.append(span("verifier", "verify", there + one.queue, one.forward))
+        out.append(span("link down", "verdict", one.arrived - one.one_way, one.one_way))
+    way = min((one.one_way for one in rounds), default=0.0)
+    for at, message in heard:
+        if isinstance(message, Activations):
+            details = {"rows": message.rows, "bytes": len(message.payload)}
+            out.append(span("records", "records", at - way, way, **details))
+    return out
+
+
+def shown(events: list[Event], heard: list[tuple[float, Any]], rounds: list[Round]) -> dict[str, float]:
+    """The stretch to look at: from the start of a draft until its records are there. Rather a draft that was made then
+    than one that was ready, and rather from the middle of the answer."""
+    drafts = [event for event in events if event["name"] == "draft"]
+    middle = len(rounds) // 2
+
+    def draft_of(one: Round) -> Event | None:
+        return next((event for event in reversed(drafts) if event["ts"] <= one.sent), None)
+
+    def ready(one: Round) -> bool:
+        draft = draft_of(one)
+        return draft is None or bool(draft["args"].get("ahead"))
+
+    one = min(enumerate(rounds), key=lambda pair: (ready(pair[1]), abs(pair[0] - middle)))[1]
+    draft = draft_of(one)
+    begin = draft["ts"] if draft is not None else one.sent
+    after = [at for at, message in heard if isinstance(message, Activations) and at > one.arrived]
+    end = min(after, default=one.arrived)
+    return {"from_us": begin - 1000, "to_us": end + 0.08 * (end - begin)}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Record one answer."""
+    with verifiers(options.step_ms) as running:
+        events, heard = asyncio.run(record(options, running.urls[0]))
+    rounds = rounds_of(events, heard)
+    if not rounds:
+        raise MoaError("no round was recorded")
+    return {
+        "link": options.link,
+        "step_ms": options.step_ms,
+        "rounds": len(rounds),
+        "round": shown(events, heard, rounds),
+        "displayTimeUnit": "ms",
+        "traceEvents": merged(events, heard, rounds),
+    }
+
+
+def main() -> int:
+    """Record, print a line, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundle", default="", metavar="DIR", help="default: the embedded one")
+    parser.add_argument("--link", choices=sorted(PROFILES), default="4g")
+    parser.add_argument("--step-ms", type=float, default=30.0, metavar="MS", help="of the emulated target")
+    parser.add_argument("--per-skill", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--prompts", type=int, default=6, help="the answer to the N-th held-out prompt (default: 6)")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result with its provenance")
+    options = parser.parse_args()
+    if options.step_ms < 0 or options.prompts < 1 or options.tokens < 1:
+        raise UsageError("--step-ms must be at least 0, --prompts and --tokens above 0")
+    result = measure(options)
+    write_result(options.json, result)
+    begin, end = result["round"]["from_us"], result["round"]["to_us"]
+    print(
+        f"{result['rounds']} rounds over {options.link}, {options.step_ms:g} ms a forward (emulated); the one in the "
+        f"picture takes {(end - begin) / 1000:.0f} ms with its records"
+    )
+    if options.json is not None:
+        print(f"open {options.json} in https://ui.perfetto.dev", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_cli("benchmarks.timeline", main))

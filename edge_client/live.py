@@ -1,0 +1,99 @@
+"""Answers on a terminal: verified text plain, provisional text dim, corrections where they happen; status below."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from edge_client.events import Done, Event, Link, Notice, Retract
+from edge_client.terminal import Pieces
+
+_LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused": "red"}
+
+
+class LiveView:
+    """Settled lines scroll away as normal output; the last line and what is provisional stay live."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=12, transient=True, vertical_overflow="visible")
+        self._pieces = Pieces()
+        self._printed = 0
+        """Characters of settled text that have been printed for good."""
+        self._link = Link(state="connecting")
+        self._withdrawn = 0
+        self._done: Done | None = None
+
+    def take(self, event: Event) -> None:
+        """Show an event."""
+        self._pieces.take(event)
+        match event:
+            case Link():
+                self._link = event
+            case Retract():
+                self._withdrawn += event.stop - event.start
+            case Notice():
+                self._live.console.print(Text(event.message, style="yellow"))
+            case Done():
+                self._done = event
+            case _:
+                pass
+        self._print_settled_lines()
+        self._live.update(self._render())
+
+    def _print_settled_lines(self) -> None:
+        settled = self._pieces.text(0, self._pieces.settled)
+        if (end := settled.rfind("\n") + 1) > self._printed:
+            self._live.console.print(Text(settled[self._printed : end - 1]))
+            self._printed = end
+
+    def _render(self) -> RenderableType:
+        settled = self._pieces.text(0, self._pieces.settled)[self._printed :]
+        line = Text(settled) + Text(self._pieces.text(self._pieces.settled), style="dim italic")
+        return Group(line, self._status())
+
+    def _status(self) -> Text:
+        style = _LINK_STYLES.get(self._link.state, "")
+        status = Text("● ", style=style) + Text(self._link.state, style="dim")
+        if self._link.state in ("offline", "refused") and self._link.detail:
+            status += Text(f" ({self._link.detail})", style="dim")
+        status += Text(f" · {len(self._pieces.texts)} tokens", style="dim")
+        if waiting := len(self._pieces.texts) - self._pieces.settled:
+            status += Text(f" · {waiting} not verified", style="yellow dim")
+        if self._withdrawn:
+            status += Text(f" · {self._withdrawn} corrected", style="magenta dim")
+        status.no_wrap = True
+        status.overflow = "ellipsis"
+        return status
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._live.update(Text(""))
+        self._live.stop()
+        settled = self._pieces.text(0, self._pieces.settled)[self._printed :]
+        self._console.print(Text(settled) + Text(self._pieces.text(self._pieces.settled), style="dim italic"))
+        if self._done is not None:
+            self._console.print(Text(summary(self._done), style="dim"))
+
+
+def summary(done: Done) -> str:
+    """One line about a turn."""
+    stats = done.stats
+    parts = [f"{stats['tokens']} tokens", f"{stats['tokens_per_second']:.0f}/s", f"{stats['calls']} calls"]
+    if stats["tokens_per_round"]:
+        parts.append(f"{stats['tokens_per_round']:.2f} tokens a round")
+    if "rtt_ms" in stats:
+        kilobytes = (stats["sent_bytes"] + stats["received_bytes"]) / 1000
+        parts += [f"RTT {stats['rtt_ms']:.0f} ms", f"{kilobytes:.1f} kB"]
+    if stats["retracted"]:
+        parts.append(f"{stats['retracted']} corrected")
+    parts.append("verified" if done.verified else "not all verified")
+    if done.reason not in ("eos", "stop"):
+        parts.append(f"ended by {done.reason}")
+    return " · ".join(parts)

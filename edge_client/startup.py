@@ -1,0 +1,84 @@
+"""How long a fresh process takes to its first draft, and how much memory it has by then."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from statistics import median
+
+from edge_client.client import EdgeClient
+from edge_client.device import Device
+from edge_client.settings import ClientSettings
+from moa.errors import MoaError
+from moa.sampling import SamplingSettings
+from moa.tree import TreeShape
+
+_PROGRAM = """
+import sys
+import edge_client.cli.generate
+from edge_client.startup import first_draft
+first_draft(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+"""
+_PROMPT = "What is 17 plus 25?"
+_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class StartUp:
+    """Of several fresh processes."""
+
+    runs: list[float]
+    """Seconds from the start of the process, the interpreter's own included, to the first draft."""
+    resident_mb: float
+    """Memory then."""
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return median(self.runs)
+
+
+def measure(settings: ClientSettings, runs: int) -> StartUp:
+    """Start so often, one process after another."""
+    command = [sys.executable, "-c", _PROGRAM, settings.bundle, settings.variant, str(settings.threads)]
+    seconds, memory = [], []
+    for _ in range(runs):
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        seconds.append(time.perf_counter() - began)
+        _, trouble = process.communicate(timeout=_SECONDS)
+        if process.returncode:
+            lines = trouble.decode(errors="replace").strip().splitlines()
+            raise MoaError(f"a fresh process could not draft: {lines[-1] if lines else 'no message'}")
+        memory.append(json.loads(said)["resident_mb"])
+    return StartUp(seconds, median(memory))
+
+
+def first_draft(bundle: str, variant: str, threads: int) -> None:
+    """What the fresh process does: all that stands between a user and the first draft."""
+    device = Device.load(bundle, variant=variant, threads=threads)
+    ids = EdgeClient(device=device).encode(_PROMPT, raw=not device.codec.can_chat)
+    for _ in device.drafter.draft(ids, TreeShape.chain(4), SamplingSettings()):
+        pass
+    print(json.dumps({"resident_mb": resident_megabytes()}), flush=True)
+
+
+def resident_megabytes() -> float:
+    """Memory of this process: now where the system tells, else at most so far; 0 where it tells neither."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("VmRSS:"):
+                    return int(line.split()[1]) / 1000
+    except OSError:  # not Linux
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0.0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)

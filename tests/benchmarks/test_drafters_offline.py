@@ -1,0 +1,79 @@
+"""Drafters that finish answers alone: what they are given, where they stop, and that a perfect one is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import drafters_offline, report
+from benchmarks import prompts as held_out
+from benchmarks.baselines.presets import moa_config
+from benchmarks.baselines.registry import open_drafting, save_baseline
+from benchmarks.baselines.replay import ReplayDrafting
+from moa.demo.skills import Example
+from moa.errors import run_cli
+from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.target import Target
+from moa.speculate import GenerationSettings, Speculator
+from tests.benchmarks.pairs import baseline, prompts, target_for, tiny_target
+from tests.tiny import save_tiny
+
+
+def test_an_answer_ends_at_the_first_end_of_text() -> None:
+    assert drafters_offline.finished([1, 2, 3], 2, [7, 9, 8], 10, [9]) == [1, 2, 7, 9]
+    assert drafters_offline.finished([1, 2, 3], 0, [9, 1], 10, [9]) == [9]
+    assert drafters_offline.finished([1, 2, 3], 1, [7, 8, 6], 3, [9]) == [1, 7, 8]
+
+
+def test_a_drafter_that_is_always_right_finishes_as_the_target_does() -> None:
+    target, asked = Target.from_model(tiny_target(), slots=2, capacity=256), prompts(6, 9, 5)
+    settings = GenerationSettings(max_new_tokens=70, shape=None)
+    answers = [one.ids for one in Speculator(target).generate(asked, settings)]
+    drafter = new_drafter(moa_config(target.facts, {}), target.model).eval()
+    texts = [[*prompt, *answer] for prompt, answer in zip(asked, answers, strict=True)]
+    drafting = ReplayDrafting(drafter, texts, 1.0, slots=2, capacity=256)
+    found = drafters_offline.offline(target, drafting, asked, answers, 70)
+    assert set(found) == set(drafters_offline.CUTS)
+    assert all(each == answers for each in found.values())
+    assert target.pool.free == 2
+
+
+@pytest.mark.parametrize("kind", ["eagle2", "eagle3", "independent"])
+def test_what_is_drafted_alone_is_what_would_be_drafted_for_a_round(kind: str, tmp_path: Path) -> None:
+    target = target_for(kind, tiny_target(), slots=1, capacity=256)  # type: ignore[arg-type]
+    save_baseline(baseline(kind, target), tmp_path)  # type: ignore[arg-type]
+    (prompt,) = prompts(8)
+    answer = prompts(20, seed=3)[0]
+    alone = drafters_offline.Alone(target, open_drafting(tmp_path, target), [[*prompt, *answer]])
+    alone.run_to([8])
+    alone.run_to([8 + 5])
+    stepwise = alone.ends([8 + 5], 12)
+    alone.close()
+    alone = drafters_offline.Alone(target, open_drafting(tmp_path, target), [[*prompt, *answer]])
+    alone.run_to([8 + 5])
+    assert alone.ends([8 + 5], 12) == stepwise
+    assert len(stepwise[0]) == 12
+    alone.close()
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    source = save_tiny("llama", tmp_path / "target")
+    target = target_for("independent", tiny_target())
+    save_drafter(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "drafter")
+    save_baseline(baseline("independent", target), tmp_path / "independent")
+    asked = [Example("arithmetic", f"What is {n} + 1?", str(n + 1)) for n in range(3)]
+    monkeypatch.setattr(held_out, "skill_prompts", lambda *_: asked)
+    monkeypatch.setattr(held_out, "encode", lambda tokenizer, example: tokenizer.encode(example.prompt))
+    out = tmp_path / "o.json"
+    flags = ["--target", str(source), "--tokens", "12", "--batch", "2", "--json", str(out)]
+    assert drafters_offline.main([str(tmp_path / "drafter"), str(tmp_path / "independent"), *flags]) == 0
+    result = json.loads(out.read_text())
+    assert list(dict.fromkeys(run["way"] for run in result["drafters_offline"])) == [
+        "target", "MoA", "independent", "API client (stops)",
+    ]  # fmt: skip
+    printed = capsys.readouterr().out
+    assert drafters_offline.tables(result) in printed
+    assert report.main([str(out)]) == 0
+    assert run_cli("x", lambda: drafters_offline.main([str(tmp_path / "drafter"), *flags, "--capacity", "20"])) == 2

@@ -1,0 +1,84 @@
+"""Emulated targets: slow by as much as was said, and true to the text whoever drafts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.baselines.registry import open_drafting, save_baseline
+from benchmarks.emulation import BaselineServerDrafting, BaselineVerifier, SlowTarget
+from benchmarks.server_kit import client
+from cloud_verifier.model import Served, facts_of
+from cloud_verifier.settings import Settings
+from moa.model.target import Row
+from moa.speculate import GenerationSettings, Speculator
+from moa.tree import TreeShape
+from moa.wire import ClientSession
+from moa.wire.limits import Limits
+from tests.benchmarks.pairs import baseline, prompts, tiny_target
+
+
+def test_a_forward_takes_as_long_as_was_said() -> None:
+    target = SlowTarget.from_model(tiny_target(), capacity=64)
+    target.step_seconds = 0.05
+    slot = target.pool.acquire()
+    began = time.perf_counter()
+    target.forward([Row.chain(slot, [5, 6, 7])])
+    assert time.perf_counter() - began >= 0.05
+    target.step_seconds = 0.0
+    target.forward([Row.chain(slot, [5])])
+    assert (target.forwards, target.late) == (2, 1)
+
+
+@pytest.mark.parametrize("kind", ["eagle2", "independent"])
+async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(kind: str, tmp_path: Path) -> None:
+    model = tiny_target()
+    asked = prompts(7)[0]
+    plain = Speculator(SlowTarget.from_model(model, capacity=160))
+    truth = plain.generate([asked], GenerationSettings(max_new_tokens=12, shape=None, ignore_eos=True))[0].ids
+    target = SlowTarget.from_model(model, slots=2, capacity=160)
+    target.watching = True
+    save_baseline(baseline(kind, target), tmp_path)  # type: ignore[arg-type]
+    limits = Limits(max_context_tokens=96, max_prompt_tokens=48, max_chain_tokens=32)
+    settings = Settings(port=0, slots=2, limits=limits)
+    served = Served(target, None, None, facts_of(target, None))
+    verifier = BaselineVerifier(served, target, open_drafting(tmp_path, target), settings)
+    async with verifier.open(), asyncio.timeout(60):
+        for _ in range(2):  # the second conversation takes what the first gave back
+            async with client(verifier.transport.url) as edge:
+                session = ClientSession(list(asked), max_new_tokens=12, ignore_eos=True, records="off")
+                await edge.start(session)
+                await edge.advance(session, [session.log[-1]])  # a round that the server did not draft
+                await edge.stream(session)
+                assert session.log[len(asked) :] == truth
+                await edge.send(session.close())
+                while target.pool.free < 2:
+                    await asyncio.sleep(0.01)
+        assert target.seen == {}
+
+
+def test_a_part_of_the_text_that_was_missed_is_a_loud_failure() -> None:
+    from cloud_verifier.work import Job, Lease
+    from moa.errors import MoaError
+    from moa.sampling import SamplingSettings
+    from moa.wire.finish import TurnRules
+    from moa.wire.messages import Stream
+
+    target = SlowTarget.from_model(tiny_target(), slots=1, capacity=64)
+    target.watching = True
+    drafting = open_drafting_of(target)
+    lease = Lease(b"s" * 16, "somebody", length=3)
+    job = Job(lease, Stream(b"s" * 16, 1, 3), [5, 6, 7, 8], TurnRules(4, 8, 64), SamplingSettings(), 0.0, 1.0)
+    with pytest.raises(MoaError, match="missed a part"):
+        drafting.draft([job])
+
+
+def open_drafting_of(target: SlowTarget) -> BaselineServerDrafting:
+    """EAGLE-2 of random weights beside the target."""
+    from benchmarks.baselines.registry import baseline_drafting
+
+    drafting = baseline_drafting(baseline("eagle2", target), slots=1, capacity=64)
+    return BaselineServerDrafting(target, drafting, TreeShape.chain(3))

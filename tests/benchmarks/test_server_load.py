@@ -1,0 +1,64 @@
+"""What the verifier's load benchmark counts, against a verifier in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from benchmarks.server.batching import Figures, tables
+from benchmarks.server.crowd import crowd, speeches
+from benchmarks.server.scrape import Histogram, look
+from moa.errors import MoaError
+from tests.verifier import kit
+
+
+def test_a_histogram_is_what_has_come_between_two_looks() -> None:
+    before = {'h_bucket{le="1.0"}': 5.0, 'h_bucket{le="2.0"}': 5.0, 'h_bucket{le="+Inf"}': 5.0, "h_sum": 2.0}
+    after = {'h_bucket{le="1.0"}': 5.0, 'h_bucket{le="2.0"}': 9.0, 'h_bucket{le="+Inf"}': 10.0, "h_sum": 11.0}
+    found = Histogram.between(before, after, "h")
+    assert found.counts == (0, 4, 1)
+    assert (found.count, found.mean) == (5, 9.0 / 5)
+    assert found.quantile(0.4) == pytest.approx(1.5)
+    assert found.quantile(0.8) == pytest.approx(2.0)
+    assert found.shares() == {"2": 0.8, "inf": 0.2}
+    labelled = {
+        f'h_bucket{{kind="a",{name[9:]}' if "bucket" in name else 'h_sum{kind="a"}': n for name, n in after.items()
+    }
+    assert Histogram.between({}, labelled | after, "h", 'kind="a"').counts == (5, 4, 1)
+
+
+async def test_a_crowd_is_told_the_targets_text_and_counted_while_it_is_complete() -> None:
+    settings = dataclasses.replace(kit.SETTINGS, slots=5)
+    async with kit.verifier(settings) as running:
+        url = running.transport.url
+        said = await speeches(url, 4, length=20, tokens=24, rate=0.7)
+        assert len({len(one.ids) for one in said}) == 4
+        assert all(len(one.truth) == len(one.guesses) == 24 for one in said)
+        for records in ("off", "int8"):
+            run = await crowd(url, said, 6, records)
+            assert 0 < run.tokens <= 4 * 24
+            assert run.rounds == len(run.round_ms) <= run.tokens
+            assert run.rate > 0
+        rows = Histogram.between(run.before, run.after, "moa_batch_rows")
+        assert rows.count > 0
+        assert (await look(url))["moa_slots_free"] == 5
+        wrong = dataclasses.replace(said[0], truth=[(token + 1) % kit.VOCAB for token in said[0].truth])
+        with pytest.raises(MoaError, match="another text"):
+            await crowd(url, [wrong], 6)
+
+
+def test_the_tables_say_what_was_found() -> None:
+    spread = {"p50": 2.0, "p90": 3.0, "p99": 4.0}
+    row: Figures = {
+        "clients": 1,
+        "verified_tokens_per_second": 100.0,
+        "range": [90.0, 110.0],
+        "tokens_per_round": 2.5,
+        "batch_rows": 1.0,
+        **{name: spread for name in ("client_ms", "verify_ms", "forward_ms", "overhead_ms")},
+        "histograms": {"batch_rows": {"1": 1.0}, "verify_seconds": {"0.002": 0.5, "0.005": 0.5}},
+    }
+    text = tables({"rows": [row, row | {"clients": 16}], "gain": 4.2, "gains": [4.1, 4.3]})
+    assert "16 clients have 4.20 times the tokens/s of 1" in text
+    assert "| 1 | 100 (90-110) | 2.50 | 1.0 | 2.00 | 2.00 / 4.00 | 2.00 / 4.00 | 2.00 / 4.00 |" in text

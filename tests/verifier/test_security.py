@@ -1,0 +1,191 @@
+"""What the advisories of inference servers teach, one test for each lesson. Where a lesson has its test elsewhere:
+
+6.  constant-time comparison of tokens: `test_auth`, every entry is compared in constant time
+8.  generic errors outward: `test_transport`, the log of what went wrong stays inside
+10. loopback unless there is authentication: `test_cli` and `test_settings`; a session is its principal's:
+    `test_transport`; no prefix is shared between principals: `test_sessions`; slots are zeroed: `test_engine`
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+import cloud_verifier
+import moa
+from moa.wire.events import Advanced
+from moa.wire.messages import ClientMessage, Error, Open, Verify
+from tests.verifier import kit
+
+_SERVER, _SHARED = Path(cloud_verifier.__file__).parent, Path(moa.__file__).parent
+_FROM_OUTSIDE = (*_SERVER.rglob("*.py"), *(_SHARED / "wire").rglob("*.py"), _SHARED / "records.py")
+"""What touches bytes that somebody has sent."""
+_LOADING = (*_FROM_OUTSIDE, *(_SHARED / "model").rglob("*.py"))
+"""And what reads model folders, which somebody may have made."""
+
+
+def _nodes(files: tuple[Path, ...]) -> Iterator[tuple[str, ast.AST]]:
+    assert len(files) > 20
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            yield f"{file.name}:{getattr(node, 'lineno', 0)}", node
+
+
+def test_1_nothing_is_unpickled() -> None:
+    modules = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+    calls = re.compile(r"torch\.load|np\.load|numpy\.load|pickle|eval|exec|compile|__import__|yaml\.load")
+    for place, node in _nodes(_LOADING):
+        if isinstance(node, ast.Import):
+            assert not modules & {alias.name.split(".")[0] for alias in node.names}, place
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in modules, place
+        elif isinstance(node, ast.Call):
+            assert not calls.fullmatch(ast.unparse(node.func)), place
+
+
+def test_1_weights_are_safetensors() -> None:
+    for place, call in _calls(_LOADING, re.compile(r"AutoModel\w*\.from_pretrained")):
+        assert _argument(call, "use_safetensors") == "True", place
+
+
+def _fields(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every simple value in a message, however deep."""
+    match kind:
+        case inspect.StructType():
+            for field in kind.fields:
+                yield from _fields(field.type, f"{path}.{field.name}")
+        case inspect.ListType() | inspect.VarTupleType():
+            yield path, kind
+            yield from _fields(kind.item_type, f"{path}[]")
+        case inspect.TupleType():
+            for item in kind.item_types:
+                yield from _fields(item, f"{path}[]")
+        case inspect.UnionType():
+            for one in kind.types:
+                yield from _fields(one, path)
+        case _:
+            yield path, kind
+
+
+FIELDS = [found for kind in get_args(ClientMessage) for found in _fields(inspect.type_info(kind), kind.__name__)]
+
+
+def test_2_clients_send_no_tensors() -> None:
+    for path, kind in FIELDS:
+        assert not isinstance(kind, inspect.AnyType | inspect.RawType | inspect.ExtType | inspect.DictType), path
+        if isinstance(kind, inspect.BytesType | inspect.ByteArrayType | inspect.MemoryViewType):
+            assert kind.max_length == 16, f"{path} is a name or a hash, and no payload"
+
+
+def test_3_every_number_and_length_is_bounded_before_it_is_looked_at() -> None:
+    assert len(FIELDS) > 40
+    for path, kind in FIELDS:
+        if isinstance(kind, inspect.IntType) and path != "Hello.versions[]":  # only looked up in our own versions
+            assert kind.ge is not None, path
+            assert kind.lt is not None or kind.le is not None, path
+        if isinstance(kind, inspect.ListType | inspect.StrType | inspect.BytesType):
+            assert kind.max_length is not None, path
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents"),
+    [
+        ([5, kit.VOCAB], []),
+        ([5, 2**31 - 1], [-1, 0]),
+        ([5, 6, 7], [-1, 0, 2]),
+        ([5, 6, 7], [-1, 2, 0]),
+        ([5, 6], [-1, -1]),
+        ([5, 6], [0, 0]),
+        ([5, 6], [-1]),
+        ([5] * (kit.LIMITS.max_tree_nodes + 1), [-1] + [0] * kit.LIMITS.max_tree_nodes),
+        ([5] * (kit.LIMITS.max_chain_tokens + 1), []),
+    ],
+    ids=["token", "token in a tree", "own parent", "later parent", "two roots", "no root", "too few", "tree", "chain"],
+)
+async def test_4_a_draft_that_a_kernel_would_not_survive_never_gets_there(
+    tokens: list[int], parents: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(kit.prompt(0, 9), max_new_tokens=5)
+        tokens = [session.log[-1], *tokens[1:]]
+        submitted: list[Any] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(running.scheduler, "submit", submitted.append)
+            await edge.send(Verify(session.id, 1, session.base, tokens, parents))
+            answer = await edge.receive()
+        assert isinstance(answer, Error)
+        assert answer.code in ("bad_message", "limit")
+        assert not submitted
+        assert isinstance(await edge.advance(session, [session.log[-1]]), Advanced)
+
+
+async def test_4_a_prompt_outside_the_vocabulary_is_refused() -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        await edge.send(Open(bytes(16), [1, kit.VOCAB]))
+        answer = await edge.receive()
+        assert isinstance(answer, Error)
+        assert answer.code == "bad_message"
+        assert len(running.service.store) == 0
+
+
+async def test_5_a_session_that_makes_the_model_fail_is_dropped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with kit.verifier() as running, kit.client(running) as good, kit.client(running) as bad:
+        fine, broken = [await edge.start(kit.prompt(n, 9), max_new_tokens=6) for n, edge in enumerate((good, bad))]
+        poison, real = 77, running.engine.target.forward
+
+        def forward(rows: Any) -> Any:
+            if any(poison in row.tokens for row in rows):
+                raise RuntimeError("device-side assert")
+            return real(rows)
+
+        monkeypatch.setattr(running.engine.target, "forward", forward)
+        await bad.send(broken.verify([broken.log[-1], poison]))
+        await good.advance(fine, [fine.log[-1]])
+        answer = await bad.receive()
+        assert isinstance(answer, Error)
+        assert answer.code == "quarantined"
+        assert "assert" not in answer.message
+        while not fine.finish:
+            await good.advance(fine, [fine.log[-1]])
+        assert fine.log[9:] == kit.generated(kit.prompt(0, 9), 6)
+        again = await bad.start(kit.prompt(1, 9), max_new_tokens=2)
+        assert isinstance(await bad.advance(again, [again.log[-1]]), Advanced), "its client may go on"
+
+
+def test_7_no_check_is_an_assert() -> None:
+    for place, node in _nodes(_FROM_OUTSIDE):
+        assert not isinstance(node, ast.Assert), place
+
+
+def test_9_no_code_of_a_models_author_is_run() -> None:
+    for place, node in _nodes(_LOADING):
+        if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
+            assert ast.unparse(node.value) == "False", place
+    calls = list(_calls(_LOADING, re.compile(r"Auto(Model\w*|Config|Tokenizer)\.from_(pretrained|config)")))
+    assert len(calls) >= 3
+    for place, call in calls:
+        if "from_pretrained" in ast.unparse(call.func):
+            assert _argument(call, "trust_remote_code") == "False", place
+            assert _argument(call, "local_files_only") == "True", place
+
+
+def _calls(files: tuple[Path, ...], name: re.Pattern[str]) -> Iterator[tuple[str, ast.Call]]:
+    for place, node in _nodes(files):
+        if isinstance(node, ast.Call) and name.fullmatch(ast.unparse(node.func)):
+            yield place, node
+
+
+def _argument(call: ast.Call, name: str) -> str:
+    return next((ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == name), "")
+
+
+def test_frames_cannot_name_a_type_that_is_not_in_the_closed_set() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(["pickle", b"x"]), type=ClientMessage)
