@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench docs clean
+.PHONY: help demo test newest check fix bench docs clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -15,6 +15,13 @@ demo: $(STAMP) ## device and verifier on this machine, with the embedded model p
 
 test: $(STAMP) ## every fast test, with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term
+
+# optimum keeps transformers below 5, so the two cannot share an environment. int8 is then quantized by ONNX Runtime alone.
+newest: ## export and model tests beside transformers 5, in an environment of their own
+	test -x $(VENV)5/bin/python || $(PYTHON) -m venv $(VENV)5
+	grep -vE '^(transformers|optimum|optimum-onnx|huggingface_hub|huggingface-hub|tokenizers|hf-xet)==' constraints.txt > $(VENV)5/constraints.txt
+	$(VENV)5/bin/python -m pip install --quiet -c $(VENV)5/constraints.txt -e ".[train]" "transformers>=5" onnx onnxscript hypothesis pytest pytest-asyncio pytest-timeout
+	$(VENV)5/bin/python -m pytest tests/export tests/model
 
 check: $(STAMP) ## formatting, lint, types, import arrows
 	$(BIN)/ruff format --check .
@@ -35,7 +42,7 @@ docs: $(STAMP) ## regenerate the pictures, the trees, the command reference and 
 	$(BIN)/python -m tools.readme
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)5 build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is older than what it was made from whenever a dependency changes, so an environment never goes stale.

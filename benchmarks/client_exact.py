@@ -139,7 +139,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             print(f"target-only decoding, {number} of {len(todo)}", file=sys.stderr)
     gate = asyncio.Semaphore(options.at_once)
     async with contextlib.AsyncExitStack() as stack:
-        parts = urlsplit(await stack.enter_async_context(client_kit.address(options)))
+        parts = urlsplit(await stack.enter_async_context(client_kit.address(options, slots=options.at_once)))
         proxies = {
             name: await stack.enter_async_context(LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[name]))
             for name in options.links.split(",")
@@ -209,7 +209,7 @@ def main() -> int:
     """Measure, print the table, write the result; an error when a text differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     client_kit.add_flags(parser)
-    parser.set_defaults(per_skill=-(-100 // len(SKILLS)), prompts=100, tokens=40)
+    parser.set_defaults(per_skill=-(-100 // len(SKILLS)), prompts=100, tokens=48)
     parser.add_argument("--links", default=",".join(PROFILES), help="comma-separated (default: %(default)s)")
     parser.add_argument("--at-once", type=int, default=32, metavar="N", help="conversations (default: %(default)s)")
     options = parser.parse_args()

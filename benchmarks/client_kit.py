@@ -43,13 +43,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.asynccontextmanager
-async def address(options: argparse.Namespace) -> AsyncIterator[str]:
-    """The verifier's address, for as long as the body runs."""
+async def address(options: argparse.Namespace, *, slots: int = 16) -> AsyncIterator[str]:
+    """The verifier's address, for as long as the body runs; one started here holds so many sessions at once."""
     if options.verifier != "local":
         yield options.verifier
         return
     flags = [f"--{name}={getattr(options, name)}" for name in ("target", "drafter") if getattr(options, name)]
-    async with LocalVerifier(flags).running() as url:
+    async with LocalVerifier([*flags, f"--slots={slots}"]).running() as url:
         yield url
 
 

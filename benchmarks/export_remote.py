@@ -79,13 +79,13 @@ class Remote:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+        with self._process:  # closes both pipes and waits
+            pass
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Any]]:
         found = export_session.read_frame(cast(IO[bytes], self._process.stdout))  # type: ignore[arg-type]
         if found is None:
+            self.close()
             raise MoaError("the other environment's process ended; its last words are above")
         return found
 

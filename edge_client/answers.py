@@ -14,6 +14,7 @@ from edge_client.sync import RecordSync
 from edge_client.trace import Trace
 from edge_client.turn import Turn
 from edge_client.uplink import Uplink
+from moa.tree import DraftTree
 from moa.wire import Advanced, Code, Recovered, Refused, remote_error
 from moa.wire.messages import Activations, Error, ServerMessage
 
@@ -33,6 +34,8 @@ class Answers:
     speculating: bool = True
     """Whether the running stream is drafted by the server."""
     _records: deque[tuple[float, Activations]] = field(default_factory=deque)
+    _lesson: tuple[DraftTree, int, float, float] | None = None
+    """A verified draft, how much of it was accepted, and the seconds of the round and of the server in it."""
     _streamed_at: float | None = None
     _restarts_left: int = 3
 
@@ -74,7 +77,7 @@ class Answers:
             return  # of a session that was left behind
         match session.receive(message):
             case Advanced() as advanced:
-                self._learn(arrived, advanced)
+                self._answered(arrived, advanced)
                 await self._absorb()
             case Recovered() as recovered:
                 uplink.stands()
@@ -93,13 +96,15 @@ class Answers:
                     self._restarts_left -= 1
                     self.turn.begin_anew()
                     await self._absorb()
+                elif error.code == Code.UNKNOWN_SESSION and session.unsettled:
+                    pass  # a round that followed an opening for which there was no room: both will be sent again
                 elif error.code != Code.CANCELLED:
                     raise remote_error(error)
             case _:
                 pass
 
-    def _learn(self, arrived: float, event: Advanced) -> None:
-        """What an answer says about link, server and drafter."""
+    def _answered(self, arrived: float, event: Advanced) -> None:
+        """A round has advanced the log."""
         server = (event.queue_ms + event.forward_ms) / 1000
         self.trace.mark("answer", tokens=len(event.tokens))
         if event.path:
@@ -108,8 +113,7 @@ class Answers:
             self.stats.accepted += len(event.path) - 1
             self.stats.overhead.begin(arrived, drafting.drafter.run_seconds)
             if drafting.asked is not None:
-                self.controller.verified(drafting.asked, len(event.path) - 1, server)
-                self.uplink.link.rtt.add(arrived - self.uplink.asked_at - server)
+                self._lesson = drafting.asked, len(event.path) - 1, arrived - self.uplink.asked_at, server
             drafting.asked = None
         else:
             if self._streamed_at is not None:
@@ -121,6 +125,14 @@ class Answers:
                 )
             self._streamed_at = arrived
         self.uplink.answered(server_seconds=server)
+
+    def learn(self) -> None:
+        """What the latest verdict says about link, server and drafter; the next request need not wait for it."""
+        if self._lesson is not None:
+            asked, accepted, seconds, server = self._lesson
+            self._lesson = None
+            self.controller.verified(asked, accepted, server)
+            self.uplink.link.rtt.add(seconds - server)
 
     async def _absorb(self) -> bool:
         """Bring verified and provisional text together; False when the turn went over to another session."""

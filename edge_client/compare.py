@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from edge_client.client import EdgeClient
@@ -66,7 +67,9 @@ def rates(answers: Sequence[Answer]) -> dict[str, float]:
         for name in ("tokens", "seconds", "calls", "rounds", "accepted", "sent_bytes", "received_bytes"):
             total[name] = total.get(name, 0) + answer.stats.get(name, 0)
     firsts = sorted(answer.stats["first_token_seconds"] for answer in answers)
-    overheads = sorted(o for answer in answers if (o := answer.stats.get("overhead_ms")) is not None)
+    # Of an answer only the median of its rounds is told: it counts as often as there were rounds.
+    medians = [(a.stats.get("overhead_ms"), a.stats["rounds"]) for a in answers]
+    overheads = [milliseconds for milliseconds, rounds in medians if milliseconds is not None for _ in range(rounds)]
     return {
         "tokens": total["tokens"],
         "tokens_per_second": total["tokens"] / max(1e-9, total["seconds"]),
@@ -74,7 +77,7 @@ def rates(answers: Sequence[Answer]) -> dict[str, float]:
         "tokens_per_round": (total["accepted"] + total["rounds"]) / total["rounds"] if total["rounds"] else 0.0,
         "kilobytes": (total["sent_bytes"] + total["received_bytes"]) / 1000,
         "first_token_ms": 1000 * firsts[len(firsts) // 2],
-        "overhead_ms": overheads[len(overheads) // 2] if overheads else 0.0,
+        "overhead_ms": median(overheads) if overheads else 0.0,
     }
 
 

@@ -52,6 +52,8 @@ class Plan:
     draft: Literal["device", "server", "none", "single"]
     shape: TreeShape
     tokens_per_second: float = 0.0
+    drafting: float = 0.0
+    """Seconds that the device needs for a draft of this shape."""
 
 
 @dataclass(slots=True)
@@ -116,7 +118,9 @@ class Controller:
 
     def drafted(self, width: int, seconds: float) -> None:
         """One step of the drafter over `width` tokens."""
-        self.step.setdefault(width, Smoothed()).add(seconds)
+        if width not in self.step:
+            self.step[width] = Smoothed()
+        self.step[width].add(seconds)
 
     def verified(self, tree: DraftTree, accepted: int, server_seconds: float) -> None:
         """A round came back with `accepted` drafted tokens."""
@@ -164,16 +168,16 @@ class Controller:
         round_trip, hits = self.rtt.smoothed, self.ahead_hits.value
         first, most = self._step(1), max(1, remaining)
         expected = {branching: table.by_depth() for branching, table in self.acceptance.items()}
-        best, fastest = _CHAIN, 0.0
+        best = Plan("device", _CHAIN)
         for shape in _shapes(self.can_tree, self.max_nodes, self.max_chain):
             tokens = min(expected[shape.breadth > 1][shape.depth], most)
             drafting = first + (shape.depth - 1) * self._step(shape.breadth)
             # A draft made while waiting costs nothing when it was the right one, as long as it fits into the wait.
             waiting = round_trip + self._verify(shape.nodes + 1)
             speed = tokens / (waiting + drafting - min(drafting, waiting) * hits)
-            if speed > fastest:
-                best, fastest = shape, speed
-        return Plan("device", best, fastest)
+            if speed > best.tokens_per_second:
+                best = Plan("device", shape, speed, drafting)
+        return best
 
     def _tokens(self, shape: TreeShape) -> float:
         return self.acceptance[shape.breadth > 1].by_depth()[shape.depth]

@@ -8,6 +8,7 @@ committed rows, then along the nodes of the latest tree.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,8 @@ Steps = Generator[None, None, DraftTree]
 _NO_RECORDS: dict[str, Float] = {}
 _CHUNK = 128
 """Prompt tokens fed in one run: bounds the time until the caller may look up."""
+_KEPT = 16
+"""Calls of so many tokens are kept for the next time; prompts come in pieces of any length."""
 
 
 class Drafter(Protocol):
@@ -34,10 +37,6 @@ class Drafter(Protocol):
     @property
     def run_seconds(self) -> float:
         """Time spent so far in running the model, and nothing else."""
-        ...
-
-    def feed(self, ids: Sequence[int]) -> Generator[None, None, None]:
-        """Bring the cache up to all but the last of `ids`."""
         ...
 
     def draft(self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings) -> Steps:
@@ -62,68 +61,77 @@ class OnnxDrafter:
         self._nodes: dict[tuple[int, int], int] = {}
         """(parent's row, token) -> row, for rows after the committed ones; -1 is the last committed row."""
         self._noise_ids = vocab_size if draft_tokens is None else draft_tokens
+        self._drafts = 0
+        """Counts states of the committed rows: what a call's mask was made for."""
         self._silence = np.zeros((1, 1, 1), np.float32)
         self._noise: dict[tuple[int, int], Float] = {}
-        self._calls: dict[int, Call] = {}
-        """By tokens at a time."""
+        self._calls: dict[tuple[int, bool], Call] = {}
+        """By tokens at a time, and whether only the last is asked about."""
 
     @property
     def run_seconds(self) -> float:
         """Time spent so far in ONNX Runtime."""
         return self.graph.run_seconds
 
-    def feed(self, ids: Sequence[int]) -> Generator[None, None, None]:
-        """Bring the cache up to all but the last of `ids`."""
-        known = self._keep(ids[:-1])
-        while known < len(ids) - 1:
-            chunk = list(ids[known : min(known + _CHUNK, len(ids) - 1)])
-            call = self._call(chunk, known, last_only=True)
-            call.positions[0] = np.arange(known, known + len(chunk))
-            call.mask[0, 0, :, -len(chunk) :] = np.triu(np.full((len(chunk), len(chunk)), MASKED), 1)
-            self._run(call, known, SamplingSettings())
-            self.ids += chunk
-            known += len(chunk)
-            yield
-
     def draft(self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings) -> Steps:
         """A tree of guesses after `ids`, whose last is the tree's root."""
-        yield from self.feed(ids)
+        call = yield from self._follow(ids, sampling)
         grower = TreeGrower(ids[-1], shape)
         first, base = len(self.ids), len(ids) - 1
         sees = _nothing_but_itself(1 + shape.breadth * (shape.depth - 1))
         """Which fed nodes, in the order of their rows, a fed node may attend to: its ancestors and itself."""
-        place: dict[int, int] = {}
+        place = {0: 0}
         """Fed node -> its place in that order."""
-        while nodes := grower.frontier:
+        while True:
+            grower.expand(call.top_tokens[0], call.top_logp[0])
+            if not (nodes := grower.frontier):
+                return grower.tree()
+            yield
             tokens, fed = grower.frontier_tokens, len(grower.fed)
             stop = fed + len(nodes)
-            above = [place.get(grower.parents[node], -1) for node in nodes]
+            above = [place[grower.parents[node]] for node in nodes]
             for at, (node, token, parent) in enumerate(zip(nodes, tokens, above, strict=True), fed):
                 place[node] = at
-                self._nodes[first + parent if parent >= 0 else -1, token] = first + at
+                self._nodes[first + parent, token] = first + at
             call = self._call(tokens, first + fed)
             call.positions.fill(base + grower.level)
-            if fed:
-                sees[fed:stop, :fed] = sees[above, :fed]
-                call.mask[0, 0, :, first : first + fed] = sees[fed:stop, :fed]
+            sees[fed:stop, :fed] = sees[above, :fed]
+            call.mask[0, 0, :, first : first + fed] = sees[fed:stop, :fed]
             call.mask[0, 0, :, -len(nodes) :] = sees[fed:stop, fed:stop]
             self._run(call, first + fed, sampling)
-            grower.expand(call.top_tokens[0], call.top_logp[0])
-            if grower.frontier:
-                yield
-        return grower.tree()
 
     def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> int:
         """The most likely token after `ids`."""
-        for _ in self.feed(ids):
-            pass
-        at = len(self.ids)
-        call = self._call([ids[-1]], at)
-        call.positions.fill(at)
-        call.mask[..., -1] = 0
-        self._run(call, at, sampling)
-        self._nodes[-1, ids[-1]] = at
-        return int(call.top_tokens[0, 0, 0])
+        steps = self._follow(ids, sampling)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                call: Call = end.value
+                return int(call.top_tokens[0, 0, 0])
+
+    def _follow(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, Call]:
+        """Run what the cache has not seen of `ids`, piece by piece; returns the call whose guesses follow the last.
+
+        The rows of all but the last are committed: that one is a node, the root of what is drafted.
+        """
+        known = self._keep(ids[:-1])
+        while True:
+            self._drafts += 1
+            piece = list(ids[known : known + _CHUNK])
+            call = self._call(piece, known, last_only=True)
+            call.positions[0] = np.arange(known, known + len(piece))
+            call.mask[0, 0, :, -len(piece) :] = _causal(len(piece))
+            self._run(call, known, sampling)
+            known += len(piece)
+            self.ids += piece
+            if known == len(ids):
+                break
+            yield
+        root = self.ids.pop()
+        self._drafts += 1
+        self._nodes[-1, root] = len(self.ids)
+        return call
 
     def _keep(self, ids: Sequence[int]) -> int:
         """Cut the committed rows to what agrees with `ids`, join the tree's rows that go on from there."""
@@ -146,15 +154,17 @@ class OnnxDrafter:
         """A run of tokens, whose rows will be `at` and on, that sees the committed rows and no other yet."""
         self._rows.reserve(at + len(tokens))
         records = self.records.feeds() if self.records is not None else _NO_RECORDS
-        # Prompts come in pieces of any length; only the few widths of drafts are worth being kept.
-        call = None if last_only else self._calls.get(len(tokens))
+        key = len(tokens), last_only and len(tokens) > 1
+        call = self._calls.get(key)
         if call is None or call.cache is not self._rows.arrays or call.records is not records:
             call = Call(self.graph, len(tokens), cache=self._rows.arrays, records=records, last_only=last_only)
-            if not last_only:
-                self._calls[len(tokens)] = call
+            if len(tokens) <= _KEPT:
+                self._calls[key] = call
         call.ids[0] = tokens
-        call.mask.fill(MASKED)
-        call.mask[..., : len(self.ids)] = 0
+        if call.masked_for != self._drafts:  # within a draft only more is seen
+            call.masked_for = self._drafts
+            call.mask.fill(MASKED)
+            call.mask[..., : len(self.ids)] = 0
         return call
 
     def _run(self, call: Call, at: int, sampling: SamplingSettings) -> None:
@@ -175,6 +185,12 @@ class OnnxDrafter:
             noise = gumbel(seed, position, self._noise_ids).astype(np.float32)
             self._noise[seed, position] = noise[None, None]
         return self._noise[seed, position]
+
+
+@cache
+def _causal(tokens: int) -> Float:
+    """An additive mask with which every token sees those before it and itself."""
+    return np.triu(np.full((tokens, tokens), MASKED, np.float32), 1)
 
 
 def _nothing_but_itself(nodes: int) -> Float:

@@ -80,6 +80,8 @@ class Call:
         """`cache` and `records` are used as they are at every run; `last_only` asks for the last token's guesses."""
         self._graph = graph
         self.cache, self.records = cache, records
+        self.masked_for = -1
+        """The caller's name for the state that `mask` was last made for."""
         self.ids = np.zeros((1, tokens), np.int64)
         self.positions = np.zeros((1, tokens), np.int64)
         self.mask = np.zeros((1, 1, tokens, cache[0].shape[2] + tokens), np.float32)

@@ -38,6 +38,8 @@ from moa.wire.messages import Stream, Verify
 
 _LATE_PACE = 0.05
 """Seconds between tokens written while an answer is merely late: most of them would have to be withdrawn."""
+_AT_ONCE = 0.005
+"""Seconds that a draft may take for the next request to go out before the tokens of the last verdict are told."""
 
 
 @dataclass
@@ -77,16 +79,25 @@ class DecodeLoop:
         while True:
             if self.answers is not None:
                 await self.answers.take()
-            for event in self._drain():
-                yield event
+            if not self._asks_at_once:
+                for event in self._drain():
+                    yield event
             if self.turn.over or not await self._go_on():
                 break
         if self.answers is not None:
             await self.answers.take_records()
+            self.answers.learn()
         self.reason = self._why()
         self.stats.finished = perf_counter()
         for event in self._drain():
             yield event
+
+    @property
+    def _asks_at_once(self) -> bool:
+        """Whether a request can be on its way before anybody has read the news: they are told while it is answered."""
+        if self.turn.over or self.uplink is None or not self.uplink.ready or self._plan is None:
+            return False
+        return self._plan.draft == "device" and self._plan.drafting < _AT_ONCE
 
     async def _go_on(self) -> bool:
         """Do the most useful thing now; False when nothing more can be done."""
@@ -139,6 +150,7 @@ class DecodeLoop:
             case _:
                 answers.asked_stream(speculating=plan.draft == "server")
                 await self._send(uplink, session.stream(speculate=plan.draft == "server"))
+        answers.learn()
         # The round after this is planned now, while nobody waits for us; it misses only what this one will teach.
         self._plan = self._next_plan(uplink)
 

@@ -7,7 +7,6 @@ it. That is the whole of reconciliation, and why nothing can be lost or come twi
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -38,7 +37,9 @@ class Turn:
     """Why the provisional text ended, if it has."""
     superseded: ClientSession | None = None
     """The session that was left behind when its text was overruled by `keep`."""
-    _events: deque[Event] = field(default_factory=deque)
+    _events: list[Event] = field(default_factory=list)
+    _untold: list[tuple[int, int, Status]] = field(default_factory=list)
+    """Position, id and status of tokens that are no events yet: text is made when it is wanted, or must be cut."""
     _known: int = field(init=False)
     """How much of the session's log has been taken in."""
 
@@ -79,8 +80,8 @@ class Turn:
 
     def drain(self) -> list[Event]:
         """Events since the last call."""
-        events = list(self._events)
-        self._events.clear()
+        self._write()
+        events, self._events = self._events, []
         return events
 
     # ---- what happens
@@ -129,11 +130,18 @@ class Turn:
         self._replace(self.session.log)
         self.provisional = provisional
 
+    def _write(self) -> None:
+        """Make events of the tokens that are none yet."""
+        for position, token, status in self._untold:
+            self._events.append(Token(position=position, id=token, text=self.stream.add(token), status=status))
+        self._untold.clear()
+
     def _emit(self, position: int, token: int, status: Status) -> None:
         self.statuses.append(status)
-        self._events.append(Token(position=position, id=token, text=self.stream.add(token), status=status))
+        self._untold.append((position, token, status))
 
     def _confirmed(self, position: int) -> None:
+        self._write()
         last = self._events[-1] if self._events else None
         if isinstance(last, Confirm) and last.stop == position:
             self._events[-1] = Confirm(start=last.start, stop=position + 1)
@@ -141,6 +149,7 @@ class Turn:
             self._events.append(Confirm(start=position, stop=position + 1))
 
     def _retract(self) -> None:
+        self._write()
         start = self._known
         stop = start + len(self.provisional)
         self.provisional.clear()
@@ -150,6 +159,7 @@ class Turn:
         self._events.append(Retract(start=start, stop=stop, characters=characters))
 
     def _adopt(self) -> None:
+        self._write()
         start = self._known
         self._events.append(Adopt(start=start, stop=start + len(self.provisional)))
         self._replace(self.session.log[:start] + self.provisional)

@@ -51,10 +51,8 @@ def new_folder(out: Path, *, needed: int = 0, force: bool = False, trial: bool =
     except MoaError:
         raise
     except Exception as error:
-        # Every library that writes has its own way to say this, and some have only a traceback.
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or shutil.disk_usage(parent).free < _FULL:
-            hint = f"about {gigabytes(needed)} are wanted" if needed else ""
-            raise UsageError(f"no room left in {parent}", hint=hint) from error
+        if refused := _refused_by_the_disk(error, parent, needed):
+            raise refused from error
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -68,6 +66,16 @@ def clean_up_when_ended() -> None:
 def gigabytes(size: float) -> str:
     """A size for people."""
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _refused_by_the_disk(error: Exception, parent: Path, needed: int) -> UsageError | None:
+    """What the disk did, where it was the disk: libraries say it each in their own way, some with a traceback alone."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or shutil.disk_usage(parent).free < _FULL:
+        hint = f"about {gigabytes(needed)} are wanted" if needed else ""
+        return UsageError(f"no room left in {parent}", hint=hint)
+    if isinstance(error, OSError) and not error.filename:  # not from opening a file, so from writing to one
+        return UsageError(f"cannot write to {parent}: {error.strerror or error}")
+    return None
 
 
 def _refuse_to_lose(out: Path, force: bool) -> None:

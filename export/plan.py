@@ -10,7 +10,7 @@ from pathlib import Path
 from export.place import gigabytes
 from export.source import INDEPENDENT
 from export.variants import VariantKind, choose_kinds
-from moa.config import DrafterConfig
+from moa.config import DrafterConfig, TargetFacts
 from moa.errors import UsageError
 from moa.model.identity import stored_tensors
 from moa.model.streaming import read_facts
@@ -19,7 +19,9 @@ _BYTES_PER_WEIGHT = {"cpu-int4": 0.5 + 4 / 32, "cpu-fp32": 4.0, "npu-openvino": 
 _HOST_EMBEDDING = 2.0
 """Bytes per weight of the table that a static form leaves to the host."""
 _ON_THE_SERVER = ("layer_self_attention.", "Ekv2E.", "final_state.", "confidence_head.")
-_SECONDS_PER_GRAPH, _WEIGHTS_PER_SECOND = 15.0, 20e6  # two cores of a small machine
+_SECONDS_PER_GRAPH, _SECONDS_TO_TIME, _WEIGHTS_PER_SECOND = 3.0, 2.5, 20e6  # two cores of a small machine
+_GRAPH = 2**20
+"""Bytes of a variant besides its weights, at most."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Plan:
     def disk(self) -> int:
         """Bytes a build needs: the bundle, and the float32 graph that all variants are made from, twice."""
         weights = self.layer_weights + self.embedding_weights + self.head_weights
-        return sum(self.variant_bytes.values()) + 8 * weights
+        return sum(self.variant_bytes.values()) + 8 * weights + _GRAPH * (2 + len(self.variant_bytes))
 
     def lines(self) -> list[str]:
         """For people."""
@@ -62,59 +64,76 @@ class Plan:
 
 
 def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: int | None) -> Plan:
-    """Read shapes, not weights."""
+    """Read shapes, not weights; refuses what could not be built."""
     kinds = choose_kinds(variants)
     facts, folder = read_facts(target)
-    if drafter.startswith(INDEPENDENT):
-        own, where = read_facts(drafter.removeprefix(INDEPENDENT))
-        _refuse_static(kinds, "this one is independent")
-        weights = _count(where, lambda name: _layer(name) >= 0)
-        cache, records, hidden, tied = (
-            [(own.kv_heads, own.head_dim)] * own.layers,
-            0,
-            own.hidden_size,
-            own.tie_embeddings,
-        )
-        vocabulary = min(facts.vocab_size, own.vocab_size)
-    else:
-        path = Path(drafter).expanduser()
-        config = DrafterConfig.read(path, facts)
-        _refuse_static(kinds, f"this one has {config.tli}" if config.tli else "" if config.use_ca else "it has no CA")
-        weights = _count(path, lambda name: not name.startswith(_ON_THE_SERVER))
-        if config.tli:
-            weights += _count(folder, lambda name: _layer(name) >= facts.layers - config.tli)
-        cache = [(config.self_attention_num_key_value_heads, config.head_dim)]
-        cache += [(facts.kv_heads, facts.head_dim)] * config.tli
-        records, hidden, tied = config.record_width if config.use_ca else 0, config.hidden_size, facts.tie_embeddings
-        vocabulary = facts.vocab_size
-    drafted = vocabulary if draft_vocab is None else draft_vocab
-    if not 1 <= drafted <= vocabulary:
-        raise UsageError(f"--draft-vocab must be 1..{vocabulary} (the target's vocabulary), not {drafted}")
-    embedding, whole_head = vocabulary * hidden, drafted * hidden
-    head = 0 if tied and drafted == vocabulary else whole_head
-    everything = weights + embedding + head
-
-    def size(kind: VariantKind) -> int:
-        bytes_each = _BYTES_PER_WEIGHT.get(kind.name, 1.0)
-        if kind.form == "static":
-            return int((weights + whole_head) * bytes_each + embedding * _HOST_EMBEDDING)
-        # The .ort format stores the head turned, so a tied table twice.
-        return int((weights + embedding + (whole_head if kind.name == "mobile" else head)) * bytes_each)
-
-    graphs = {kind.opset if kind.form == "dynamic" else kind.name for kind in kinds}
+    found = _independent(drafter, facts) if drafter.startswith(INDEPENDENT) else _moa(drafter, facts, folder)
+    _refuse_static(kinds, found.no_static)
+    drafted = found.vocabulary if draft_vocab is None else draft_vocab
+    if not 1 <= drafted <= found.vocabulary:
+        raise UsageError(f"--draft-vocab must be 1..{found.vocabulary} (the target's vocabulary), not {drafted}")
+    embedding, head = found.vocabulary * found.hidden_size, drafted * found.hidden_size
+    shared = found.tied and drafted == found.vocabulary
     return Plan(
-        kind="independent" if drafter.startswith(INDEPENDENT) else "moa",
-        hidden_size=hidden,
+        kind=found.kind,
+        hidden_size=found.hidden_size,
         vocabulary=facts.vocab_size,
         draft_vocabulary=drafted,
-        cache=cache,
-        record_width=records,
-        tied=tied,
-        layer_weights=weights,
+        cache=found.cache,
+        record_width=found.record_width,
+        tied=found.tied,
+        layer_weights=found.layer_weights,
         embedding_weights=embedding,
-        head_weights=head,
-        variant_bytes={kind.name: size(kind) for kind in kinds},
-        seconds=round(_SECONDS_PER_GRAPH * len(graphs) + len(kinds) * everything / _WEIGHTS_PER_SECOND),
+        head_weights=0 if shared else head,
+        variant_bytes={kind.name: _size(kind, found.layer_weights, embedding, head, shared) for kind in kinds},
+        seconds=_seconds(kinds, found.layer_weights + embedding + (0 if shared else head)),
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the headers tell of a drafter; `no_static` says why it has no static form, where it has none."""
+
+    kind: str
+    hidden_size: int
+    vocabulary: int
+    cache: list[tuple[int, int]]
+    record_width: int
+    tied: bool
+    layer_weights: int
+    no_static: str
+
+
+def _independent(drafter: str, facts: TargetFacts) -> _Found:
+    own, folder = read_facts(drafter.removeprefix(INDEPENDENT))
+    return _Found(
+        kind="independent",
+        hidden_size=own.hidden_size,
+        vocabulary=min(facts.vocab_size, own.vocab_size),
+        cache=[(own.kv_heads, own.head_dim)] * own.layers,
+        record_width=0,
+        tied=own.tie_embeddings,
+        layer_weights=_count(folder, lambda name: _layer(name) >= 0),
+        no_static="this one is independent",
+    )
+
+
+def _moa(drafter: str, facts: TargetFacts, target: Path) -> _Found:
+    folder = Path(drafter).expanduser()
+    config = DrafterConfig.read(folder, facts)
+    weights = _count(folder, lambda name: not name.startswith(_ON_THE_SERVER))
+    if config.tli:
+        weights += _count(target, lambda name: _layer(name) >= facts.layers - config.tli)
+    of_sa = (config.self_attention_num_key_value_heads, config.head_dim)
+    return _Found(
+        kind="moa",
+        hidden_size=config.hidden_size,
+        vocabulary=facts.vocab_size,
+        cache=[of_sa, *[(facts.kv_heads, facts.head_dim)] * config.tli],
+        record_width=config.record_width if config.use_ca else 0,
+        tied=facts.tie_embeddings,
+        layer_weights=weights,
+        no_static=f"this one has {config.tli}" if config.tli else "" if config.use_ca else "it has no CA",
     )
 
 
@@ -125,6 +144,22 @@ def _refuse_static(kinds: Sequence[VariantKind], why_not: str) -> None:
             f"{static} is only for MoA drafters with CA and without borrowed layers: {why_not}",
             hint="leave this variant out",
         )
+
+
+def _size(kind: VariantKind, layers: int, embedding: int, head: int, shared: bool) -> int:
+    """Bytes of a variant; `shared`: one table is embedding and head."""
+    each = _BYTES_PER_WEIGHT.get(kind.name, 1.0)
+    if kind.form == "static":
+        return int((layers + head) * each + embedding * _HOST_EMBEDDING)
+    # The .ort format stores the head turned, so a shared table twice.
+    return int((layers + embedding + (0 if shared and kind.name != "mobile" else head)) * each)
+
+
+def _seconds(kinds: Sequence[VariantKind], weights: int) -> float:
+    graphs = {kind.opset if kind.form == "dynamic" else kind.name for kind in kinds}
+    timed = sum(kind.form == "dynamic" for kind in kinds)
+    passes = len(kinds) + 1  # over all weights: one for each variant, and one to compare with torch
+    return round(_SECONDS_PER_GRAPH * len(graphs) + _SECONDS_TO_TIME * timed + passes * weights / _WEIGHTS_PER_SECOND)
 
 
 def _count(folder: Path, wanted: Callable[[str], bool]) -> int:

@@ -21,7 +21,9 @@ FILES_PAGE = "files.md"
 HEADLINES = ("client_links", "client_offline", "speed")
 """Experiments whose tables README.md shows; the others are in docs/results.md."""
 TITLES = {
+    "ablations": "What each part of the drafter brings: 200 steps each",
     "acceptance": "Tokens won per verification",
+    "acceptance_long": "Tokens won per verification, with room for sixteen",
     "accuracy": "Right answers of the target",
     "capacity": "Readers that one verifier holds",
     "client_cuts": "The link cut at random bytes",

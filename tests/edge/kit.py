@@ -95,9 +95,6 @@ class OracleDrafter:
             others.insert(1, self.truth[len(ids)])
         return others[:3]
 
-    def feed(self, ids: Sequence[int]) -> Generator[None, None, None]:
-        yield
-
     def draft(
         self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings
     ) -> Generator[None, None, DraftTree]:

@@ -77,10 +77,20 @@ def test_accepted_nodes_are_not_run_again() -> None:
     ids = verifier_kit.prompt(1, 10)
     tree = finish(drafter.draft(ids, SHAPES[0], GREEDY))
     runs = drafter.graph.runs
-    for _ in drafter.feed([*ids, *tree.tokens[1:3], 50]):
-        pass
-    assert drafter.graph.runs == runs
+    drafter.guess([*ids, *tree.tokens[1:3], 50], GREEDY)
+    assert drafter.graph.runs == runs + 1
+    assert drafter._calls[1, False].ids.tolist() == [[50]], "only the new token is run"
     assert drafter.ids == [*ids, *tree.tokens[1:3]]
+
+
+def test_what_was_not_drafted_is_run_together_with_the_root() -> None:
+    drafter = fresh()
+    ids = verifier_kit.prompt(1, 10)
+    finish(drafter.draft(ids, SHAPES[0], GREEDY))
+    runs = drafter.graph.runs
+    tree = finish(drafter.draft([*ids, 50, 51, 52], SHAPES[0], GREEDY))
+    assert drafter.graph.runs == runs + SHAPES[0].depth
+    same(tree, finish(fresh().draft([*ids, 50, 51, 52], SHAPES[0], GREEDY)))
 
 
 def test_long_prompts_come_in_pieces_and_outgrow_the_first_arrays() -> None:

@@ -86,8 +86,8 @@ def test_a_variant_that_answers_otherwise_is_reported(bundle: Bundle, monkeypatc
 
 
 def test_a_provider_that_is_not_there_is_refused(bundle: Bundle) -> None:
-    with pytest.raises(UsageError, match="has no QNNExecutionProvider"):
-        verify(bundle, provider="QNNExecutionProvider")
+    with pytest.raises(UsageError, match="has no NoSuchExecutionProvider"):
+        verify(bundle, provider="NoSuchExecutionProvider")
 
 
 def test_a_provider_that_runs_nothing_fails_loudly(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_provider_that_runs_nothing_fails_loudly(bundle: Bundle, monkeypatch: 
 def test_room_is_checked_before_work(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("export.place.shutil.disk_usage", lambda _: usage)
-    with pytest.raises(UsageError, match=r"not enough room .* 1\.\d MB wanted, 0.0 MB free"):
+    with pytest.raises(UsageError, match=r"not enough room .* \d\.\d MB wanted, 0.0 MB free"):
         build(settings(pair, tmp_path / "bundle"))
 
 
