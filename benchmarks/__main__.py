@@ -29,6 +29,8 @@ class Experiment:
     says: str
     command: tuple[str, ...]
     minutes: float
+    on_request: bool = False
+    """Run only when it is named: all the others together stay below half an hour."""
 
 
 def experiments() -> list[Experiment]:
@@ -45,34 +47,60 @@ def experiments() -> list[Experiment]:
             "accuracy",
             "right answers of the target, and of an independent model of the drafter's size",
             ("accuracy", *pair, *independent),
-            2,
+            0.5,
         ),
         Experiment(
             "acceptance",
             "tokens won per verification, by category",
             ("acceptance", str(demo.drafter), *baselines, *pair, *sizes),
-            6,
+            5,
         ),
         Experiment(
             "drafters_offline",
             "right answers after the link is cut, by drafter",
             ("drafters_offline", str(demo.drafter), *baselines, *pair),
-            1.5,
+            2,
         ),
         Experiment(
             "speed",
             "tokens per second on one device",
             ("speed", str(demo.drafter), *baselines, *pair, *independent[:2]),
-            3,
+            4,
         ),
-        Experiment("client_links", "speed, calls and bytes by link", ("client_links", "--prompts", "6"), 4),
-        Experiment("client_slow", "the same with a slow target", ("client_slow", "--prompts", "2"), 3),
-        Experiment("client_records", "acceptance by lag, precision and rows held", ("client_records",), 2),
-        Experiment("client_offline", "accuracy after the link is cut", ("client_offline", "--per-skill", "2"), 1),
-        Experiment("client_reconnect", "the link returns after 1, 5, 20 s", ("client_reconnect",), 1.5),
-        Experiment("client_cuts", "the link cut at random bytes", ("client_cuts", "--cuts", "50"), 1),
+        Experiment("client_links", "speed, calls and bytes by link", ("client_links", "--prompts", "4"), 5),
+        Experiment("client_slow", "the same with a slow target", ("client_slow", "--prompts", "2"), 4.5),
+        Experiment("client_records", "acceptance by lag, precision and rows held", ("client_records",), 0.5),
+        Experiment("client_offline", "accuracy after the link is cut", ("client_offline", "--per-skill", "2"), 0.5),
+        Experiment("client_reconnect", "the link returns after 1, 5, 20 s", ("client_reconnect",), 1),
+        Experiment("client_cuts", "the link cut at random bytes", ("client_cuts", "--cuts", "200"), 1),
         Experiment("capacity", "readers that one verifier holds", ("capacity",), 4),
-        Experiment("timeline", "one round as a trace", ("timeline",), 0.3),
+        Experiment("timeline", "one round as a trace", ("timeline",), 0.2),
+        Experiment("client_exact", "1,400 answers over every link", ("client_exact",), 4, on_request=True),
+        Experiment("server_load", "the verifier under load", ("server_load", "all"), 3, on_request=True),
+        Experiment(
+            "acceptance_long",
+            "tokens won per verification, with room for sixteen",
+            (
+                "acceptance",
+                str(demo.drafter),
+                *baselines,
+                *pair,
+                *sizes,
+                "--shapes",
+                "long-chain",
+                "--temperatures",
+                "0",
+            ),
+            2,
+            on_request=True,
+        ),
+        Experiment(
+            "speed_1024",
+            "tokens per second on one device, a larger random target",
+            ("speed", "--random", "--tokens", "64"),
+            2,
+            on_request=True,
+        ),
     ]
 
 
@@ -98,9 +126,12 @@ def run(experiment: Experiment, results: Path) -> float:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="run only when named: " + ", ".join(e.name for e in experiments() if e.on_request),
     )
-    parser.add_argument("only", nargs="*", metavar="NAME", help="run these alone")
+    parser.add_argument("only", nargs="*", metavar="NAME", help="run these alone; some run only so")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and for how long")
     parser.add_argument("--json", action="store_true", help="print the minutes each took as JSON")
@@ -109,10 +140,10 @@ def main() -> int:
     if unknown := set(args.only) - {experiment.name for experiment in plan}:
         known = ", ".join(experiment.name for experiment in plan)
         raise UsageError(f"no experiment {sorted(unknown)[0]!r}", hint=f"there are {known}")
-    plan = [experiment for experiment in plan if not args.only or experiment.name in args.only]
+    plan = [e for e in plan if e.name in args.only or not (args.only or e.on_request)]
     if args.dry_run:
         for experiment in plan:
-            print(f"{experiment.name:16} about {experiment.minutes:.0f} min  {experiment.says}")
+            print(f"{experiment.name:16} about {experiment.minutes:.1f} min  {experiment.says}")
         print(f"{'in all':16} about {sum(experiment.minutes for experiment in plan):.0f} min")
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
@@ -121,7 +152,11 @@ def main() -> int:
         left = sum(other.minutes for other in plan[number - 1 :])
         print(f"[{number}/{len(plan)}] {experiment.says}; about {left:.0f} min to go", file=sys.stderr, flush=True)
         took[experiment.name] = round(run(experiment, args.out), 2)
-    print(json.dumps(took) if args.json else f"done in {sum(took.values()):.1f} min; `make docs` puts it into the documents")
+    print(
+        json.dumps(took)
+        if args.json
+        else f"done in {sum(took.values()):.1f} min; `make docs` puts it into the documents"
+    )
     return 0
 
 

@@ -117,7 +117,8 @@ def test_file_tree_uses_docstrings_and_refuses_a_module_without(tmp_path: Path) 
 def test_results_page_joins_the_tables(tmp_path: Path) -> None:
     (tmp_path / "speed.md").write_text("| a |\n")
     (tmp_path / "another_one.md").write_text("| b |\n\n")
-    page = results_page(sorted(tmp_path.iterdir()))
+    page = results_page(sorted(tmp_path.iterdir()), [tmp_path / "pictures" / "speed-by-link.svg"])
+    assert "![speed by link](pictures/speed-by-link.svg)\n\n## Another one" in page
     assert page.endswith("## Another one\n\n| b |\n\n## One machine\n\n| a |\n")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import client_reconnect, client_slow, report, timeline
+from benchmarks import client_links, client_reconnect, client_slow, report, timeline
 from edge_client.compare import Answer
 from edge_client.link import PROFILES, Condition, Profile
 from moa.errors import run_cli
@@ -51,6 +51,13 @@ def test_figures_of_a_cell() -> None:
         "provisional_tokens": 0,
         "retracted_tokens": 0,
     }
+
+
+def test_a_link_is_told_by_the_medians_of_its_passes() -> None:
+    passes = [{"same": 6, "tokens_per_second": speed, "calls_per_100": 2.0} for speed in (10.04, 90.0, 20.0)]
+    assert client_links._middle(passes) == {
+        "same": 18, "repeats": 3, "tokens_per_second": 20.0, "calls_per_100": 2.0, "speeds": [10.0, 90.0, 20.0],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
