@@ -105,13 +105,16 @@ class Client:
             else:
                 self.other.append(message)
 
-    async def start(self, ids: Sequence[int], **settings: Any) -> ClientSession:
-        """Open a session and wait until it is open."""
+    async def start(self, ids: Sequence[int], *, patient: bool = False, **settings: Any) -> ClientSession:
+        """Open a session and wait for the answer; a patient client asks again while all slots are busy."""
         session = ClientSession(list(ids), **settings)
         self.sessions[session.id] = session
-        await self.send(session.open())
-        await self.event(session)
-        return session
+        while True:
+            await self.send(session.open())
+            event = await self.event(session)
+            if not (patient and isinstance(event, Refused) and event.retry):
+                return session
+            await asyncio.sleep(min(0.05, event.retry_after))
 
     async def advance(self, session: ClientSession, tokens: Sequence[int], parents: Sequence[int] = ()) -> Advanced:
         """One verify round, patiently repeated while the server is busy."""

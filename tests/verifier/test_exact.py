@@ -79,6 +79,7 @@ async def speak(running: Verifier, one: Speech, order: random.Random) -> None:
     async with kit.client(running) as edge:
         session = await edge.start(
             one.ids,
+            patient=True,
             max_new_tokens=len(one.truth),
             sampling=Sampling(**dataclasses.asdict(one.sampling)),
             records="int8" if one.seed % 2 else "off",
