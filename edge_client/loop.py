@@ -79,9 +79,10 @@ class DecodeLoop:
         while True:
             if self.answers is not None:
                 await self.answers.take()
-            if not self._asks_at_once:
-                for event in self._drain():
+            if not self._asks_at_once and (told := self._drain()):
+                for event in told:
                     yield event
+                continue  # a slow reader took his time: what has arrived meanwhile is not late
             if self.turn.over or not await self._go_on():
                 break
         if self.answers is not None:

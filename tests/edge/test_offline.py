@@ -56,6 +56,23 @@ async def test_rewind_ends_in_the_targets_text(fault: str, right: float) -> None
         assert (Confirm if right == 1.0 else Retract) in kinds
 
 
+async def test_a_slow_reader_is_no_slow_link() -> None:
+    """Answers that arrive while a person reads are there in time, however long the reading takes."""
+    device = kit.oracle([*IDS, *truth()], 0.3)
+    how = kit.FAST | {"max_new_tokens": 12, "draft": "device", "on_reconnect": "keep", "answer_floor_seconds": 0.2}
+    transcript = kit.Transcript()
+    async with (
+        kit.verifier() as running,
+        EdgeClient(verifier=running.transport.url, device=device, **how) as client,
+    ):
+        async for event in client.generate(ids=IDS):
+            transcript.take(event)
+            if isinstance(event, Token):
+                await asyncio.sleep(0.3)
+    assert transcript.tokens == truth()[:12]
+    assert not [event for event in transcript.events if isinstance(event, Token) and event.status == "provisional"]
+
+
 async def test_keep_takes_nothing_back() -> None:
     transcript, _ = await interrupted(0.3, "go_down", on_reconnect="keep", max_offline_tokens=8)
     kinds = [type(event) for event in transcript.events]
