@@ -35,7 +35,7 @@ from edge_client.graph import Heads
 from edge_client.link import PROFILES, LinkProxy
 from edge_client.settings import ClientSettings
 from moa.demo.skills import SKILLS
-from moa.errors import MoaError, UsageError, run_cli
+from moa.errors import MoaError, run_cli
 from moa.sampling import SamplingSettings
 
 DRAFTS = ("device", "server", "auto")
@@ -129,7 +129,7 @@ async def answer(device: Device, case: Case, url: str, ids: Sequence[int], token
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All cases, many at once."""
     device, _, prompts = client_kit.load(options)
-    todo = cases(options.links.split(","), len(prompts))
+    todo = cases(options.links, len(prompts))
     truth = Truth(options.target, eos_ids=device.codec.eos_ids, tokens=options.tokens)
     outcomes: Counter[tuple[Case, str]] = Counter()
     figures: Counter[str] = Counter()
@@ -142,7 +142,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         parts = urlsplit(await stack.enter_async_context(client_kit.address(options, slots=options.at_once)))
         proxies = {
             name: await stack.enter_async_context(LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[name]))
-            for name in options.links.split(",")
+            for name in options.links
         }
 
         async def run(case: Case) -> None:
@@ -210,11 +210,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     client_kit.add_flags(parser)
     parser.set_defaults(per_skill=-(-100 // len(SKILLS)), prompts=100, tokens=48)
-    parser.add_argument("--links", default=",".join(PROFILES), help="comma-separated (default: %(default)s)")
+    client_kit.add_links(parser, PROFILES)
     parser.add_argument("--at-once", type=int, default=32, metavar="N", help="conversations (default: %(default)s)")
     options = parser.parse_args()
-    if unknown := [name for name in options.links.split(",") if name not in PROFILES]:
-        raise UsageError(f"unknown link {unknown[0]!r}", hint=f"known: {', '.join(PROFILES)}")
     result = asyncio.run(measure(options))
     write_result(options.json, result)
     print(tables(result))

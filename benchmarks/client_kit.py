@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +19,17 @@ from edge_client.client import EdgeClient
 from edge_client.compare import ask
 from edge_client.device import Device
 from edge_client.drafter import OnnxDrafter
+from edge_client.link import PROFILES, Profile
 from edge_client.local import LocalVerifier
 from edge_client.settings import ClientSettings
 from moa.demo.skills import Example
-from moa.errors import MoaError
+from moa.errors import MoaError, UsageError
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 from moa.wire.messages import Activations
 
+LINKS = ("wifi", "5g", "4g", "4g-weak", "bursty")
+"""The paper's; the emulator has more."""
 _RECORD_SECONDS = 30.0
 
 
@@ -40,6 +43,33 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=0, metavar="N", help="of these, the first N (default: all)")
     parser.add_argument("--tokens", type=int, default=96, metavar="N", help="tokens of an answer at most")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result with its provenance")
+
+
+def add_links(parser: argparse.ArgumentParser, default: Iterable[str] = LINKS) -> None:
+    """Which emulated links."""
+    parser.add_argument(
+        "--links", type=_link_names, default=list(default), metavar="NAME,...", help=f"default: {','.join(default)}"
+    )
+
+
+def _link_names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in PROFILES]:
+        raise UsageError(f"unknown link {unknown[0]!r}", hint=f"known: {', '.join(PROFILES)}")
+    return names
+
+
+def rotated(profile: Profile, share: float) -> Profile:
+    """The same profile, begun elsewhere in its cycle: a run shorter than the cycle must not always see its start."""
+    total = sum(seconds for seconds, _ in profile.phases)
+    if not total:
+        return profile
+    ahead, phases = share % 1 * total, list(profile.phases)
+    while ahead >= phases[0][0]:
+        ahead -= phases[0][0]
+        phases = [*phases[1:], phases[0]]
+    (first, condition), *others = phases
+    return Profile(profile.name, ((first - ahead, condition), *others, *([(ahead, condition)] if ahead else [])))
 
 
 @contextlib.asynccontextmanager

@@ -13,14 +13,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks import client_kit, report
-from benchmarks.client_slow import rotated
 from benchmarks.provenance import write_result
 from edge_client.compare import ask_all, rates
 from edge_client.link import PROFILES, LinkProxy
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError, run_cli
 
-LINKS = ("wifi", "5g", "4g", "4g-weak", "bursty")
 SLOWEST = "a call a token"
 """Bound by the round trip alone, so that one pass tells it."""
 WAYS: dict[str, dict[str, Any]] = {
@@ -43,11 +41,11 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             raise UsageError("the emulated link needs a ws://HOST:PORT address")
         near = ClientSettings(verifier=url, max_new_tokens=options.tokens)
         truth = [a.ids for a in await ask_all(near, device, prompts, draft="single", sync="off")]
-        for name in options.links.split(","):
+        for name in options.links:
             took: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
             for repeat in range(options.repeats):  # interleaved: what slows the machine slows every way
                 # A link that comes and goes is met by every way at the same place of its cycle.
-                profile = rotated(PROFILES[name], repeat / options.repeats)
+                profile = client_kit.rotated(PROFILES[name], repeat / options.repeats)
                 for way, how in WAYS.items():
                     if repeat and way == SLOWEST:
                         continue
@@ -96,11 +94,9 @@ def main() -> int:
     """Measure, print tables, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     client_kit.add_flags(parser)
-    parser.add_argument("--links", default=",".join(LINKS), help="comma-separated (default: %(default)s)")
+    client_kit.add_links(parser)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="passes (default: %(default)s)")
     options = parser.parse_args()
-    if unknown := [name for name in options.links.split(",") if name not in PROFILES]:
-        raise UsageError(f"unknown link {unknown[0]!r}", hint=f"known: {', '.join(PROFILES)}")
     result = asyncio.run(measure(options))
     write_result(options.json, result)
     print(tables(result))

@@ -37,7 +37,6 @@ from edge_client.settings import ClientSettings
 from moa.demo import paths
 from moa.errors import MoaError, UsageError, run_cli
 
-LINKS = ("wifi", "5g", "4g", "4g-weak", "bursty")
 STEPS = (10.0, 30.0, 60.0, 120.0)
 WEIGHTS = Path(__file__).parent / "baselines" / "weights"
 
@@ -96,19 +95,6 @@ class Cell:
 
     way: str
     link: str
-
-
-def rotated(profile: Profile, share: float) -> Profile:
-    """The same profile, begun elsewhere in its cycle: a run shorter than the cycle must not always see its start."""
-    total = sum(seconds for seconds, _ in profile.phases)
-    if not total:
-        return profile
-    ahead, phases = share % 1 * total, list(profile.phases)
-    while ahead >= phases[0][0]:
-        ahead -= phases[0][0]
-        phases = [*phases[1:], phases[0]]
-    (first, condition), *others = phases
-    return Profile(profile.name, ((first - ahead, condition), *others, *([(ahead, condition)] if ahead else [])))
 
 
 def mean_rtt(profile: Profile) -> float:
@@ -174,7 +160,7 @@ class Grid:
                         return runs
                     way = WAYS[cell.way]
                     # By the way and the lane, every cell begins elsewhere in a link's cycle.
-                    profile = rotated(PROFILES[cell.link], lane / lanes + 0.37 * list(WAYS).index(cell.way))
+                    profile = client_kit.rotated(PROFILES[cell.link], lane / lanes + 0.37 * list(WAYS).index(cell.way))
                     url = network.link(emulated[way.server].urls[lane], profile)
                     runs.append(self._run(cell, step_ms, url, devices[way.bundle]))
 
@@ -301,13 +287,13 @@ def _measure(options: argparse.Namespace, bundles: Mapping[str, str], ways: Sequ
     sys.setswitchinterval(0.0005)  # lanes share an interpreter
     grid = Grid(options, bundles)
     grid.learn()
-    cells = [Cell(way, link) for way in ways for link in options.links.split(",")]
+    cells = [Cell(way, link) for way in ways for link in options.links]
     runs = [run for step in options.steps for run in grid.step(step, cells)]
     return {
         "prompts": len(grid.prompts),
         "tokens": options.tokens,
         "emulated": "links, and the time of a forward of the target",
-        "rtt_ms": {link: mean_rtt(PROFILES[link]) for link in options.links.split(",")},
+        "rtt_ms": {link: mean_rtt(PROFILES[link]) for link in options.links},
         "client_slow": runs,
     }
 
@@ -320,15 +306,13 @@ def main() -> int:
                         help="an independent drafter: weights, or a bundle")  # fmt: skip
     parser.add_argument("--eagle", type=Path, default=WEIGHTS / "eagle2", metavar="DIR", help="for the server")
     parser.add_argument("--steps", type=float, nargs="+", default=list(STEPS), metavar="MS")
-    parser.add_argument("--links", default=",".join(LINKS), help="comma-separated (default: %(default)s)")
+    client_kit.add_links(parser)
     parser.add_argument("--lanes", type=int, default=8, help="conversations at a time at most (default: %(default)s)")
     parser.add_argument("--per-skill", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--prompts", type=int, default=3, metavar="N", help="a cell (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer at most (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result with its provenance")
     options = parser.parse_args()
-    if unknown := [name for name in options.links.split(",") if name not in PROFILES]:
-        raise UsageError(f"unknown link {unknown[0]!r}", hint=f"known: {', '.join(PROFILES)}")
     if min(options.steps) <= 0 or options.lanes < 1 or options.prompts < 1:
         raise UsageError("--steps, --lanes and --prompts must be above 0")
     result = measure(options)

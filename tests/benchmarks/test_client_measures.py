@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import client_links, client_reconnect, client_slow, report, timeline
+from benchmarks import client_kit, client_links, client_reconnect, client_slow, report, timeline
 from edge_client.compare import Answer
 from edge_client.link import PROFILES, Condition, Profile
 from moa.errors import run_cli
@@ -17,11 +17,11 @@ from moa.errors import run_cli
 def test_a_cycle_that_begins_elsewhere_is_the_same_cycle() -> None:
     bursty = PROFILES["bursty"]
     for share in (0.0, 0.3, 0.8, 0.95, 1.3):
-        turned = client_slow.rotated(bursty, share)
+        turned = client_kit.rotated(bursty, share)
         for second in (0.05, 3.05, 7.05, 9.05):
             assert turned.at(second) == bursty.at(second + 10 * share)
         assert sum(seconds for seconds, _ in turned.phases) == pytest.approx(10)
-    assert client_slow.rotated(PROFILES["wifi"], 0.5) is PROFILES["wifi"]
+    assert client_kit.rotated(PROFILES["wifi"], 0.5) is PROFILES["wifi"]
 
 
 def test_the_mean_round_trip_weighs_time() -> None:
