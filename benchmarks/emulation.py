@@ -34,14 +34,13 @@ from cloud_verifier.engine import Engine
 from cloud_verifier.model import Served, facts_of, load
 from cloud_verifier.recording import Recorder
 from cloud_verifier.settings import Settings
-from cloud_verifier.streaming import Draft
+from cloud_verifier.streaming import TreeDrafting
 from cloud_verifier.work import Job, Lease
 from moa.errors import MoaError, UsageError, run_cli
-from moa.model.drafting import Drafting, DraftRequest
+from moa.model.drafting import Drafting
 from moa.model.target import Committed, Row, Step, Target
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
-from moa.wire.messages import Stream
 
 _CONTEXT = 1024
 _SLOTS = 4
@@ -78,36 +77,24 @@ class SlowTarget(Target):
         return committed
 
 
-class BaselineServerDrafting:
-    """`ServerDrafting` by any drafter that the engine of `moa.speculate` knows."""
+class BaselineServerDrafting(TreeDrafting):
+    """Server-side drafts by any drafter that the engine of `moa.speculate` knows."""
+
+    _target: SlowTarget
 
     def __init__(self, target: SlowTarget, drafting: Drafting, shape: TreeShape) -> None:
-        self._target, self._drafting, self._shape = target, drafting, shape
+        super().__init__(target, drafting, shape)
         self._known: dict[int, int] = {}
-
-    def draft(self, jobs: Sequence[Job]) -> list[Draft]:
-        """Trees for all stream rounds of a batch."""
-        requests, able = [], []
-        for job in jobs:
-            room = self._target.pool.capacity - job.base - 1
-            if isinstance(job.request, Stream) and job.request.speculate and room > 0:
-                self._catch_up(job)
-                shape = replace(self._shape, nodes=min(self._shape.nodes, room))
-                requests.append(DraftRequest(job.lease.drafting, job.ids[-1], shape, job.sampling))
-                able.append(job)
-        trees = dict(zip(able, self._drafting.draft(requests), strict=True)) if requests else {}
-        return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
 
     def close(self, lease: Lease) -> None:
         """Give the drafting slot back, and forget what was seen of the other."""
         if lease.slot is not None:
             self._target.seen.pop(lease.slot, None)
         if lease.drafting is not None:
-            self._drafting.close(lease.drafting)
             self._known.pop(lease.drafting, None)
-            lease.drafting = None
+        super().close(lease)
 
-    def _catch_up(self, job: Job) -> None:
+    def _catch_up(self, job: Job) -> bool:
         lease = job.lease
         if lease.drafting is None:
             lease.drafting = self._drafting.open()
@@ -120,6 +107,7 @@ class BaselineServerDrafting:
             self._known[lease.drafting] += count
         if self._known[lease.drafting] != lease.length:
             raise MoaError("the drafter missed a part of the text: a prefix was shared")
+        return True
 
 
 class BaselineVerifier(Verifier):

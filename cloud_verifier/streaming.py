@@ -11,7 +11,7 @@ import torch
 from cloud_verifier.recording import Recorder
 from cloud_verifier.work import Job, Lease
 from moa.model.drafter import Drafter
-from moa.model.drafting import DraftRequest, MoaDrafting, append
+from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
 from moa.model.target import Target
 from moa.tree import TreeShape
 from moa.wire.messages import Stream
@@ -41,18 +41,11 @@ class NoDrafting:
         """There is nothing to give back."""
 
 
-class MoaServerDrafting:
-    """Trees by the MoA drafter. A session's drafting state is built when its first stream begins, from its token log,
-    its slot and its activation records, and caught up when another begins after rounds that the edge drafted."""
+class TreeDrafting:
+    """Trees by any drafter of the engine. How a drafter comes to know a session's text is its own: `_catch_up`."""
 
-    def __init__(self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape) -> None:
-        self._target, self._drafter, self._recorder, self._shape = target, drafter, recorder, shape
-        self._drafting = MoaDrafting(
-            drafter,
-            slots=target.pool.slots,
-            capacity=target.pool.capacity,
-            scratch=shape.breadth * (shape.depth + 1) + 8,
-        )
+    def __init__(self, target: Target, drafting: Drafting, shape: TreeShape) -> None:
+        self._target, self._drafting, self._shape = target, drafting, shape
 
     def draft(self, jobs: Sequence[Job]) -> list[Draft]:
         """Trees for all stream rounds of a batch, level by level together."""
@@ -60,9 +53,8 @@ class MoaServerDrafting:
         for job in jobs:
             room = self._target.pool.capacity - job.base - 1
             plain = isinstance(job.request, Stream) and not job.request.speculate
-            if plain or job.lease.records is None or room < 1:
+            if plain or room < 1 or not self._catch_up(job):
                 continue
-            self._catch_up(job)
             shape = replace(self._shape, nodes=min(self._shape.nodes, room))
             requests.append(DraftRequest(job.lease.drafting, job.ids[-1], shape, job.sampling))
             able.append(job)
@@ -75,14 +67,37 @@ class MoaServerDrafting:
             self._drafting.close(lease.drafting)
             lease.drafting = None
 
+    def _catch_up(self, job: Job) -> bool:
+        """Let the drafter know the session's text, in `lease.drafting`; False when it cannot draft for this one."""
+        raise NotImplementedError
+
+
+class MoaServerDrafting(TreeDrafting):
+    """Trees by the MoA drafter. A session's drafting state is built when its first stream begins, from its token log,
+    its slot and its activation records, and caught up when another begins after rounds that the edge drafted."""
+
+    _drafting: MoaDrafting
+
+    def __init__(self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape) -> None:
+        drafting = MoaDrafting(
+            drafter,
+            slots=target.pool.slots,
+            capacity=target.pool.capacity,
+            scratch=shape.breadth * (shape.depth + 1) + 8,
+        )
+        super().__init__(target, drafting, shape)
+        self._drafter, self._recorder = drafter, recorder
+
     @torch.inference_mode()
-    def _catch_up(self, job: Job) -> None:
+    def _catch_up(self, job: Job) -> bool:
         lease, drafting = job.lease, self._drafting
+        if lease.records is None:
+            return False
         if lease.drafting is None:
             lease.drafting = drafting.open()
         slot, start, stop = lease.drafting, drafting.pool.lengths[lease.drafting], lease.length
-        if start == stop or lease.records is None or lease.slot is None:
-            return
+        if start == stop or lease.slot is None:
+            return True
         self._recorder.finish(lease)
         device, dtype = drafting.device, drafting.records.k.dtype
         ids = torch.tensor([job.ids[start:stop]], device=device)
@@ -95,3 +110,4 @@ class MoaServerDrafting:
             pool = self._target.pool
             keys, values = (half[last, lease.slot, :, start:stop] for half in (pool.k, pool.v))
             append(drafting.borrowed, slot, keys, values)
+        return True
