@@ -125,19 +125,15 @@ async def test_over_a_bad_link(profile: str, draft: Any) -> None:
 
 @pytest.mark.parametrize("draft", ["device", "server"])
 async def test_cuts_at_random_bytes_change_nothing(draft: Any) -> None:
-    cuts = await run_with_cuts(runs=6, draft=draft)
-    assert cuts >= 6
-
-
-async def run_with_cuts(*, runs: int, draft: Any, seed: int = 0) -> int:
-    """Generate while the link is cut at random bytes; how many cuts there were."""
-    rng = random.Random(seed)
-    cuts = 0
+    rng = random.Random(0)
+    wanted, cuts = 6, 0
     async with (
         kit.verifier() as running,
         LinkProxy("127.0.0.1", running.transport.port, PROFILES["loopback"]) as link,
     ):
-        for run in range(runs):
+        for run in range(20 * wanted):  # where a cut falls depends on timing, and so does how many runs it takes
+            if cuts >= wanted:
+                break
             sampling = SAMPLED if run % 2 else {}
             ids = verifier_kit.prompt(run, 12)
             expected = truth(ids, **sampling)
@@ -151,7 +147,7 @@ async def run_with_cuts(*, runs: int, draft: Any, seed: int = 0) -> int:
                 cuts += client.link.generation - 1 if client.link else 0
             assert transcript.tokens == expected, (run, draft)
             assert all(transcript.verified)
-    return cuts
+    assert cuts >= wanted
 
 
 async def _keep_cutting(link: LinkProxy, rng: random.Random) -> None:
