@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +18,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from benchmarks import prompts as held_out
 from benchmarks import report
-from benchmarks.acceptance import SHAPES, acceptance_length
+from benchmarks.acceptance import SHAPES
 from benchmarks.baselines.independent import as_llama
 from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import load_independent, load_target, open_drafting
 from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
-from benchmarks.exactness import count_ties
 from benchmarks.provenance import write_result
+from benchmarks.race import PLAIN, Way, race
 from moa.errors import UsageError, run_cli
 from moa.model.checkpoint import new_drafter
 from moa.model.loading import locate
@@ -36,94 +33,69 @@ from moa.sampling import SamplingSettings
 from moa.speculate import Generation, GenerationSettings, Speculator
 from moa.tree import TreeShape
 
-Texts = list[list[int]]
 
-
-@dataclass
-class Way:
-    """One way to continue the prompts, and how fast it was each time."""
-
-    name: str
-    says: str
-    run: Callable[[], list[Generation]]
-    rates: list[float] = field(default_factory=list)
-    tau: float | None = None
-
-
-def race(ways: Sequence[Way], target: Target, prompts: Texts, plain: Texts, repeats: int) -> list[dict[str, Any]]:
-    """Run every way once to warm up and to check its texts, then all of them in turn, `repeats` times."""
-    for way in ways:
-        generations = way.run()
-        ties = count_ties(target, prompts, plain, [g.ids for g in generations], SamplingSettings())
-        if any(g.won for g in generations) and way.name != "plain":
-            way.tau = acceptance_length(generations)["tau"]
-        _say(f"{way.name}: texts equal plain decoding" + (f", {ties} up to a tie" if ties else ""))
-    for number in range(repeats):
-        for way in ways:
-            began = time.perf_counter()
-            tokens = sum(len(g.ids) for g in way.run())
-            way.rates.append(tokens / (time.perf_counter() - began))
-        _say(f"round {number + 1} of {repeats}: " + ", ".join(f"{way.name} {way.rates[-1]:.1f}" for way in ways))
-    return [
-        {"name": w.name, "says": w.says, "runs": w.rates, "median": statistics.median(w.rates), "tau": w.tau}
-        for w in ways
-    ]
-
-
-def one_by_one(speculator: Speculator, prompts: Texts, tokens: int, shape: TreeShape | None) -> list[Generation]:
+def speculating(
+    speculator: Speculator, tokens: int, shape: TreeShape | None, t: float = 0.0
+) -> Callable[[list[int]], Generation]:
     """Our engine, one prompt at a time, as a single user has it."""
-    settings = GenerationSettings(max_new_tokens=tokens, shape=shape)
-    return [speculator.generate([prompt], settings)[0] for prompt in prompts]
+    settings = GenerationSettings(max_new_tokens=tokens, shape=shape, sampling=SamplingSettings(temperature=t))
+    return lambda prompt: speculator.generate([prompt], settings)[0]
 
 
 @torch.inference_mode()
-def generate(model: Any, prompts: Texts, tokens: int, assistant: PreTrainedModel | None = None) -> list[Generation]:
+def generate(model: Any, tokens: int, assistant: PreTrainedModel | None, prompt: list[int]) -> Generation:
     """Hugging Face, with its own defaults; assisted where an assistant is given."""
-    generations = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt], device=model.device)
-        extra = {} if assistant is None else {"assistant_model": assistant}
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0, **extra
-        )
-        generations.append(Generation(ids=out[0, len(prompt) :].tolist()))
-    return generations
+    ids = torch.tensor([prompt], device=model.device)
+    extra = {} if assistant is None else {"assistant_model": assistant}
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0, **extra
+    )
+    return Generation(ids=out[0, len(prompt) :].tolist())
 
 
 def embedded_pair(args: argparse.Namespace) -> dict[str, Any]:
     """The trained pair: real drafters on real prompts."""
-    capacity = args.capacity
-    target = Target.load(args.target, capacity=capacity, device=args.device)
+    target = Target.load(args.target, capacity=args.capacity, device=args.device)
     examples = held_out.skill_prompts(1, args.seed) + held_out.code_prompts(2)
-    prompts = [held_out.encode(target.tokenizer, example) for example in examples]
-    prompts = [prompt for prompt in prompts if len(prompt) + args.tokens <= capacity]
-    plainly = Speculator(target)
-    plain = [g.ids for g in one_by_one(plainly, prompts, args.tokens, None)]
+    asked = [(example.skill, held_out.encode(target.tokenizer, example)) for example in examples]
+    asked = [(skill, prompt) for skill, prompt in asked if len(prompt) + args.tokens <= args.capacity]
+    categories, prompts = [skill for skill, _ in asked], [prompt for _, prompt in asked]
+    speculators = []
+    for folder in args.drafters:
+        own = load_target(args.target, slots=1, capacity=args.capacity, drafter=folder, device=args.device)
+        speculators.append((folder.name, Speculator(own, open_drafting(folder, own))))
+    races = []
+    for t in args.temperatures:
+        plain = speculating(Speculator(target), args.tokens, None, t)
+        ways = [Way(PLAIN, "our engine, no drafter", plain)]
+        if t == 0:
+            # Sampled, its texts are others than ours, and there is nothing to compare.
+            ways = [*hugging_face(args), *ways]
+        for name, speculator in speculators:
+            for kind, shape in SHAPES.items():
+                run = speculating(speculator, args.tokens, shape, t)
+                ways.append(Way(f"{name}-{kind}", f"our engine, {name}, {kind}", run))
+        races.append(race(ways, target, prompts, categories, repeats=args.repeats, t=t))
+    return {
+        "says": f"Trained pair ({target.model.num_parameters() / 1e6:.1f}M target)",
+        "races": races,
+        "notes": [
+            f"{len(prompts)} held-out prompts one by one, up to {args.tokens} new tokens, float32, prefill counted."
+        ],
+    }
+
+
+def hugging_face(args: argparse.Namespace) -> list[Way]:
+    """The library's own generation, plain and assisted."""
     model = AutoModelForCausalLM.from_pretrained(locate(args.target), dtype=torch.float32).to(args.device).eval()
     model.generation_config.use_cache = True
-    ways = [
-        Way("generate", "Hugging Face generate", partial(generate, model, prompts, args.tokens)),
-        Way("plain", "our engine, no drafter", partial(one_by_one, plainly, prompts, args.tokens, None)),
-    ]
-    notes = [
-        f"{len(prompts)} held-out prompts one by one, up to {args.tokens} new tokens, greedy, float32, prefill counted."
-    ]
+    ways = [Way("generate", "Hugging Face generate", partial(generate, model, args.tokens, None))]
     if args.independent:
         drafter, facts = load_independent(args.independent, args.target)
         assistant = as_llama(drafter, facts.max_positions, facts.eos_ids).to(args.device)
-        run = partial(generate, model, prompts, args.tokens, assistant)
+        run = partial(generate, model, args.tokens, assistant)
         ways.append(Way("assisted", "Hugging Face assisted generation, independent drafter", run))
-    for folder in args.drafters:
-        own = load_target(args.target, slots=1, capacity=capacity, drafter=folder, device=args.device)
-        speculator = Speculator(own, open_drafting(folder, own))
-        for name, shape in SHAPES.items():
-            run = partial(one_by_one, speculator, prompts, args.tokens, shape)
-            ways.append(Way(f"{folder.name}-{name}", f"our engine, {folder.name}, {name}", run))
-    return {
-        "says": f"Trained pair ({target.model.num_parameters() / 1e6:.1f}M target)",
-        "ways": race(ways, target, prompts, plain, args.repeats),
-        "notes": notes,
-    }
+    return ways
 
 
 def random_pair(args: argparse.Namespace) -> dict[str, Any]:
@@ -147,31 +119,30 @@ def random_pair(args: argparse.Namespace) -> dict[str, Any]:
     for_generate.load_state_dict(model.state_dict())
     target = Target.from_model(model, capacity=args.capacity)
     prompts = torch.randint(0, config.vocab_size, (2, 64)).tolist()
-    plainly = Speculator(target)
-    plain = [g.ids for g in one_by_one(plainly, prompts, args.tokens, None)]
-    texts = [prompt + text for prompt, text in zip(prompts, plain, strict=True)]
+    plain = speculating(Speculator(target), args.tokens, None)
+    texts = [prompt + plain(prompt).ids for prompt in prompts]
     drafter = new_drafter(moa_config(target.facts, {}), model).eval()
     one_layer = LlamaConfig.from_dict({**config.to_dict(), "num_hidden_layers": 1})
     assistant = ReplayLlama(one_layer, texts, args.right_chain).to(args.device).eval().requires_grad_(False)
     ways = [
-        Way("generate", "Hugging Face generate", partial(generate, for_generate, prompts, args.tokens)),
-        Way("plain", "our engine, no drafter", partial(one_by_one, plainly, prompts, args.tokens, None)),
+        Way("generate", "Hugging Face generate", partial(generate, for_generate, args.tokens, None)),
+        Way(PLAIN, "our engine, no drafter", plain),
         Way(
             "assisted",
             f"Hugging Face assisted generation, 1-layer assistant, right {args.right_chain:.0%} by assumption",
-            partial(generate, for_generate, prompts, args.tokens, assistant),
+            partial(generate, for_generate, args.tokens, assistant),
         ),
     ]
     for (name, shape), right in zip(SHAPES.items(), (args.right_chain, args.right_tree), strict=True):
         speculator = Speculator(target, ReplayDrafting(drafter, texts, right, capacity=target.pool.capacity))
         # A stated luck says nothing of the drafter's doubts, so no draft may end early by them.
-        run = partial(one_by_one, speculator, prompts, args.tokens, replace(shape, min_score=-1e9))
+        run = speculating(speculator, args.tokens, replace(shape, min_score=-1e9))
         ways.append(
             Way(f"replay-{name}", f"our engine, MoA-sized drafter, {name}, right {right:.0%} by assumption", run)
         )
     return {
         "says": f"Random target, 8 layers, hidden {args.random_hidden} ({model.num_parameters() / 1e6:.0f}M)",
-        "ways": race(ways, target, prompts, plain, args.repeats),
+        "races": [race(ways, target, prompts, ["random"] * len(prompts), repeats=args.repeats)],
         "notes": [
             "Random weights have no drafter that means anything: the drafters' and the assistant's compute is real, "
             "their luck is the stated assumption."
@@ -193,10 +164,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -211,7 +178,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--right-chain", type=float, default=0.7, help="assumed luck per drafted token (default 0.7)")
     parser.add_argument("--right-tree", type=float, default=0.85, help="the same, with eight guesses (default 0.85)")
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], metavar="T")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--capacity", type=int, default=640)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")

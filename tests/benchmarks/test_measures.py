@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import save_baseline
 from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
 from benchmarks.exactness import count_ties
+from benchmarks.race import PLAIN, Way, race
 from moa.demo.skills import SKILLS, Example
 from moa.errors import MoaError
 from moa.model.checkpoint import new_drafter, save_drafter
@@ -64,12 +66,12 @@ def test_a_replay_is_as_right_as_it_is_told(right: float, tau: float) -> None:
 @pytest.mark.parametrize(("right", "least", "most"), [(1.0, 2, 10), (0.0, 39, 80)])
 def test_an_assistant_is_as_right_as_it_is_told(right: float, least: int, most: int) -> None:
     model, asked = tiny_target(), prompts(6)
-    text = speed.generate(model, asked, 40)[0].ids
+    text = speed.generate(model, 40, None, asked[0]).ids
     one_layer = LlamaConfig.from_dict({**model.config.to_dict(), "num_hidden_layers": 1})
     assistant = ReplayLlama(one_layer, [asked[0] + text], right).eval()
     calls: list[int] = []
     model.model.register_forward_hook(lambda *_: calls.append(1))
-    assert speed.generate(model, asked, 40, assistant)[0].ids == text
+    assert speed.generate(model, 40, assistant, asked[0]).ids == text
     assert least <= len(calls) <= most
 
 
@@ -125,7 +127,32 @@ def test_speed_command(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags += ["--random-hidden", "64", "--random-vocabulary", "64", "--tokens", "6", "--repeats", "1"]
     assert speed.main([str(pair / "moa0"), *flags, "--json", str(pair / "s.json")]) == 0
     result = json.loads((pair / "s.json").read_text())
-    names = [[way["name"] for way in pair_["ways"]] for pair_ in result["pairs"]]
-    assert names[0] == ["generate", "plain", "assisted", "moa0-chain", "moa0-tree"]
-    assert names[1] == ["generate", "plain", "assisted", "replay-chain", "replay-tree"]
-    assert "by assumption" in capsys.readouterr().out
+    names = [[way["name"] for way in race["ways"]] for pair_ in result["pairs"] for race in pair_["races"]]
+    assert names == [
+        ["generate", "assisted", "plain", "moa0-chain", "moa0-tree"],
+        ["plain", "moa0-chain", "moa0-tree"],
+        ["generate", "plain", "assisted", "replay-chain", "replay-tree"],
+    ]
+    printed = capsys.readouterr().out
+    assert "by assumption" in printed
+    assert "| category | generate | assisted | moa0-chain | moa0-tree |" in printed
+
+
+def test_a_race_tells_each_category_from_its_own_prompts() -> None:
+    target, asked = Target.from_model(tiny_target(), capacity=64), [*prompts(4), *prompts(5)]
+    engine = speed.speculating(Speculator(target), 4, None)
+
+    def slow_at_the_first(prompt: list[int]) -> Generation:
+        time.sleep(0.2 if prompt == asked[0] else 0)
+        return engine(prompt)
+
+    ways = [Way(PLAIN, "", slow_at_the_first), Way("fast", "", engine)]
+    _, fast = race(ways, target, asked, ["one", "two"], repeats=1)["ways"]
+    assert fast["times_plain"]["one"] > 3 > fast["times_plain"]["two"] > 0
+
+
+def test_a_race_refuses_another_text() -> None:
+    target, asked = Target.from_model(tiny_target(), capacity=64), prompts(4)
+    short, long = (speed.speculating(Speculator(target), tokens, None) for tokens in (3, 4))
+    with pytest.raises(MoaError, match="speculation changed"):
+        race([Way(PLAIN, "", short), Way("other", "", long)], target, asked, ["one"], repeats=1)
