@@ -47,7 +47,9 @@ WAYS: dict[str, tuple[Way, RecordDtype]] = {
     "device-drafted": ("device", "int8"),
 }
 HF = "plain, Hugging Face"
-DEPTH = 6
+DEPTH = 12
+SURE = -1.2
+"""Log of a path's chance below which a device drafts no further, with hundreds of others behind one verifier."""
 _DRIVER_LAG_MS = 50.0
 """When this process is that late for itself, a failed trial says nothing about the verifier."""
 _CONTEXT = 512
@@ -96,7 +98,7 @@ def drafts_of(device: Device, heard: Heard, depth: int) -> list[list[int]]:
     drafter = client_kit.fresh_drafter(device, RecordBuffer(device.drafter.records.heads))
     assert drafter.records is not None
     drafts: list[list[int]] = [[]]
-    shape = TreeShape.chain(depth, min_score=-1e9)
+    shape = TreeShape.chain(depth, min_score=SURE)
     for done in range(1, min(len(heard.answer), TOKENS + 1)):
         rows = len(heard.prompt) + done - 1
         drafter.records.put(0, heard.keys[:rows], heard.values[:rows])

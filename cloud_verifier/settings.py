@@ -10,6 +10,9 @@ from moa.errors import ConfigError
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
 
+_UNSURE = -3.0
+"""Log of the chance of its best path below which a stream's draft goes no deeper."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -43,10 +46,10 @@ class Settings:
     batch_wait_ms: float = 1.5
     """How long a forward waits for the next draft of sessions that are about to send one; 0 waits for nobody."""
 
-    stream_breadth: int = 4
-    stream_depth: int = 5
-    stream_nodes: int = 16
-    """The tree that the server drafts for itself in stream rounds."""
+    stream_breadth: int = 2
+    stream_depth: int = 12
+    stream_nodes: int = 24
+    """The largest tree that the server drafts for itself in stream rounds; it ends where the drafter grows unsure."""
 
     limits: Limits = field(default_factory=Limits)
 
@@ -70,7 +73,7 @@ class Settings:
     def stream_shape(self) -> TreeShape:
         """The tree of a stream round."""
         nodes = min(self.stream_nodes, self.limits.max_tree_nodes - 1)
-        return TreeShape(breadth=self.stream_breadth, depth=self.stream_depth, nodes=nodes)
+        return TreeShape(breadth=self.stream_breadth, depth=self.stream_depth, nodes=nodes, min_score=_UNSURE)
 
     @property
     def slot_capacity(self) -> int:

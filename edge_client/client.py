@@ -283,6 +283,8 @@ class EdgeClient:
         rtt = self.link.rtt if self.link is not None else None
         controller = Controller(rtt=rtt, draft=self.settings.draft) if rtt else Controller(draft=self.settings.draft)
         controller.calibrate(*self.device.acceptance())
+        for width, seconds in self.device.step_seconds().items():
+            controller.drafted(width, seconds)
         return controller
 
 

@@ -10,8 +10,9 @@ Everything it weighs is measured while it runs; until then it goes by the priors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
@@ -21,10 +22,14 @@ from moa.wire.messages import Welcome
 
 Draft = Literal["auto", "device", "server", "none", "single"]
 
-_CHAINS = (1, 2, 3, 4, 6, 8)
-_TREES = ((4, 3, 12), (4, 5, 24), (8, 6, 48))
+_CHAINS = (1, 2, 3, 4, 6, 8, 12, 16)
+_TREES = ((4, 3, 12), (4, 5, 24), (8, 6, 48), (4, 12, 48), (4, 16, 62))
 _CHAIN = TreeShape.chain(_CHAINS[0])
 _DEPTHS = 16
+_RARELY = 1e-5
+"""A chance below which no path is followed, however cheap that is."""
+_BLIND_WINS = 4
+"""Tokens that a round may hope for whose draft is made without the records of the prompt."""
 _PRIOR_ACCEPTANCE = {False: 0.65, True: 0.75}
 """Of a chain and of a tree: the chance that one more level is accepted, before anything was measured."""
 _PRIOR_WEIGHT = 4.0
@@ -105,10 +110,11 @@ class Controller:
     # ---- what was measured
 
     def calibrate(self, chain: Sequence[float], tree: Sequence[float]) -> None:
-        """Start from acceptance by level as it was measured when the bundle was made."""
+        """Start from acceptance by level as it was measured when the bundle was made, deeper ones like the deepest."""
         for branching, rates in ((False, chain), (True, tree)):
             table = self.acceptance[branching]
-            for level, rate in enumerate(rates[:_DEPTHS]):
+            for level in range(_DEPTHS if rates else 0):
+                rate = rates[min(level, len(rates) - 1)]
                 table.tried[level], table.won[level] = _CALIBRATED_ROUNDS, _CALIBRATED_ROUNDS * rate
 
     def agreed(self, welcome: Welcome) -> None:
@@ -146,8 +152,13 @@ class Controller:
 
     # ---- what to do
 
-    def plan(self, remaining: int, *, calls_left: int | None = None) -> Plan:
-        """The next round, when `remaining` tokens are still wanted at most, in so many calls."""
+    def plan(self, remaining: int, *, calls_left: int | None = None, blind: bool = False) -> Plan:
+        """The next round, when `remaining` tokens are still wanted at most, in so many calls. Who drafts does not hang
+        on whether this one draft is made `blind`, without the prompt's records; how far it goes does."""
+        plan = self._plan(remaining, calls_left)
+        return self._best_device(min(remaining, _BLIND_WINS)) if blind and plan.draft == "device" else plan
+
+    def _plan(self, remaining: int, calls_left: int | None) -> Plan:
         device = self._best_device(remaining)
         if self.draft != "auto":
             if self.draft == "device" or (self.draft != "single" and not self.can_stream):
@@ -177,7 +188,9 @@ class Controller:
             speed = tokens / (waiting + drafting - min(drafting, waiting) * hits)
             if speed > best.tokens_per_second:
                 best = Plan("device", shape, speed, drafting)
-        return best
+        # A level deeper wins a token as often as the best path is right, and costs what could be won in a step's time.
+        worth = math.log(max(_RARELY, self._step(best.shape.breadth) * best.tokens_per_second))
+        return replace(best, shape=replace(best.shape, min_score=min(0.0, worth)))
 
     def _tokens(self, shape: TreeShape) -> float:
         return self.acceptance[shape.breadth > 1].by_depth()[shape.depth]

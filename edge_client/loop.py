@@ -62,6 +62,8 @@ class DecodeLoop:
     reason: Reason = "link"
     _plan: Plan | None = None
     """For the next round, when it has been made already."""
+    _blind_until: float | None = None
+    """Until then a draft waits for the prompt's records; None while there is no verdict for them to follow."""
     _state: LinkState | None = None
     _events: list[Event] = field(default_factory=list)
 
@@ -96,7 +98,7 @@ class DecodeLoop:
     @property
     def _asks_at_once(self) -> bool:
         """Whether a request can be on its way before anybody has read the news: they are told while it is answered."""
-        if self.turn.over or self.uplink is None or not self.uplink.ready or self._plan is None:
+        if self.turn.over or self.uplink is None or not self.uplink.ready or self._plan is None or self._blind:
             return False
         return self._plan.draft == "device" and self._plan.drafting < _AT_ONCE
 
@@ -135,12 +137,18 @@ class DecodeLoop:
         """The next round: what was written offline first, then whatever the controller thinks best."""
         session, drafting = self.turn.session, self.drafting
         self._say("online")
-        plan, self._plan = self._plan or self._next_plan(uplink), None
+        # A prompt has no records yet when its first draft is made.
+        plan = self._plan or self._next_plan(uplink, blind=self._blind and not self.turn.length)
+        self._plan = None
         if self.turn.provisional:
             drafting.forget()
             await self._send(uplink, session.verify(self.turn.bulk(self.controller.max_chain + 1)))
             return
         match plan.draft:
+            case "device" if self._blind and self.turn.length:
+                self._plan = plan
+                await self._see(uplink, answers)
+                return
             case "device":
                 tree = await drafting.make(session.log, plan.shape, lambda: uplink.link.up)
                 if tree is not None:
@@ -155,10 +163,29 @@ class DecodeLoop:
         # The round after this is planned now, while nobody waits for us; it misses only what this one will teach.
         self._plan = self._next_plan(uplink)
 
-    def _next_plan(self, uplink: Uplink) -> Plan:
+    @property
+    def _blind(self) -> bool:
+        """Whether the records of the prompt are still to come: a draft without them wins half as much."""
+        if not self.sync.misses(self.turn.rules.start):
+            return False
+        return self._blind_until is None or perf_counter() < self._blind_until
+
+    async def _see(self, uplink: Uplink, answers: Answers) -> None:
+        """Wait for the prompt's records, which follow its first verdict, but never for longer than half a round."""
+        await answers.take_records()
+        answers.learn()
+        now = perf_counter()
+        if self._blind_until is None:
+            self.stats.overhead.void()
+            self._blind_until = now + (uplink.link.rtt.smoothed + self.controller.forward.value) / 2
+        if self._blind:
+            with self.trace.span("wait for records"):
+                await uplink.link.wait(self._blind_until - now)
+
+    def _next_plan(self, uplink: Uplink, *, blind: bool = False) -> Plan:
         if uplink.link.welcome is not None:
             self.controller.agreed(uplink.link.welcome)
-        return self.controller.plan(self._remaining, calls_left=self.spending.left)
+        return self.controller.plan(self._remaining, calls_left=self.spending.left, blind=blind)
 
     async def _verify(self, uplink: Uplink, tree: DraftTree) -> None:
         self.drafting.asked = tree
@@ -178,7 +205,11 @@ class DecodeLoop:
                 self._write("late")
             with self.trace.span("overdue"):
                 await uplink.link.wait(_LATE_PACE)
-        elif self._plan is not None and self.drafting.step_ahead(self.turn.session.log, self._plan.shape):
+        elif (
+            self._plan is not None
+            and not self._blind
+            and self.drafting.step_ahead(self.turn.session.log, self._plan.shape)
+        ):
             await asyncio.sleep(0)
         else:
             with self.trace.span("wait"):

@@ -49,6 +49,10 @@ class RecordSync:
             return "int4" if self._lowered and self.buffer.heads.width % 2 == 0 else "int8"
         return self.precision
 
+    def misses(self, rows: int) -> bool:
+        """Whether records of the first `rows` tokens are wanted, and not all of them are here."""
+        return self.buffer is not None and self.dtype != "off" and self.buffer.held.newest_missing(rows, 1) is not None
+
     def connected(self) -> None:
         """Flow control counts anew on every connection."""
         self._received = self._acknowledged = 0

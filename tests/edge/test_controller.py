@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from edge_client.controller import Controller
@@ -77,6 +79,36 @@ def test_calibration_is_a_beginning_that_measurements_overrule() -> None:
     for _ in range(100):
         controller.verified(chain, 0, 0.03)
     assert controller.plan(200).shape.depth < hopeful
+
+
+def test_levels_deeper_than_were_measured_are_taken_to_be_like_the_last() -> None:
+    controller = Controller(draft="device", can_tree=False)
+    controller.calibrate([0.5, 0.95], [])
+    by_depth = controller.acceptance[False].by_depth()
+    gains = [b - a for a, b in pairwise(by_depth)]
+    assert gains[10] / gains[9] == pytest.approx(gains[2] / gains[1])
+    assert gains[1] / gains[0] > 0.8
+
+
+def test_a_sure_drafter_on_a_slow_link_goes_far() -> None:
+    controller = measured(rtt=0.2, forward=0.03, step=0.001, accepted=16, depth=16, draft="device", can_tree=False)
+    assert controller.plan(200).shape.depth == 16
+
+
+def test_a_blind_draft_is_short_whoever_drafts() -> None:
+    sure = measured(rtt=0.01, forward=0.05, step=0.001, accepted=16, depth=16, can_tree=False)
+    seeing, blind = sure.plan(200), sure.plan(200, blind=True)
+    assert seeing.draft == blind.draft == "device"
+    assert blind.shape.depth < 6 < seeing.shape.depth
+
+
+def test_a_costly_step_ends_a_draft_sooner() -> None:
+    """A path is followed while its chance is worth the time of a step."""
+    shapes = [
+        measured(rtt=0.1, forward=0.03, step=step, accepted=4, draft="device", can_tree=False).plan(200).shape
+        for step in (0.0001, 0.01)
+    ]
+    assert shapes[0].min_score < shapes[1].min_score < 0
 
 
 def test_deadlines_follow_the_link() -> None:

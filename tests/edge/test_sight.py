@@ -1,0 +1,77 @@
+"""A draft waits for the records of its prompt where they are about to come, and for nothing that does not come."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import pytest
+
+from edge_client.client import EdgeClient
+from edge_client.link import LinkProxy, Profile
+from edge_client.link.profiles import Condition
+from edge_client.sync import RecordSync
+from edge_client.trace import Trace
+from moa.sampling import SamplingSettings
+from moa.tree import DraftTree, TreeShape
+from tests.edge import kit
+from tests.edge.test_exact import truth
+from tests.verifier import kit as verifier_kit
+
+IDS = verifier_kit.prompt(2, 40)
+FAR = Profile("far", ((0.0, Condition(rtt_ms=300.0)),))
+
+
+class Watching(kit.OracleDrafter):
+    """An oracle that remembers of each draft after the prompt whether all records of the prompt were there."""
+
+    saw: list[bool]
+
+    def draft(
+        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings
+    ) -> Generator[None, None, DraftTree]:
+        assert self.records is not None
+        if len(ids) >= len(IDS):
+            self.saw.append(self.records.held.newest_missing(len(IDS), 1) is None)
+        return super().draft(ids, shape, sampling)
+
+
+async def drafts(folder: Path) -> tuple[list[bool], list[float]]:
+    """What each draft of an answer saw, and for how long records were waited for, in seconds."""
+    text = truth(IDS)
+    device = kit.oracle([*IDS, *text], 0.6)
+    drafter = Watching([*IDS, *text], 0.6, records=device.drafter.records)
+    drafter.saw = []
+    trace = Trace(enabled=True)
+    async with (
+        kit.verifier() as running,
+        LinkProxy("127.0.0.1", running.transport.port, FAR) as link,
+        EdgeClient(
+            verifier=link.url,
+            device=dataclasses.replace(device, drafter=drafter),
+            trace=trace,
+            draft="device",
+            max_new_tokens=12,
+        ) as client,
+    ):
+        transcript = await kit.transcribe(client, IDS)
+    assert transcript.tokens == text[:12]
+    assert all(transcript.verified)
+    trace.write(folder / "trace.json")
+    spans = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    return drafter.saw, [span["dur"] / 1e6 for span in spans if span["name"] == "wait for records"]
+
+
+async def test_all_drafts_but_the_first_see_the_prompt(tmp_path: Path) -> None:
+    saw, _ = await drafts(tmp_path)
+    assert len(saw) > 2
+    assert saw == [False] + [True] * (len(saw) - 1)
+
+
+async def test_records_that_never_come_are_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordSync, "keep", lambda *_: None)
+    saw, waits = await drafts(tmp_path)
+    assert not any(saw)
+    assert 0.1 < sum(waits) < 0.3, "half a round"
