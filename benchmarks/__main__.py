@@ -68,7 +68,7 @@ def experiments() -> list[Experiment]:
             4,
         ),
         Experiment("client_links", "speed, calls and bytes by link", ("client_links", "--prompts", "4"), 5),
-        Experiment("client_slow", "the same with a slow target", ("client_slow", "--prompts", "2"), 4.5),
+        Experiment("client_slow", "the same with a slow target", ("client_slow", "--prompts", "4"), 4.5),
         Experiment("client_records", "acceptance by lag, precision and rows held", ("client_records",), 0.5),
         Experiment("client_offline", "accuracy after the link is cut", ("client_offline", "--per-skill", "2"), 0.5),
         Experiment("client_reconnect", "the link returns after 1, 5, 20 s", ("client_reconnect",), 1),

@@ -47,9 +47,7 @@ WAYS: dict[str, tuple[Way, RecordDtype]] = {
     "device-drafted": ("device", "int8"),
 }
 HF = "plain, Hugging Face"
-DEPTH = 12
-SURE = -1.2
-"""Log of a path's chance below which a device drafts no further, with hundreds of others behind one verifier."""
+DEPTH = 6
 _DRIVER_LAG_MS = 50.0
 """When this process is that late for itself, a failed trial says nothing about the verifier."""
 _CONTEXT = 512
@@ -98,7 +96,7 @@ def drafts_of(device: Device, heard: Heard, depth: int) -> list[list[int]]:
     drafter = client_kit.fresh_drafter(device, RecordBuffer(device.drafter.records.heads))
     assert drafter.records is not None
     drafts: list[list[int]] = [[]]
-    shape = TreeShape.chain(depth, min_score=SURE)
+    shape = TreeShape.chain(depth, min_score=-1e9)
     for done in range(1, min(len(heard.answer), TOKENS + 1)):
         rows = len(heard.prompt) + done - 1
         drafter.records.put(0, heard.keys[:rows], heard.values[:rows])
@@ -305,13 +303,13 @@ def main() -> int:
     """Measure, print the table, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--random", default="", metavar="HIDDENxLAYERS", help="a random target as well")
-    parser.add_argument("--step-ms", type=float, default=30.0, metavar="MS", help="of the emulated target; 0: none")
+    parser.add_argument("--step-ms", type=float, default=120.0, metavar="MS", help="of the emulated target; 0: none")
     parser.add_argument("--skip-embedded", action="store_true", help="leave out the embedded target")
     parser.add_argument("--skip-hugging-face", action="store_true")
     parser.add_argument("--rate", type=float, default=0.85, help="of right drafts on a random target (default: 0.85)")
     parser.add_argument("--think-ms", type=float, default=60.0, help="of a device between rounds (default: 60)")
     parser.add_argument("--start", type=int, default=16, metavar="N", help="readers of the first trial (default: 16)")
-    parser.add_argument("--most", type=int, default=512, metavar="N", help="readers at most (default: 512)")
+    parser.add_argument("--most", type=int, default=1024, metavar="N", help="readers at most (default: 1024)")
     parser.add_argument("--texts", type=int, default=12, help="different conversations (default: 12)")
     parser.add_argument("--threads", type=int, default=1, help="of the verifier's process (default: 1)")
     parser.add_argument("--flags", type=str.split, default=[], help="more flags of cloud-verifier serve, in quotes")

@@ -40,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="", metavar="DIR", help="for a verifier started here")
     parser.add_argument("--drafter", default="", metavar="DIR", help="for a verifier started here")
     parser.add_argument("--per-skill", type=int, default=1, metavar="N", help="held-out prompts of every skill")
-    parser.add_argument("--prompts", type=int, default=0, metavar="N", help="of these, the first N (default: all)")
+    parser.add_argument("--prompts", type=int, default=0, metavar="N", help="of these, N of all kinds (default: all)")
     parser.add_argument("--tokens", type=int, default=96, metavar="N", help="tokens of an answer at most")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result with its provenance")
 
@@ -87,7 +87,8 @@ def load(options: argparse.Namespace) -> tuple[Device, list[Example], list[list[
     """The device, the exercises, and their ids."""
     device = Device.load(options.bundle)
     examples = skill_prompts(options.per_skill)
-    examples = examples[: options.prompts or len(examples)]
+    if options.prompts:
+        examples = examples[:: max(1, len(examples) // options.prompts)][: options.prompts]
     encoder = EdgeClient(ClientSettings(), device=device)
     return device, examples, [encoder.encode(example.prompt, raw=not device.codec.can_chat) for example in examples]
 

@@ -107,7 +107,7 @@ def mean_rtt(profile: Profile) -> float:
 
 def lanes_for(step_ms: float, most: int) -> int:
     """So many conversations at a time that the processor still sleeps most of the time."""
-    return max(1, min(most, int(step_ms // 15)))
+    return max(1, min(most, int(step_ms // 8)))
 
 
 class Grid:
@@ -307,7 +307,7 @@ def main() -> int:
     parser.add_argument("--eagle", type=Path, default=WEIGHTS / "eagle2", metavar="DIR", help="for the server")
     parser.add_argument("--steps", type=float, nargs="+", default=list(STEPS), metavar="MS")
     client_kit.add_links(parser)
-    parser.add_argument("--lanes", type=int, default=8, help="conversations at a time at most (default: %(default)s)")
+    parser.add_argument("--lanes", type=int, default=12, help="conversations at a time at most (default: %(default)s)")
     parser.add_argument("--per-skill", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--prompts", type=int, default=3, metavar="N", help="a cell (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer at most (default: %(default)s)")

@@ -150,6 +150,7 @@ async def serve(step_seconds: float, lanes: int, slots: int, baseline: Path | No
         max_context_tokens=_CONTEXT,
         max_prompt_tokens=_CONTEXT // 2,
         max_chain_tokens=64,
+        max_queue=max(512, slots),
         max_queue_per_principal=max(64, slots),
         max_connections_per_principal=max(256, slots),
         max_sessions_per_principal=max(256, slots),
