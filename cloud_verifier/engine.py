@@ -89,6 +89,7 @@ class Engine:
             case DraftBatch(jobs, expired):
                 self._drop(expired)
                 self._verify([job for job in jobs if not job.lease.revoked])
+                self._recorder.tell()
             case PromptBatch(chunks):
                 self._prefill([chunk for chunk in chunks if not chunk.lease.revoked])
             case None if not busy and not self._stopping:

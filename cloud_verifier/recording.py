@@ -53,11 +53,12 @@ class Recorder:
         self._post, self._rows, self._metrics, self._clock = post, rows, metrics or Metrics(), clock
         self._pending: dict[Lease, None] = {}
         self._since = 0.0
+        self._untold: list[Report] = []
 
     @property
     def pending(self) -> bool:
-        """Whether records wait to be made."""
-        return bool(self._pending)
+        """Whether records wait to be made, or to be told."""
+        return bool(self._pending or self._untold)
 
     @property
     def overdue(self) -> bool:
@@ -68,7 +69,7 @@ class Recorder:
         """Remember tokens that were committed at positions from `start` on."""
         if self._drafter is None or lease.records is None:
             return
-        if not self._pending:
+        if not self.pending:
             self._since = self._clock()
         lease.backlog.append(_Backlog(start, committed))
         self._pending.pop(lease, None)  # to the end: who moved last is served first
@@ -94,9 +95,16 @@ class Recorder:
                 self._pending.pop(lease, None)
         self._since = self._clock()
         self._make(pieces)
+        self.tell()
+
+    def tell(self) -> None:
+        """Let the event loop send what has been made: never before the verdicts that it was made beside."""
+        if self._untold:
+            self._post(self._untold)
+            self._untold = []
 
     def finish(self, lease: Lease) -> None:
-        """Make all records that this lease still waits for."""
+        """Make all records that this lease still waits for; they are told later."""
         pieces = [(lease, piece) for piece in lease.backlog]
         lease.backlog = []
         self._pending.pop(lease, None)
@@ -111,7 +119,9 @@ class Recorder:
             return False
         lease.records.write(0, *source.records.read(0, rows))
         lease.made.add(0, rows)
-        self._post([Recorded(lease, 0, rows)])
+        if not self.pending:
+            self._since = self._clock()
+        self._untold.append(Recorded(lease, 0, rows))
         return True
 
     @torch.inference_mode()
@@ -132,16 +142,14 @@ class Recorder:
             # The tokens are right without them: these rows are lost to the edge, and nothing else is.
             log.exception("activation records could not be made", extra={"event": "records_failed"})
             return
-        reports: list[Report] = []
         at = 0
         for lease, piece in pieces:
             n = len(piece)
             if lease.records is not None and n:
                 lease.records.write(piece.start, host_keys[at : at + n], host_values[at : at + n])
                 lease.made.add(piece.start, piece.start + n)
-                reports.append(Recorded(lease, piece.start, piece.start + n))
+                self._untold.append(Recorded(lease, piece.start, piece.start + n))
             at += n
-        self._post(reports)
         self._metrics.forward_seconds.labels("records").observe(self._clock() - started)
 
 

@@ -166,7 +166,8 @@ class DecodeLoop:
     @property
     def _blind(self) -> bool:
         """Whether the records of the prompt are still to come: a draft without them wins half as much."""
-        if not self.sync.misses(self.turn.rules.start):
+        welcome = self.uplink.link.welcome if self.uplink is not None else None
+        if welcome is None or welcome.records is None or not self.sync.misses(self.turn.rules.start):
             return False
         return self._blind_until is None or perf_counter() < self._blind_until
 

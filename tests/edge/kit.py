@@ -63,10 +63,10 @@ def make_pair(folder: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def verifier(
-    settings: Settings = verifier_kit.SETTINGS, auth: Authenticator | None = None
+    settings: Settings = verifier_kit.SETTINGS, auth: Authenticator | None = None, *, drafter: bool = True
 ) -> AsyncIterator[Verifier]:
-    """The pair's verifier, in this process."""
-    served = verifier_kit.served(settings)
+    """The pair's verifier, in this process; without a drafter it makes no records."""
+    served = verifier_kit.served(settings, drafter=drafter)
     manifest = device().bundle.manifest
     facts = dataclasses.replace(
         served.facts, drafter=manifest.drafter.weights_id, tokenizer=manifest.tokenizer.hash, target=""

@@ -38,7 +38,7 @@ class Watching(kit.OracleDrafter):
         return super().draft(ids, shape, sampling)
 
 
-async def drafts(folder: Path) -> tuple[list[bool], list[float]]:
+async def drafts(folder: Path, *, records: bool = True) -> tuple[list[bool], list[float]]:
     """What each draft of an answer saw, and for how long records were waited for, in seconds."""
     text = truth(IDS)
     device = kit.oracle([*IDS, *text], 0.6)
@@ -46,7 +46,7 @@ async def drafts(folder: Path) -> tuple[list[bool], list[float]]:
     drafter.saw = []
     trace = Trace(enabled=True)
     async with (
-        kit.verifier() as running,
+        kit.verifier(drafter=records) as running,
         LinkProxy("127.0.0.1", running.transport.port, FAR) as link,
         EdgeClient(
             verifier=link.url,
@@ -75,3 +75,9 @@ async def test_records_that_never_come_are_not_waited_for_long(tmp_path: Path, m
     saw, waits = await drafts(tmp_path)
     assert not any(saw)
     assert 0.1 < sum(waits) < 0.3, "half a round"
+
+
+async def test_a_verifier_that_makes_no_records_is_not_waited_for(tmp_path: Path) -> None:
+    saw, waits = await drafts(tmp_path, records=False)
+    assert not any(saw)
+    assert waits == []

@@ -10,11 +10,13 @@ import torch
 from cloud_verifier.engine import Engine
 from cloud_verifier.recording import Recorder
 from cloud_verifier.scheduler import Scheduler
-from cloud_verifier.work import Failed, Job, Lease, Recorded, RecordRows, Report, Settled
+from cloud_verifier.streaming import MoaServerDrafting
+from cloud_verifier.work import Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
 from moa.sampling import SamplingSettings
+from moa.tree import TreeShape
 from moa.wire import Limits
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Verify
+from moa.wire.messages import Stream, Verify
 from tests.verifier import kit
 
 
@@ -26,13 +28,20 @@ class Bench:
         self.reports: list[Report] = []
         self.scheduler = Scheduler(Limits(), batch_wait=0.0, prefill_tokens=32)
         recorder = Recorder(self.served.drafter, self.reports.extend, rows=16)
-        self.engine = Engine(self.served.target, recorder, self.scheduler, self.reports.extend, **settings)
+        assert self.served.drafter is not None
+        drafting = MoaServerDrafting(self.served.target, self.served.drafter, recorder, shape=TreeShape.chain(3))
+        self.engine = Engine(
+            self.served.target, recorder, self.scheduler, self.reports.extend, drafting=drafting, **settings
+        )
 
     def lease(self, name: int) -> Lease:
         return Lease(bytes([name] * 16), "p", records=RecordRows(1, 16))
 
-    def submit(self, lease: Lease, ids: list[int], draft: list[int]) -> Job:
-        request = Verify(lease.session, 1, len(ids) - 1, [ids[-1], *draft])
+    def submit(self, lease: Lease, ids: list[int], draft: list[int] | None) -> Job:
+        """A round; without a draft a stream."""
+        base = len(ids) - 1
+        verify = Verify(lease.session, 1, base, [ids[-1], *draft]) if draft is not None else None
+        request = verify or Stream(lease.session, 1, base)
         rules = TurnRules(len(ids), 100, 150)
         job = Job(lease, request, list(ids), rules, SamplingSettings(), 0.0, 1e12)
         self.scheduler.submit(job)
@@ -125,6 +134,16 @@ def test_a_verdict_comes_before_the_records_of_its_tokens_and_prompts_newest_fir
         assert any(isinstance(r, Recorded) and r.stop == 100 for r in after)
     first_chunk = [span for span in spans if span[1] <= 31]
     assert first_chunk == sorted(first_chunk, reverse=True)
+
+
+def test_a_stream_begins_before_the_records_that_its_own_drafts_need() -> None:
+    """On a thin link the records of a prompt would hold the first token up."""
+    bench = Bench()
+    bench.submit(bench.lease(1), kit.prompt(1, 20), None)
+    bench.run()
+    kinds = [type(report) for report in bench.reports]
+    assert kinds[0] is Streamed
+    assert {row for r in bench.of(Recorded) for row in range(r.start, r.stop)} >= set(range(20))
 
 
 def test_a_slot_is_zeroed_before_its_next_user() -> None:
