@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.readme import PARSERS, between, cli_reference, file_tree, programs, rendered, results_page
+from tools.readme import PARSERS, between, cli_reference, digest, file_tree, programs, rendered, results_page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -120,6 +120,11 @@ def test_results_page_joins_the_tables(tmp_path: Path) -> None:
     page = results_page(sorted(tmp_path.iterdir()), [tmp_path / "pictures" / "speed-by-link.svg"])
     assert "![speed by link](pictures/speed-by-link.svg)\n\n## Another one" in page
     assert page.endswith("## Another one\n\n| b |\n\n## One machine\n\n| a |\n")
+
+
+def test_a_digest_is_the_first_table_and_the_closing_words() -> None:
+    assert digest("**A**\n\n| a |\n| - |\n\n**B**\n\n| b |\n\nMedians.\n") == "**A**\n\n| a |\n| - |\n\nMedians."
+    assert digest("| a |\n\n| b |\n") == digest("| a |\n") == "| a |"
 
 
 def test_markers_keep_what_is_around_them() -> None:
