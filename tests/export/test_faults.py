@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,9 @@ sys.exit(run_cli("moa-export", write))
 
 def check_interruption(how: signal.Signals, until: str, command: list[str], place: Path) -> None:
     """Start a process that builds in `place`, end it once it has said `until`, and look at what is left."""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # A shell starts what runs in its background deaf to Ctrl-C, and its children inherit that: this one must hear it.
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hears)
     assert process.stderr is not None
     while (line := process.stderr.readline()) and until not in line:
         pass
