@@ -88,7 +88,8 @@ def load(options: argparse.Namespace) -> tuple[Device, list[Example], list[list[
     device = Device.load(options.bundle)
     examples = skill_prompts(options.per_skill)
     if options.prompts:
-        examples = examples[:: max(1, len(examples) // options.prompts)][: options.prompts]
+        wanted = min(options.prompts, len(examples))
+        examples = [examples[n * len(examples) // wanted] for n in range(wanted)]
     encoder = EdgeClient(ClientSettings(), device=device)
     return device, examples, [encoder.encode(example.prompt, raw=not device.codec.can_chat) for example in examples]
 

@@ -11,11 +11,15 @@ from edge_client.drafter import Drafter
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 
+_A_STEP = 16
+"""Tokens in a run of the drafter above which it was a piece of a prompt."""
+
 
 @dataclass
 class DraftAhead:
     """`step()` until it is true, then `tree` is there."""
 
+    drafter: Drafter
     ids: list[int]
     """The log that the draft follows; it grows by the guessed bonus token of an awaited answer."""
     shape: TreeShape
@@ -26,7 +30,7 @@ class DraftAhead:
     @classmethod
     def after(cls, drafter: Drafter, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings) -> DraftAhead:
         """A draft after the log as it is."""
-        draft = cls(list(ids), shape)
+        draft = cls(drafter, list(ids), shape)
         draft._work = drafter.draft(draft.ids, shape, sampling)
         return draft
 
@@ -35,7 +39,7 @@ class DraftAhead:
         cls, drafter: Drafter, ids: Sequence[int], asked: DraftTree, shape: TreeShape, sampling: SamplingSettings
     ) -> DraftAhead:
         """A draft for when the target accepts the likeliest path of what was `asked`, and says what we would say."""
-        draft = cls([*ids, *likeliest_path(asked)], shape)
+        draft = cls(drafter, [*ids, *likeliest_path(asked)], shape)
 
         def work() -> Generator[None, None, DraftTree]:
             draft.ids.append(drafter.guess(draft.ids, sampling))
@@ -59,7 +63,8 @@ class DraftAhead:
             next(self._work)
         except StopIteration as end:
             self.tree = end.value
-        controller.drafted(1 if self._steps <= 0 else self.shape.breadth, perf_counter() - start)
+        if self.drafter.run_tokens <= _A_STEP:
+            controller.drafted(self.drafter.run_tokens, perf_counter() - start)
         self._steps += 1
         return self.tree is not None
 

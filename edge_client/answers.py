@@ -35,7 +35,7 @@ class Answers:
     """Whether the running stream is drafted by the server."""
     _records: deque[tuple[float, Activations]] = field(default_factory=deque)
     _lesson: tuple[DraftTree, int, float, float] | None = None
-    """A verified draft, how much of it was accepted, and the seconds of the round and of the server in it."""
+    """A verified draft, how much of it was accepted, and the seconds of the round trip and of a verification."""
     _streamed_at: float | None = None
     _restarts_left: int = 3
 
@@ -113,7 +113,9 @@ class Answers:
             self.stats.accepted += len(event.path) - 1
             self.stats.overhead.begin(arrived, drafting.drafter.run_seconds)
             if drafting.asked is not None:
-                self._lesson = drafting.asked, len(event.path) - 1, arrived - self.uplink.asked_at, server
+                # The first verdict of a turn waited for the prompt as well, which says nothing of the next.
+                verifying = server if self.turn.statuses else event.forward_ms / 1000
+                self._lesson = drafting.asked, len(event.path) - 1, arrived - self.uplink.asked_at - server, verifying
             drafting.asked = None
         else:
             if self._streamed_at is not None:
@@ -129,10 +131,10 @@ class Answers:
     def learn(self) -> None:
         """What the latest verdict says about link, server and drafter; the next request need not wait for it."""
         if self._lesson is not None:
-            asked, accepted, seconds, server = self._lesson
+            asked, accepted, round_trip, verifying = self._lesson
             self._lesson = None
-            self.controller.verified(asked, accepted, server)
-            self.uplink.link.rtt.add(seconds - server)
+            self.controller.verified(asked, accepted, verifying)
+            self.uplink.link.rtt.add(round_trip)
 
     async def _absorb(self) -> bool:
         """Bring verified and provisional text together; False when the turn went over to another session."""

@@ -67,6 +67,7 @@ class EdgeClient:
         settings = self.settings
         if self._device is None:
             self._device = Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
+        self.controller = self._controller()  # tries the drafter: if that fails, nothing has been opened yet
         address = settings.verifier
         if address == "local":
             from edge_client.local import LocalVerifier
@@ -88,7 +89,8 @@ class EdgeClient:
             )
             self.link = await self._stack.enter_async_context(LinkToVerifier(endpoint).running())
         self.sync = RecordSync(self.device.drafter.records, settings.sync, settings.budget)
-        self.controller = self._controller()
+        if self.link is not None:
+            self.controller.rtt = self.link.rtt
         return self
 
     async def __aexit__(
@@ -280,8 +282,7 @@ class EdgeClient:
             self._session = loop.turn.session
 
     def _controller(self) -> Controller:
-        rtt = self.link.rtt if self.link is not None else None
-        controller = Controller(rtt=rtt, draft=self.settings.draft) if rtt else Controller(draft=self.settings.draft)
+        controller = Controller(draft=self.settings.draft)
         controller.calibrate(*self.device.acceptance())
         for width, seconds in self.device.step_seconds().items():
             controller.drafted(width, seconds)

@@ -39,6 +39,11 @@ class Drafter(Protocol):
         """Time spent so far in running the model, and nothing else."""
         ...
 
+    @property
+    def run_tokens(self) -> int:
+        """Tokens that the latest run of the model was over."""
+        ...
+
     def draft(self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings) -> Steps:
         """A tree of guesses after `ids`, whose last is the tree's root."""
         ...
@@ -61,6 +66,8 @@ class OnnxDrafter:
         self._nodes: dict[tuple[int, int], int] = {}
         """(parent's row, token) -> row, for rows after the committed ones; -1 is the last committed row."""
         self._noise_ids = vocab_size if draft_tokens is None else draft_tokens
+        self.run_tokens = 1
+        """Tokens that the latest run was over."""
         self._drafts = 0
         """Counts states of the committed rows: what a call's mask was made for."""
         self._silence = np.zeros((1, 1, 1), np.float32)
@@ -169,6 +176,7 @@ class OnnxDrafter:
 
     def _run(self, call: Call, at: int, sampling: SamplingSettings) -> None:
         """Run a call, and keep its rows."""
+        self.run_tokens = call.ids.shape[1]
         if sampling.greedy:
             call.scale[0] = 1.0
             call.run(self._silence)

@@ -138,7 +138,8 @@ class DecodeLoop:
         session, drafting = self.turn.session, self.drafting
         self._say("online")
         # A prompt has no records yet when its first draft is made.
-        plan = self._plan or self._next_plan(uplink, blind=self._blind and not self.turn.length)
+        made = self._plan if self.turn.length else None
+        plan = made or self._next_plan(uplink, blind=self._blind and not self.turn.length)
         self._plan = None
         if self.turn.provisional:
             drafting.forget()

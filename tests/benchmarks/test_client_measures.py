@@ -164,3 +164,13 @@ def test_options_need_no_more_than_they_say() -> None:
     row = client_reconnect._row("rewind", 8, 1.0, [(case, outcome)], [Example("arithmetic", "What is 1 + 1?", "2")])
     assert (row["asked"], row["wholly_verified"], row["retracted"], row["tokens"]) == (1, 1, 1, 2)
     assert isinstance(argparse.Namespace(**row).seconds, float)
+
+
+def test_some_prompts_are_of_all_kinds() -> None:
+    def skills(**options: int) -> list[str]:
+        return [example.skill for example in client_kit.load(argparse.Namespace(bundle="", **options))[1]]
+
+    every = skills(per_skill=1, prompts=0)
+    assert skills(per_skill=1, prompts=4) == every[::4]
+    assert every[-1] in skills(per_skill=1, prompts=10) or every[-2] in skills(per_skill=1, prompts=10)
+    assert skills(per_skill=1, prompts=99) == every

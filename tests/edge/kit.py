@@ -84,6 +84,7 @@ class OracleDrafter:
         self.truth, self.right, self.seed = list(truth), right, seed
         self.records = records
         self.run_seconds = 0.0
+        self.run_tokens = 1
 
     def _top(self, ids: Sequence[int]) -> list[int]:
         rng = random.Random(f"{self.seed} {list(ids[-4:])} {len(ids)}")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
 
+from edge_client.ahead import DraftAhead
 from edge_client.client import EdgeClient
+from edge_client.controller import Controller
 from edge_client.link import LinkProxy, Profile
 from edge_client.link.profiles import Condition
 from edge_client.sync import RecordSync
 from edge_client.trace import Trace
+from moa.model.target import Row, Step
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 from tests.edge import kit
@@ -74,10 +78,36 @@ async def test_records_that_never_come_are_not_waited_for_long(tmp_path: Path, m
     monkeypatch.setattr(RecordSync, "keep", lambda *_: None)
     saw, waits = await drafts(tmp_path)
     assert not any(saw)
-    assert 0.1 < sum(waits) < 0.3, "half a round"
+    assert 0.1 < sum(waits) < 0.6, "half a round"
 
 
 async def test_a_verifier_that_makes_no_records_is_not_waited_for(tmp_path: Path) -> None:
     saw, waits = await drafts(tmp_path, records=False)
     assert not any(saw)
     assert waits == []
+
+
+async def test_the_prompt_of_a_first_verdict_is_no_part_of_a_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = dataclasses.replace(verifier_kit.SETTINGS, prefill_tokens=10)
+    async with (
+        kit.verifier(settings) as running,
+        EdgeClient(verifier=running.transport.url, device=kit.oracle(IDS), draft="device", max_new_tokens=1) as client,
+    ):
+        real = running.engine.target.forward
+
+        def slow(rows: Sequence[Row]) -> Step:
+            time.sleep(0.1)
+            return real(rows)
+
+        monkeypatch.setattr(running.engine.target, "forward", slow)
+        await kit.transcribe(client, IDS)
+        assert client.controller is not None
+        assert 0.1 <= client.controller.forward.value < 0.3, "four pieces of the prompt took as long each"
+
+
+def test_a_piece_of_a_prompt_is_no_step() -> None:
+    controller, device = Controller(), kit.device()
+    draft = DraftAhead.after(device.drafter, IDS, TreeShape.chain(3, min_score=-1e9), SamplingSettings())
+    while not draft.step(controller):
+        pass
+    assert {width: step.samples for width, step in controller.step.items()} == {1: 2}
