@@ -72,27 +72,31 @@ def speed_table(result: Result) -> str:
     """Tokens per second, and how that compares with `model.generate` and with plain decoding by the same engine."""
     parts = []
     for pair in result["pairs"]:
-        for found in pair["races"]:
-            medians = {way["name"]: way["median"] for way in found["ways"]}
-            rows = []
-            for way in found["ways"]:
-                relative = [
-                    f"{way['median'] / medians[name]:.2f}x" if name in medians else "-"
-                    for name in ("generate", "plain")
-                ]
-                tau = way.get("tau")
-                spread = f"{way['median']:.1f} ({min(way['runs']):.1f}-{max(way['runs']):.1f})"
-                rows.append([way["says"], spread, *relative, "-" if tau is None else f"{tau:.2f}"])
-            parts.append(f"**{pair['says']}, T = {found['temperature']:g}**\n")
-            parts.append(table(["way", "tokens/s (range)", "vs generate", "vs our plain", "tau"], rows) + "\n")
-            categories = list(found["ways"][0]["times_plain"])
-            if len(categories) > 1:
-                ways = [way for way in found["ways"] if way["name"] != "plain"]
-                rows = [[name, *(f"{way['times_plain'][name]:.2f}x" for way in ways)] for name in categories]
-                parts.append("The same by category, as times our plain decoding:\n")
-                parts.append(table(["category", *(way["name"] for way in ways)], rows) + "\n")
+        for race in pair["races"]:
+            parts.append(f"**{pair['says']}, T = {race['temperature']:g}**\n")
+            parts += _race_tables(race["ways"])
         parts += [f"{note}\n" for note in pair.get("notes", [])]
     return "\n".join(parts).rstrip()
+
+
+def _race_tables(ways: Sequence[Result]) -> list[str]:
+    medians = {way["name"]: way["median"] for way in ways}
+    rows = []
+    for way in ways:
+        relative = [
+            f"{way['median'] / medians[name]:.2f}x" if name in medians else "-" for name in ("generate", "plain")
+        ]
+        tau = way.get("tau")
+        spread = f"{way['median']:.1f} ({min(way['runs']):.1f}-{max(way['runs']):.1f})"
+        rows.append([way["says"], spread, *relative, "-" if tau is None else f"{tau:.2f}"])
+    parts = [table(["way", "tokens/s (range)", "vs generate", "vs our plain", "tau"], rows) + "\n"]
+    categories = list(ways[0]["times_plain"])
+    if len(categories) > 1:
+        others = [way for way in ways if way["name"] != "plain"]
+        rows = [[name, *(f"{way['times_plain'][name]:.2f}x" for way in others)] for name in categories]
+        parts.append("The same by category, as times our plain decoding:\n")
+        parts.append(table(["category", *(way["name"] for way in others)], rows) + "\n")
+    return parts
 
 
 def training_table(results: Sequence[Result]) -> str:
