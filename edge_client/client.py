@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from edge_client.ahead import DraftAhead
 from edge_client.budget import Spending
 from edge_client.controller import Controller
 from edge_client.device import Device
@@ -30,11 +31,15 @@ from edge_client.turn import Turn
 from edge_client.uplink import Patience, Uplink
 from moa import __version__
 from moa.errors import LinkError, MoaError, UsageError
+from moa.tree import TreeShape
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Close, Sampling, Welcome
 
 Messages = Sequence[Mapping[str, str]]
+
+_TRIED = TreeShape(4, 3, 12)
+"""A draft that shows what the drafter's steps take here, over one token and over a few."""
 
 
 class EdgeClient:
@@ -284,8 +289,10 @@ class EdgeClient:
     def _controller(self) -> Controller:
         controller = Controller(draft=self.settings.draft)
         controller.calibrate(*self.device.acceptance())
-        for width, seconds in self.device.step_seconds().items():
-            controller.drafted(width, seconds)
+        for books in (Controller(), controller):  # the first run makes room and is slow: it does not count
+            draft = DraftAhead.after(self.device.drafter, [0], _TRIED, self.settings.sampling)
+            while not draft.step(books):
+                pass
         return controller
 
 

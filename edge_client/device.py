@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 import onnxruntime
 
@@ -16,14 +14,9 @@ from edge_client.text import TextCodec
 from moa import demo
 from moa.bundle import Bundle
 from moa.errors import BundleError
-from moa.sampling import SamplingSettings
-from moa.tree import TreeShape
 
 _WARN_AGREEMENT, _STOP_AGREEMENT = 0.6, 0.3
 """Share of tokens that are still the target's, below which the user is warned, and the device stops."""
-_TRIED = 4, 3, 12
-"""Breadth, depth and nodes of a draft that shows how fast the drafter is."""
-_END = object()
 
 
 @dataclass(frozen=True)
@@ -71,19 +64,6 @@ class Device:
             warn = next((length for length, agreement in curve if agreement < _WARN_AGREEMENT), 0)
             stop = next((length for length, agreement in curve if agreement < _STOP_AGREEMENT), 0)
         return OfflineGuard(warn_at=warn, stop_at=stop if stop_at < 0 else stop_at)
-
-    def step_seconds(self) -> dict[int, float]:
-        """What a step of the drafter takes here, by its width: tried out, which also wakes the runtime up."""
-        found: dict[int, float] = {}
-        shape = TreeShape(*_TRIED, min_score=-math.inf)
-        for _ in range(2):  # the first makes room and is slow
-            steps, width = self.drafter.draft([0], shape, SamplingSettings()), 1
-            while width:
-                began = perf_counter()
-                width_after = shape.breadth if next(steps, _END) is not _END else 0
-                found[width] = min(found.get(width, math.inf), perf_counter() - began)
-                width = width_after
-        return found
 
     def acceptance(self) -> tuple[list[float], list[float]]:
         """Calibrated chances that a level of a chain, and of a tree, is accepted, given the level before."""

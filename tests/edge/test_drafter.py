@@ -145,11 +145,3 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path) -> None:  # type: ignore[n
     path.write_bytes(b"not a model")
     with pytest.raises(BundleError, match="cannot load"):
         StepGraph(path)
-
-
-def test_a_device_knows_what_its_steps_take() -> None:
-    device = kit.device()
-    seconds = device.step_seconds()
-    assert set(seconds) == {1, 4}
-    assert all(0 < each < 1 for each in seconds.values())
-    assert device.drafter.run_seconds > 0

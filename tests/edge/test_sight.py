@@ -111,3 +111,10 @@ def test_a_piece_of_a_prompt_is_no_step() -> None:
     while not draft.step(controller):
         pass
     assert {width: step.samples for width, step in controller.step.items()} == {1: 2}
+
+
+async def test_a_client_knows_from_the_start_what_a_step_takes() -> None:
+    async with EdgeClient(device=kit.device(), offline=True) as client:
+        assert client.controller is not None
+        assert set(client.controller.step) == {1, 4}
+        assert all(0 < step.value < 1 for step in client.controller.step.values())
