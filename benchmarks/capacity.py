@@ -32,8 +32,8 @@ from benchmarks.client_kit import Heard
 from benchmarks.emulation import verifiers
 from benchmarks.provenance import write_result
 from benchmarks.server_kit import Pair, client, prompt, random_pair, server
-from edge_client.cache import RecordBuffer
 from edge_client.device import Device
+from edge_client.drafter.cache import RecordBuffer
 from moa.demo import paths
 from moa.errors import UsageError, run_cli
 from moa.sampling import SamplingSettings

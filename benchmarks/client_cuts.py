@@ -19,9 +19,9 @@ from benchmarks import client_kit
 from benchmarks.client_truth import Truth, read
 from benchmarks.provenance import write_result
 from edge_client.client import EdgeClient
-from edge_client.controller import Draft
-from edge_client.link import PROFILES, LinkProxy
 from edge_client.settings import ClientSettings
+from edge_client.tools.emulated_network import PROFILES, LinkProxy
+from edge_client.turn.controller import Draft
 from moa.errors import MoaError, run_cli
 from moa.sampling import SamplingSettings
 

@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from benchmarks import client_kit, report
 from benchmarks.client_truth import StrictReader, Truth, read
 from benchmarks.provenance import write_result
-from edge_client.cache import RecordBuffer
 from edge_client.client import EdgeClient
 from edge_client.device import Device
-from edge_client.graph import Heads
-from edge_client.link import PROFILES, LinkProxy
+from edge_client.drafter.cache import RecordBuffer
+from edge_client.drafter.graph import Heads
 from edge_client.settings import ClientSettings
+from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from moa.demo.skills import SKILLS
 from moa.errors import MoaError, run_cli
 from moa.sampling import SamplingSettings

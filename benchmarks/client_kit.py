@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.prompts import skill_prompts
-from edge_client.cache import RecordBuffer
 from edge_client.client import EdgeClient
-from edge_client.compare import ask
 from edge_client.device import Device
-from edge_client.drafter import OnnxDrafter
-from edge_client.link import PROFILES, Profile
-from edge_client.local import LocalVerifier
+from edge_client.drafter.cache import RecordBuffer
+from edge_client.drafter.onnx import OnnxDrafter
 from edge_client.settings import ClientSettings
+from edge_client.tools.compare import ask
+from edge_client.tools.emulated_network import PROFILES, Profile
+from edge_client.tools.local import LocalVerifier
 from moa.demo.skills import Example
 from moa.errors import MoaError, UsageError
 from moa.sampling import SamplingSettings

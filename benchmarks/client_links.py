@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from benchmarks import client_kit, report
 from benchmarks.provenance import write_result
-from edge_client.compare import ask_all, rates
-from edge_client.link import PROFILES, LinkProxy
 from edge_client.settings import ClientSettings
+from edge_client.tools.compare import ask_all, rates
+from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from moa.errors import UsageError, run_cli
 
 SLOWEST = "a call a token"

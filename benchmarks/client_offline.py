@@ -17,7 +17,7 @@ from benchmarks import client_kit, report
 from benchmarks.client_kit import Heard
 from benchmarks.provenance import write_result
 from edge_client.device import Device
-from edge_client.drafter import OnnxDrafter
+from edge_client.drafter.onnx import OnnxDrafter
 from moa.demo.skills import SKILLS, Example
 from moa.errors import run_cli
 from moa.sampling import SamplingSettings

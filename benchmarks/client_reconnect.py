@@ -23,13 +23,13 @@ from urllib.parse import urlsplit
 from benchmarks import client_kit, report
 from benchmarks.provenance import write_result
 from edge_client.client import EdgeClient
-from edge_client.compare import Answer, ask_all
 from edge_client.device import Device
 from edge_client.events import Done, Retract, Token
-from edge_client.link import PROFILES, LinkProxy
-from edge_client.local import LocalVerifier
 from edge_client.settings import ClientSettings
-from edge_client.turn import OnReconnect
+from edge_client.tools.compare import Answer, ask_all
+from edge_client.tools.emulated_network import PROFILES, LinkProxy
+from edge_client.tools.local import LocalVerifier
+from edge_client.turn.reconcile import OnReconnect
 from moa.demo.skills import SKILLS, Example
 from moa.errors import MoaError, UsageError, run_cli
 

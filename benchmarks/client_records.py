@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks import client_kit, report
 from benchmarks.client_kit import Heard
 from benchmarks.provenance import write_result
-from edge_client.cache import RecordBuffer
 from edge_client.device import Device
+from edge_client.drafter.cache import RecordBuffer
 from moa import records
 from moa.errors import run_cli
 from moa.tree import TreeShape

@@ -30,10 +30,10 @@ from benchmarks import client_kit, report
 from benchmarks.emulation import Running, verifiers
 from benchmarks.provenance import write_result
 from edge_client.client import EdgeClient
-from edge_client.compare import Answer, ask, ask_all
 from edge_client.device import Device
-from edge_client.link import PROFILES, LinkProxy, Profile
 from edge_client.settings import ClientSettings
+from edge_client.tools.compare import Answer, ask, ask_all
+from edge_client.tools.emulated_network import PROFILES, LinkProxy, Profile
 from moa.demo import paths
 from moa.errors import MoaError, UsageError, run_cli
 

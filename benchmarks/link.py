@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from edge_client.link import PROFILES, LinkProxy, Profile, read_trace
+from edge_client.tools.emulated_network import PROFILES, LinkProxy, Profile, read_trace
 from moa.errors import UsageError, run_cli
 
 

@@ -25,10 +25,10 @@ from benchmarks import client_kit
 from benchmarks.emulation import verifiers
 from benchmarks.provenance import write_result
 from edge_client.client import EdgeClient
-from edge_client.compare import ask
-from edge_client.link import PROFILES, LinkProxy
 from edge_client.settings import ClientSettings
-from edge_client.trace import Trace
+from edge_client.tools.compare import ask
+from edge_client.tools.emulated_network import PROFILES, LinkProxy
+from edge_client.tools.trace import Trace
 from moa.errors import MoaError, UsageError, run_cli
 from moa.wire.messages import Activations, Verdict
 

@@ -16,19 +16,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from edge_client.ahead import DraftAhead
-from edge_client.budget import Spending
-from edge_client.controller import Controller
 from edge_client.device import Device
+from edge_client.drafter.ahead import DraftAhead
 from edge_client.events import Done, Event, Notice, Prompt
-from edge_client.loop import DecodeLoop
+from edge_client.link.websocket import Endpoint, LinkToVerifier, hello
 from edge_client.settings import ClientSettings
-from edge_client.sync import RecordSync
-from edge_client.text import TextStream
-from edge_client.trace import Trace
-from edge_client.transport import Endpoint, LinkToVerifier, hello
-from edge_client.turn import Turn
-from edge_client.uplink import Patience, Uplink
+from edge_client.text.codec import TextStream
+from edge_client.tools.trace import Trace
+from edge_client.turn.budget import Spending
+from edge_client.turn.controller import Controller
+from edge_client.turn.loop import DecodeLoop
+from edge_client.turn.reconcile import Turn
+from edge_client.turn.sync import RecordSync
+from edge_client.turn.uplink import Patience, Uplink
 from moa import __version__
 from moa.errors import LinkError, MoaError, UsageError
 from moa.tree import TreeShape
@@ -75,7 +75,7 @@ class EdgeClient:
         self.controller = self._controller()  # tries the drafter: if that fails, nothing has been opened yet
         address = settings.verifier
         if address == "local":
-            from edge_client.local import LocalVerifier
+            from edge_client.tools.local import LocalVerifier
 
             address = await self._stack.enter_async_context(LocalVerifier().running())
         if address and not settings.offline:

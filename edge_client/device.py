@@ -7,10 +7,10 @@ from pathlib import Path
 
 import onnxruntime
 
-from edge_client.drafter import Drafter, OnnxDrafter
-from edge_client.graph import StepGraph
-from edge_client.guard import OfflineGuard
-from edge_client.text import TextCodec
+from edge_client.drafter.graph import StepGraph
+from edge_client.drafter.onnx import Drafter, OnnxDrafter
+from edge_client.text.codec import TextCodec
+from edge_client.turn.guard import OfflineGuard
 from moa import demo
 from moa.bundle import Bundle
 from moa.errors import BundleError

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from edge_client.budget import Budget
-from edge_client.controller import Draft
-from edge_client.sync import Precision
-from edge_client.turn import OnReconnect
+from edge_client.turn.budget import Budget
+from edge_client.turn.controller import Draft
+from edge_client.turn.reconcile import OnReconnect
+from edge_client.turn.sync import Precision
 from moa.errors import ConfigError, UsageError
 from moa.sampling import SamplingSettings
 

@@ -15,14 +15,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from edge_client import startup
 from edge_client.cli import options
 from edge_client.client import EdgeClient
-from edge_client.compare import ask_all, rates
 from edge_client.device import Device
-from edge_client.link import PROFILES, LinkProxy
-from edge_client.local import LocalVerifier
 from edge_client.settings import ClientSettings
+from edge_client.tools import startup
+from edge_client.tools.compare import ask_all, rates
+from edge_client.tools.emulated_network import PROFILES, LinkProxy
+from edge_client.tools.local import LocalVerifier
 from moa.errors import UsageError
 
 WAYS = ("single", "none", "server", "device", "auto")

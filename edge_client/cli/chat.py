@@ -14,8 +14,8 @@ from rich.console import Console
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.events import Done
+from edge_client.screen.terminal import make_view
 from edge_client.settings import ClientSettings
-from edge_client.terminal import make_view
 from moa.errors import MoaError, UsageError
 
 _HELP = "/new starts a new conversation, /quit (or Ctrl-D) ends, Ctrl-C stops an answer"

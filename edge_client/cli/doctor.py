@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from edge_client.cli import options
-from edge_client.doctor import Check, examine
 from edge_client.settings import ClientSettings
+from edge_client.tools.doctor import Check, examine
 
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 

@@ -13,9 +13,9 @@ import msgspec
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
+from edge_client.screen.terminal import make_view, rescue
 from edge_client.settings import ClientSettings
-from edge_client.terminal import make_view, rescue
-from edge_client.trace import Trace
+from edge_client.tools.trace import Trace
 
 
 def add(command: argparse.ArgumentParser) -> None:

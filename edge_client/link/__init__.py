@@ -1,6 +1,1 @@
-"""An emulated network on loopback: for the demo, the tests and the benchmarks."""
-
-from edge_client.link.profiles import PROFILES, Condition, Profile, read_trace
-from edge_client.link.proxy import LinkProxy
-
-__all__ = ["PROFILES", "Condition", "LinkProxy", "Profile", "read_trace"]
+"""The connection to the verifier."""

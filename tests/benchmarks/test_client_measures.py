@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import client_kit, client_links, client_reconnect, client_slow, report, timeline
-from edge_client.compare import Answer
-from edge_client.link import PROFILES, Condition, Profile
+from edge_client.tools.compare import Answer
+from edge_client.tools.emulated_network import PROFILES, Condition, Profile
 from moa.errors import run_cli
 
 

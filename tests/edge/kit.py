@@ -20,9 +20,9 @@ import torch
 from cloud_verifier.app import Verifier
 from cloud_verifier.auth import Authenticator
 from cloud_verifier.settings import Settings
-from edge_client.cache import RecordBuffer
 from edge_client.client import EdgeClient
 from edge_client.device import Device
+from edge_client.drafter.cache import RecordBuffer
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
 from export.build import BuildSettings, build
 from moa.config import DrafterConfig

@@ -15,13 +15,13 @@ import msgspec
 import pytest
 
 from cloud_verifier.auth import Authenticator, new_token, token_line
-from edge_client import startup
 from edge_client.cli import main, parser
 from edge_client.cli.generate import Record
 from edge_client.events import Confirm, Done, Event, Prompt, Retract, Token
-from edge_client.live import LiveView
+from edge_client.screen.live import LiveView
+from edge_client.screen.terminal import PipeView, make_view
 from edge_client.settings import ClientSettings
-from edge_client.terminal import PipeView, make_view
+from edge_client.tools import startup
 from moa.errors import MoaError
 from moa.wire import Code, encode
 from moa.wire.messages import Error

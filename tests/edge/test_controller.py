@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from edge_client.controller import Controller
-from edge_client.estimates import RoundTrip, Smoothed
+from edge_client.turn.controller import Controller
+from edge_client.turn.estimates import RoundTrip, Smoothed
 from moa.tree import DraftTree
 
 

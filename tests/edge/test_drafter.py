@@ -8,9 +8,9 @@ from collections.abc import Generator
 import numpy as np
 import pytest
 
-from edge_client.cache import RecordBuffer
-from edge_client.drafter import OnnxDrafter
-from edge_client.graph import Heads, StepGraph
+from edge_client.drafter.cache import RecordBuffer
+from edge_client.drafter.graph import Heads, StepGraph
+from edge_client.drafter.onnx import OnnxDrafter
 from moa.errors import BundleError
 from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeShape

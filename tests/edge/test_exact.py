@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_client.client import EdgeClient
-from edge_client.link import PROFILES, LinkProxy
+from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from moa.sampling import SamplingSettings
 from moa.wire.messages import Ack, Activations, ClientMessage
 from tests.edge import kit

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from edge_client.cli.audit import Audit, show
 from edge_client.client import EdgeClient
-from edge_client.compare import Answer
-from edge_client.margin import margin
+from edge_client.tools.compare import Answer
+from edge_client.tools.margin import margin
 from moa.sampling import SamplingSettings, gumbel
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit

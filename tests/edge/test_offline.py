@@ -9,7 +9,7 @@ import pytest
 
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Event, Link, Notice, Retract, Token
-from edge_client.link import LinkProxy
+from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import LinkError, UsageError
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edge_client.budget import Budget, Spending
-from edge_client.guard import OfflineGuard
 from edge_client.settings import ClientSettings
+from edge_client.turn.budget import Budget, Spending
+from edge_client.turn.guard import OfflineGuard
 from moa.errors import ConfigError, UsageError
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.ahead import DraftAhead
 from edge_client.client import EdgeClient
-from edge_client.controller import Controller
-from edge_client.link import LinkProxy, Profile
-from edge_client.link.profiles import Condition
-from edge_client.sync import RecordSync
-from edge_client.trace import Trace
+from edge_client.drafter.ahead import DraftAhead
+from edge_client.tools.emulated_network import LinkProxy, Profile
+from edge_client.tools.emulated_network.profiles import Condition
+from edge_client.tools.trace import Trace
+from edge_client.turn.controller import Controller
+from edge_client.turn.sync import RecordSync
 from moa.model.target import Row, Step
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_client.budget import Budget
-from edge_client.cache import RecordBuffer
-from edge_client.graph import Heads
-from edge_client.sync import RecordSync
+from edge_client.drafter.cache import RecordBuffer
+from edge_client.drafter.graph import Heads
+from edge_client.turn.budget import Budget
+from edge_client.turn.sync import RecordSync
 from moa import records
 from moa.errors import ProtocolError
 from moa.wire import ClientSession

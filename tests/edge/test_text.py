@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from edge_client.text import TextCodec, TextStream
+from edge_client.text.codec import TextCodec, TextStream
 from moa.errors import BundleError, UsageError
 
 

@@ -16,8 +16,8 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from cloud_verifier.auth import Authenticator, new_token, token_line
 from edge_client.client import EdgeClient, tls_context
-from edge_client.link import LinkProxy
-from edge_client.transport import Endpoint, LinkToVerifier, hello
+from edge_client.link.websocket import Endpoint, LinkToVerifier, hello
+from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import LinkError, MoaError, ProtocolError, UsageError
 from moa.wire import SUBPROTOCOL, Code, encode
 from moa.wire.messages import Error, Goaway, Opened

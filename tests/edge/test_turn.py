@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edge_client.events import Adopt, Confirm, Event, Prompt, Retract, Token
-from edge_client.stats import Overhead
-from edge_client.text import TextStream
-from edge_client.turn import Turn
+from edge_client.text.codec import TextStream
+from edge_client.turn.reconcile import Turn
+from edge_client.turn.stats import Overhead
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
 from tests.edge import kit

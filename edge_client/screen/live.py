@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edge_client.events import Done, Event, Link, Notice, Retract
-from edge_client.terminal import Pieces
+from edge_client.screen.terminal import Pieces
 
 _LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused": "red"}
 

@@ -15,7 +15,7 @@ from itertools import count
 import numpy as np
 
 from edge_client.client import EdgeClient
-from edge_client.compare import ask
+from edge_client.tools.compare import ask
 from moa.sampling import SamplingSettings, gumbel
 
 _COLD, _WARM = 1e-7, 1.0

@@ -12,7 +12,7 @@ from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.events import Done, Event, Retract, Token
 from edge_client.settings import ClientSettings
-from edge_client.trace import Trace
+from edge_client.tools.trace import Trace
 from moa.errors import MoaError
 
 See = Callable[[Event], None]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.graph import Heads
+from edge_client.drafter.graph import Heads
 from moa.wire import Ranges
 
 MASKED = np.float32(-1e9)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
-from edge_client.sync import RecordSync
-from edge_client.transport import LinkToVerifier
-from edge_client.turn import Turn
+from edge_client.link.websocket import LinkToVerifier
+from edge_client.turn.reconcile import Turn
+from edge_client.turn.sync import RecordSync
 from moa.wire.messages import Append, Open, Resume, Stream, Verify
 
 Request = Open | Append | Verify | Stream

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edge_client.budget import Budget
-from edge_client.cache import RecordBuffer
-from edge_client.estimates import Smoothed
+from edge_client.drafter.cache import RecordBuffer
+from edge_client.turn.budget import Budget
+from edge_client.turn.estimates import Smoothed
 from moa import records
 from moa.errors import ProtocolError
 from moa.wire import ClientSession

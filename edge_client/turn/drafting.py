@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from edge_client.ahead import DraftAhead
-from edge_client.controller import Controller
-from edge_client.drafter import Drafter
-from edge_client.stats import Stats
-from edge_client.trace import Trace
+from edge_client.drafter.ahead import DraftAhead
+from edge_client.drafter.onnx import Drafter
+from edge_client.tools.trace import Trace
+from edge_client.turn.controller import Controller
+from edge_client.turn.stats import Stats
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 

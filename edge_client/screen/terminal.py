@@ -46,7 +46,7 @@ def make_view(*, quiet: bool = False, console: Console | None = None) -> View:
     # Loaded only now: a terminal's beauty takes as long to load as the drafter.
     from rich.console import Console
 
-    from edge_client.live import LiveView
+    from edge_client.screen.live import LiveView
 
     console = console or Console(highlight=False)
     return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PipeView()

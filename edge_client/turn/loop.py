@@ -19,19 +19,19 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from edge_client.alone import Alone
-from edge_client.answers import Answers
-from edge_client.budget import Spending
-from edge_client.controller import Controller, Plan
-from edge_client.drafter import Drafter
-from edge_client.drafting import Drafting
+from edge_client.drafter.onnx import Drafter
 from edge_client.events import Event, Link, LinkState, Notice, Reason
-from edge_client.guard import OfflineGuard
-from edge_client.stats import Stats
-from edge_client.sync import RecordSync
-from edge_client.trace import Trace
-from edge_client.turn import Turn
-from edge_client.uplink import Uplink
+from edge_client.tools.trace import Trace
+from edge_client.turn.alone import Alone
+from edge_client.turn.answers import Answers
+from edge_client.turn.budget import Spending
+from edge_client.turn.controller import Controller, Plan
+from edge_client.turn.drafting import Drafting
+from edge_client.turn.guard import OfflineGuard
+from edge_client.turn.reconcile import Turn
+from edge_client.turn.stats import Stats
+from edge_client.turn.sync import RecordSync
+from edge_client.turn.uplink import Uplink
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree
 from moa.wire.messages import Stream, Verify

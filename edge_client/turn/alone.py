@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from time import perf_counter
 
-from edge_client.drafter import Drafter
-from edge_client.guard import OfflineGuard
-from edge_client.stats import Stats
-from edge_client.trace import Trace
-from edge_client.turn import Turn
+from edge_client.drafter.onnx import Drafter
+from edge_client.tools.trace import Trace
+from edge_client.turn.guard import OfflineGuard
+from edge_client.turn.reconcile import Turn
+from edge_client.turn.stats import Stats
 from moa.sampling import SamplingSettings
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.link import PROFILES, read_trace
+from edge_client.tools.emulated_network import PROFILES, read_trace
 from moa.errors import UsageError
 
 

@@ -6,8 +6,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from edge_client.controller import Controller
-from edge_client.drafter import Drafter
+from edge_client.drafter.onnx import Drafter
+from edge_client.turn.controller import Controller
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 

@@ -6,14 +6,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from edge_client.alone import Alone
-from edge_client.controller import Controller
-from edge_client.drafting import Drafting
-from edge_client.stats import Stats
-from edge_client.sync import RecordSync
-from edge_client.trace import Trace
-from edge_client.turn import Turn
-from edge_client.uplink import Uplink
+from edge_client.tools.trace import Trace
+from edge_client.turn.alone import Alone
+from edge_client.turn.controller import Controller
+from edge_client.turn.drafting import Drafting
+from edge_client.turn.reconcile import Turn
+from edge_client.turn.stats import Stats
+from edge_client.turn.sync import RecordSync
+from edge_client.turn.uplink import Uplink
 from moa.tree import DraftTree
 from moa.wire import Advanced, Code, Recovered, Refused, remote_error
 from moa.wire.messages import Activations, Error, ServerMessage

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
-from edge_client.estimates import RoundTrip, Smoothed
+from edge_client.turn.estimates import RoundTrip, Smoothed
 from moa.tree import DraftTree, TreeShape
 from moa.wire.messages import Welcome
 

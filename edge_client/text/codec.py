@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from moa.errors import BundleError, UsageError
 
 if TYPE_CHECKING:
-    from edge_client.template import ChatTemplate
+    from edge_client.text.template import ChatTemplate
 
 
 class TextCodec:
@@ -48,7 +48,7 @@ class TextCodec:
     def _template(self) -> ChatTemplate | None:
         if self._template_file is None:
             return None
-        from edge_client.template import ChatTemplate
+        from edge_client.text.template import ChatTemplate
 
         return ChatTemplate(self._template_file)
 

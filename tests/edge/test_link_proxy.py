@@ -10,7 +10,7 @@ from time import perf_counter
 
 import pytest
 
-from edge_client.link import PROFILES, Condition, LinkProxy, Profile
+from edge_client.tools.emulated_network import PROFILES, Condition, LinkProxy, Profile
 
 
 @contextlib.asynccontextmanager

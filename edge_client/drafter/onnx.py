@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.cache import MASKED, RecordBuffer, Rows
-from edge_client.graph import Call, Float, StepGraph
+from edge_client.drafter.cache import MASKED, RecordBuffer, Rows
+from edge_client.drafter.graph import Call, Float, StepGraph
 from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeGrower, TreeShape
 

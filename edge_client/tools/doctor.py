@@ -16,10 +16,10 @@ import onnxruntime
 
 from edge_client.client import EdgeClient
 from edge_client.device import Device, embedded_bundle
-from edge_client.drafter import OnnxDrafter
-from edge_client.graph import StepGraph, default_threads
+from edge_client.drafter.graph import StepGraph, default_threads
+from edge_client.drafter.onnx import OnnxDrafter
 from edge_client.settings import ClientSettings
-from edge_client.startup import resident_megabytes
+from edge_client.tools.startup import resident_megabytes
 from moa.bundle import Bundle
 from moa.errors import MoaError
 from moa.sampling import SamplingSettings

@@ -18,7 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI, NegotiationError
 from websockets.typing import Subprotocol
 
-from edge_client.estimates import RoundTrip
+from edge_client.turn.estimates import RoundTrip
 from moa.errors import LinkError, MoaError, ProtocolError, RemoteError, UsageError
 from moa.wire import (
     FEATURES,

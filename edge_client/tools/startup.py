@@ -19,7 +19,7 @@ from moa.tree import TreeShape
 _PROGRAM = """
 import sys
 import edge_client.cli.generate
-from edge_client.startup import first_draft
+from edge_client.tools.startup import first_draft
 first_draft(sys.argv[1], sys.argv[2], int(sys.argv[3]))
 """
 _PROMPT = "What is 17 plus 25?"

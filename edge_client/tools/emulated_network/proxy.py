@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edge_client.link.profiles import PROFILES, Condition, Profile
+from edge_client.tools.emulated_network.profiles import PROFILES, Condition, Profile
 
 Direction = Literal["up", "down"]
 _PACKET = 1448
