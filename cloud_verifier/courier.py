@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from cloud_verifier.sessions import Session
 from moa import records
+from moa.token_bucket import TokenBucket
 from moa.wire.messages import Activations, RecordContract
 
 _FRAME_BYTES = 8 * 1024
@@ -63,33 +64,6 @@ class RecordWindow:
         self.size = max(self.floor, min(self.size, self.ceiling))
 
 
-@dataclass(slots=True)
-class RateBudget:
-    """A token bucket: at most `rate` a second on average, at most `burst` at once. A rate of 0 is no limit."""
-
-    rate: float
-    burst: float
-    clock: Callable[[], float]
-    _level: float = field(init=False)
-    _at: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._level, self._at = self.burst, self.clock()
-
-    def wait(self, amount: float) -> float:
-        """Seconds until `amount` may be spent; 0 for now. More than a burst may be spent from a full bucket."""
-        if self.rate <= 0:
-            return 0.0
-        now = self.clock()
-        self._level = min(self.burst, self._level + (now - self._at) * self.rate)
-        self._at = now
-        return max(0.0, (min(amount, self.burst) - self._level) / self.rate)
-
-    def spend(self, amount: float) -> None:
-        """Take `amount` out."""
-        self._level -= amount
-
-
 class Courier:
     """Picks the next activation frame of a connection."""
 
@@ -97,7 +71,7 @@ class Courier:
         self.window = RecordWindow(ceiling, clock)
         self._contract = contract
         self._clock = clock
-        self._budgets: dict[bytes, RateBudget] = {}
+        self._budgets: dict[bytes, TokenBucket] = {}
 
     def next(self, sessions: Iterable[Session]) -> tuple[Activations | None, float | None]:
         """A frame to send now, or how long to wait for one (None: until something changes)."""
@@ -114,7 +88,7 @@ class Courier:
             if (wanted := newest_unsent(session, rows)) is None:
                 continue
             start, stop = wanted
-            if (wait := self._budget(session).wait(size * (stop - start) + _HEADER_BYTES)) > 0:
+            if (wait := self._budget(session).wait(size * (stop - start) + _HEADER_BYTES, self._clock())) > 0:
                 pause = wait if pause is None else min(pause, wait)
                 continue
             # The session whose newest rows are furthest behind its log is served last: fresh rows win.
@@ -154,11 +128,11 @@ class Courier:
             payload=payload,
         )
 
-    def _budget(self, session: Session) -> RateBudget:
+    def _budget(self, session: Session) -> TokenBucket:
         budget = self._budgets.get(session.id)
         if budget is None or budget.rate != session.record_rate:
             rate = session.record_rate
-            budget = self._budgets[session.id] = RateBudget(rate, max(rate / 4, 1024), self._clock)
+            budget = self._budgets[session.id] = TokenBucket(rate, max(rate / 4, 1024), self._clock())
         return budget
 
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 
 from cloud_verifier.channel import Channel
-from cloud_verifier.courier import RateBudget
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.rounds import Rounds
 from cloud_verifier.scheduler import Scheduler
 from cloud_verifier.sessions import SessionStore
 from cloud_verifier.work import ModelFacts, Text
 from moa.errors import ConfigError
+from moa.token_bucket import TokenBucket
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 from moa.wire.messages import Goaway
@@ -46,7 +46,7 @@ class Service:
         self.channels: set[Channel] = set()
         self.instance = secrets.token_hex(8)
         self.draining = False
-        self._rates: dict[str, RateBudget] = {}
+        self._rates: dict[str, TokenBucket] = {}
         self.max_context = min(
             limits.max_context_tokens, facts.capacity - max(limits.max_tree_nodes, limits.max_chain_tokens)
         )
@@ -79,9 +79,9 @@ class Service:
             return
         budget = self._rates.get(principal)
         if budget is None:
-            budget = RateBudget(self.limits.max_tokens_per_second, self.limits.max_burst_tokens, self.clock)
+            budget = TokenBucket(self.limits.max_tokens_per_second, self.limits.max_burst_tokens, self.clock())
             self._rates[principal] = budget
-        if (wait := budget.wait(tokens)) > 0:
+        if (wait := budget.wait(tokens, self.clock())) > 0:
             raise Refusal(
                 Code.BUSY,
                 "too many tokens a second",

@@ -17,6 +17,10 @@ import os
 import sys
 from collections.abc import Callable
 
+from moa.safe_text import safe_line
+
+_LONGEST_LINE = 2000
+
 
 class MoaError(Exception):
     """Base of all errors of this project. `hint` says what to do about it."""
@@ -29,9 +33,9 @@ class MoaError(Exception):
         self.hint = hint
 
     def line(self) -> str:
-        """The message and its hint as the one line that a person reads."""
+        """The message and its hint as the one line that a person reads; the message may quote what a stranger sent."""
         message = " ".join(str(self).split())
-        return f"{message} ({self.hint})" if self.hint else message
+        return safe_line(f"{message} ({self.hint})" if self.hint else message, _LONGEST_LINE)
 
 
 class UsageError(MoaError):
@@ -96,5 +100,5 @@ def run_cli(program: str, main: Callable[[], int | None]) -> int:
         return 141
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        print(f"{program}: error: {error.strerror or error}{where}", file=sys.stderr)
+        print(f"{program}: error: {safe_line(f'{error.strerror or error}{where}', _LONGEST_LINE)}", file=sys.stderr)
         return 2

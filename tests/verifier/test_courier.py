@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloud_verifier.courier import Courier, RateBudget, RecordWindow
+from cloud_verifier.courier import Courier, RecordWindow
 from cloud_verifier.sessions import Session
 from cloud_verifier.work import Lease, RecordRows
 from moa import records
@@ -152,16 +152,6 @@ def test_a_byte_rate_is_kept() -> None:
             assert pause is not None
             clock.now += pause
     assert 0.5 * 12_000 < sent <= 12_000 + 8192
-
-
-def test_a_rate_budget_lets_a_large_piece_through_from_full() -> None:
-    clock = Clock()
-    budget = RateBudget(10.0, 20.0, clock)
-    assert budget.wait(500) == 0
-    budget.spend(500)
-    assert budget.wait(1) == pytest.approx(48.1)
-    clock.now += 50
-    assert budget.wait(20) == 0
 
 
 def test_numbers_that_are_none_do_not_reach_the_edge() -> None:

@@ -1,0 +1,41 @@
+"""A token bucket: so much a second on average, so much at once. Pure: the caller says what time it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """At most `rate` a second on average and at most `burst` at once. A rate of 0 is no limit."""
+
+    rate: float
+    burst: float
+    now: float
+    _level: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._level = self.burst
+
+    def wait(self, amount: float, now: float) -> float:
+        """Seconds until `amount` may be spent; 0 for now. More than a burst may be spent from a full bucket."""
+        if self.rate <= 0:
+            return 0.0
+        return max(0.0, (min(amount, self.burst) - self.level(now)) / self.rate)
+
+    def spend(self, amount: float) -> None:
+        """Take `amount` out; the level may fall below zero, and later amounts wait for it."""
+        self._level -= amount
+
+    def take(self, amount: float, now: float) -> bool:
+        """Spend `amount` if that may be done now."""
+        if self.wait(amount, now) > 0:
+            return False
+        self.spend(amount)
+        return True
+
+    def level(self, now: float) -> float:
+        """What may be spent at once."""
+        self._level = min(self.burst, self._level + max(0.0, now - self.now) * self.rate)
+        self.now = max(self.now, now)
+        return self._level
