@@ -8,7 +8,9 @@ import time
 from collections.abc import AsyncIterator
 
 from cloud_verifier.auth import Authenticator
+from cloud_verifier.door import Door
 from cloud_verifier.engine import Engine
+from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.model import Served
 from cloud_verifier.recording import Recorder
@@ -19,6 +21,7 @@ from cloud_verifier.streaming import MoaServerDrafting, NoDrafting, ServerDrafti
 from cloud_verifier.transport import Transport
 from cloud_verifier.work import Report
 
+_SWEEP_SECONDS = 1.0
 _STALE_SECONDS = 60.0
 """A forward older than this says nothing about the model's health; an idle engine probes itself far more often."""
 
@@ -50,19 +53,43 @@ class Verifier:
             drafting=drafting,
             count_near_ties=settings.near_tie,
         )
-        self.transport = Transport(self.service, settings, auth or Authenticator(), self._wrong)
+        self.door = Door(self.service, auth or Authenticator(), self.wrong)
+        self.transport = Transport(self.service, settings, self.door)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Verifier]:
         """Start the engine and listen, for as long as the context lasts."""
+        async with self.running(), self.transport.open():
+            yield self
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Verifier]:
+        """Start the engine without a port of its own: somebody else brings the sockets."""
         self._loop = asyncio.get_running_loop()
         self.engine.start()
+        sweeper = asyncio.create_task(self._sweep())
         try:
-            async with self.transport.open():
-                yield self
+            yield self
         finally:
+            sweeper.cancel()
             await asyncio.to_thread(self.engine.stop)
+
+    async def drain(self) -> None:
+        """Goaway to everybody, then wait for what runs, within the limit."""
+        seconds = self.service.limits.drain_seconds
+        log.info("draining", extra={"event": "drain"})
+        self.service.drain("the verifier is stopping", seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.service.idle:
+                    await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # the writers' last frames go to their sockets
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self.service.store.sweep()
 
     def _post(self, reports: list[Report]) -> None:
         # When the loop has closed, nobody is left to tell.
@@ -70,7 +97,8 @@ class Verifier:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.service.rounds.take, reports)
 
-    def _wrong(self) -> str:
+    def wrong(self) -> str:
+        """What is wrong with the model; empty when it is well."""
         if not self.engine.running:
             return "the engine has stopped"
         if time.monotonic() - self.engine.alive_at > _STALE_SECONDS:

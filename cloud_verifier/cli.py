@@ -104,7 +104,7 @@ async def _until_stopped(verifier: Any) -> None:
     async with verifier.open():
         print(f"listening on {verifier.transport.url}", flush=True)
         await stop.wait()
-        await verifier.transport.drain()
+        await verifier.drain()
 
 
 def _run(main: Any) -> None:

@@ -350,7 +350,7 @@ async def test_a_drain_finishes_what_runs_and_sends_everybody_elsewhere(monkeypa
             monkeypatch.setattr(first.engine.target, "forward", slow)
             await edge.send(session.verify([session.log[-1], *truth[1:4]]))
             assert await asyncio.to_thread(entered.wait, kit.PATIENCE)
-            drain = asyncio.create_task(first.transport.drain())
+            drain = asyncio.create_task(first.drain())
             goaway = await edge.receive()
             assert isinstance(goaway, Goaway)
             assert goaway.drain_ms > 0

@@ -1,0 +1,75 @@
+"""Who may come in, and what plain HTTP is answered: health, metrics, refusals. No sockets."""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from cloud_verifier.auth import Authenticator
+from cloud_verifier.logs import log
+from cloud_verifier.metrics import CONTENT_TYPE
+from cloud_verifier.service import Service
+
+Ready = Callable[[], str]
+"""Empty when the model is well, else what is wrong with it."""
+Page = Callable[[], Awaitable[bytes]]
+"""The text of /metrics."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A plain HTTP response."""
+
+    status: http.HTTPStatus
+    content: bytes
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """All header fields."""
+        return {
+            "Content-Type": "text/plain; charset=utf-8",
+            "Content-Length": str(len(self.content)),
+            "Cache-Control": "no-store",
+            "Connection": "close",
+        } | self.extra
+
+
+class Door:
+    """Answers requests for a `Service`; `page` stands in for its own metrics where there are more to show."""
+
+    def __init__(self, service: Service, auth: Authenticator, ready: Ready, page: Page | None = None) -> None:
+        self._service, self._auth, self._ready = service, auth, ready
+        self._page = page or self.own_page
+
+    async def own_page(self) -> bytes:
+        """The metrics of this process."""
+        self._service.observe()
+        return self._service.metrics.page()
+
+    async def answer(self, target: str, authorization: str | None, peer: object) -> Reply | str:
+        """What a request is answered, or the principal whose websocket may open."""
+        path = target.partition("?")[0]
+        if path == "/health/live":
+            return _text(http.HTTPStatus.OK, "live")
+        if path == "/health/ready":
+            wrong = "draining" if self._service.draining else self._ready()
+            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK, wrong or "ready")
+        principal = self._auth.principal(authorization)
+        if principal is None:
+            log.warning("unauthorized", extra={"peer": str(peer), "event": "unauthorized"})
+            return _text(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
+        if path == "/metrics":
+            return Reply(http.HTTPStatus.OK, await self._page(), {"Content-Type": CONTENT_TYPE})
+        if path != "/":
+            return _text(http.HTTPStatus.NOT_FOUND, "not found")
+        if self._service.draining:
+            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "draining")
+        if self._service.full(principal):
+            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"})
+        return principal
+
+
+def _text(status: http.HTTPStatus, line: str, extra: dict[str, str] | None = None) -> Reply:
+    return Reply(status, f"{line}\n".encode(), extra or {})
