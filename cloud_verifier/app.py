@@ -58,9 +58,9 @@ class Verifier:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Verifier]:
-        """Start the engine and listen, for as long as the context lasts."""
-        async with self.running(), self.transport.open():
+    async def open(self, *, listen: bool = True) -> AsyncIterator[Verifier]:
+        """Start the engine and listen, for as long as the context lasts; a worker does not `listen` itself."""
+        async with self.running(), self.transport.open(listen=listen):
             yield self
 
     @contextlib.asynccontextmanager

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
+import tempfile
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
+from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from cloud_verifier.conversation import converse
@@ -26,6 +30,8 @@ class _Connection(ServerConnection):
     """Knows when its latest bytes came in: from then on a draft waits for us, however busy the loop is."""
 
     arrived = 0.0
+    head = b""
+    """What somebody else has read from the socket already."""
 
     @property
     def peer(self) -> str:
@@ -36,6 +42,12 @@ class _Connection(ServerConnection):
     def abort(self) -> None:
         """End the connection at once."""
         self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open."""
+        super().connection_made(transport)
+        if self.head:
+            self.data_received(self.head)
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the socket."""
@@ -49,6 +61,20 @@ class Transport:
     def __init__(self, service: Service, settings: Settings, door: Door) -> None:
         self._service, self._settings, self._door = service, settings, door
         self._server: Server | None = None
+        self._tls = _tls(settings)
+        limits = service.limits
+        self._protocol: dict[str, Any] = {
+            "origins": [None, *(Origin(o) for o in settings.origins)],
+            "subprotocols": [Subprotocol(SUBPROTOCOL)],
+            "max_size": limits.max_frame_bytes,
+        }
+        self._pace: dict[str, Any] = {
+            "ping_interval": limits.ping_interval,
+            "ping_timeout": limits.ping_timeout,
+            "close_timeout": 2,
+            "max_queue": 8,
+            "write_limit": limits.send_buffer_bytes,
+        }
 
     @property
     def port(self) -> int:
@@ -65,29 +91,25 @@ class Transport:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Transport]:
-        """Listen for as long as the context lasts."""
+    async def open(self, *, listen: bool = True) -> AsyncIterator[Transport]:
+        """Listen for as long as the context lasts; without `listen` serve only the sockets that `adopt` is given."""
         limits = self._service.limits
+        where: dict[str, Any] = {"host": self._settings.host, "port": self._settings.port}
+        if not listen:
+            where = {"unix": True, "sock": _unreachable()}
         try:
             self._server = await serve(
                 self._connection,
-                self._settings.host,
-                self._settings.port,
-                ssl=_tls(self._settings),
-                origins=[None, *(Origin(o) for o in self._settings.origins)],
-                subprotocols=[Subprotocol(SUBPROTOCOL)],
+                ssl=self._tls,
                 process_request=self._request,
                 server_header=None,
                 compression=None,
                 create_connection=_Connection,
                 open_timeout=limits.handshake_timeout,
-                ping_interval=limits.ping_interval,
-                ping_timeout=limits.ping_timeout,
-                close_timeout=2,
-                max_size=limits.max_frame_bytes,
-                max_queue=8,
-                write_limit=limits.send_buffer_bytes,
                 backlog=1024,
+                **where,
+                **self._protocol,
+                **self._pace,
             )
         except OSError as error:
             raise UsageError(
@@ -98,6 +120,15 @@ class Transport:
         finally:
             self._server.close(code=CloseCode.RESTART, reason="the verifier has stopped")
             await self._server.wait_closed()
+
+    async def adopt(self, sock: socket.socket, head: bytes = b"") -> None:
+        """Serve a connection that another process has accepted, and of which it has read `head`."""
+        if self._server is None:
+            raise RuntimeError("the transport is not open")
+        connection = _Connection(ServerProtocol(**self._protocol), self._server, **self._pace)
+        connection.head = head
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: connection, sock, ssl=self._tls)
 
     # ---- HTTP
 
@@ -127,6 +158,14 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise UsageError(f"cannot use the TLS certificate {settings.tls_cert}: {error.strerror or error}") from None
     return context
+
+
+def _unreachable() -> socket.socket:
+    """A socket to listen on that nobody can find: the library serves no connection without one."""
+    sock = socket.socket(socket.AF_UNIX)
+    with tempfile.TemporaryDirectory() as folder:
+        sock.bind(f"{folder}/nobody")
+    return sock
 
 
 def _bound_kernel_buffer(connection: ServerConnection, size: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import random
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -14,11 +15,12 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
 
 from cloud_verifier.auth import Authenticator, new_token, token_line
 from moa.errors import UsageError
-from moa.wire import ClientSession, encode
-from moa.wire.messages import Error, Goaway, Hello, Open, Verify
+from moa.wire import SUBPROTOCOL, ClientSession, encode
+from moa.wire.messages import Error, Goaway, Hello, Open, Verify, Welcome
 from moa.wire.session import Advanced, Ready, Recovered, Refused
 from tests.verifier import kit
 
@@ -377,3 +379,21 @@ async def test_a_drain_finishes_what_runs_and_sends_everybody_elsewhere(monkeypa
             while not session.finish:
                 await edge.advance(session, [session.log[-1]])
         assert session.log[len(IDS) :] == truth
+
+
+async def test_a_connection_that_another_process_accepted_is_served() -> None:
+    async with kit.Verifier(kit.served(), kit.SETTINGS).open(listen=False) as running:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+
+        async def accept() -> None:
+            head = await asyncio.get_running_loop().sock_recv(ours, 30)  # somebody looked where it wants to go
+            await running.transport.adopt(ours, head)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(accept())
+            async with connect(
+                "ws://here", sock=theirs, proxy=None, subprotocols=[Subprotocol(SUBPROTOCOL)], compression=None
+            ) as raw:
+                await raw.send(encode(Hello([1], [])))
+                assert isinstance(kit.decode_server(await raw.recv(decode=False)), Welcome)
