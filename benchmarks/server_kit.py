@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from moa.errors import MoaError
-from moa.wire import FEATURES, SUBPROTOCOL, ClientSession, decode_server, encode
+from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.events import Advanced, Ready, Recovered, Refused
 from moa.wire.messages import Ack, Activations, Goaway, Hello, Message, ServerMessage, Welcome
 
@@ -201,7 +201,7 @@ async def client(url: str, features: Iterable[str] = FEATURES) -> AsyncIterator[
     async with connect(
         url, proxy=None, compression=None, subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=2**24, ping_interval=None
     ) as raw:
-        await raw.send(encode(Hello([1], sorted(features))))
+        await raw.send(encode(Hello(list(PROTOCOL_VERSIONS), sorted(features))))
         welcome = decode_server(await raw.recv(decode=False))
         if not isinstance(welcome, Welcome):
             raise MoaError(f"not welcome: {welcome}")

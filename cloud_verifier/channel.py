@@ -91,7 +91,7 @@ class Channel:
         check(message, self.service.limits, self.service.facts.vocab_size)
         match message:
             case Open():
-                await self._open(message)
+                self._open(message)
             case Resume():
                 self._resume(message)
             case Append():
@@ -113,23 +113,18 @@ class Channel:
             raise Refusal(Code.BAD_MESSAGE, "hello came twice")
         service = self.service
         welcome = greet(
-            hello,
-            service.facts,
-            service.limits,
-            max_context=service.max_context,
-            instance=service.instance,
-            renders=service.text is not None,
+            hello, service.facts, service.limits, max_context=service.max_context, instance=service.instance
         )
         self.features = frozenset(welcome.features)
         self.outbox.carry(welcome.records)
         self.welcomed.set()
         self.outbox.answer(welcome)
 
-    async def _open(self, message: Open) -> None:
+    def _open(self, message: Open) -> None:
         service = self.service
         known = service.store.find(message.session, self.principal)
         if known is not None:
-            answer = known.history.reopen(None if known.made_ids else message.ids)
+            answer = known.history.reopen(message.ids)
             self._attach(known)
             self.outbox.answer(answer)
             return
@@ -139,15 +134,13 @@ class Channel:
                 Code.LIMIT, f"{len(self.sessions)} sessions on this connection", limit="max_sessions_per_connection"
             )
         service.store.check_room(message.session, self.principal)
-        ids = message.ids or await self._render(message)
+        ids = message.ids
         if len(ids) >= service.max_context:
             raise Refusal(
                 Code.LIMIT,
                 f"{len(ids)} prompt tokens leave no room in a context of {service.max_context}",
                 limit="max_context_tokens",
             )
-        if service.store.find(message.session, self.principal) is not None:
-            raise Refusal(Code.CONFLICT, "this session was opened meanwhile")
         service.charge(self.principal, len(ids))
         now = service.clock()
         session = Session(
@@ -155,7 +148,6 @@ class Channel:
             principal=self.principal,
             history=History(message, ids, eos_ids=frozenset(service.facts.eos_ids), max_context=service.max_context),
             sampling=sampling_settings(message.sampling),
-            made_ids=not message.ids,
             records=message.records if "records" in self.features else "off",
             record_rate=message.record_rate,
             held=Ranges(message.held),
@@ -167,19 +159,7 @@ class Channel:
         service.store.add(session)
         service.metrics.opens.inc()
         self._attach(session)
-        self.outbox.answer(session.history.reopen(None if session.made_ids else message.ids))
-
-    async def _render(self, message: Open) -> list[int]:
-        text, limits = self.service.text, self.service.limits
-        if text is None or "messages" not in self.features:
-            raise Refusal(Code.UNSUPPORTED, "opening with messages was not agreed: send ids")
-        # In a thread of its own, for long texts take long: the connection waits, all others do not.
-        ids = await asyncio.to_thread(text.render, message.messages)
-        if not 0 < len(ids) <= limits.max_prompt_tokens:
-            raise Refusal(
-                Code.LIMIT, f"{len(ids)} prompt tokens, 1 to {limits.max_prompt_tokens}", limit="max_prompt_tokens"
-            )
-        return ids
+        self.outbox.answer(session.history.reopen(ids))
 
     def _resume(self, message: Resume) -> None:
         store, metrics = self.service.store, self.service.metrics

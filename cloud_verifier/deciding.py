@@ -31,12 +31,7 @@ def decide(step: Step, b: int, job: Job, draft: Draft, decode: Decode | None) ->
     path, next_token, finish = cut_path(job.rules, job.ids, tokens, accepted.path, accepted.next_token, decode)
     if not isinstance(job.request, Stream):
         return Decision(path, next_token, finish, True)
-    room = job.request.max_tokens - (job.base - job.request.base) if job.request.max_tokens else len(path)
-    if room < len(path):
-        path = path[:room]
-        next_token, finish = tokens[accepted.path[room]], ""
-    full = job.request.max_tokens > 0 and room == len(path)
-    return Decision(path, next_token, finish, bool(finish) or full or job.cancelled)
+    return Decision(path, next_token, finish, bool(finish) or job.cancelled)
 
 
 def _chooser(step: Step, b: int, job: Job, tokens: Sequence[int], parents: Sequence[int]) -> Callable[[int], int]:

@@ -13,9 +13,7 @@ from moa.wire.messages import Hello, Sampling, Welcome
 from moa.wire.versions import agree_features, agree_version
 
 
-def greet(
-    hello: Hello, facts: ModelFacts, limits: Limits, *, max_context: int, instance: str, renders: bool
-) -> Welcome:
+def greet(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context: int, instance: str) -> Welcome:
     """The welcome that a hello deserves, or a `Refusal` when there can be no agreement."""
     version = agree_version(hello.versions)
     if version is None:
@@ -30,8 +28,7 @@ def greet(
     elif hello.drafter and facts.drafter and hello.drafter != facts.drafter:
         records = None
         notices.append("drafter_mismatch: tokens are verified, but activation records would not fit this drafter")
-    lacking = {name for name, there in (("records", records is not None), ("messages", renders)) if not there}
-    features = agree_features(hello.features, without=lacking)
+    features = agree_features(hello.features, without=() if records is not None else ("records",))
     return Welcome(
         version=version,
         features=features,

@@ -17,8 +17,7 @@ from moa.model.drafter import Drafter
 from moa.model.identity import weights_id
 from moa.model.target import Target
 from moa.records import DTYPES
-from moa.wire.codes import Code, Refusal
-from moa.wire.messages import ChatMessage, RecordContract
+from moa.wire.messages import RecordContract
 
 
 class TokenizerText:
@@ -32,18 +31,6 @@ class TokenizerText:
         """Text of output tokens."""
         with self._lock:
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
-
-    def render(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Prompt ids by the model's chat template."""
-        if self._tokenizer.chat_template is None:
-            raise Refusal(Code.UNSUPPORTED, "this target has no chat template: send ids")
-        turns = [{"role": m.role, "content": m.content} for m in messages]
-        try:
-            with self._lock:
-                text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-                return list(self._tokenizer.encode(text, add_special_tokens=False))
-        except Exception as error:  # a template may raise anything, and usually does so about the order of roles
-            raise Refusal(Code.BAD_MESSAGE, f"the chat template does not take these messages: {error}") from None
 
 
 @dataclass(frozen=True)

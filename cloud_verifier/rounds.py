@@ -51,9 +51,6 @@ class Rounds:
         self._store.ensure_lease(session)
         if session.lease is None:
             raise Refusal(Code.INTERNAL, "no slot")
-        patience = self._limits.request_seconds
-        if isinstance(message, Verify) and message.deadline_ms:
-            patience = min(patience, message.deadline_ms / 1000)
         ids = session.history.ids
         job = Job(
             lease=session.lease,
@@ -62,7 +59,7 @@ class Rounds:
             rules=session.history.rules,
             sampling=session.sampling,
             enqueued=arrived,
-            deadline=arrived + patience,
+            deadline=arrived + self._limits.request_seconds,
         )
         self._scheduler.submit(job)
         session.job = job

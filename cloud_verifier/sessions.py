@@ -37,8 +37,6 @@ class Session:
     principal: str
     history: History
     sampling: SamplingSettings
-    made_ids: bool
-    """The prompt came as messages: the edge does not know the ids until told."""
     records: RecordDtype
     record_rate: int
     held: Ranges

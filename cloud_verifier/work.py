@@ -17,7 +17,7 @@ from moa.sampling import SamplingSettings
 from moa.wire.codes import Refusal
 from moa.wire.finish import TurnRules
 from moa.wire.history import Timing
-from moa.wire.messages import ChatMessage, Finish, RecordContract, Stream, Verify
+from moa.wire.messages import Finish, RecordContract, Stream, Verify
 from moa.wire.ranges import Ranges
 
 
@@ -42,9 +42,6 @@ class Text(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of output tokens, special tokens left out."""
-
-    def render(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """The prompt ids of a conversation, ready for the assistant's answer."""
 
 
 class RecordRows:

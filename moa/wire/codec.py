@@ -66,9 +66,8 @@ def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
 
 
 def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None:
-    messages = message.messages if isinstance(message, Open) else []
-    if bool(message.ids) == bool(messages):
-        raise Refusal(Code.BAD_MESSAGE, "there must be ids, or messages instead")
+    if not message.ids:
+        raise Refusal(Code.BAD_MESSAGE, "there must be ids")
     _at_most(len(message.ids), limits.max_prompt_tokens, "max_prompt_tokens", "prompt tokens")
     _at_most(message.max_new_tokens, limits.max_new_tokens, "max_new_tokens", "new tokens")
     if message.max_new_tokens < 1:
@@ -78,8 +77,6 @@ def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None
     _at_most(stop_bytes, limits.max_stop_bytes, "max_stop_bytes", "bytes of stop strings")
     if "" in message.stop:
         raise Refusal(Code.BAD_MESSAGE, "a stop string must not be empty")
-    size = sum(len(turn.content.encode("utf-8", "replace")) for turn in messages)
-    _at_most(size, limits.max_message_bytes, "max_message_bytes", "bytes of messages")
     _in_vocab(message.ids, vocab_size)
     if isinstance(message, Open) and message.generated >= max(1, len(message.ids)):
         raise Refusal(Code.BAD_MESSAGE, "generated must be below the number of ids")

@@ -22,7 +22,7 @@ def message_tables(direction: UnionType) -> str:
 
 def structure_tables() -> str:
     """The structures inside messages."""
-    kinds = (messages.ChatMessage, messages.Sampling, messages.RecordContract, messages.WireLimits)
+    kinds = (messages.Sampling, messages.RecordContract, messages.WireLimits)
     return "\n\n".join(_message(kind) for kind in kinds)
 
 

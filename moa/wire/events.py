@@ -13,10 +13,9 @@ Request = Open | Append | Verify | Stream
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The server has the prompt (or the next turn). `ids` are the log's new tokens when the server made them."""
+    """The server has the prompt (or the next turn)."""
 
     length: int
-    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

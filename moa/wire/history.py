@@ -62,15 +62,14 @@ class History:
         """Position of the pending token."""
         return len(self.ids) - 1
 
-    def reopen(self, ids: Sequence[int] | None) -> Opened:
-        """Answer an `Open` that came a second time (`ids` as sent, None when the server made them from messages)."""
-        if ids is not None and (len(ids), chain_hash(ids)) != self._opened:
+    def reopen(self, ids: Sequence[int]) -> Opened:
+        """Answer an `Open`, also one that came a second time."""
+        if (len(ids), chain_hash(ids)) != self._opened:
             raise Refusal(Code.CONFLICT, "a session of this id is open with another prompt", session=self.session)
-        length = self._opened[0]
-        return Opened(self.session, length, self.epoch, self.ids[:length] if ids is None else [])
+        return Opened(self.session, len(ids), self.epoch)
 
     def append(self, message: Append) -> Opened:
-        """Start the next turn (or adopt text into the running one); a repetition changes nothing."""
+        """Start the next turn; a repetition changes nothing."""
         ids, base = message.ids, message.base
         answer = Opened(self.session, base + len(ids), self.epoch)
         if self._appended == (base, len(ids)) and self.ids[base : base + len(ids)] == ids:
@@ -89,14 +88,13 @@ class History:
         self._appended = (base, len(ids))
         self.ids += ids
         self.finish = ""
-        if not message.continues:
-            self.rules = replace(
-                self.rules,
-                start=len(self.ids),
-                max_new_tokens=message.max_new_tokens,
-                eos_ids=frozenset() if message.ignore_eos else self._eos_ids,
-                stop=tuple(message.stop),
-            )
+        self.rules = replace(
+            self.rules,
+            start=len(self.ids),
+            max_new_tokens=message.max_new_tokens,
+            eos_ids=frozenset() if message.ignore_eos else self._eos_ids,
+            stop=tuple(message.stop),
+        )
         return answer
 
     def admit(self, message: Verify | Stream) -> Verdict | StreamTokens | Literal["running"] | None:

@@ -24,7 +24,6 @@ class Limits:
     max_chain_tokens: int = 256
     max_stop_strings: int = 8
     max_stop_bytes: int = 128
-    max_message_bytes: int = 64 * 1024
 
     # one connection
     max_sessions_per_connection: int = 64

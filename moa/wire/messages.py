@@ -2,7 +2,7 @@
 
 Edge to verifier (`ClientMessage`)
     Hello     first on every connection: versions, features, identities of drafter, tokenizer, target
-    Open      a new session (idempotent): prompt as ids or chat messages, sampling, limits of the turn
+    Open      a new session (idempotent): prompt ids, sampling, limits of the turn
     Append    the next turn of a session (idempotent by base)
     Verify    a draft tree or chain to check (idempotent by round)
     Stream    "draft for yourself": the server drafts, verifies and streams (a round like any other)
@@ -55,13 +55,6 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     """Base of all wire structures: an array, so that names do not travel; unknown trailing fields are skipped."""
 
 
-class ChatMessage(Message, frozen=True):
-    """One message of a conversation."""
-
-    role: Annotated[str, Meta(max_length=32)]
-    content: Annotated[str, Meta(max_length=2**20)]
-
-
 class Sampling(Message, frozen=True):
     """The fields of `moa.sampling.SamplingSettings`."""
 
@@ -107,15 +100,14 @@ class Hello(Message, tag="hello", frozen=True):
 
 
 class Open(Message, tag="open", frozen=True):
-    """A new session, or one that the server has lost. `ids` or `messages`, never both.
+    """A new session, or one that the server has lost.
 
     `generated` trailing ids are this turn's output already (after a loss, or text written offline and adopted);
     `max_new_tokens` counts them. `round` is the last settled round, so that numbering goes on.
     """
 
     session: SessionId
-    ids: Ids = []
-    messages: Annotated[list[ChatMessage], Meta(max_length=1024)] = []
+    ids: Ids
     max_new_tokens: Count = 512
     sampling: Sampling = Sampling()
     stop: Annotated[list[Name], Meta(max_length=64)] = []
@@ -138,8 +130,6 @@ class Append(Message, tag="append", frozen=True):
     max_new_tokens: Count = 512
     stop: Annotated[list[Name], Meta(max_length=64)] = []
     ignore_eos: bool = False
-    continues: bool = False
-    """The ids are output of the running turn (written offline and adopted); the turn keeps its start and limits."""
 
 
 class Verify(Message, tag="verify", frozen=True):
@@ -150,18 +140,14 @@ class Verify(Message, tag="verify", frozen=True):
     base: Position
     tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=4096)]
     parents: Annotated[list[Parent], Meta(max_length=4096)] = []
-    deadline_ms: Count = 0
-    """Not worth running when it has waited this long; 0 is the server's own limit."""
 
 
 class Stream(Message, tag="stream", frozen=True):
-    """Let the server draft: up to `max_tokens` tokens after the pending one, sent as they are verified."""
+    """Let the server draft until the turn ends; tokens are sent as they are verified. `Cancel` ends it sooner."""
 
     session: SessionId
     round: Round
     base: Position
-    max_tokens: Count = 0
-    """0 is until the turn finishes."""
     speculate: bool = True
     """Without it the server decodes one token a forward: what a plain API would do, for comparison."""
 
@@ -230,12 +216,11 @@ class Welcome(Message, tag="welcome", frozen=True):
 
 
 class Opened(Message, tag="opened", frozen=True):
-    """The session's log has `length` tokens now; `ids` are the new ones when the server made them from messages."""
+    """The session's log has `length` tokens now."""
 
     session: SessionId
     length: Count
     epoch: Count = 0
-    ids: Ids = []
 
 
 class Verdict(Message, tag="verdict", frozen=True):

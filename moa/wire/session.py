@@ -27,7 +27,6 @@ from moa.wire.messages import (
     Activations,
     Append,
     Cancel,
-    ChatMessage,
     Close,
     Error,
     Finish,
@@ -50,10 +49,9 @@ R = TypeVar("R", Open, Append, Verify, Stream)
 
 @dataclass
 class ClientSession:
-    """One session as the edge sees it. Start with `ids`, or with `messages` that the server turns into ids."""
+    """One session as the edge sees it; `log` starts as the prompt."""
 
-    log: list[int] = field(default_factory=list)
-    messages: list[ChatMessage] = field(default_factory=list)
+    log: list[int]
     max_new_tokens: int = 512
     sampling: Sampling = field(default_factory=Sampling)
     stop: list[str] = field(default_factory=list)
@@ -92,7 +90,7 @@ class ClientSession:
 
     def open(self) -> Open:
         """The first message of the session."""
-        return self._ask(self._open(self.log, self.messages))
+        return self._ask(self._open(self.log))
 
     def append(
         self,
@@ -100,12 +98,13 @@ class ClientSession:
         *,
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
-        continues: bool = False,
+        ignore_eos: bool | None = None,
     ) -> Append:
-        """The next turn; `continues` adopts ids as output of the running turn instead. The log has the ids at once."""
+        """The next turn. The log has the ids at once."""
         self._no_round()
         self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
         self.stop = self.stop if stop is None else list(stop)
+        self.ignore_eos = self.ignore_eos if ignore_eos is None else ignore_eos
         message = Append(
             session=self.id,
             base=len(self.log),
@@ -113,25 +112,23 @@ class ClientSession:
             max_new_tokens=self.max_new_tokens,
             stop=self.stop,
             ignore_eos=self.ignore_eos,
-            continues=continues,
         )
         self.log += ids
         self.finish = ""
-        if not continues:
-            self.turn_start = len(self.log)
+        self.turn_start = len(self.log)
         return self._ask(message)
 
-    def verify(self, tokens: Sequence[int], parents: Sequence[int] = (), *, deadline_ms: int = 0) -> Verify:
+    def verify(self, tokens: Sequence[int], parents: Sequence[int] = ()) -> Verify:
         """The next round: `tokens[0]` is the pending token. Without `parents` it is a chain."""
         self._no_round()
         if not tokens or tokens[0] != self.log[-1]:
             raise ProtocolError("node 0 of a draft must be the pending token")
-        return self._ask(Verify(self.id, self.round + 1, self.base, list(tokens), list(parents), deadline_ms))
+        return self._ask(Verify(self.id, self.round + 1, self.base, list(tokens), list(parents)))
 
-    def stream(self, max_tokens: int = 0, *, speculate: bool = True) -> Stream:
+    def stream(self, *, speculate: bool = True) -> Stream:
         """The next round, drafted by the server; or decoded there without any draft."""
         self._no_round()
-        return self._ask(Stream(self.id, self.round + 1, self.base, max_tokens, speculate))
+        return self._ask(Stream(self.id, self.round + 1, self.base, speculate))
 
     def cancel(self) -> Cancel | None:
         """Stop the running round, if any; its answer still comes."""
@@ -187,14 +184,11 @@ class ClientSession:
         request = next((r for r in self.unsettled if isinstance(r, Open | Append)), None)
         if request is None:
             return None
-        if message.ids:
-            self.log = list(message.ids)
-            self.turn_start = len(self.log)
         if len(self.log) < message.length:
             raise ProtocolError(f"the server's log has {message.length} tokens, ours {len(self.log)}")
         self.unsettled.remove(request)
         self.settled, self.epoch = message.length, message.epoch
-        return Ready(message.length, tuple(message.ids))
+        return Ready(message.length)
 
     def _verdict(self, message: Verdict) -> Advanced | None:
         request = self._round_of(message.round)
@@ -266,7 +260,7 @@ class ClientSession:
         return Recovered(message.outcome, base, tokens, self.finish, resend)
 
     def _gone(self) -> Recovered:
-        opening = self._open(self.log[: self.settled], [])
+        opening = self._open(self.log[: self.settled])
         self.unsettled = [opening, *(r for r in self.unsettled if not isinstance(r, Open))]
         return Recovered("gone", self.settled - 1, (), self.finish, tuple(self.unsettled))
 
@@ -282,11 +276,10 @@ class ClientSession:
 
     # ---- helpers
 
-    def _open(self, ids: Sequence[int], messages: Sequence[ChatMessage]) -> Open:
+    def _open(self, ids: Sequence[int]) -> Open:
         return Open(
             session=self.id,
             ids=list(ids),
-            messages=list(messages),
             max_new_tokens=self.max_new_tokens,
             sampling=self.sampling,
             stop=self.stop,

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-PROTOCOL_VERSIONS = (1,)
+PROTOCOL_VERSIONS = (2,)
 """Versions that this code speaks, best first."""
 
-FEATURES = frozenset({"tree", "stream", "records", "resume", "append", "messages"})
-"""Optional abilities of this code: draft trees, server-drafted streams, activation records, resuming, further turns,
-and opening with chat messages instead of ids."""
+FEATURES = frozenset({"tree", "stream", "records", "resume", "append"})
+"""Optional abilities of this code: draft trees, server-drafted streams, activation records, resuming, further turns."""
 
-SUBPROTOCOL = "moa.v1"
+SUBPROTOCOL = "moa.v2"
 """The websocket subprotocol offered in the handshake, so that a proxy or a stranger's server is noticed at once."""
 
 

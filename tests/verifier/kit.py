@@ -25,7 +25,7 @@ from moa.sampling import SamplingSettings, choose
 from moa.wire import ClientSession, Limits, decode_server, encode
 from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, Welcome
 from moa.wire.session import Advanced, Event, Recovered, Refused
-from moa.wire.versions import FEATURES
+from moa.wire.versions import FEATURES, PROTOCOL_VERSIONS
 from tests.tiny import tiny
 
 __all__ = ["Row", "Verifier", "decode_server"]
@@ -139,7 +139,7 @@ async def client(running: Verifier, *, token: str = "", ack: bool = True, **hell
     """A client that has been welcomed."""
     async with connection(running, token=token) as raw:
         made = Client(raw, ack=ack)
-        await made.send(Hello(**({"versions": [1], "features": sorted(FEATURES)} | hello)))
+        await made.send(Hello(**({"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES)} | hello)))
         welcome = await made.receive()
         assert isinstance(welcome, Welcome), welcome
         yield made
@@ -152,7 +152,7 @@ async def connection(running: Verifier, *, token: str = "", **options: Any) -> A
     async with connect(
         running.transport.url,
         additional_headers=headers,
-        subprotocols=["moa.v1"],  # type: ignore[list-item]
+        subprotocols=["moa.v2"],  # type: ignore[list-item]
         compression=None,
         proxy=None,
         max_size=2**24,

@@ -66,7 +66,7 @@ def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None
                 raw.send(encode(message))
             return decode_server(raw.recv(timeout=30))  # type: ignore[arg-type]
 
-        welcome = ask(Hello([1], ["tree"]))
+        welcome = ask(Hello([2], ["tree"]))
         assert isinstance(welcome, Welcome)
         assert all(len(name) == 64 for name in (welcome.target, welcome.tokenizer, welcome.drafter))
         session = ClientSession([5, 6, 7], max_new_tokens=4)

@@ -33,7 +33,7 @@ def session(rows: int = 500, name: int = 0, **settings: Any) -> Session:
     message = Open(lease.session, [1] * rows)
     return Session(
         **({
-            "id": lease.session, "principal": "p", "sampling": SamplingSettings(), "made_ids": False,
+            "id": lease.session, "principal": "p", "sampling": SamplingSettings(),
             "history": History(message, message.ids, eos_ids=frozenset(), max_context=9999),
             "records": "int8", "record_rate": 0, "held": Ranges(), "ready": Ranges([(0, rows)]), "used": 0.0,
             "lease": lease,

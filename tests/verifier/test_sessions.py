@@ -31,7 +31,7 @@ class World:
         message = Open(bytes([name] * 16), ids or [name, 5, 6])
         self.store.check_room(message.session, principal)
         made = Session(
-            id=message.session, principal=principal, sampling=SamplingSettings(), made_ids=False, records="int8",
+            id=message.session, principal=principal, sampling=SamplingSettings(), records="int8",
             record_rate=0, held=Ranges(), ready=Ranges(), used=self.now, owner=object() if live else None,
             history=History(message, message.ids, eos_ids=frozenset(), max_context=90),
         )  # fmt: skip

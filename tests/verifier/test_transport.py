@@ -245,7 +245,7 @@ async def test_random_frames_touch_nobody_else() -> None:
         session = await good.start(IDS, max_new_tokens=40)
         samples = [
             encode(m)
-            for m in (Open(session.id, [5, 6]), Verify(session.id, 1, 9, [5, 6, 7], [-1, 0, 1]), Hello([1], []))
+            for m in (Open(session.id, [5, 6]), Verify(session.id, 1, 9, [5, 6, 7], [-1, 0, 1]), Hello([2], []))
         ]
         for _ in range(10):
             async with kit.client(running) as edge:
@@ -321,7 +321,9 @@ async def test_a_verify_that_waited_too_long_is_not_run(monkeypatch: pytest.Monk
         monkeypatch.setattr(running.engine.target, "forward", slow)
         await edge.send(ClientSession(kit.prompt(1, 30)).open())
         assert await asyncio.to_thread(entered.wait, kit.PATIENCE)
-        await edge.send(session.verify([session.log[-1]], deadline_ms=1))
+        brief = dataclasses.replace(kit.LIMITS, request_seconds=0.001)
+        monkeypatch.setattr(running.service.rounds, "_limits", brief)
+        await edge.send(session.verify([session.log[-1]]))
         async with asyncio.timeout(kit.PATIENCE):
             while not running.scheduler.queued:
                 await asyncio.sleep(0.002)
@@ -331,6 +333,7 @@ async def test_a_verify_that_waited_too_long_is_not_run(monkeypatch: pytest.Monk
         assert isinstance(event, Refused)
         assert (event.error.code, event.retry) == ("deadline", True)
         session.unsettled.clear()
+        monkeypatch.undo()
         assert isinstance(await edge.advance(session, [session.log[-1]]), Advanced)
 
 

@@ -7,11 +7,10 @@ from moa.wire import messages as m
 ID = bytes(range(16))
 
 EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
-    m.Hello([1], ["stream", "tree"], "edge-client/1.2.3", "tok", "tgt", "dft"),
+    m.Hello([2], ["stream", "tree"], "edge-client/1.2.3", "tok", "tgt", "dft"),
     m.Open(
         ID,
         [1, 2, 3],
-        [m.ChatMessage("user", "hi")],
         9,
         m.Sampling(0.5, 40, 0.9, 0.1, 1.1, 7),
         ["\n\n"],
@@ -22,19 +21,19 @@ EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
         1000,
         [(0, 2)],
     ),
-    m.Append(ID, 12, [5, 6], 9, ["."], True, True),
-    m.Verify(ID, 3, 12, [5, 6, 7], [-1, 0, 0], 250),
-    m.Stream(ID, 4, 14, 32, False),
+    m.Append(ID, 12, [5, 6], 9, ["."], True),
+    m.Verify(ID, 3, 12, [5, 6, 7], [-1, 0, 0]),
+    m.Stream(ID, 4, 14, False),
     m.Cancel(ID, 4),
     m.Resume(ID, 14, bytes(16), 3, 1, "int4", 2000, [(0, 10), (12, 13)]),
     m.Sync(ID, "off", 500, [(3, 4)]),
     m.Ack(123456),
     m.Close(ID),
     m.Welcome(
-        1, ["tree"], "cloud-verifier/1.2.3", "abcd", "tok", "tgt", "dft", 128, [2],
+        2, ["tree"], "cloud-verifier/1.2.3", "abcd", "tok", "tgt", "dft", 128, [2],
         m.WireLimits(1, 2, 3, 4, 5, 6), m.RecordContract(2, 16, ["int8"]), ["a notice"],
     ),
-    m.Opened(ID, 3, 1, [1, 2, 3]),
+    m.Opened(ID, 3, 1),
     m.Verdict(ID, 3, 12, [0, 2], 9, "length", 0.5, 1.25, 8),
     m.StreamTokens(ID, 4, 14, [9, 8], True, "eos", 5, 0.5, 1.25),
     m.Activations(ID, 1, 5, 1, "int8", 1, 2, b"\x01\x02\x03\x04\x05\x06\x07\x08"),

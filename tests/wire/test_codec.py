@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from moa.errors import ConfigError
 from moa.wire import Code, Limits, Refusal, chain_hash, check, decode_client, encode, remote_error
 from moa.wire.codes import RETRYABLE
-from moa.wire.messages import Append, ChatMessage, Error, Open, Verify
+from moa.wire.messages import Append, Error, Open, Verify
 from tests.wire.examples import EXAMPLES, ID
 
 LIMITS = Limits(max_prompt_tokens=8, max_context_tokens=16, max_new_tokens=4, max_tree_nodes=4, max_chain_tokens=6)
@@ -69,7 +69,6 @@ def test_deep_nesting_is_refused() -> None:
         (Open(ID, [1], max_new_tokens=5), "max_new_tokens"),
         (Open(ID, [1], max_new_tokens=1, stop=["x"] * 9), "max_stop_strings"),
         (Open(ID, [1], max_new_tokens=1, stop=["x" * 100, "y" * 100]), "max_stop_bytes"),
-        (Open(ID, messages=[ChatMessage("user", "é" * 40_000)], max_new_tokens=1), "max_message_bytes"),
         (Verify(ID, 1, 0, [1] * 5, [-1, 0, 0, 0, 0]), "max_tree_nodes"),
         (Verify(ID, 1, 0, [1] * 7), "max_chain_tokens"),
     ],
@@ -85,8 +84,7 @@ def test_an_exceeded_limit_is_named(message: Any, limit: str) -> None:
     "message",
     [
         Open(ID, [VOCAB], max_new_tokens=1),
-        Open(ID, max_new_tokens=1),
-        Open(ID, [1], [ChatMessage("user", "x")], max_new_tokens=1),
+        Open(ID, [], max_new_tokens=1),
         Open(ID, [1], max_new_tokens=0),
         Open(ID, [1, 2], max_new_tokens=1, generated=2),
         Open(ID, [1], max_new_tokens=1, stop=[""]),
