@@ -221,7 +221,7 @@ class EdgeClient:
                 stop=settings.stop,
             ),
             decode=codec.decode,
-            stream=TextStream(codec),
+            stream=TextStream(codec, settings.stop),
             on_reconnect=settings.on_reconnect,
         )
         patience = Patience(

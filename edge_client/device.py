@@ -41,20 +41,12 @@ class Device:
             )
         bundle.check_runtime(name, onnxruntime.__version__)
         manifest = bundle.manifest
-        if manifest.tokenizer.file is None:
-            raise BundleError(f"{bundle.folder} has no tokenizer", hint="build it again with one")
-        codec = TextCodec(
-            bundle.path(manifest.tokenizer.file),
-            bundle.path(manifest.tokenizer.chat_template) if manifest.tokenizer.chat_template else None,
-            bos_id=manifest.tokenizer.bos_id,
-            eos_ids=manifest.tokenizer.eos_ids,
-        )
         drafter = OnnxDrafter(
             StepGraph(bundle.path(chosen.model), threads=threads),
             vocab_size=manifest.vocabulary.target,
             draft_tokens=bundle.draft_to_target(),
         )
-        return cls(bundle, name, codec, drafter)
+        return cls(bundle, name, TextCodec.of(bundle), drafter)
 
     def guard(self, stop_at: int) -> OfflineGuard:
         """The guard as calibrated; `stop_at` >= 0 overrules where it stops."""

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import math
 import os
 import tomllib
-import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict
+from urllib.parse import urlsplit
+
+import msgspec
 
 from edge_client.turn.budget import Budget
 from edge_client.turn.controller import Draft
 from edge_client.turn.reconcile import OnReconnect
 from edge_client.turn.sync import Precision
 from moa.errors import ConfigError, UsageError
+from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
 
 ENVIRONMENT = "MOA_EDGE_"
 """`max_kbps` is `MOA_EDGE_MAX_KBPS`."""
+CONFIG = "MOA_EDGE_CONFIG"
+"""The variable that names the config file."""
+_LARGEST_FILE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +79,12 @@ class ClientSettings:
 
     def __post_init__(self) -> None:
         for field, hint in typing.get_type_hints(type(self)).items():
-            if typing.get_origin(hint) is Literal and getattr(self, field) not in typing.get_args(hint):
+            value = getattr(self, field)
+            if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
                 choices = ", ".join(typing.get_args(hint))
-                raise ConfigError(f"{field} must be one of {choices}, not {getattr(self, field)!r}")
+                raise ConfigError(f"{field} must be one of {choices}, not {value!r}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{field} must be a finite number, not {value}")
         if self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
         if self.threads < 0 or self.max_offline_tokens < -1:
@@ -81,10 +92,10 @@ class ClientSettings:
         waits = (self.settle_seconds, self.answer_floor_seconds, self.first_answer_seconds, self.reconnect_seconds)
         if min(waits) < 0:
             raise ConfigError("waiting times must not be negative")
-        if self.verifier and self.verifier != "local" and not self.verifier.startswith(("ws://", "wss://")):
-            raise UsageError(
-                f"no verifier address: {self.verifier!r}", hint="like ws://host:8765, wss://host, or local"
-            )
+        if "" in self.stop:
+            raise ConfigError("a stop string must not be empty")
+        if self.verifier and self.verifier != "local":
+            _check_address(self.verifier)
         if self.offline and self.verifier:
             raise UsageError("--offline needs no verifier: give one or the other")
         _ = self.sampling, self.budget
@@ -107,57 +118,114 @@ class ClientSettings:
         *,
         environment: Mapping[str, str] = os.environ,
         file: Path | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Put together what was given: `flags` that are None were not."""
-        values = _from_file(file or default_file(environment), must_exist=file is not None)
-        hints = typing.get_type_hints(cls)
-        if unknown := sorted(set(values) - set(hints)):
-            raise ConfigError(f"config file: unknown setting {unknown[0]!r}", hint=f"known: {', '.join(hints)}")
-        for name, hint in hints.items():
-            if (text := environment.get(ENVIRONMENT + name.upper())) is not None:
-                values[name] = _parse(name, text, hint)
+        """Put together what was given: `flags` that are None were not; `defaults` stand in for the fields' own."""
+        named = file or (Path(environment[CONFIG]) if environment.get(CONFIG) else None)
+        values = dict(defaults or {})
+        values |= read_config(named or default_file(environment), must_exist=named is not None)
+        values |= _from_environment(environment)
         values |= {name: value for name, value in flags.items() if value is not None}
-        return cls(**{name: _checked(name, value, hints[name]) for name, value in values.items()})
+        return cls(**{name: _converted(name, value) for name, value in values.items()})
 
 
-def default_file(environment: Mapping[str, str]) -> Path:
+class SettingChanges(TypedDict, total=False):
+    """The fields of `ClientSettings` as keywords, so that a type checker knows them (`**changes: Unpack[...]`)."""
+
+    verifier: str
+    bundle: str
+    variant: str
+    token: str
+    tls_ca: str
+    offline: bool
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    draft: Draft
+    ahead: bool
+    on_reconnect: OnReconnect
+    sync: Precision
+    max_kbps: float
+    max_calls: int
+    threads: int
+    max_offline_tokens: int
+    settle_seconds: float
+    answer_floor_seconds: float
+    first_answer_seconds: float
+    reconnect_seconds: float
+
+
+_HINTS: dict[str, Any] = typing.get_type_hints(ClientSettings)
+
+
+def default_file(environment: Mapping[str, str] = os.environ) -> Path:
     """Where the config file is looked for."""
     home = environment.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
     return Path(home) / "moa-edge" / "config.toml"
 
 
-def _from_file(path: Path, *, must_exist: bool) -> dict[str, Any]:
+def read_config(path: Path, *, must_exist: bool = False) -> dict[str, Any]:
+    """What a config file sets; nothing when there is none."""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ConfigError(f"{path} is too large for a config file")
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:
             raise UsageError(f"no config file at {path}") from None
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {safe_line(str(error))}") from None
+    for name in values:
+        if name not in _HINTS:
+            raise ConfigError(f"{path}: unknown setting {name!r}", hint=_nearest(name, _HINTS))
+    return values
 
 
-def _parse(name: str, text: str, hint: Any) -> Any:
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of the variables of ours. One that we do not know is most likely misspelt, and would do nothing."""
+    known = {ENVIRONMENT + name.upper(): name for name in _HINTS}
+    values: dict[str, Any] = {}
+    for variable in sorted(v for v in environment if v.startswith(ENVIRONMENT) and v != CONFIG):
+        if variable not in known:
+            raise ConfigError(f"unknown environment variable {variable}", hint=_nearest(variable, [*known, CONFIG]))
+        name, text = known[variable], environment[variable]
+        value: Any = text.split(",") if typing.get_origin(_HINTS[name]) is tuple else text
+        values[name] = _converted(variable, value, _HINTS[name], strict=False)
+    return values
+
+
+def _converted(name: str, value: Any, hint: Any = None, *, strict: bool = True) -> Any:
+    """A value of the setting's type, or an error that names it. `strict=False` reads numbers from text."""
     try:
-        if hint is bool:
-            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
-        if hint in (int, float):
-            return hint(text)
-    except (KeyError, ValueError):
-        raise ConfigError(f"{ENVIRONMENT}{name.upper()} is not a {hint.__name__}: {text!r}") from None
-    return tuple(text.split(",")) if typing.get_origin(hint) is tuple else text
+        return msgspec.convert(value, hint or _HINTS[name], strict=strict)
+    except msgspec.ValidationError as error:
+        if typing.get_origin(hint or _HINTS[name]) is Literal:
+            choices = ", ".join(typing.get_args(hint or _HINTS[name]))
+            raise ConfigError(f"{name} must be one of {choices}, not {safe_line(repr(value))}") from None
+        raise ConfigError(f"{name} is {safe_line(repr(value))}: {str(error)[0].lower()}{str(error)[1:]}") from None
 
 
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    """A value of the right type, or an error that names the setting."""
-    origin = typing.get_origin(hint)
-    if origin is tuple and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    expected = str if origin in (Literal, types.UnionType) else hint
-    if origin is tuple or not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
-        wanted = "a list of strings" if origin is tuple else getattr(expected, "__name__", str(expected))
-        raise ConfigError(f"{name} must be {wanted}, not {value!r}")
-    return value
+def _check_address(address: str) -> None:
+    """Refuse at once what could never be reached."""
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")
+    except ValueError as error:  # UnicodeError too: a label of a host name that is too long
+        raise UsageError(f"no verifier address: {safe_line(repr(address))}", hint=safe_line(str(error))) from None
+    if parts.scheme not in ("ws", "wss") or not host or port == 0:
+        raise UsageError(
+            f"no verifier address: {safe_line(repr(address))}", hint="like ws://host:8765, wss://host, or local"
+        )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"

@@ -93,6 +93,7 @@ def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path)
         chat_template="shared/chat_template.jinja" if template else None,
         bos_id=source.facts.bos_id,
         eos_ids=source.facts.eos_ids,
+        special_tokens=source.tokenizer.special_tokens,
     )
     draft = source.facts.vocab_size if chosen is None else len(chosen)
     return tokenizer, Vocabulary(target=source.facts.vocab_size, draft=draft, map=None if chosen is None else _MAP)

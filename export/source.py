@@ -32,6 +32,8 @@ class TargetTokenizer:
     json: bytes
     hash: str
     chat_template: str | None
+    special_tokens: dict[str, str]
+    """By the names that chat templates use. `eos_token` need not be the first id that ends a text."""
 
     @classmethod
     def of(cls, folder: Path) -> TargetTokenizer:
@@ -40,7 +42,8 @@ class TargetTokenizer:
         tokenizer = load_tokenizer(folder)
         content = file.read_bytes() if file.is_file() else tokenizer.backend_tokenizer.to_str().encode()
         template = tokenizer.chat_template
-        return cls(content, tokenizer_hash(content), template if isinstance(template, str) else None)
+        named = {name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
+        return cls(content, tokenizer_hash(content), template if isinstance(template, str) else None, named)
 
 
 @dataclass(frozen=True)

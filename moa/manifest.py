@@ -55,6 +55,8 @@ class TokenizerFiles(Part, frozen=True, kw_only=True):
     chat_template: str | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    special_tokens: dict[str, str] = {}
+    """What a chat template may name: `eos_token` and the like, and their text."""
 
 
 class DrafterIdentity(Part, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from rich.console import Console
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.device import Device
+from edge_client.screen.console import make_console
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from edge_client.tools.compare import Answer, ask_all, first_difference
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode(audit.report()) + b"\n")
     else:
-        show(Console(highlight=False), audit)
+        show(make_console(), audit)
     return int(audit.at is not None)
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.device import Device
+from edge_client.screen.console import make_console
 from edge_client.settings import ClientSettings
 from edge_client.tools import startup
 from edge_client.tools.compare import ask_all, rates
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             report["start_up"] = {"seconds": start.seconds, "runs": start.runs, "resident_mb": start.resident_mb}
         sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
         return 0
-    console = Console(highlight=False)
+    console = make_console()
     console.print(_table(results))
     if start is not None:
         console.print(

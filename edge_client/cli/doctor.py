@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from edge_client.cli import options
+from edge_client.screen.console import make_console
 from edge_client.settings import ClientSettings
 from edge_client.tools.doctor import Check, examine
+from moa.safe_text import safe_line
 
 _STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 
@@ -27,7 +29,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run every check; exit code 1 when one failed."""
-    checks = asyncio.run(_examine(options.settings_from(arguments), Console(highlight=False), quiet=arguments.json))
+    checks = asyncio.run(_examine(options.settings_from(arguments), make_console(), quiet=arguments.json))
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode([msgspec.to_builtins(check) for check in checks]) + b"\n")
     return int(any(check.state == "failed" for check in checks))
@@ -39,8 +41,9 @@ async def _examine(settings: ClientSettings, console: Console, *, quiet: bool) -
         checks.append(check)
         if not quiet:
             console.print(
-                Text(f"{check.state:8}", style=_STYLES[check.state]) + Text(f"{check.name:11}{check.finding}")
+                Text(f"{check.state:8}", style=_STYLES[check.state])
+                + Text(safe_line(f"{check.name:11}{check.finding}"))
             )
             if check.advice and check.state != "ok":
-                console.print(Text(f"{'':19}-> {check.advice}", style="bold"))
+                console.print(Text(safe_line(f"{'':19}-> {check.advice}"), style="bold"))
     return checks

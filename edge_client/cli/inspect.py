@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from edge_client.cli import options
 from edge_client.device import dynamic_variants, embedded_bundle
+from edge_client.screen.console import make_console
 from moa.bundle import Bundle
+from moa.safe_text import safe_line
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -29,30 +30,30 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(manifest), indent=2).decode())
         return 0
-    console = Console(highlight=False)
+    console = make_console()
+
+    def say(line: str) -> None:
+        console.print(safe_line(line))
+
     facts = manifest.target.facts
-    console.print(f"bundle    {bundle.folder}")
-    console.print(
-        f"target    {manifest.target.source}: {facts.family}, {facts.layers} layers, hidden {facts.hidden_size}"
-    )
-    console.print(
-        f"drafter   {manifest.drafter.kind} from {manifest.drafter.source}, weights {manifest.drafter.weights_id[:12]}"
-    )
-    console.print(
-        f"tokenizer {manifest.tokenizer.hash[:12]}, {manifest.vocabulary.draft} of {manifest.vocabulary.target} tokens"
-    )
+    say(f"bundle    {bundle.folder}")
+    say(f"target    {manifest.target.source}: {facts.family}, {facts.layers} layers, hidden {facts.hidden_size}")
+    say(f"drafter   {manifest.drafter.kind} from {manifest.drafter.source}, weights {manifest.drafter.weights_id[:12]}")
+    say(f"tokenizer {manifest.tokenizer.hash[:12]}, {manifest.vocabulary.draft} of {manifest.vocabulary.target} tokens")
     if manifest.records is not None:
-        console.print(f"records   {manifest.records.kv_heads} heads x {manifest.records.head_dim}, keys and values")
+        say(f"records   {manifest.records.kv_heads} heads x {manifest.records.head_dim}, keys and values")
     table = Table("variant", "precision", "MB", "runtime", "runs here", "agreement")
     here = dynamic_variants(bundle)
     for name, variant in sorted(manifest.variants.items()):
         agreement = f"{variant.agreement.top1_same:.3f}" if variant.agreement else ""
         default = " (default)" if name == manifest.default_variant else ""
         runs = "yes" if name in here else "no"
-        table.add_row(name + default, variant.precision, f"{variant.size / 1e6:.1f}", variant.runtime, runs, agreement)
+        size = f"{variant.size / 1e6:.1f}"
+        cells = (name + default, variant.precision, size, variant.runtime, runs, agreement)
+        table.add_row(*map(safe_line, cells))
     console.print(table)
     if manifest.calibration is not None:
         offline = manifest.calibration.offline
         pairs = zip(offline.lengths, offline.agreement, strict=True)
-        console.print("offline   " + ", ".join(f"{share:.2f} up to {length}" for length, share in pairs))
+        say("offline   " + ", ".join(f"{share:.2f} up to {length}" for length, share in pairs))
     return 0

@@ -66,12 +66,7 @@ def add_generation(command: argparse.ArgumentParser) -> None:
 def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSettings:
     """Settings of the parsed flags, the environment and the config file; `defaults` of a command come last."""
     flags = {name: value for name, value in vars(options).items() if name in _FIELDS}
-    settings = ClientSettings.load(flags, file=getattr(options, "config", None))
-    fresh = ClientSettings()
-    untouched = {
-        n: v for n, v in defaults.items() if getattr(settings, n) == getattr(fresh, n) and flags.get(n) is None
-    }
-    return dataclasses.replace(settings, **untouched)
+    return ClientSettings.load(flags, file=getattr(options, "config", None), defaults=defaults)
 
 
 def read_prompt(words: Sequence[str]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 from edge_client.events import Done, Event, Link, Notice, Retract
+from edge_client.screen.region import Region
 from edge_client.screen.terminal import Pieces
+from moa.safe_text import safe_line, safe_text
 
+_PROVISIONAL = "dim italic"
 _LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused": "red"}
 
 
@@ -19,13 +21,15 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = Live(console=console, refresh_per_second=12, transient=True, vertical_overflow="visible")
+        self._live = Region(console)
         self._pieces = Pieces()
         self._printed = 0
         """Characters of settled text that have been printed for good."""
         self._link = Link(state="connecting")
         self._withdrawn = 0
         self._done: Done | None = None
+        self._rest = ""
+        """What the answer's text has beyond its tokens' own: it was held back until nothing could follow."""
 
     def take(self, event: Event) -> None:
         """Show an event."""
@@ -36,9 +40,10 @@ class LiveView:
             case Retract():
                 self._withdrawn += event.stop - event.start
             case Notice():
-                self._live.console.print(Text(event.message, style="yellow"))
+                self._live.console.print(Text(safe_line(event.message), style="yellow"))
             case Done():
                 self._done = event
+                self._rest = event.text[len(self._pieces.text(0)) :]
             case _:
                 pass
         self._print_settled_lines()
@@ -47,19 +52,26 @@ class LiveView:
     def _print_settled_lines(self) -> None:
         settled = self._pieces.text(0, self._pieces.settled)
         if (end := settled.rfind("\n") + 1) > self._printed:
-            self._live.console.print(Text(settled[self._printed : end - 1]))
+            self._live.console.print(Text(safe_text(settled[self._printed : end - 1])))
             self._printed = end
 
     def _render(self) -> RenderableType:
+        return Group(self._open_lines(), self._status())
+
+    def _open_lines(self) -> Text:
+        """What has not been printed for good."""
         settled = self._pieces.text(0, self._pieces.settled)[self._printed :]
-        line = Text(settled) + Text(self._pieces.text(self._pieces.settled), style="dim italic")
-        return Group(line, self._status())
+        provisional = self._pieces.text(self._pieces.settled)
+        style = "" if self._done is None or self._done.verified else _PROVISIONAL
+        return (
+            Text(safe_text(settled)) + Text(safe_text(provisional), _PROVISIONAL) + Text(safe_text(self._rest), style)
+        )
 
     def _status(self) -> Text:
         style = _LINK_STYLES.get(self._link.state, "")
         status = Text("● ", style=style) + Text(self._link.state, style="dim")
         if self._link.state in ("offline", "refused") and self._link.detail:
-            status += Text(f" ({self._link.detail})", style="dim")
+            status += Text(f" ({safe_line(self._link.detail)})", style="dim")
         status += Text(f" · {len(self._pieces.texts)} tokens", style="dim")
         if waiting := len(self._pieces.texts) - self._pieces.settled:
             status += Text(f" · {waiting} not verified", style="yellow dim")
@@ -76,8 +88,7 @@ class LiveView:
     def __exit__(self, *_: Any) -> None:
         self._live.update(Text(""))
         self._live.stop()
-        settled = self._pieces.text(0, self._pieces.settled)[self._printed :]
-        self._console.print(Text(settled) + Text(self._pieces.text(self._pieces.settled), style="dim italic"))
+        self._console.print(self._open_lines())
         if self._done is not None:
             self._console.print(Text(summary(self._done), style="dim"))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from moa.errors import MoaError
+from moa.safe_text import safe_line, safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -129,7 +130,9 @@ class PipeView:
         if self._broken is not None:
             return
         try:
-            sys.stdout.write(self._pieces.text(self._written, stop) + more)
+            text = self._pieces.text(self._written, stop) + more
+            # A file gets the text as it is; a terminal, even a dumb one, would obey what is hidden in it.
+            sys.stdout.write(safe_text(text) if sys.stdout.isatty() else text)
             sys.stdout.flush()
         except BrokenPipeError:
             raise  # nobody reads: there is no reason to go on
@@ -146,11 +149,11 @@ class PipeView:
 
 def rescue(text: str, trouble: OSError) -> NoReturn:
     """Standard output could not take the answer: leave it on standard error, so that it is not lost."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{safe_text(text)}\n")
     # Closing standard output would only report the same trouble again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise MoaError(f"the answer could not be written: {trouble.strerror}", hint="it is above, on standard error")
 
 
 def _tell(message: str) -> None:
-    print(f"edge-client: {message}", file=sys.stderr)
+    print(f"edge-client: {safe_line(message)}", file=sys.stderr)

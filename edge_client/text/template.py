@@ -1,35 +1,119 @@
-"""Chat templates. A module of its own: the template engine takes time to load, and not every prompt is a chat."""
+"""Chat templates, rendered in a process of their own: a template is a program that came with a model from anywhere.
+
+The sandbox keeps it from reaching Python, but not from running for ever or from building a text of many gigabytes, and
+no thread can be stopped that does. So the rendering process (`rendering.py`) has a limit of memory, and is ended when a
+conversation takes it too long. It is started for the first chat and stays for the next.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
-import jinja2
-import jinja2.sandbox
+import msgspec
 
-from moa.errors import BundleError, UsageError
+from moa.errors import BundleError, MoaError, UsageError
+from moa.safe_text import safe_line
+
+_PROGRAM = Path(__file__).with_name("rendering.py")
+_START_SECONDS, _RENDER_SECONDS = 60.0, 10.0
+_LARGEST_TEMPLATE, _LARGEST_TEXT = 2**20, 2**24
+"""Bytes."""
+
+
+class _Answer(msgspec.Struct):
+    """What the rendering process says about one conversation."""
+
+    kind: Literal["text", "refused", "broken"]
+    text: str
 
 
 class ChatTemplate:
     """A conversation as one text, in the way that the target was trained on."""
 
     def __init__(self, file: Path) -> None:
-        # Templates come with models from anywhere: the sandbox keeps them from reaching Python.
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _refuse
+        self._file = file
         try:
-            self._template = environment.from_string(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, jinja2.TemplateError) as error:
+            if file.stat().st_size > _LARGEST_TEMPLATE:
+                raise BundleError(f"{file} is too large for a chat template")
+            self._source = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
             raise BundleError(f"{file} is not a chat template: {error}") from None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
 
     def render(self, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]) -> str:
         """The text up to where the assistant's answer begins; `special` are names of special tokens and their text."""
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=True, **special)
-        except jinja2.TemplateError as error:
-            raise UsageError(f"the chat template refuses this conversation: {error}") from None
+            task = msgspec.json.encode({"messages": list(messages), "special": dict(special)})
+        except (UnicodeEncodeError, TypeError, ValueError) as error:
+            raise UsageError(f"a message is not text: {safe_line(str(error))}") from None
+        with self._lock:
+            line = self._ask(task)
+        try:
+            answer = msgspec.json.decode(line, type=_Answer)
+        except msgspec.DecodeError:
+            raise self._spoilt("said no text") from None
+        if answer.kind == "broken":
+            raise BundleError(f"{self._file} is not a chat template: {safe_line(answer.text)}")
+        if answer.kind == "refused":
+            raise UsageError(f"the chat template refuses this conversation: {safe_line(answer.text)}")
+        return answer.text
+
+    def _ask(self, task: bytes) -> bytes:
+        process = self._process = self._process or self._start()
+        line = _exchange(process, task + b"\n", _RENDER_SECONDS)
+        if not line.endswith(b"\n"):
+            self._end()
+            raise self._spoilt(f"takes over {_RENDER_SECONDS:.0f} s, too much memory, or writes too much")
+        return line
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # Nothing of ours in its environment: the token is none of a template's business.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MOA_EDGE_")}
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-P", str(_PROGRAM), str(_LARGEST_TEXT)]
+        # In a session of its own, a Ctrl-C that stops an answer leaves it alone.
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
+        )
+        self._finalizer = weakref.finalize(self, _end, process)
+        if _exchange(process, msgspec.json.encode(self._source) + b"\n", _START_SECONDS) != b"ready\n":
+            self._end()
+            raise MoaError("the process that renders chat templates did not start")
+        return process
+
+    def _end(self) -> None:
+        self._process = None
+        self._finalizer()
+
+    def _spoilt(self, how: str) -> BundleError:
+        return BundleError(f"the chat template {self._file} {how}", hint="use another bundle, or `generate --raw`")
 
 
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _exchange(process: subprocess.Popen[Any], line: bytes, seconds: float) -> bytes:
+    """A line in, a line out. Less than a whole line comes back from a process that died, or had to."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    alarm = threading.Timer(seconds, process.kill)
+    alarm.start()
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+        answer: bytes = process.stdout.readline(6 * _LARGEST_TEXT)
+    except OSError:
+        return b""
+    finally:
+        alarm.cancel()
+    return answer
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()

@@ -13,6 +13,7 @@ from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.settings import ClientSettings
 from moa.errors import MoaError
+from moa.memory import resident_bytes
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 
@@ -65,20 +66,4 @@ def first_draft(bundle: str, variant: str, threads: int) -> None:
     ids = EdgeClient(device=device).encode(_PROMPT, raw=not device.codec.can_chat)
     for _ in device.drafter.draft(ids, TreeShape.chain(4), SamplingSettings()):
         pass
-    print(json.dumps({"resident_mb": resident_megabytes()}), flush=True)
-
-
-def resident_megabytes() -> float:
-    """Memory of this process: now where the system tells, else at most so far; 0 where it tells neither."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("VmRSS:"):
-                    return int(line.split()[1]) / 1000
-    except OSError:  # not Linux
-        pass
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0.0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+    print(json.dumps({"resident_mb": resident_bytes() / 1e6}), flush=True)

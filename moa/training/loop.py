@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moa.errors import ConfigError, UsageError
+from moa.memory import peak_bytes
 from moa.training.data import Batch, PackedRows
 from moa.training.progress import Progress
 
@@ -272,7 +272,7 @@ def peak_memory_mib() -> float:
     """The most memory this process has held, on the GPU if it used one."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peak_bytes() / 2**20
 
 
 def join_process_group(device: torch.device) -> None:

@@ -103,7 +103,7 @@ def test_the_prompt_may_come_from_standard_input() -> None:
         (["bench"], {}, b"needs the target"),
         (["bench", "--ways", "magic", "--verifier", "ws://127.0.0.1:9"], {}, b"unknown way"),
         (["audit", "--raw", "hello", "--verifier", "ws://127.0.0.1:9"], {}, b"cannot reach"),
-        (["doctor", "--verifier", "wss://127.0.0.1:9", "--tls-ca", "/nowhere.pem"], {}, b"certificate authority"),
+        (["generate", "hello", "--verifier", "ws://127.0.0.1:65536"], {}, b"no verifier address"),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments: Sequence[str], how: Any, what: bytes) -> None:
@@ -193,6 +193,15 @@ def test_doctor_and_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert checks["bundle"] == checks["drafter"] == checks["arithmetic"] == "ok"
     assert checks["verifier"] == "warning"
     assert "cpu-fp32 (default)" in out.replace("\n", " ") or "cpu-fp32" in out
+
+
+def test_doctor_finds_a_bad_authority_like_any_other_fault() -> None:
+    flags = ("--verifier", "wss://127.0.0.1:9", "--tls-ca", "/nowhere.pem", "--bundle", str(kit.pair() / "bundle"))
+    result = run("doctor", *flags)
+    assert result.returncode == 1
+    assert b"failed  verifier   cannot use /nowhere.pem as a certificate authority" in result.stdout
+    assert result.stdout.startswith(b"ok      bundle")
+    assert result.stderr == b""
 
 
 def test_every_flag_is_a_setting() -> None:

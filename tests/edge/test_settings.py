@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
-from edge_client.settings import ClientSettings
+from edge_client.settings import ClientSettings, SettingChanges
 from edge_client.turn.budget import Budget, Spending
 from edge_client.turn.guard import OfflineGuard
 from moa.errors import ConfigError, UsageError
@@ -48,11 +49,40 @@ def test_environment_values_have_types(tmp_path: Path) -> None:
         ("", {}, {"max_kbps": -1.0}, "budget"),
         ("", {}, {"settle_seconds": -1.0}, "waiting times"),
         ("", {}, {"offline": True, "verifier": "local"}, "--offline"),
+        ("", {}, {"max_kbps": float("inf")}, "max_kbps must be a finite number"),
+        ("max_kbps = inf", {}, {}, "max_kbps must be a finite number"),
+        ("", {"MOA_EDGE_TOP_P": "nan"}, {}, "top_p must be a finite number"),
+        ("a = " + "[" * 20_000, {}, {}, "not valid TOML"),
+        ("# " + "x" * 2**20, {}, {}, "too large"),
+        ("", {"MOA_EDGE_VERIFIR": "ws://x"}, {}, r"MOA_EDGE_VERIFIR \(did you mean MOA_EDGE_VERIFIER\?"),
+        ("", {"MOA_EDGE_CONFIG": "/nowhere.toml"}, {}, "no config file at /nowhere.toml"),
+        ("", {}, {"stop": ("",)}, "stop string must not be empty"),
+        ("", {}, {"verifier": "ws://x:65536"}, "no verifier address.*[Pp]ort out of range"),
+        ("", {}, {"verifier": "ws://x:0"}, "no verifier address"),
+        ("", {}, {"verifier": "ws://" + "x" * 64}, "no verifier address.*too long"),
+        ("", {}, {"verifier": "ws://[::1"}, "no verifier address"),
+        ("", {}, {"verifier": "ws://"}, "no verifier address"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, environment: Any, flags: Any, what: str) -> None:
-    with pytest.raises(UsageError, match=what):
+    with pytest.raises(UsageError) as caught:
         load(tmp_path, text, flags, **environment)
+    assert re.search(what, caught.value.line()), caught.value.line()
+
+
+def test_the_config_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("top_k = 7\n")
+    assert load(tmp_path, "top_k = 3", MOA_EDGE_CONFIG=str(tmp_path / "mine.toml")).top_k == 7
+
+
+def test_defaults_of_a_command_come_last(tmp_path: Path) -> None:
+    environment = {"XDG_CONFIG_HOME": str(tmp_path), "MOA_EDGE_TOP_K": "0"}
+    settings = ClientSettings.load({}, environment=environment, defaults={"top_k": 3, "max_new_tokens": 64})
+    assert (settings.top_k, settings.max_new_tokens) == (0, 64)
+
+
+def test_keywords_are_the_settings() -> None:
+    assert get_type_hints(SettingChanges) == get_type_hints(ClientSettings)
 
 
 def test_a_named_config_file_must_exist(tmp_path: Path) -> None:

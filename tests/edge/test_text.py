@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edge_client.text.codec import TextCodec, TextStream
+from edge_client.text.tokenizer import foreign
 from moa.errors import BundleError, UsageError
 
 
@@ -53,6 +58,50 @@ def test_taking_back_and_going_on(codec: TextCodec) -> None:
         assert stream.text == "naïve 世界 café"
 
 
+def shown(stream: TextStream, ids: Sequence[int]) -> str:
+    return "".join(stream.add(token) for token in ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("Once. The end. The", ("The",), "Once. "),
+        ("one\n\ntwo", ("\n\n", "two"), "one"),
+        ("aaab", ("aab",), "a"),
+        ("abcabd", ("abd", "zzz"), "abc"),
+        ("naïve 世界", ("世",), "naïve "),
+        ("The", ("The",), ""),
+        ("nothing to stop", ("Thx",), "nothing to stop"),
+        ("ends with Th", ("The",), "ends with Th"),
+    ],
+)
+def test_text_ends_before_a_stop_string(codec: TextCodec, text: str, stop: tuple[str, ...], expected: str) -> None:
+    stream = TextStream(codec, stop)
+    so_far = ""
+    for token in codec.encode(text):
+        so_far += stream.add(token)
+        assert expected.startswith(so_far) or so_far == expected, "no more than the answer was ever shown"
+    assert so_far + stream.flush() == stream.text == expected
+
+
+@given(
+    text=st.text(alphabet="abé", max_size=12),
+    stop=st.lists(st.text(alphabet="abé", min_size=1, max_size=3), max_size=2),
+    cuts=st.lists(st.integers(0, 20), max_size=3),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_stop_strings_and_taking_back(codec: TextCodec, text: str, stop: list[str], cuts: list[int]) -> None:
+    ids = codec.encode(text)
+    stream = TextStream(codec, tuple(stop))
+    seen = shown(stream, ids)
+    for cut in cuts:
+        kept = min(cut, len(ids))
+        seen = seen[: stream.cut(kept)] + shown(stream, ids[kept:])
+        assert seen == stream.text
+    expected = min((text[: text.index(word)] for word in stop if word in text), key=len, default=text)
+    assert seen + stream.flush() == stream.text == expected
+
+
 def test_an_unfinished_character_comes_out_in_the_end(codec: TextCodec) -> None:
     stream = TextStream(codec)
     for token in codec.encode("ok世")[:-1]:
@@ -84,6 +133,57 @@ def test_without_a_template(codec: TextCodec, tmp_path: Path) -> None:
     assert not plain.can_chat
     with pytest.raises(UsageError, match="no chat template"):
         plain.encode_chat([{"role": "user", "content": "hi"}])
+
+
+def test_the_end_token_of_a_template_is_the_one_it_means(codec: TextCodec, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text("{{ eos_token }}")
+    files = tmp_path / "tokenizer.json", tmp_path / "chat.jinja"
+    user = [{"role": "user", "content": "hi"}]
+    named = TextCodec(*files, eos_ids=(256, 257), special_tokens={"eos_token": "<eos>"})
+    assert named.encode_chat(user) == [257]
+    assert TextCodec(*files, eos_ids=(257, 256)).encode_chat(user) == [257], "else the first, not the smallest"
+
+
+def test_a_prompt_that_is_not_text(codec: TextCodec) -> None:
+    with pytest.raises(UsageError, match="not text"):
+        codec.encode("a\udcffb")
+    with pytest.raises(UsageError, match="not text"):
+        codec.encode_chat([{"role": "user", "content": "a\udcffb"}])
+
+
+def hostile(folder: Path, **parts: object) -> Path:
+    """The fixture's tokenizer with other parts."""
+    content = json.loads((folder / "tokenizer.json").read_text()) | parts
+    (folder / "hostile.json").write_text(json.dumps(content))
+    return folder / "hostile.json"
+
+
+def test_a_tokenizer_that_makes_much_of_little(codec: TextCodec, tmp_path: Path) -> None:
+    bomb = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 100_000}
+    for part in ("normalizer", "decoder"):
+        with pytest.raises(BundleError, match="replaces characters by long texts"):
+            TextCodec(hostile(tmp_path, **{part: {"type": "Sequence", part + "s": [bomb]}}))
+    piece = "y" * 5000
+    long = TextCodec(
+        hostile(tmp_path, model={"type": "WordLevel", "vocab": {piece: 0}, "unk_token": piece}, decoder=None)
+    )
+    with pytest.raises(BundleError, match="5000 characters of 1 tokens"):
+        long.decode([0])
+
+
+def test_what_the_library_dies_of_is_one_line(codec: TextCodec, tmp_path: Path) -> None:
+    class PanicException(BaseException):
+        """As pyo3 raises it: no `Exception`."""
+
+    with pytest.raises(BundleError, match="cannot encode this: boom"), foreign("encode"):
+        raise PanicException("boom")
+    with pytest.raises(KeyboardInterrupt), foreign("encode"):
+        raise KeyboardInterrupt
+    with pytest.raises(BundleError, match="is not a tokenizer"):
+        TextCodec(hostile(tmp_path, decoder={"type": "Nothing"}))
+    (tmp_path / "deep.json").write_text('{"decoder": ' + "[" * 100_000)
+    with pytest.raises(BundleError, match="is not a tokenizer"):
+        TextCodec(tmp_path / "deep.json")
 
 
 def test_what_is_no_tokenizer(tmp_path: Path) -> None:

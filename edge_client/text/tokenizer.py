@@ -1,0 +1,68 @@
+"""The tokenizer's file, read with care: it may come from anywhere, and the library that runs it is no sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from moa.errors import BundleError, MoaError
+from moa.safe_text import safe_line
+
+_LARGEST_FILE = 2**26
+_LONGEST_REPLACEMENT = 64
+"""Characters that one step may put in place of what it matches; a longer one could make gigabytes of a prompt."""
+
+
+class _Parts(msgspec.Struct):
+    """The parts of a tokenizer's file that change text; the vocabulary is skipped."""
+
+    normalizer: msgspec.Raw = msgspec.Raw(b"null")
+    pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
+    decoder: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def read_tokenizer(file: Path) -> Tokenizer:
+    """The tokenizer, or an error that says what is wrong with its file."""
+    try:
+        if file.stat().st_size > _LARGEST_FILE:
+            raise BundleError(f"{file} is too large for a tokenizer")
+        content = file.read_bytes()
+    except OSError:
+        raise BundleError(f"no tokenizer at {file}") from None
+    try:
+        parts = msgspec.json.decode(content, type=_Parts)
+        for part in (parts.normalizer, parts.pre_tokenizer, parts.decoder):
+            if part and _longest_replacement(msgspec.json.decode(part)) > _LONGEST_REPLACEMENT:
+                raise BundleError(f"{file} is not a tokenizer: it replaces characters by long texts")
+        with foreign("read"):
+            return Tokenizer.from_buffer(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BundleError(f"{file} is not a tokenizer: {safe_line(str(error))}") from None
+    except BundleError as error:
+        raise BundleError(f"{file} is not a tokenizer: {safe_line(str(error))}") from None
+
+
+def _longest_replacement(part: Any) -> int:
+    """The longest `content` that a step of normalizer, pre-tokenizer or decoder puts in place of something."""
+    if isinstance(part, dict):
+        own = part.get("content", "")
+        return max([len(own) if isinstance(own, str) else 0, *map(_longest_replacement, part.values())])
+    return max(map(_longest_replacement, part), default=0) if isinstance(part, list) else 0
+
+
+@contextlib.contextmanager
+def foreign(what: str) -> Iterator[None]:
+    """The tokenizers library raises bare `Exception`, and panics that are not even that."""
+    try:
+        yield
+    except MoaError:
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise BundleError(f"the tokenizer cannot {what} this: {safe_line(str(error))}") from None
+        raise

@@ -1,0 +1,35 @@
+"""Memory is told where the system tells it, and is no reason to fail where it does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from moa import memory
+
+_WINDOWS = """
+import sys
+sys.modules["resource"] = None
+from moa import memory
+import edge_client.tools.startup, edge_client.tools.doctor, moa.training.loop
+print(memory.peak_bytes())
+"""
+
+
+def test_memory_of_this_process() -> None:
+    assert 5e6 < memory.resident_bytes() <= 1.1 * memory.peak_bytes()
+
+
+def test_the_peak_stands_in_where_the_present_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", missing)
+    assert memory.resident_bytes() == memory.peak_bytes()
+
+
+def test_no_program_needs_the_unix_module() -> None:
+    done = subprocess.run([sys.executable, "-c", _WINDOWS], capture_output=True, timeout=100, check=False)
+    assert done.stdout == b"0\n", done.stderr
