@@ -1,0 +1,93 @@
+"""Who may use the endpoint: api keys, and the checks that keep other websites from driving it. No I/O.
+
+A page of another website can make a browser send requests here. It cannot fake two headers: `Origin`, and `Host`, which
+names the website when its DNS name was re-bound to this address. So a foreign `Origin` is refused, and a `Host` must be
+an address, `localhost`, or a name that was allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import urlsplit
+
+from moa.api.errors import ApiError
+
+Principals = Callable[[str | None], str | None]
+"""From an Authorization header to the caller's name; None turns it away."""
+ANONYMOUS = "anonymous"
+
+
+class ApiKeys:
+    """Keys that are accepted. Only their hashes are kept; without any, everybody is the same anonymous principal."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def __call__(self, authorization: str | None) -> str | None:
+        """The caller's name: a hash of its key."""
+        if not self._digests:
+            return ANONYMOUS
+        scheme, _, key = (authorization or "").partition(" ")
+        presented = _digest(key.strip())
+        # Every key is compared, in constant time each: the time says nothing of which one, or whether any, fits.
+        matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
+        return presented.hex()[:16] if any(matches) and scheme.lower() == "bearer" else None
+
+
+class Access:
+    """The checks that every request passes before it costs anything."""
+
+    def __init__(
+        self, principals: Principals, *, host: str = "127.0.0.1", hosts: Sequence[str] = (), origins: Sequence[str] = ()
+    ) -> None:
+        self._principals = principals
+        self._hosts = {"localhost", host.lower(), *(name.lower() for name in hosts)}
+        self._origins = {origin.lower().rstrip("/") for origin in origins}
+
+    def check_source(self, headers: Mapping[str, str]) -> None:
+        """Refuse what another website has sent, with or without a key."""
+        host = headers.get("host", "")
+        name = urlsplit(f"//{host}").hostname if _plain(host) else None
+        if name is None or not (name in self._hosts or is_address(name)):
+            raise ApiError(
+                403, f"the name {host[:100]!r} is not served here: allow it with --allowed-host", code="host_refused"
+            )
+        origin = headers.get("origin", "").lower()
+        if origin in self._origins:
+            return
+        if origin and (urlsplit(origin).scheme not in ("http", "https") or urlsplit(origin).netloc != host.lower()):
+            raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
+        if not origin and headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
+
+    def principal(self, headers: Mapping[str, str]) -> str:
+        """Who calls."""
+        name = self._principals(headers.get("authorization"))
+        if name is None:
+            raise ApiError(401, "a valid api key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        return name
+
+
+def is_address(name: str) -> bool:
+    """Whether this is a literal address: no DNS, so nothing to re-bind."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _plain(host: str) -> bool:
+    return 0 < len(host) <= 255 and not set(host) & set("/?#@\\ \t")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

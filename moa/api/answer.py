@@ -1,0 +1,120 @@
+"""What the API asks of a model, and what it hears back: the one protocol between routes and answerers.
+
+Positions in the text count characters (Unicode code points) of the answer, so that a client needs no tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+Mode = Literal["hold", "provisional", "keep"]
+"""What happens to text that the target has not verified. hold: it is not sent. provisional: it is sent, marked, and may
+be retracted. keep: it is sent, and stays whatever the target says later."""
+Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "budget", "link"]
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer that is wanted: of `messages`, `text` and `ids` one is given. None means the answerer's default."""
+
+    messages: Sequence[Mapping[str, str]] | None = None
+    text: str | None = None
+    ids: Sequence[int] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    mode: Mode = "hold"
+    prediction: str = ""
+    """Text that the answer is likely to contain: a draft for the target to verify."""
+    patience: float = 60.0
+    """Seconds to wait at the end for a lost link, so that the text can be verified."""
+    principal: str = ""
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer took."""
+
+    prompt_tokens: int
+    tokens: int
+    drafted: int = 0
+    accepted: int = 0
+    calls: int = 0
+    predicted: int = 0
+    """Tokens of the prediction that were offered, and how many of them the target took."""
+    predicted_accepted: int = 0
+    more: dict[str, Any] = {}
+
+
+class Began(msgspec.Struct, frozen=True):
+    """The prompt is encoded and fits."""
+
+    prompt_tokens: int
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """The next piece of text."""
+
+    text: str
+    verified: bool = True
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """The first `characters` will not be withdrawn: they are the target's own, or were adopted."""
+
+    characters: int
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """All but the first `characters` are withdrawn."""
+
+    characters: int
+
+
+class LinkNews(msgspec.Struct, frozen=True):
+    """The state of the link to the verifier changed."""
+
+    state: str
+    detail: str = ""
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Something a person should know."""
+
+    message: str
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer is over. `text` is all of it; when not `verified`, some of it never was."""
+
+    reason: Reason
+    verified: bool
+    text: str
+    counts: Counts
+
+
+Event = Began | Piece | Verified | Cut | LinkNews | Note | Ended
+
+
+class Answerer(Protocol):
+    """Whatever answers. Errors are `MoaError`s; closing a generator stops the work for it at once."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model whose text it is."""
+
+    def answer(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        """`Began` first, `Ended` last. Many may run at once."""
+
+    def status(self) -> dict[str, Any]:
+        """The state of link and load, in plain numbers, for people and pages."""
+
+    def not_ready(self) -> str:
+        """Empty when it can answer, else what is wrong."""

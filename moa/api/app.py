@@ -1,0 +1,316 @@
+"""The endpoint: routes over an answerer. The state of streams that may be taken up again lives here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, Router
+
+from moa.api import metrics as metrics_page
+from moa.api import responses, shapes, sse
+from moa.api.access import Access
+from moa.api.answer import Answerer
+from moa.api.errors import ApiError
+from moa.api.guard import Guard
+from moa.api.http import EventStream, HungUp, Json, read_body, while_connected
+from moa.api.load import Counted
+from moa.api.metrics import ApiMetrics
+from moa.api.replay import Recording, Recordings, position
+from moa.api.requests import Call, Defaults, parse_chat, parse_completion
+from moa.api.responses import Messages, ResponseShape
+from moa.api.stream import chunks, response_events, whole
+
+log = logging.getLogger("moa.api")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiLimits:
+    """Bounds of one endpoint."""
+
+    max_body_bytes: int = 2**20
+    max_running: int = 64
+    """Answers at once; a request with `n` has `n` of them."""
+    keep_seconds: float = 900.0
+    """How long a complete stream or stored response can be had again."""
+    alone_seconds: float = 60.0
+    """How long a resumable stream goes on when nobody listens."""
+    keep_bytes: int = 32 * 2**20
+    """Memory of all streams and responses that are kept."""
+
+
+@dataclass(eq=False)
+class _Stored:
+    """A response that can be had again."""
+
+    shape: ResponseShape
+    conversation: Messages
+    recording: Recording
+
+
+@dataclass(eq=False)
+class Api:
+    """One endpoint."""
+
+    answerer: Answerer
+    access: Access
+    limits: ApiLimits = field(default_factory=ApiLimits)
+    defaults: Defaults = field(default_factory=Defaults)
+    metrics: ApiMetrics = field(default_factory=ApiMetrics)
+    observe: Callable[[], object] = lambda: None
+    """Called before metrics are read."""
+
+    def __post_init__(self) -> None:
+        self._counted = Counted(self.answerer, self.metrics, self.limits.max_running)
+        self._kept = Recordings(
+            time.monotonic, self.limits.keep_seconds, self.limits.alone_seconds, self.limits.keep_bytes
+        )
+        self._stored: dict[str, _Stored] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._created = int(time.time())
+
+    def app(self, more: Sequence[BaseRoute] = (), origins: Sequence[str] = ()) -> Guard:
+        """The ASGI application; `more` routes come first."""
+        keyed = self._keyed
+        routes = [
+            *more,
+            Route("/health", self._health),
+            Route("/metrics", keyed(self._metrics)),
+            Route("/v1/models", keyed(self._models)),
+            Route("/v1/models/{model:path}", keyed(self._model)),
+            Route("/v1/chat/completions", keyed(self._chat), methods=["POST"]),
+            Route("/v1/completions", keyed(self._completion), methods=["POST"]),
+            Route("/v1/streams/{id}", keyed(self._follow)),
+            Route("/v1/streams/{id}", keyed(self._stop), methods=["DELETE"]),
+            Route("/v1/responses", keyed(self._respond), methods=["POST"]),
+            Route("/v1/responses/{id}", keyed(self._response)),
+            Route("/v1/responses/{id}", keyed(self._forget), methods=["DELETE"]),
+            Route("/v1/responses/{id}/cancel", keyed(self._cancel), methods=["POST"]),
+            Route("/moa/status", keyed(self._status)),
+        ]
+        return Guard(Router(routes), self.access, self.metrics, origins)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Api]:
+        """Sweep what is kept for as long as the body runs; then end every stream."""
+        sweeper = asyncio.create_task(self._sweep())
+        try:
+            yield self
+        finally:
+            for task in (sweeper, *self._tasks):
+                task.cancel()
+            await asyncio.gather(sweeper, *self._tasks, return_exceptions=True)
+
+    # ---- about the endpoint
+
+    async def _health(self, request: Request) -> Response:
+        wrong = self.answerer.not_ready()
+        return Json({"status": wrong or "ok"}, 503 if wrong else 200)
+
+    async def _metrics(self, request: Request, principal: str) -> Response:
+        self.observe()
+        self.metrics.kept_bytes.set(self._kept.size)
+        return Response(self.metrics.page(), media_type=metrics_page.CONTENT_TYPE)
+
+    async def _status(self, request: Request, principal: str) -> Response:
+        return Json(self._counted.status())
+
+    async def _models(self, request: Request, principal: str) -> Response:
+        return Json(shapes.models(self.answerer.model, self._created))
+
+    async def _model(self, request: Request, principal: str) -> Response:
+        self._known(request.path_params["model"])
+        return Json(shapes.model(self.answerer.model, self._created))
+
+    # ---- chat and completions
+
+    async def _chat(self, request: Request, principal: str) -> Response:
+        body = await read_body(request, self.limits.max_body_bytes)
+        return await self._answer(request, parse_chat(body, self.defaults, principal), principal)
+
+    async def _completion(self, request: Request, principal: str) -> Response:
+        body = await read_body(request, self.limits.max_body_bytes)
+        return await self._answer(request, parse_completion(body, self.defaults, principal), principal)
+
+    async def _answer(self, request: Request, call: Call, principal: str) -> Response:
+        self._known(call.model)
+        shape = shapes.Shape(self.answerer.model, chat=call.chat)
+        if not call.stream:
+            return Json(await while_connected(request.receive, whole(call, shape, self._counted)))
+        events = await _opened(chunks(call, shape, self._counted))
+        return self._stream(events, shape.id, principal, resumable=call.resumable)
+
+    # ---- streams
+
+    def _stream(self, events: AsyncGenerator[Any, None], id: str, principal: str, *, resumable: bool) -> Response:
+        headers = {"X-Request-Id": id}
+        if not resumable:
+            return EventStream(_frames(events), headers)
+        recording = self._kept.open(id, principal)
+        return EventStream(self._listen(self._record(_tape(_frames(events, id), recording), recording), 0), headers)
+
+    def _record(self, frames: AsyncGenerator[bytes, None], recording: Recording) -> Recording:
+        """Let the work behind these frames go on by itself."""
+        task = asyncio.create_task(_drain(frames))
+        self._tasks.add(task)
+        recording.cancel = task.cancel
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: recording.close(time.monotonic()))
+        return recording
+
+    async def _listen(self, recording: Recording, after: int) -> AsyncGenerator[bytes, None]:
+        recording.listeners += 1
+        try:
+            while True:
+                news = recording.news
+                while after < len(recording.frames):
+                    after += 1
+                    yield recording.frames[after - 1]
+                if recording.closed:
+                    return
+                await news.wait()
+        finally:
+            recording.listeners -= 1
+            recording.touched = time.monotonic()
+
+    async def _follow(self, request: Request, principal: str) -> Response:
+        id = request.path_params["id"]
+        recording = self._kept.get(id, principal)
+        after = position(request.headers.get("last-event-id") or request.query_params.get("after", "0"), id)
+        return EventStream(self._listen(recording, after), {"X-Request-Id": id})
+
+    async def _stop(self, request: Request, principal: str) -> Response:
+        self._kept.drop(self._kept.get(request.path_params["id"], principal))
+        return Response(status_code=204)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(1.0, self.limits.alone_seconds))
+            self._kept.sweep()
+            alive = {recording.id for recording in self._kept}
+            self._stored = {id: stored for id, stored in self._stored.items() if id in alive}
+
+    # ---- responses
+
+    async def _respond(self, request: Request, principal: str) -> Response:
+        body = await read_body(request, self.limits.max_body_bytes)
+        asked = responses.parse(body, self.defaults, principal)
+        self._known(asked.model)
+        before: Messages = ()
+        if asked.previous_response_id is not None:
+            previous = self._get(asked.previous_response_id, principal)
+            before = (*previous.conversation, {"role": "assistant", "content": previous.shape.text})
+        call = responses.understand(asked, before, self.defaults, principal)
+        shape = ResponseShape(self.answerer.model, call)
+        events = await _opened(response_events(call, shape, self._counted))
+        frames = _frames(events, shape.id if call.store or call.resumable else "")
+        if call.store or call.resumable:
+            recording = self._kept.open(shape.id, principal)
+            self._stored[shape.id] = _Stored(shape, call.conversation, recording)
+            frames = _tape(frames, recording)
+            if call.resumable:
+                frames = self._listen(self._record(frames, recording), 0)
+        if call.stream:
+            return EventStream(frames, {"X-Request-Id": shape.id})
+        if not call.background:
+            await while_connected(request.receive, _drain(frames))
+        if shape.error is not None:
+            raise shape.error
+        return Json(shape.snapshot())
+
+    async def _response(self, request: Request, principal: str) -> Response:
+        stored = self._get(request.path_params["id"], principal)
+        if request.query_params.get("stream") not in ("true", "1"):
+            return Json(stored.shape.snapshot())
+        given = request.query_params.get("starting_after")  # a sequence number, and those begin at 0
+        after = 0 if given is None else position(given, stored.shape.id) + 1
+        return EventStream(self._listen(stored.recording, after), {"X-Request-Id": stored.shape.id})
+
+    async def _cancel(self, request: Request, principal: str) -> Response:
+        stored = self._get(request.path_params["id"], principal)
+        stored.recording.cancel()
+        stored.shape.close()
+        return Json(stored.shape.snapshot())
+
+    async def _forget(self, request: Request, principal: str) -> Response:
+        stored = self._get(request.path_params["id"], principal)
+        self._kept.drop(stored.recording)
+        del self._stored[stored.shape.id]
+        return Json({"id": stored.shape.id, "object": "response", "deleted": True})
+
+    def _get(self, id: str, principal: str) -> _Stored:
+        recording = self._kept.get(id, principal)
+        stored = self._stored.get(id)
+        if stored is None or stored.recording is not recording:
+            raise ApiError(404, f"no response {id[:80]!r}", code="response_not_found")
+        return stored
+
+    # ---- parts
+
+    def _known(self, model: str) -> None:
+        if model != self.answerer.model:
+            raise ApiError(
+                404,
+                f"the model {model[:100]!r} does not exist here; there is {self.answerer.model!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _keyed(self, endpoint: Callable[[Request, str], Any]) -> Callable[[Request], Any]:
+        async def checked(request: Request) -> Response:
+            principal = self.access.principal(request.headers)
+            try:
+                response: Response = await endpoint(request, principal)
+            except HungUp:
+                self.metrics.hang_ups.inc()
+                return Response(status_code=499)  # nobody is there to read it
+            return response
+
+        return checked
+
+
+async def _opened(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """The same events, once the first is there: what is wrong with a request shows before its response begins."""
+    first = await anext(events)
+
+    async def all_of_them() -> AsyncGenerator[Any, None]:
+        async with contextlib.aclosing(events):
+            yield first
+            async for event in events:
+                yield event
+
+    return all_of_them()
+
+
+async def _frames(events: AsyncGenerator[Any, None], id: str = "") -> AsyncGenerator[bytes, None]:
+    """Events as frames of a stream; numbered when it can be taken up again."""
+    number = 0
+    async with contextlib.aclosing(events):
+        async for event in events:
+            number += 1
+            yield sse.frame(event, id=f"{id}/{number}" if id else "", event=event.get("type", ""))
+    yield sse.frame(sse.DONE, id=f"{id}/{number + 1}" if id else "")
+
+
+async def _tape(frames: AsyncGenerator[bytes, None], recording: Recording) -> AsyncGenerator[bytes, None]:
+    """The same frames, kept on their way."""
+    try:
+        async with contextlib.aclosing(frames):
+            async for frame in frames:
+                recording.add(frame)
+                yield frame
+    finally:
+        recording.close(time.monotonic())
+
+
+async def _drain(frames: AsyncGenerator[bytes, None]) -> None:
+    async with contextlib.aclosing(frames):
+        async for _ in frames:
+            pass

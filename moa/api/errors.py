@@ -1,0 +1,66 @@
+"""Errors in the API's shape: a status, and a body that clients of OpenAI know how to read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from moa.errors import CapacityError, LinkError, MoaError, ProtocolError, RemoteError, UsageError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(MoaError):
+    """A refusal with its HTTP status. `param` names the field that is wrong, `code` is for programs."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after: float = 0.0
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the response."""
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """Headers that belong to the status."""
+        headers = {"Retry-After": str(math.ceil(self.retry_after))} if self.retry_after else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+
+def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request is wrong."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def from_error(error: MoaError) -> ApiError:
+    """What a client is told of an error from inside."""
+    match error:
+        case ApiError():
+            return error
+        case RemoteError(code="limit"):
+            return bad(error.line(), code="context_length_exceeded")
+        case RemoteError() if error.retryable:
+            return ApiError(429, error.line(), code=error.code, retry_after=max(1.0, error.retry_after or 0.0))
+        case RemoteError() | LinkError() | ProtocolError():
+            return ApiError(503, error.line(), code="verifier_unavailable", retry_after=1.0)
+        case CapacityError():
+            return ApiError(429, error.line(), code="busy", retry_after=1.0)
+        case UsageError():
+            return bad(error.line())
+        case _:
+            return ApiError(500, error.line())

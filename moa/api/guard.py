@@ -1,0 +1,100 @@
+"""What stands before every route: the source checks, error shapes, security headers, an access log without text."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from moa.api.access import Access
+from moa.api.errors import ApiError, from_error
+from moa.api.http import Json
+from moa.api.metrics import ApiMetrics
+from moa.errors import MoaError
+
+log = logging.getLogger("moa.api")
+_HEADERS = {
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"x-frame-options": b"DENY",
+}
+
+
+def error_response(error: ApiError) -> Response:
+    """An error as a response."""
+    return Json(error.body(), error.status, headers=error.headers())
+
+
+class Guard:
+    """An ASGI application around another."""
+
+    def __init__(self, app: ASGIApp, access: Access, metrics: ApiMetrics, origins: Sequence[str] = ()) -> None:
+        self._app: ASGIApp = app
+        if origins:  # without any, browsers let no other website read an answer
+            self._app = CORSMiddleware(
+                app,
+                allow_origins=list(origins),
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
+                expose_headers=["X-Request-Id", "Retry-After"],
+            )
+        self._access, self._metrics = access, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        began, status = time.monotonic(), 0
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                have = {name for name, _ in message["headers"]}
+                more = [(name, value) for name, value in _HEADERS.items() if name not in have]
+                message = {**message, "headers": [*message["headers"], *more]}
+            await send(message)
+
+        request = Request(scope)
+        scope["app"] = self  # with an application above them, the routes raise what they refuse
+        try:
+            self._access.check_source(request.headers)
+            await self._app(scope, receive, told)
+        except Exception as error:
+            if status:  # too late for a response: the connection ends here
+                raise
+            await error_response(_shaped(error, request.url.path))(scope, receive, told)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self._metrics.requests.labels(route, str(status)).inc()
+            log.info(
+                "%s %s %d",
+                scope["method"],
+                route,
+                status,
+                extra={"event": "request", "ms": round(1000 * (time.monotonic() - began), 1)},
+            )
+
+
+def _shaped(error: Exception, path: str) -> ApiError:
+    """Any error as one that a client can be told."""
+    match error:
+        case HTTPException(status_code=404):
+            return ApiError(404, f"there is nothing at {path[:200]}")
+        case HTTPException():
+            return ApiError(error.status_code, error.detail)
+        case MoaError():
+            return from_error(error)
+        case _:
+            log.error("a request failed", exc_info=error, extra={"event": "request_failed"})
+            return ApiError(500, "an error inside; the server's log says more")

@@ -1,0 +1,167 @@
+"""HTTP as the routes need it: bounded bodies, work that ends when its client hangs up, streams, and a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from moa.api import sse
+from moa.api.errors import ApiError
+from moa.errors import UsageError
+
+Result = TypeVar("Result")
+_KEEPALIVE_SECONDS = 15.0
+_SEND_SECONDS = 30.0
+"""A client that reads nothing for so long is given up."""
+
+
+class HungUp(Exception):
+    """The client has closed its connection."""
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body, if it is JSON and not too long."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "send JSON, with Content-Type: application/json")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise ApiError(413, f"the body is longer than {most} bytes", code="body_too_long")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of the work; `HungUp` when the client leaves before it is there, and then the work has ended."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_hang_up(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HungUp
+        return task.result()
+    finally:
+        for each in (task, watch):
+            each.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _hang_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Json(Response):
+    """A JSON response."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """As bytes."""
+        return msgspec.json.encode(content)
+
+
+class EventStream(Response):
+    """Frames of server-sent events, until they end or the client hangs up; then their generator is closed."""
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+        self._frames = frames
+        super().__init__(None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
+        del self.headers["content-length"]
+        self.headers["content-type"] = sse.CONTENT_TYPE
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the frames."""
+        with contextlib.suppress(HungUp, TimeoutError, OSError):
+            await while_connected(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        sent = time.monotonic()
+
+        async def put(frame: bytes, *, more: bool = True) -> None:
+            nonlocal sent
+            async with asyncio.timeout(_SEND_SECONDS):
+                await send({"type": "http.response.body", "body": frame, "more_body": more})
+            sent = time.monotonic()
+
+        async def keep_alive() -> None:
+            while True:
+                pause = sent + _KEEPALIVE_SECONDS - time.monotonic()
+                if pause > 0:
+                    await asyncio.sleep(pause)
+                else:
+                    await put(sse.KEEPALIVE)
+
+        alive = asyncio.create_task(keep_alive())
+        try:
+            async with contextlib.aclosing(self._frames) as frames:
+                async for frame in frames:
+                    await put(frame)
+            await put(b"", more=False)
+        finally:
+            alive.cancel()
+
+
+# ---- a server
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the business of the program that this server is a part of."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp, host: str, port: int, **options: Any) -> AsyncIterator[str]:
+    """Serve for as long as the body runs; the address, with the port that the system picked for port 0."""
+    listening = _listen(host, port)
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=2,
+        backlog=1024,
+        **options,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        while not server.started and not task.done():
+            await asyncio.sleep(0.005)
+        if task.done():
+            task.result()
+        bound = listening.getsockname()[1]
+        yield f"http{'s' if config.is_ssl else ''}://{f'[{host}]' if ':' in host else host}:{bound}"
+    finally:
+        server.should_exit = True
+        await asyncio.gather(task, return_exceptions=True)
+        listening.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    listening.setblocking(False)
+    return listening

@@ -1,0 +1,75 @@
+"""An answerer that counts what runs, and refuses what is too much."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from moa.api.answer import Answerer, Ask, Cut, Ended, Event, Piece
+from moa.api.errors import ApiError
+from moa.api.metrics import ApiMetrics
+
+
+class Counted:
+    """Wraps an answerer; at most `most` answers at once, and a fair share of them for each principal."""
+
+    def __init__(self, inner: Answerer, metrics: ApiMetrics, most: int) -> None:
+        self._inner, self._metrics, self._most = inner, metrics, most
+        self._running: Counter[str] = Counter()
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        return self._inner.model
+
+    @property
+    def running(self) -> int:
+        """Answers that are being written."""
+        return self._running.total()
+
+    def status(self) -> dict[str, Any]:
+        """The inner one's, and the load."""
+        return {**self._inner.status(), "running": self.running, "most_running": self._most}
+
+    def not_ready(self) -> str:
+        """What is wrong, if anything."""
+        return self._inner.not_ready()
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        """The inner one's events."""
+        if self.running >= self._most or self._over_share(ask.principal):
+            raise ApiError(429, f"{self.running} answers are running: try again soon", code="busy", retry_after=1.0)
+        began, first = time.monotonic(), True
+        self._running[ask.principal] += 1
+        self._metrics.running.set(self.running)
+        withdrawn = self._metrics.withdrawn
+        length = 0
+        try:
+            async with contextlib.aclosing(self._inner.answer(ask)) as events:
+                async for event in events:
+                    match event:
+                        case Piece():
+                            length += len(event.text)
+                            if first and event.text:
+                                first = False
+                                self._metrics.first_text.observe(time.monotonic() - began)
+                        case Cut():
+                            withdrawn.inc(max(0, length - event.characters))
+                            length = event.characters
+                        case Ended(counts=counts):
+                            self._metrics.tokens.labels("prompt").inc(counts.prompt_tokens)
+                            self._metrics.tokens.labels("answer").inc(counts.tokens)
+                        case _:
+                            pass
+                    yield event
+        finally:
+            self._running[ask.principal] -= 1
+            self._running += Counter()  # drops those at zero
+            self._metrics.running.set(self.running)
+
+    def _over_share(self, principal: str) -> bool:
+        others = len(self._running.keys() - {principal})
+        return self._running[principal] >= max(1, self._most // (others + 1)) and others > 0

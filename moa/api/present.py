@@ -1,0 +1,68 @@
+"""From an answer's events to what its client is shown: which text may be sent in each mode."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from moa.api.answer import Cut, Ended, Event, Mode, Piece, Verified
+from moa.api.errors import ApiError
+
+
+class Show(NamedTuple):
+    """A change of what the client has: keep its first `cut` characters (None: all of them), then append `text`."""
+
+    text: str
+    verified: int
+    """Characters from the start that will not be withdrawn."""
+    cut: int | None = None
+
+
+class Presenter:
+    """One answer as its client sees it."""
+
+    def __init__(self, mode: Mode) -> None:
+        self._mode = mode
+        self._text = ""
+        self._verified = 0
+        self._shown = 0
+        self._told = 0
+
+    def take(self, event: Event) -> Show | None:
+        """What changes for the client with this event, if anything does."""
+        cut = None
+        match event:
+            case Piece():
+                self._text += event.text
+                if event.verified:
+                    self._verified = len(self._text)
+            case Verified():
+                self._verified = max(self._verified, event.characters)
+            case Cut():
+                self._text = self._text[: event.characters]
+                self._verified = min(self._verified, event.characters)
+                if event.characters < self._shown:
+                    cut = self._shown = event.characters
+            case Ended():
+                self._text = event.text
+                if event.verified or self._mode == "keep":
+                    self._verified = len(self._text)
+                elif self._mode == "hold":
+                    raise _not_verified(event)
+            case _:
+                return None
+        end = self._verified if self._mode == "hold" else len(self._text)
+        text, self._shown = self._text[self._shown : end], max(self._shown, end)
+        verified = min(self._verified, self._shown)
+        if not text and cut is None and verified == self._told:
+            return None
+        self._told = verified
+        return Show(text, verified, cut)
+
+
+def _not_verified(event: Ended) -> ApiError:
+    return ApiError(
+        503,
+        f"the verifier did not come back in time, and unverified text is not sent in mode hold ({event.reason})",
+        code="not_verified",
+        retry_after=5.0,
+    )

@@ -1,0 +1,269 @@
+"""Requests of `/v1/chat/completions` and `/v1/completions`: from JSON to what is asked of the answerer.
+
+What would change the answer and is not supported is refused by name; what is unknown is ignored, as clients send much.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from moa.api.answer import Ask, Mode
+from moa.api.errors import ApiError, bad
+from moa.sampling import MAX_SEED
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
+TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Stop = Annotated[str, Meta(max_length=256)]
+Stops = Stop | Annotated[list[Stop], Meta(max_length=16)]
+Role = Annotated[str, Meta(min_length=1, max_length=32)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+
+
+class TextPart(msgspec.Struct):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+Content = str | list[TextPart] | None
+
+
+class ChatMessage(msgspec.Struct):
+    """A message of a conversation."""
+
+    role: Role
+    content: Content = None
+    tool_calls: list[Any] | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+
+
+class Prediction(msgspec.Struct):
+    """Text that the answer is expected to contain."""
+
+    content: Content
+    type: Literal["content"] = "content"
+
+
+class Extension(msgspec.Struct, forbid_unknown_fields=True):
+    """Our own field, `moa`: what the API of others has no name for."""
+
+    mode: Mode | None = None
+    patience: Annotated[float, Meta(ge=0.0, le=3600.0)] | None = None
+    resumable: bool = False
+    ignore_eos: bool = False
+
+
+class Common(msgspec.Struct, kw_only=True):
+    """Fields that both routes have."""
+
+    model: Annotated[str, Meta(max_length=512)]
+    max_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**20)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, lt=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.1, le=10.0)] | None = None
+    seed: Seed | None = None
+    stop: Stops | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    prediction: Prediction | None = None
+    moa: Extension | None = None
+
+
+class ChatRequest(Common, kw_only=True):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+
+
+class CompletionRequest(Common, kw_only=True):
+    """Body of `/v1/completions`."""
+
+    prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
+    """A text, ids, or a list of either."""
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: Annotated[int, Meta(ge=0, le=128)] | None = None
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A request, understood: one ask for each choice."""
+
+    asks: tuple[Ask, ...]
+    chat: bool
+    model: str
+    stream: bool
+    include_usage: bool
+    resumable: bool
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server has decided for requests that do not say."""
+
+    mode: Mode = "hold"
+    patience: float = 60.0
+    max_choices: int = 16
+
+
+def parse_chat(body: bytes, defaults: Defaults, principal: str) -> Call:
+    """A chat request."""
+    request = decode(body, ChatRequest)
+    _refuse_unsupported(request)
+    if request.response_format is not None and request.response_format.get("type", "text") != "text":
+        raise unsupported("response_format")
+    if request.modalities not in (None, [], ["text"]):
+        raise unsupported("modalities")
+    messages = [
+        {
+            "role": chat_role(message.role, f"messages[{number}]"),
+            "content": content_text(message.content, f"messages[{number}].content"),
+        }
+        for number, message in enumerate(request.messages)
+    ]
+    limit = request.max_completion_tokens or request.max_tokens
+    return _call(request, [{"messages": messages}], limit, defaults, principal, chat=True)
+
+
+def parse_completion(body: bytes, defaults: Defaults, principal: str) -> Call:
+    """A completion request."""
+    request = decode(body, CompletionRequest)
+    _refuse_unsupported(request)
+    limit = request.max_tokens or 16  # the default that this route has always had
+    return _call(request, list(_prompts(request.prompt)), limit, defaults, principal, chat=False)
+
+
+def decode(body: bytes, kind: type[Body]) -> Body:
+    """A body of this shape, or an error that names the field."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `")
+        param = path.rstrip("`").removeprefix("$").removeprefix(".") or None
+        raise bad(f"{param}: {message}" if param else message, param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad(f"the body is not valid JSON: {error}") from None
+
+
+def content_text(content: Content, where: str) -> str:
+    """The text of a message; only text is understood."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.type not in ("text", "input_text", "output_text") or part.text is None:
+            raise bad(f"{where}: only text parts are supported, not {part.type!r}", where, "unsupported_content")
+    return "".join(part.text or "" for part in content)
+
+
+def chat_role(role: str, where: str) -> str:
+    """A role that chat templates know; `developer` is the newer name of `system`."""
+    if role not in ("system", "developer", "user", "assistant"):
+        raise bad(f"{where}: the role is system, developer, user or assistant, not {role!r}", f"{where}.role")
+    return "system" if role == "developer" else role
+
+
+def unsupported(name: str) -> ApiError:
+    """A parameter that would change the answer, and that nothing here honours."""
+    return bad(f"{name} is not supported here", name, "unsupported_parameter")
+
+
+def sampling_seed(seed: int | None, choice: int = 0) -> int:
+    """The seed of a choice: as asked, counted up, or a fresh one. The sampler's seeds are not negative."""
+    return (random.SystemRandom().getrandbits(62) if seed is None else seed + choice) & MAX_SEED
+
+
+def _call(
+    request: Common,
+    prompts: Sequence[dict[str, Any]],
+    max_tokens: int | None,
+    defaults: Defaults,
+    principal: str,
+    *,
+    chat: bool,
+) -> Call:
+    choices = len(prompts) * (request.n or 1)
+    if choices > defaults.max_choices:
+        raise bad(f"{choices} answers in one request, at most {defaults.max_choices}", "n")
+    ours = request.moa or Extension()
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    asks = tuple(
+        Ask(
+            **prompt,
+            max_tokens=max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=None if request.top_k is None else max(0, request.top_k),
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            seed=sampling_seed(request.seed, choice),
+            stop=tuple(text for text in stop if text),
+            ignore_eos=ours.ignore_eos,
+            mode=ours.mode or defaults.mode,
+            patience=defaults.patience if ours.patience is None else ours.patience,
+            prediction=content_text(request.prediction.content, "prediction.content") if request.prediction else "",
+            principal=principal,
+        )
+        for prompt in prompts
+        for choice in range(request.n or 1)
+    )
+    options = request.stream_options or StreamOptions()
+    return Call(
+        asks=asks,
+        chat=chat,
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=bool(options.include_usage),
+        resumable=ours.resumable and bool(request.stream),
+    )
+
+
+def _prompts(prompt: str | list[Any]) -> Iterator[dict[str, Any]]:
+    given = [prompt] if isinstance(prompt, str) else prompt
+    if len({type(one) for one in given}) > 1:
+        raise bad("the prompt mixes texts and ids", "prompt")
+    if isinstance(given[0], int):
+        yield {"ids": tuple(given)}
+        return
+    for one in given:
+        yield {"text": one} if isinstance(one, str) else {"ids": tuple(one)}
+
+
+def _refuse_unsupported(request: Common) -> None:
+    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "tools", "functions", "audio"):
+        if getattr(request, name, None):
+            raise unsupported(name)
+    for name in ("echo", "suffix", "logprobs", "top_logprobs"):
+        if getattr(request, name, None):
+            raise unsupported(name)
+    if (getattr(request, "best_of", None) or 1) > (request.n or 1):
+        raise unsupported("best_of")

@@ -1,0 +1,275 @@
+"""`/v1/responses`: the part of Open Responses that concerns text. Requests, the response object, and stream events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from moa.api.answer import Ask, Counts, Ended, LinkNews, Note
+from moa.api.errors import ApiError, bad
+from moa.api.present import Show
+from moa.api.requests import (
+    Content,
+    Count,
+    Defaults,
+    Extension,
+    Prediction,
+    Role,
+    Temperature,
+    TopP,
+    chat_role,
+    content_text,
+    decode,
+    sampling_seed,
+    unsupported,
+)
+
+
+class Item(msgspec.Struct):
+    """An item of the input: a message."""
+
+    role: Role | None = None
+    content: Content = None
+    type: str = "message"
+
+
+class ResponseRequest(msgspec.Struct, kw_only=True):
+    """Body of `/v1/responses`."""
+
+    model: Annotated[str, Meta(max_length=512)]
+    input: str | Annotated[list[Item], Meta(min_length=1, max_length=1024)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
+    metadata: dict[str, str] | None = None
+    tools: list[Any] | None = None
+    text: dict[str, Any] | None = None
+    truncation: str | None = None
+    top_logprobs: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prediction: Prediction | None = None
+    moa: Extension | None = None
+
+
+Messages = tuple[dict[str, str], ...]
+
+
+class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A request, understood."""
+
+    ask: Ask
+    conversation: Messages
+    """What later requests go on from: the messages without the instructions."""
+    request: ResponseRequest
+    stream: bool
+    store: bool
+    background: bool
+    resumable: bool
+
+
+def parse(body: bytes, defaults: Defaults, principal: str) -> ResponseRequest:
+    """The request, as far as it can be judged without what it goes on from."""
+    request = decode(body, ResponseRequest)
+    for name in ("tools", "presence_penalty", "frequency_penalty", "top_logprobs"):
+        if getattr(request, name):
+            raise unsupported(name)
+    form = (request.text or {}).get("format")
+    if form is not None and (not isinstance(form, dict) or form.get("type", "text") != "text"):
+        raise unsupported("text.format")
+    if request.truncation not in (None, "disabled"):
+        raise unsupported("truncation")
+    return request
+
+
+def understand(request: ResponseRequest, before: Messages, defaults: Defaults, principal: str) -> ResponseCall:
+    """What is asked for, after the conversation that it goes on from."""
+    conversation = (*before, *_messages(request.input))
+    instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
+    ours = request.moa or Extension()
+    ask = Ask(
+        messages=(*instructions, *conversation),
+        max_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        seed=sampling_seed(None),
+        ignore_eos=ours.ignore_eos,
+        mode=ours.mode or defaults.mode,
+        patience=defaults.patience if ours.patience is None else ours.patience,
+        prediction=content_text(request.prediction.content, "prediction.content") if request.prediction else "",
+        principal=principal,
+    )
+    return ResponseCall(
+        ask=ask,
+        conversation=conversation,
+        request=request,
+        stream=bool(request.stream),
+        store=request.store is not False,
+        background=bool(request.background),
+        resumable=bool(request.background) or ours.resumable,
+    )
+
+
+def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, str]]:
+    if isinstance(given, str):
+        yield {"role": "user", "content": given}
+        return
+    for number, item in enumerate(given):
+        where = f"input[{number}]"
+        if item.type != "message" or item.role is None:
+            raise bad(f"{where}: only messages are supported, not {item.type!r}", where, "unsupported_content")
+        yield {"role": chat_role(item.role, where), "content": content_text(item.content, f"{where}.content")}
+
+
+class ResponseShape:
+    """One response: what it is at any moment, and the events that tell of each change."""
+
+    def __init__(self, model: str, call: ResponseCall) -> None:
+        self.id = f"resp_{secrets.token_hex(16)}"
+        self.text = ""
+        self._item = f"msg_{secrets.token_hex(16)}"
+        self._model, self._call, self._created = model, call, int(time.time())
+        self._status, self._begun = "in_progress", False
+        self._completed: int | None = None
+        self._why: dict[str, Any] | None = None
+        self.error: ApiError | None = None
+        self._counts: Counts | None = None
+        self._number = -1
+
+    def snapshot(self) -> dict[str, Any]:
+        """The response object as it is now."""
+        request, ask = self._call.request, self._call.ask
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": self._completed,
+            "status": self._status,
+            "incomplete_details": self._why,
+            "model": self._model,
+            "previous_response_id": request.previous_response_id,
+            "instructions": request.instructions,
+            "output": [self._message()] if self._begun else [],
+            "error": _error(self.error) if self.error is not None else None,
+            "tools": [],
+            "tool_choice": "auto",
+            "truncation": "disabled",
+            "parallel_tool_calls": True,
+            "text": {"format": {"type": "text"}},
+            "top_p": 1.0 if ask.top_p is None else ask.top_p,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "top_logprobs": 0,
+            "temperature": 0.0 if ask.temperature is None else ask.temperature,
+            "reasoning": None,
+            "user": request.user,
+            "usage": _usage(self._counts) if self._counts is not None else None,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": None,
+            "store": self._call.store,
+            "background": self._call.background,
+            "service_tier": "default",
+            "metadata": request.metadata or {},
+            "safety_identifier": request.safety_identifier,
+            "prompt_cache_key": request.prompt_cache_key,
+        }
+
+    # ---- events
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        """The response exists, and its one message is being written."""
+        yield self._event("response.created", response=self.snapshot())
+        yield self._event("response.in_progress", response=self.snapshot())
+        item = self._message() | {"content": []}
+        self._begun = True
+        yield self._event("response.output_item.added", output_index=0, item=item)
+        yield self._part_event("response.content_part.added", part=_text_part(""))
+
+    def piece(self, show: Show, *, marked: bool) -> Iterator[dict[str, Any]]:
+        """What the text has won, and lost; `marked` for clients that know our events."""
+        self.text = self.text[: show.cut] + show.text
+        marks = {"moa": {"verified": show.verified}} if marked else {}
+        if marked and (show.cut is not None or not show.text):
+            yield self._part_event("moa:output_text.revised", cut=show.cut, verified=show.verified)
+        if show.text:
+            yield self._part_event("response.output_text.delta", delta=show.text, logprobs=[], **marks)
+
+    def news(self, event: LinkNews | Note) -> dict[str, Any]:
+        """What happens around the answer, for clients that know our events."""
+        if isinstance(event, LinkNews):
+            return self._event("moa:link", state=event.state, detail=event.detail)
+        return self._event("moa:notice", message=event.message)
+
+    def end(self, ended: Ended) -> Iterator[dict[str, Any]]:
+        """The answer is over."""
+        self._counts = ended.counts
+        cut_short = ended.reason not in ("eos", "stop")
+        self._status = "incomplete" if cut_short else "completed"
+        self._completed = None if cut_short else int(time.time())
+        limit = ended.reason in ("length", "context")
+        self._why = {"reason": "max_output_tokens" if limit else ended.reason} if cut_short else None
+        yield self._part_event("response.output_text.done", text=self.text, logprobs=[])
+        yield self._part_event("response.content_part.done", part=_text_part(self.text))
+        yield self._event("response.output_item.done", output_index=0, item=self._message())
+        yield self._event(f"response.{self._status}", response=self.snapshot())
+
+    def fail(self, error: ApiError) -> dict[str, Any]:
+        """The answer could not be finished."""
+        self._status, self.error = "failed", error
+        return self._event("response.failed", response=self.snapshot())
+
+    def close(self) -> None:
+        """Nothing more comes: what is not finished by now was cancelled."""
+        if self._status == "in_progress":
+            self._status = "cancelled"
+
+    # ---- parts
+
+    def _message(self) -> dict[str, Any]:
+        status = "incomplete" if self._status in ("failed", "cancelled") else self._status
+        return {
+            "type": "message",
+            "id": self._item,
+            "status": status,
+            "role": "assistant",
+            "content": [_text_part(self.text)],
+        }
+
+    def _part_event(self, type: str, **fields: Any) -> dict[str, Any]:
+        return self._event(type, item_id=self._item, output_index=0, content_index=0, **fields)
+
+    def _event(self, type: str, **fields: Any) -> dict[str, Any]:
+        self._number += 1
+        return {"type": type, "sequence_number": self._number, **fields}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(counts: Counts) -> dict[str, Any]:
+    return {
+        "input_tokens": counts.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": counts.tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts.prompt_tokens + counts.tokens,
+        "moa": {"drafted": counts.drafted, "accepted": counts.accepted, "calls": counts.calls, **counts.more},
+    }
+
+
+def _error(error: ApiError) -> dict[str, Any]:
+    return {"code": error.code or "server_error", "message": str(error)}

@@ -1,0 +1,119 @@
+"""Responses of `/v1/chat/completions` and `/v1/completions`, whole and in chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from moa.api.answer import Counts, LinkNews, Note, Reason
+from moa.api.present import Show
+
+_FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
+"""Every other reason is a limit of some kind, which clients know as `length`; `moa.reason` says which."""
+
+
+class Shape:
+    """The envelope of one response: its id, and how choices are written in it."""
+
+    def __init__(self, model: str, *, chat: bool) -> None:
+        self.chat = chat
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(16)}"
+        self._created = int(time.time())
+        self._model = model
+
+    # ---- whole
+
+    def whole(self, texts: Sequence[str], ends: Sequence[tuple[Reason, bool]], counts: Sequence[Counts]) -> Any:
+        """The response of a request that does not stream."""
+        choices = [
+            self._choice(
+                index,
+                {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text},
+                reason,
+                {"reason": reason, "verified": verified},
+            )
+            for index, (text, (reason, verified)) in enumerate(zip(texts, ends, strict=True))
+        ]
+        kind = "chat.completion" if self.chat else "text_completion"
+        return self._envelope(kind, choices) | {"usage": usage(counts)}
+
+    # ---- chunks
+
+    def first(self, index: int) -> Any:
+        """The chunk that opens a chat choice."""
+        return self._chunk([self._choice(index, {"delta": {"role": "assistant", "content": ""}})])
+
+    def piece(self, index: int, show: Show, *, marked: bool) -> Any:
+        """What a choice has won, and lost; `marked` for clients that know our field."""
+        body = {"delta": {"content": show.text} if show.text else {}} if self.chat else {"text": show.text}
+        marks: dict[str, Any] = {"verified": show.verified}
+        if show.cut is not None:
+            marks["cut"] = show.cut
+        return self._chunk([self._choice(index, body, None, marks if marked else None)])
+
+    def last(self, index: int, reason: Reason, *, verified: bool) -> Any:
+        """The chunk that closes a choice."""
+        body: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
+        return self._chunk([self._choice(index, body, reason, {"reason": reason, "all_verified": verified})])
+
+    def news(self, event: LinkNews | Note) -> Any:
+        """What happens around the answer, for clients that know our field."""
+        if isinstance(event, LinkNews):
+            return self._chunk([]) | {"moa": {"link": event.state, "detail": event.detail}}
+        return self._chunk([]) | {"moa": {"notice": event.message}}
+
+    def usage(self, counts: Iterable[Counts]) -> Any:
+        """The chunk of `stream_options.include_usage`."""
+        return self._chunk([]) | {"usage": usage(counts)}
+
+    # ---- parts
+
+    def _chunk(self, choices: list[Any]) -> dict[str, Any]:
+        return self._envelope("chat.completion.chunk" if self.chat else "text_completion", choices)
+
+    def _envelope(self, kind: str, choices: list[Any]) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
+
+    def _choice(
+        self, index: int, body: dict[str, Any], reason: Reason | None = None, moa: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        finish = _FINISH.get(reason, "length") if reason else None
+        choice = {"index": index, **body, "logprobs": None, "finish_reason": finish}
+        return choice | {"moa": moa} if moa else choice
+
+
+def usage(counts: Iterable[Counts]) -> dict[str, Any]:
+    """Tokens of all choices together. What speculation did is in `moa`; the prediction's share where OpenAI has it."""
+    every = list(counts)
+    prompt, tokens = sum(c.prompt_tokens for c in every), sum(c.tokens for c in every)
+    predicted, taken = sum(c.predicted for c in every), sum(c.predicted_accepted for c in every)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": tokens,
+        "total_tokens": prompt + tokens,
+        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": taken,
+            "rejected_prediction_tokens": predicted - taken,
+        },
+        "moa": {
+            "drafted": sum(c.drafted for c in every),
+            "accepted": sum(c.accepted for c in every),
+            "calls": sum(c.calls for c in every),
+            **(every[0].more if len(every) == 1 else {}),
+        },
+    }
+
+
+def models(name: str, created: int) -> dict[str, Any]:
+    """The list of models: one."""
+    return {"object": "list", "data": [model(name, created)]}
+
+
+def model(name: str, created: int) -> dict[str, Any]:
+    """One model."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "moa-edge"}

@@ -1,0 +1,125 @@
+"""Answers on their way to one client: several choices side by side, whole or as a stream of chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from moa.api.answer import Answerer, Ask, Began, Counts, Ended, Event, LinkNews, Note
+from moa.api.errors import from_error
+from moa.api.present import Presenter
+from moa.api.requests import Call
+from moa.api.responses import ResponseCall, ResponseShape
+from moa.api.shapes import Shape
+from moa.errors import MoaError
+
+_WAITING = 64
+"""Events of a request with several choices that may wait for its client; then the choices pause."""
+
+
+async def side_by_side(answerer: Answerer, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Event], None]:
+    """Events of all asks as they come, each with the number of its ask. Closing it ends them all."""
+    if len(asks) == 1:
+        async with contextlib.aclosing(answerer.answer(asks[0])) as events:
+            async for event in events:
+                yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(_WAITING)
+
+    async def feed(index: int, ask: Ask) -> None:
+        try:
+            async with contextlib.aclosing(answerer.answer(ask)) as events:
+                async for event in events:
+                    await queue.put((index, event))
+            await queue.put((index, None))
+        except Exception as error:
+            await queue.put((index, error))
+
+    tasks = [asyncio.create_task(feed(index, ask)) for index, ask in enumerate(asks)]
+    try:
+        running = len(tasks)
+        while running:
+            index, news = await queue.get()
+            if isinstance(news, Exception):
+                raise news
+            if news is None:
+                running -= 1
+            else:
+                yield index, news
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def whole(call: Call, shape: Shape, answerer: Answerer) -> Any:
+    """The response of a request that does not stream."""
+    presenters = [Presenter(ask.mode) for ask in call.asks]
+    texts = [""] * len(call.asks)
+    ends: dict[int, Ended] = {}
+    async with contextlib.aclosing(side_by_side(answerer, call.asks)) as events:
+        async for index, event in events:
+            if (show := presenters[index].take(event)) is not None:
+                texts[index] = texts[index][: show.cut] + show.text
+            if isinstance(event, Ended):
+                ends[index] = event
+    done = [ends[index] for index in range(len(texts))]
+    return shape.whole(texts, [(end.reason, end.verified) for end in done], [end.counts for end in done])
+
+
+async def chunks(call: Call, shape: Shape, answerer: Answerer) -> AsyncGenerator[Any, None]:
+    """The chunks of a request that streams. An error after the first chunk becomes one, and the last."""
+    presenters = [Presenter(ask.mode) for ask in call.asks]
+    marked = [ask.mode == "provisional" for ask in call.asks]
+    counts: list[Counts] = []
+    begun = False
+    try:
+        async with contextlib.aclosing(side_by_side(answerer, call.asks)) as events:
+            async for index, event in events:
+                if isinstance(event, Began) and call.chat:
+                    yield shape.first(index)
+                begun = begun or isinstance(event, Began)
+                if isinstance(event, LinkNews | Note) and marked[index]:
+                    yield shape.news(event)
+                show = presenters[index].take(event)
+                if show is not None and (show.text or marked[index]):
+                    yield shape.piece(index, show, marked=marked[index])
+                if isinstance(event, Ended):
+                    counts.append(event.counts)
+                    yield shape.last(index, event.reason, verified=event.verified)
+    except MoaError as error:
+        if not begun:
+            raise
+        yield from_error(error).body()
+        return
+    if call.include_usage:
+        yield shape.usage(counts)
+
+
+async def response_events(call: ResponseCall, shape: ResponseShape, answerer: Answerer) -> AsyncGenerator[Any, None]:
+    """The events of a response. An error after the first becomes one, and the last."""
+    presenter, marked = Presenter(call.ask.mode), call.ask.mode == "provisional"
+    begun = False
+    try:
+        async with contextlib.aclosing(answerer.answer(call.ask)) as events:
+            async for event in events:
+                if isinstance(event, Began):
+                    begun = True
+                    for told in shape.begin():
+                        yield told
+                if isinstance(event, LinkNews | Note) and marked:
+                    yield shape.news(event)
+                if (show := presenter.take(event)) is not None:
+                    for told in shape.piece(show, marked=marked):
+                        yield told
+                if isinstance(event, Ended):
+                    for told in shape.end(event):
+                        yield told
+    except MoaError as error:
+        if not begun:
+            raise
+        yield shape.fail(from_error(error))
+    finally:
+        shape.close()

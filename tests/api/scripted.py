@@ -1,0 +1,97 @@
+"""An answerer that says what its test tells it to, and the endpoint over it, on loopback or in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+import httpx2 as httpx
+
+from moa.api.access import Access, ApiKeys
+from moa.api.answer import Ask, Began, Counts, Ended, Event, Piece, Reason
+from moa.api.app import Api
+from moa.api.guard import Guard
+from moa.api.http import serving
+
+MODEL = "scripted"
+PATIENCE = 30.0
+
+Script = Callable[[Ask], Iterable[Event | asyncio.Event]]
+
+
+class Scripted:
+    """Plays a script for each ask; an `asyncio.Event` in it is waited for."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.asks: list[Ask] = []
+        self.open = 0
+        self.closed = asyncio.Event()
+        """Set when an answer's generator has ended, by whatever way."""
+
+    @property
+    def model(self) -> str:
+        return MODEL
+
+    def status(self) -> dict[str, Any]:
+        return {"link": "online"}
+
+    def not_ready(self) -> str:
+        return ""
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        self.asks.append(ask)
+        self.open += 1
+        try:
+            for step in self._script(ask):
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                else:
+                    yield step
+        finally:
+            self.open -= 1
+            self.closed.set()
+
+
+def says(*pieces: str, reason: Reason = "eos", verified: bool = True) -> list[Event]:
+    """An answer of these pieces."""
+    return [
+        Began(3),
+        *(Piece(piece, verified) for piece in pieces),
+        ended("".join(pieces), reason=reason, verified=verified, tokens=len(pieces)),
+    ]
+
+
+def ended(text: str, *, reason: Reason = "eos", verified: bool = True, tokens: int = 1) -> Ended:
+    return Ended(reason=reason, verified=verified, text=text, counts=Counts(prompt_tokens=3, tokens=tokens, calls=2))
+
+
+@contextlib.asynccontextmanager
+async def endpoint(
+    script: Script | Sequence[Event], *, keys: Sequence[str] = (), **settings: Any
+) -> AsyncIterator[tuple[Scripted, Api, Guard]]:
+    """The application."""
+    answerer = Scripted(script if callable(script) else lambda ask: script)
+    async with Api(answerer, Access(ApiKeys(keys)), **settings).running() as api:
+        yield answerer, api, api.app()
+
+
+@contextlib.asynccontextmanager
+async def served(script: Script | Sequence[Event], **settings: Any) -> AsyncIterator[tuple[Scripted, str]]:
+    """The endpoint on a port of loopback."""
+    async with endpoint(script, **settings) as (answerer, _, app), serving(app, "127.0.0.1", 0) as address:
+        yield answerer, address
+
+
+@contextlib.asynccontextmanager
+async def browser(address: str, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A plain HTTP client."""
+    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=PATIENCE, trust_env=False) as client:
+        yield client
+
+
+def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
+    """The body of a chat request."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}

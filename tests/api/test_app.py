@@ -1,0 +1,283 @@
+"""The routes, over a scripted answerer: shapes, statuses, streams, hang-ups, and streams that are taken up again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from moa.api.answer import Began, Cut, LinkNews, Piece
+from moa.api.app import ApiLimits
+from moa.errors import CapacityError, LinkError, RemoteError, UsageError
+from tests.api.scripted import MODEL, PATIENCE, browser, chat, ended, says, served
+
+
+def data_of(stream: str) -> list[Any]:
+    """The events of a stream; the last is the end mark."""
+    return [
+        line.removeprefix("data: ") if line.endswith("[DONE]") else json.loads(line.removeprefix("data: "))
+        for line in stream.splitlines()
+        if line.startswith("data: ")
+    ]
+
+
+async def test_a_chat_answer() -> None:
+    async with served(says("Hel", "lo")) as (answerer, address), browser(address) as client:
+        answer = (await client.post("/v1/chat/completions", json=chat())).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 2)
+    assert answerer.asks[0].messages == [{"role": "user", "content": "hi"}]
+    assert answerer.asks[0].mode == "hold"
+
+
+async def test_a_stream_with_usage() -> None:
+    async with served(says("Hel", "lo")) as (_, address), browser(address) as client:
+        body = chat(stream=True, stream_options={"include_usage": True})
+        reply = await client.post("/v1/chat/completions", json=body)
+    assert reply.headers["content-type"] == "text/event-stream"
+    *chunks, usage, done = data_of(reply.text)
+    assert done == "[DONE]"
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "Hello"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert usage["choices"] == []
+    assert usage["usage"]["total_tokens"] == 5
+    assert "id:" not in reply.text
+
+
+async def test_several_choices_have_seeds_of_their_own() -> None:
+    async with served(lambda ask: says(f"seed {ask.seed}")) as (_, address), browser(address) as client:
+        answer = (await client.post("/v1/chat/completions", json=chat(n=3, seed=7))).json()
+    assert [choice["message"]["content"] for choice in answer["choices"]] == ["seed 7", "seed 8", "seed 9"]
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+async def test_completions_take_texts_and_ids() -> None:
+    async with served(lambda ask: says(str(ask.text or ask.ids))) as (_, address), browser(address) as client:
+        for prompt, texts in [
+            ("a", ["a"]),
+            (["a", "b"], ["a", "b"]),
+            ([1, 2], ["(1, 2)"]),
+            ([[1], [2]], ["(1,)", "(2,)"]),
+        ]:
+            answer = (await client.post("/v1/completions", json={"model": MODEL, "prompt": prompt})).json()
+            assert [choice["text"] for choice in answer["choices"]] == texts
+
+
+async def test_provisional_text_is_marked_and_retracted() -> None:
+    script = [Began(3), Piece("ab"), LinkNews("offline"), Piece("cd", False), Cut(3), Piece("x"), ended("abcx")]
+    async with served(script) as (_, address), browser(address) as client:
+        reply = await client.post("/v1/chat/completions", json=chat(stream=True, moa={"mode": "provisional"}))
+    text, marks, news = "", [], []
+    for chunk in data_of(reply.text)[:-1]:
+        for choice in chunk["choices"]:
+            text = text[: choice.get("moa", {}).get("cut")] + choice["delta"].get("content", "")
+            marks.append(choice.get("moa"))
+        news += [chunk["moa"]["link"]] if not chunk["choices"] else []
+    assert text == "abcx"
+    assert {"verified": 2} in marks
+    assert {"verified": 2, "cut": 3} in marks
+    assert news == ["offline"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (chat(temperature=3), "temperature"),
+        (chat(temperature="hot"), "temperature"),
+        (chat(top_p=0), "top_p"),
+        (chat(n=0), "n"),
+        (chat(n=99), "n"),
+        (chat(max_tokens=0), "max_tokens"),
+        (chat(stop=["x"] * 17), "stop"),
+        (chat(tools=[{"type": "function"}]), "tools"),
+        (chat(response_format={"type": "json_object"}), "response_format"),
+        (chat(logit_bias={"1": 2}), "logit_bias"),
+        (chat(moa={"mode": "guess"}), "moa.mode"),
+        (chat(moa={"typo": 1}), "moa"),
+        ({"model": MODEL, "messages": []}, "messages"),
+        ({"model": MODEL, "messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"model": MODEL, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"model": MODEL}, None),
+        ([], None),
+    ],
+)
+async def test_a_wrong_request_is_refused_by_name(body: Any, param: str | None) -> None:
+    async with served(says("x")) as (answerer, address), browser(address) as client:
+        reply = await client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert error["message"]
+    assert not answerer.asks
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (UsageError("the prompt has 9 tokens"), 400, None),
+        (LinkError("no route"), 503, "verifier_unavailable"),
+        (CapacityError("full"), 429, "busy"),
+        (RemoteError("busy", "too many", retry_after=2.5), 429, "busy"),
+        (RemoteError("limit", "too long"), 400, "context_length_exceeded"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_from_inside_have_their_status(
+    error: Exception, status: int, code: str | None, stream: bool
+) -> None:
+    def refuse(ask: Any) -> Any:
+        raise error
+        yield
+
+    async with served(refuse) as (_, address), browser(address) as client:
+        reply = await client.post("/v1/chat/completions", json=chat(stream=stream))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+    assert ("retry-after" in reply.headers) == (status in (429, 503))
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_its_last_event() -> None:
+    def breaks(ask: Any) -> Any:
+        yield from [Began(3), Piece("a")]
+        raise LinkError("gone")
+
+    async with served(breaks) as (_, address), browser(address) as client:
+        reply = await client.post("/v1/chat/completions", json=chat(stream=True))
+    *_, error, done = data_of(reply.text)
+    assert (error["error"]["code"], done) == ("verifier_unavailable", "[DONE]")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kind", "body", "status"),
+    [
+        ("GET", "/nothing", "", b"", 404),
+        ("GET", "/v1/chat/completions", "", b"", 405),
+        ("POST", "/v1/chat/completions", "text/plain", b"{}", 415),
+        ("POST", "/v1/chat/completions", "application/json", b"{", 400),
+        ("POST", "/v1/chat/completions", "application/json", b"\xff", 400),
+        ("POST", "/v1/chat/completions", "application/json", b"[" * 100_000, 400),
+        ("POST", "/v1/chat/completions", "application/json", b"x" * 3_000_000, 413),
+        ("GET", "/v1/streams/none", "", b"", 404),
+        ("GET", "/v1/responses/none", "", b"", 404),
+        ("GET", "/v1/models/none", "", b"", 404),
+    ],
+)
+async def test_refusals_have_the_shape_of_an_error(method: str, path: str, kind: str, body: bytes, status: int) -> None:
+    async with served(says("x")) as (_, address), browser(address) as client:
+        reply = await client.request(method, path, content=body, headers={"Content-Type": kind} if kind else {})
+    assert reply.status_code == status
+    assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_keys_guard_everything_but_health() -> None:
+    async with served(says("x"), keys=["right"]) as (_, address):
+        async with browser(address) as client:
+            assert (await client.get("/health")).status_code == 200
+            for path in ("/v1/models", "/metrics", "/moa/status", "/v1/streams/x"):
+                reply = await client.get(path)
+                assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+        async with browser(address, Authorization="Bearer right") as client:
+            assert (await client.get("/v1/models")).json()["data"][0]["id"] == MODEL
+
+
+async def test_another_website_is_refused_before_anything_else() -> None:
+    async with served(says("x")) as (answerer, address), browser(address, Origin="https://evil.example") as client:
+        reply = await client.post("/v1/chat/completions", json=chat())
+    assert reply.status_code == 403
+    assert not answerer.asks
+    assert "access-control-allow-origin" not in reply.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_ends_its_answer_at_once(stream: bool) -> None:
+    script = [Began(3), Piece("a"), asyncio.Event()]
+    async with served(lambda ask: script) as (answerer, address):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        body = json.dumps(chat(stream=stream)).encode()
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            + f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        async with asyncio.timeout(PATIENCE):
+            if stream:
+                await reader.readuntil(b'"a"')
+            while not answerer.open:
+                await asyncio.sleep(0)
+            writer.close()
+            await answerer.closed.wait()
+        assert answerer.open == 0
+
+
+async def test_too_many_answers_are_refused_and_places_come_back() -> None:
+    go = asyncio.Event()
+    script = [Began(3), go, *says("x")[1:]]
+    limits = ApiLimits(max_running=2)
+    async with served(lambda ask: script, limits=limits) as (_, address), browser(address) as client:
+        held = asyncio.create_task(client.post("/v1/chat/completions", json=chat(n=2)))
+        async with asyncio.timeout(PATIENCE):
+            while (await client.get("/moa/status")).json()["running"] < 2:
+                await asyncio.sleep(0)
+        assert (await client.post("/v1/chat/completions", json=chat())).status_code == 429
+        go.set()
+        assert (await held).status_code == 200
+        assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
+
+
+# ---- streams that are taken up again
+
+
+async def test_a_resumable_stream_goes_on_without_its_client_and_is_taken_up_from_anywhere() -> None:
+    go = asyncio.Event()
+    script = [Began(3), Piece("a"), go, Piece("b"), ended("ab")]
+    async with served(lambda ask: script, keys=["me", "other"]) as (answerer, address):
+        async with browser(address, Authorization="Bearer me") as client:
+            body = chat(stream=True, moa={"resumable": True})
+            async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+                id = reply.headers["x-request-id"]
+                lines = []
+                async for line in reply.aiter_lines():
+                    lines.append(line)
+                    if '"a"' in line:
+                        break  # the client is gone
+            assert f"id: {id}/2" in lines
+            go.set()
+            async with asyncio.timeout(PATIENCE):
+                await answerer.closed.wait()
+            rest = await client.get(f"/v1/streams/{id}", headers={"Last-Event-ID": f"{id}/2"})
+            everything = await client.get(f"/v1/streams/{id}")
+            assert (await client.get(f"/v1/streams/{id}", headers={"Last-Event-ID": "x/2"})).status_code == 400
+        async with browser(address, Authorization="Bearer other") as stranger:
+            assert (await stranger.get(f"/v1/streams/{id}")).status_code == 404
+            assert (await stranger.delete(f"/v1/streams/{id}")).status_code == 404
+    text = "".join(c["choices"][0]["delta"].get("content", "") for c in data_of(everything.text)[:-1])
+    assert text == "ab"
+    assert everything.text.endswith(rest.text)
+    assert len(data_of(rest.text)) == len(data_of(everything.text)) - 2
+
+
+async def test_a_resumable_stream_is_stopped_by_its_id() -> None:
+    script = [Began(3), Piece("a"), asyncio.Event()]
+    async with served(lambda ask: script) as (answerer, address), browser(address) as client:
+        body = chat(stream=True, moa={"resumable": True})
+        async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            id = reply.headers["x-request-id"]
+            assert (await client.delete(f"/v1/streams/{id}")).status_code == 204
+            async with asyncio.timeout(PATIENCE):
+                await answerer.closed.wait()
+                async for _ in reply.aiter_lines():
+                    pass  # it ends
+        assert (await client.get(f"/v1/streams/{id}")).status_code == 404
+
+
+async def test_metrics_count_requests_without_their_text() -> None:
+    async with served(says("secret words")) as (_, address), browser(address) as client:
+        await client.post("/v1/chat/completions", json=chat("secret prompt"))
+        page = (await client.get("/metrics")).text
+    assert 'moa_api_requests_total{route="/v1/chat/completions",status="200"} 1.0' in page
+    assert "moa_api_running_answers 0.0" in page
+    assert "secret" not in page

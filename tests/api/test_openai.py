@@ -1,0 +1,144 @@
+"""The real `openai` package against the endpoint, over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+
+from moa.api.answer import Began, Piece
+from tests.api.scripted import MODEL, PATIENCE, Script, Scripted, says, served
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@contextlib.asynccontextmanager
+async def talking(script: Script, key: str = "key") -> AsyncIterator[tuple[Scripted, openai.AsyncOpenAI]]:
+    async with (
+        served(script, keys=["key"]) as (answerer, address),
+        openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=PATIENCE) as client,
+    ):
+        yield answerer, client
+
+
+async def test_chat() -> None:
+    async with talking(lambda ask: says("Hel", "lo")) as (_, client):
+        answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, seed=1, temperature=0.5)  # type: ignore[call-overload]
+        assert answer.choices[0].message.content == "Hello"
+        assert answer.usage.total_tokens == 5
+        parts, usage = [], None
+        options = {"include_usage": True}
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, stream=True, stream_options=options  # type: ignore[call-overload]
+        )  # fmt: skip
+        async for chunk in stream:
+            parts += [choice.delta.content or "" for choice in chunk.choices]
+            usage = chunk.usage or usage
+        assert "".join(parts) == "Hello"
+        assert usage is not None
+
+
+async def test_the_synchronous_client() -> None:
+    def talk(address: str) -> str:
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=PATIENCE) as client:
+            stream = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)  # type: ignore[call-overload]
+            return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    async with served(says("Hel", "lo")) as (_, address):
+        assert await asyncio.to_thread(talk, address) == "Hello"
+
+
+async def test_completions_and_models() -> None:
+    async with talking(lambda ask: says(str(ask.text))) as (answerer, client):
+        answer = await client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=5, stop="x")
+        assert [choice.text for choice in answer.choices] == ["a", "b"]
+        assert (answerer.asks[0].max_tokens, answerer.asks[0].stop) == (5, ("x",))
+        assert [model.id async for model in client.models.list()] == [MODEL]
+        assert (await client.models.retrieve(MODEL)).id == MODEL
+
+
+async def test_a_prediction_is_handed_on() -> None:
+    async with talking(lambda ask: says("x")) as (answerer, client):
+        await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, prediction={"type": "content", "content": "likely"}  # type: ignore[call-overload]
+        )  # fmt: skip
+        assert answerer.asks[0].prediction == "likely"
+
+
+async def test_errors_are_the_packages_own() -> None:
+    async with talking(lambda ask: says("x")) as (_, client):
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="gpt", messages=MESSAGES)  # type: ignore[call-overload]
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.chat.completions.create(model=MODEL, messages=MESSAGES, n=99)  # type: ignore[call-overload]
+        assert bad.value.param == "n"
+    async with talking(lambda ask: says("x"), key="wrong") as (_, client):
+        with pytest.raises(openai.AuthenticationError):
+            await client.models.retrieve(MODEL)
+
+
+async def test_closing_a_stream_ends_the_answer() -> None:
+    async with talking(lambda ask: [Began(3), Piece("a"), asyncio.Event()]) as (answerer, client):
+        stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)  # type: ignore[call-overload]
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+        await stream.close()
+        async with asyncio.timeout(PATIENCE):
+            await answerer.closed.wait()
+
+
+# ---- responses
+
+
+async def test_responses() -> None:
+    async with talking(lambda ask: says("Hel", "lo")) as (answerer, client):
+        answer = await client.responses.create(model=MODEL, input="hi", instructions="be kind")
+        assert (answer.output_text, answer.status) == ("Hello", "completed")
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == 5
+        assert (answerer.asks[0].messages or ())[0] == {"role": "system", "content": "be kind"}
+        again = await client.responses.create(model=MODEL, input="more", previous_response_id=answer.id)
+        assert [m["content"] for m in answerer.asks[1].messages or ()] == ["hi", "Hello", "more"]
+        assert (await client.responses.retrieve(again.id)).output_text == "Hello"
+        await client.responses.delete(again.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(again.id)
+
+
+async def test_a_response_stream_tells_every_step() -> None:
+    async with talking(lambda ask: says("Hel", "lo")) as (_, client):
+        stream = await client.responses.create(model=MODEL, input="hi", stream=True)
+        events = [event async for event in stream]
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(10))
+    assert events[-1].response.output_text == "Hello"  # type: ignore[union-attr]
+
+
+async def test_a_background_response_is_taken_up_again_and_cancelled() -> None:
+    go = asyncio.Event()
+    async with talking(lambda ask: [Began(3), Piece("a"), go, *says("a", "b")[2:]]) as (_, client):
+        begun = await client.responses.create(model=MODEL, input="hi", background=True)
+        assert begun.status == "in_progress"
+        go.set()
+        stream = await client.responses.retrieve(begun.id, stream=True, starting_after=3)
+        events = [event async for event in stream]
+        assert events[0].sequence_number == 4
+        assert (await client.responses.retrieve(begun.id)).output_text == "ab"
+        go.clear()
+        other = await client.responses.create(model=MODEL, input="hi", background=True)
+        assert (await client.responses.cancel(other.id)).status == "cancelled"

@@ -1,0 +1,60 @@
+"""What a client is shown in each mode, for any order of events."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moa.api.answer import Cut, Event, Mode, Piece, Verified
+from moa.api.errors import ApiError
+from moa.api.present import Presenter, Show
+from tests.api.scripted import ended
+
+
+def shown(presenter: Presenter, *events: Event) -> tuple[str, list[Show]]:
+    """What the client has at the end, and how it came to it."""
+    text, shows = "", []
+    for event in events:
+        if (show := presenter.take(event)) is not None:
+            shows.append(show)
+            text = text[: show.cut] + show.text
+            assert show.verified <= len(text)
+    return text, shows
+
+
+def test_hold_shows_only_what_is_verified() -> None:
+    text, shows = shown(Presenter("hold"), Piece("a"), Piece("b", False), Piece("c", False), Verified(2))
+    assert text == "ab"
+    assert all(show.cut is None for show in shows)
+
+
+def test_hold_never_ends_with_text_that_was_not_verified() -> None:
+    with pytest.raises(ApiError) as refused:
+        shown(Presenter("hold"), Piece("a"), Piece("b", False), ended("ab", verified=False, reason="link"))
+    assert (refused.value.status, refused.value.code) == (503, "not_verified")
+
+
+def test_provisional_text_is_shown_and_taken_back() -> None:
+    events = [Piece("a"), Piece("bc", False), Cut(2), Piece("d"), ended("abd")]
+    text, shows = shown(Presenter("provisional"), *events)
+    assert text == "abd"
+    assert [show.cut for show in shows] == [None, None, 2, None]
+    assert shows[1].verified == 1
+
+
+@given(
+    st.lists(st.one_of(st.text("ab", max_size=3), st.integers(0, 12)), max_size=12),
+    st.sampled_from(["provisional", "keep", "hold"]),
+)
+def test_the_client_always_ends_with_the_text(steps: list[str | int], mode: Mode) -> None:
+    events: list[Event] = []
+    text = ""
+    for step in steps:
+        if isinstance(step, str):
+            events.append(Piece(step, False))
+            text += step
+        elif mode != "keep" and step < len(text):
+            events.append(Cut(step))
+            text = text[:step]
+    assert shown(Presenter(mode), *events, ended(text))[0] == text

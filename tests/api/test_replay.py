@@ -1,0 +1,81 @@
+"""Streams that can be taken up again: same key only, for a stated time and memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from moa.api.errors import ApiError
+from moa.api.replay import Recordings, position
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def recordings(**limits: float) -> tuple[Recordings, Clock]:
+    clock = Clock()
+    return Recordings(clock, **{"keep_seconds": 10, "alone_seconds": 5, "most_bytes": 1000, **limits}), clock  # type: ignore[arg-type]
+
+
+def test_a_stranger_learns_nothing() -> None:
+    kept, _ = recordings()
+    kept.open("a", "me")
+    with pytest.raises(ApiError) as one:
+        kept.get("a", "other")
+    with pytest.raises(ApiError) as none:
+        kept.get("b", "me")
+    assert one.value.status == none.value.status == 404
+    assert str(one.value).replace("'a'", "") == str(none.value).replace("'b'", "")
+
+
+def test_what_is_complete_is_kept_for_a_while_and_then_forgotten() -> None:
+    kept, clock = recordings()
+    kept.open("a", "me").close(clock())
+    clock.now += 10
+    assert kept.get("a", "me").closed
+    clock.now += 0.1
+    with pytest.raises(ApiError):
+        kept.get("a", "me")
+
+
+def test_work_that_nobody_listens_to_is_stopped() -> None:
+    kept, clock = recordings()
+    stopped = []
+    stream = kept.open("a", "me")
+    stream.cancel = lambda: stopped.append(1)
+    stream.listeners = 1
+    clock.now += 100
+    kept.sweep()
+    assert not stopped
+    stream.listeners, stream.touched = 0, clock()
+    clock.now += 5.1
+    kept.sweep()
+    assert stopped == [1]
+    assert stream.closed
+
+
+def test_memory_is_bounded_and_complete_streams_go_first() -> None:
+    kept, clock = recordings()
+    running = kept.open("running", "me")
+    for name in ("old", "new"):
+        stream = kept.open(name, "me")
+        stream.add(b"x" * 300)
+        stream.close(clock())
+        clock.now += 1
+    running.add(b"x" * 300)
+    kept.sweep()
+    assert {stream.id for stream in kept} == {"running", "new"}
+    assert kept.size <= 1000
+
+
+@pytest.mark.parametrize("text", ["x", "b/3", "a/-1", "a/", "", "a/٣", "a/9999999999"])
+def test_a_position_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ApiError):
+        position(text, "a")
+
+
+def test_a_position_is_read_with_or_without_the_stream() -> None:
+    assert (position("a/3", "a"), position("7", "a")) == (3, 7)
