@@ -223,7 +223,7 @@ def main() -> int:
     options = parser.parse_args()
     if min(options.lanes, options.slots) < 1 or options.step_ms < 0:
         raise UsageError("--lanes and --slots must be at least 1, --step-ms at least 0")
-    logs.configure("error")
+    logs.configure("error", Limits())
     torch.set_num_threads(1)
     # The lanes' threads take turns: a verdict should not wait the default 5 ms for its turn.
     sys.setswitchinterval(0.0005)

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,11 +63,13 @@ class Authenticator:
             raise ConfigError(f"the token file {path} has no entries", hint="add one with `cloud-verifier token new`")
         return cls(tuple(entries))
 
-    def principal(self, authorization: str | None) -> str | None:
-        """The caller's name, or None when it must be turned away."""
+    def principal(self, authorization: Sequence[str]) -> str | None:
+        """The caller's name by its Authorization headers, or None when it must be turned away: for want of a valid
+        one, or because there are several, of which a proxy before us may have checked another."""
         if not self.entries:
             return ANONYMOUS
-        scheme, _, token = (authorization or "").partition(" ")
+        header = authorization[0] if len(authorization) == 1 else ""
+        scheme, _, token = header.partition(" ")
         presented = _digest(token.strip())
         found = None
         # Every entry is compared, in constant time each: the time says nothing of which one, or whether any, fits.

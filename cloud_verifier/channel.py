@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from cloud_verifier.budgets import BYTES, FRAMES, REFUSALS, Meter
 from cloud_verifier.greeting import greet, sampling_settings
 from cloud_verifier.logs import log
-from cloud_verifier.outbox import HangUp, Outbox
+from cloud_verifier.outbox import HangUp, Outbox, Spent
 from cloud_verifier.sessions import Session
 from moa.wire.codec import check, decode_client
 from moa.wire.codes import CloseCode, Code, Refusal
@@ -22,6 +23,7 @@ from moa.wire.messages import (
     ClientMessage,
     Close,
     Hello,
+    Message,
     Open,
     Resume,
     Resumed,
@@ -34,31 +36,51 @@ from moa.wire.ranges import Ranges
 if TYPE_CHECKING:
     from cloud_verifier.service import Service
 
+_TOKENS_PER_FRAME = 64
+"""A resume is a small frame, but hashing its log is work: this many tokens count as one frame."""
+
 
 class Channel:
     """One connection's state."""
 
-    def __init__(self, service: Service, principal: str, peer: str = "") -> None:
+    def __init__(self, service: Service, principal: str, meter: Meter, peer: str = "") -> None:
         self.service, self.principal, self.peer = service, principal, peer
+        self._meter = meter
         self.sessions: dict[bytes, Session] = {}
         self.features: frozenset[str] = frozenset()
         self.welcomed = asyncio.Event()
         self.outbox = Outbox(service.metrics, service.limits, service.clock)
         self._bad = 0
-        service.channels.add(self)
+        service.join(self)
 
     def close(self) -> None:
         """The connection is gone: its sessions wait for its return."""
-        self.service.channels.discard(self)
+        self.service.leave(self)
         for session in self.sessions.values():
             self.service.rounds.abandon(session)
             self.service.store.detach(session)
         self.sessions.clear()
 
+    def answer(self, message: Message, spent: Spent | None = None) -> None:
+        """Queue an answer, and count its bytes: a small request may have a large answer."""
+        self._meter.spend(BYTES, self.outbox.answer(message, spent))
+
+    def flooded(self, limit: str) -> None:
+        """The other end has kept asking for more than its budget: tell it which, then cut."""
+        log.warning(
+            "cut: it keeps asking for more than its budget",
+            extra={"peer": self.peer, "principal": self.principal, "event": "flood", "limit": limit},
+        )
+        self.service.metrics.cuts.labels(limit).inc()
+        most = getattr(self.service.limits, limit)
+        self.outbox.answer(Refusal(Code.LIMIT, f"more than {most} a second on this connection", limit=limit).error())
+        self.outbox.end(HangUp(CloseCode.POLICY, limit))
+
     # ---- in
 
     async def receive(self, frame: bytes, arrived: float) -> None:
         """Take in one frame and when it arrived. A refusal is answered; too many senseless ones end the connection."""
+        await self.outbox.room()
         session, round = b"", 0
         try:
             message = decode_client(frame)
@@ -75,12 +97,20 @@ class Channel:
 
     def _refuse(self, refusal: Refusal, session: bytes, round: int) -> None:
         self.service.metrics.refusals.labels(refusal.code.value, refusal.limit).inc()
+        if not refusal.retryable:
+            self._meter.spend(REFUSALS)
+        # Its message may quote the client's text or tokens, so it goes to the client alone.
         log.info(
-            "refused: %s",
-            refusal,
-            extra={"session": session, "round": round, "principal": self.principal, "code": refusal.code.value},
+            "refused",
+            extra={
+                "session": session,
+                "round": round,
+                "principal": self.principal,
+                "code": refusal.code.value,
+                "limit": refusal.limit,
+            },
         )
-        self.outbox.answer(refusal.error(session=session, round=round))
+        self.answer(refusal.error(session=session, round=round))
 
     async def _handle(self, message: ClientMessage, arrived: float) -> None:
         if isinstance(message, Hello):
@@ -103,8 +133,8 @@ class Channel:
             case Sync():
                 self._sync(message)
             case Ack():
-                self.outbox.courier.window.ack(message.received)
-                self.outbox.wake.set()
+                if self.outbox.courier.window.ack(message.received):
+                    self.outbox.wake.set()
             case Close():
                 self._close(message)
 
@@ -118,7 +148,7 @@ class Channel:
         self.features = frozenset(welcome.features)
         self.outbox.carry(welcome.records)
         self.welcomed.set()
-        self.outbox.answer(welcome)
+        self.answer(welcome)
 
     def _open(self, message: Open) -> None:
         service = self.service
@@ -126,14 +156,14 @@ class Channel:
         if known is not None:
             answer = known.history.reopen(message.ids)
             self._attach(known)
-            self.outbox.answer(answer)
+            self.answer(answer)
             return
         self._no_draining()
         if len(self.sessions) >= service.limits.max_sessions_per_connection:
             raise Refusal(
                 Code.LIMIT, f"{len(self.sessions)} sessions on this connection", limit="max_sessions_per_connection"
             )
-        service.store.check_room(message.session, self.principal)
+        service.store.check_room(message.session, self.principal, len(message.ids))
         ids = message.ids
         if len(ids) >= service.max_context:
             raise Refusal(
@@ -150,19 +180,21 @@ class Channel:
             sampling=sampling_settings(message.sampling),
             records=message.records if "records" in self.features else "off",
             record_rate=message.record_rate,
-            held=Ranges(message.held),
+            held=Ranges(),
             ready=Ranges(),
             used=now,
             streams="stream" in self.features,
         )
+        session.edge_holds(message.held)
         service.rounds.prepare(session)
         service.store.add(session)
         service.metrics.opens.inc()
         self._attach(session)
-        self.outbox.answer(session.history.reopen(ids))
+        self.answer(session.history.reopen(ids))
 
     def _resume(self, message: Resume) -> None:
         store, metrics = self.service.store, self.service.metrics
+        self._meter.spend(FRAMES, message.length // _TOKENS_PER_FRAME)
         try:
             session = store.get(message.session, self.principal)
             answer = session.history.resume(message, "resumed" if session.lease is not None else "reprefilled")
@@ -172,27 +204,30 @@ class Channel:
                 self.service.rounds.abandon(session)
                 store.remove(session, "logs_differ")
             metrics.resumes.labels("gone").inc()
-            self.outbox.answer(Resumed(session=message.session, outcome="gone"))
+            self.answer(Resumed(session=message.session, outcome="gone"))
             return
         self._attach(session)
-        session.held = Ranges(message.held)
+        session.edge_holds(message.held)
         session.records = message.records if "records" in self.features else "off"
         session.record_rate = message.record_rate
+        store.account(session)
         metrics.resumes.labels(answer.outcome).inc()
-        self.outbox.answer(answer)
+        self.answer(answer)
         if session.lease is None and not self.service.draining:
             try:
                 self.service.rounds.prepare(session)
             except Refusal as refusal:  # no slot now: its next round asks again
-                log.info("no slot on resume: %s", refusal, extra={"session": session.id})
+                log.info("no slot on resume", extra={"session": session.id, "limit": refusal.limit})
 
     def _append(self, message: Append) -> None:
         session = self._own(message.session)
         self._no_draining()
         self.service.charge(self.principal, len(message.ids))
+        self.service.store.check_growth(session, len(message.ids))
         answer = session.history.append(message)
+        self.service.store.account(session)
         self.service.rounds.prepare_if_held(session)
-        self.outbox.answer(answer)
+        self.answer(answer)
 
     def _round(self, message: Verify | Stream, arrived: float) -> None:
         session = self._own(message.session)
@@ -200,7 +235,7 @@ class Channel:
             raise Refusal(Code.UNSUPPORTED, "server-drafted streams were not agreed")
         if (settled := self.service.rounds.replay(session, message)) is not None:
             if settled != "running":
-                self.outbox.answer(settled)
+                self.answer(settled)
             return
         try:
             self._no_draining()
@@ -215,9 +250,10 @@ class Channel:
         session.records = message.records if "records" in self.features else "off"
         session.record_rate = message.record_rate
         if message.held is not None:
-            session.held = Ranges(message.held)
+            session.edge_holds(message.held)
+            self.service.store.account(session)
         self.service.store.fit_records(session)
-        self.outbox.wake.set()
+        self.outbox.offer(session)
 
     def _close(self, message: Close) -> None:
         session = self.service.store.find(message.session, self.principal)
@@ -239,7 +275,7 @@ class Channel:
             session.owner.let_go(session)
         session.owner = self
         self.sessions[session.id] = session
-        self.outbox.wake.set()
+        self.outbox.offer(session)
 
     def let_go(self, session: Session) -> None:
         """Another connection has taken the session over, or it is closed."""

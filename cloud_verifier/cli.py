@@ -84,7 +84,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     """Load the target (the embedded pair without --target) and serve it until SIGTERM or Ctrl-C, then drain."""
     settings = settings_from(arguments)
     auth = Authenticator.read(settings.auth_tokens)
-    logs.configure(arguments.log_level)
+    logs.configure(arguments.log_level, settings.limits)
     _load_first()
     from cloud_verifier.app import Verifier
     from cloud_verifier.model import load

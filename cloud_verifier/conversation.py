@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from websockets.exceptions import ConnectionClosed
 
+from cloud_verifier.budgets import Meter
 from cloud_verifier.channel import Channel
 from cloud_verifier.logs import log
 from cloud_verifier.outbox import HangUp
@@ -33,8 +34,16 @@ class Socket(Protocol):
     def __aiter__(self) -> AsyncIterator[str | bytes]:
         """Frames as they come, until the connection is closed."""
 
+    @property
+    def meter(self) -> Meter:
+        """Counts what comes in; a socket does not hand on frames while it says to wait."""
+
+    flooded: Callable[[str], None]
+    """To be called by the socket, with the limit, when the meter says that the other end is a flood."""
+
     async def send(self, frame: bytes, /) -> None:
-        """Send a binary frame; returns when there is room for the next."""
+        """Send a binary frame; returns when there is room for the next. A socket ends when nobody reads what it sends
+        within `send_timeout`."""
 
     async def close(self, code: int, reason: str) -> None:
         """End the connection in an orderly way."""
@@ -48,7 +57,9 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
     if service.full(principal):  # handshakes that were under way together
         await socket.close(CloseCode.TRY_LATER, "too many connections")
         return
-    channel = Channel(service, principal, socket.peer)
+    channel = Channel(service, principal, socket.meter, socket.peer)
+    socket.meter.belongs_to(service.principal(principal))
+    socket.flooded = channel.flooded
     writer = asyncio.create_task(_write(socket, channel))
     greeting = asyncio.create_task(_await_hello(socket, channel))
     try:
@@ -56,16 +67,14 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
             if not isinstance(frame, bytes):
                 raise HangUp(CloseCode.BAD_DATA, "frames are binary")
             await channel.receive(frame, socket.arrived)
+            await asyncio.sleep(0)  # frames that came together are not handled in one go: others have their turn
     except HangUp as end:
-        with contextlib.suppress(ConnectionClosed, TimeoutError):
-            async with asyncio.timeout(service.limits.send_timeout):
-                await _flush(socket, channel)
-        await socket.close(end.code, end.reason)
+        channel.outbox.end(end)
+        await writer
     except ConnectionClosed:
         pass
     except Exception:
-        log.exception("a connection failed", extra={"peer": channel.peer, "event": "connection_failed"})
-        await socket.close(CloseCode.INTERNAL, "internal error")
+        await _failed(socket, channel)
     finally:
         greeting.cancel()
         writer.cancel()
@@ -77,33 +86,32 @@ async def _write(socket: Socket, channel: Channel) -> None:
     try:
         while True:
             outbox.wake.clear()
-            frame, pause, spent = outbox.next(channel.sessions.values())
+            frame, pause, spent = outbox.next()
             if frame is None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await outbox.wake.wait()
                 continue
-            async with asyncio.timeout(channel.service.limits.send_timeout):
-                await socket.send(frame)
+            await socket.send(frame)
             outbox.sent(spent)
     except ConnectionClosed:
         pass
-    except TimeoutError:
-        log.warning("too slow a reader", extra={"peer": channel.peer, "event": "slow_reader"})
-        socket.abort()
     except HangUp as end:
-        log.warning("hung up: %s", end, extra={"peer": channel.peer, "event": "hang_up"})
+        log.info("hung up: %s", end, extra=_who(channel, "hang_up"))
         await socket.close(end.code, end.reason)
     except Exception:
-        log.exception("a connection failed", extra={"peer": channel.peer, "event": "connection_failed"})
-        await socket.close(CloseCode.INTERNAL, "internal error")
+        await _failed(socket, channel)
+    finally:
+        outbox.end(HangUp(CloseCode.NORMAL, "the connection is gone"))
 
 
-async def _flush(socket: Socket, channel: Channel) -> None:
-    while channel.outbox.has_answers:
-        out = channel.outbox.next(channel.sessions.values())
-        if out.frame is not None:
-            await socket.send(out.frame)
+async def _failed(socket: Socket, channel: Channel) -> None:
+    log.exception("a connection failed", extra=_who(channel, "connection_failed"))
+    await socket.close(CloseCode.INTERNAL, "internal error")
+
+
+def _who(channel: Channel, event: str) -> dict[str, str]:
+    return {"peer": channel.peer, "principal": channel.principal, "event": event}
 
 
 async def _await_hello(socket: Socket, channel: Channel) -> None:

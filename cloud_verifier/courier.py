@@ -8,7 +8,7 @@ they come later, that is, when bytes pile up somewhere on the way. No torch, no 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cloud_verifier.sessions import Session
@@ -44,16 +44,16 @@ class RecordWindow:
         self.sent += payload
         self._flying.append((self.sent, self.clock()))
 
-    def ack(self, received: int) -> None:
-        """The edge has `received` bytes in all. A number that makes no sense changes nothing."""
+    def ack(self, received: int) -> bool:
+        """The edge has `received` bytes in all; whether that is news. A number that makes no sense changes nothing."""
         if not self.acked < received <= self.sent:
-            return
+            return False
         gained, self.acked = received - self.acked, received
         sent_at = None
         while self._flying and self._flying[0][0] <= received:
             sent_at = self._flying.popleft()[1]
         if sent_at is None:
-            return
+            return True
         delay = self.clock() - sent_at
         self._base_delay = min(self._base_delay, delay)
         waiting = delay - self._base_delay
@@ -62,33 +62,46 @@ class RecordWindow:
         else:
             self.size -= gained * min(0.5, waiting / self.target_delay - 1)
         self.size = max(self.floor, min(self.size, self.ceiling))
+        return True
 
 
 class Courier:
-    """Picks the next activation frame of a connection."""
+    """Picks the next activation frame of a connection.
+
+    It looks only at sessions that were offered since they last had nothing to send, so that what a connection's other
+    messages cost does not depend on how many sessions it has.
+    """
 
     def __init__(self, contract: RecordContract | None, ceiling: int, clock: Callable[[], float]) -> None:
         self.window = RecordWindow(ceiling, clock)
         self._contract = contract
         self._clock = clock
+        self._offered: dict[bytes, Session] = {}
         self._budgets: dict[bytes, TokenBucket] = {}
+        self._smallest = 0
+        if contract is not None:
+            names = [dtype for dtype in records.DTYPES if dtype in contract.dtypes]
+            self._smallest = min((records.row_bytes(n, contract.heads, contract.head_dim) for n in names), default=1)
 
-    def next(self, sessions: Iterable[Session]) -> tuple[Activations | None, float | None]:
+    def offer(self, session: Session) -> None:
+        """The session may have rows to send now."""
+        if self._contract is not None:
+            self._offered[session.id] = session
+
+    def next(self) -> tuple[Activations | None, float | None]:
         """A frame to send now, or how long to wait for one (None: until something changes)."""
-        if self._contract is None:
-            return None, None
+        if self._contract is None or self.window.room < self._smallest:
+            return None, None  # an acknowledgement will wake us
         pause: float | None = None
         best: tuple[int, Session, records.RecordDtype, int, int] | None = None
-        for session in sessions:
-            dtype = session.records
-            if dtype == "off" or session.lease is None or session.lease.records is None:
+        for session in list(self._offered.values()):
+            if (wanted := self._wanted(session)) is None:
+                del self._offered[session.id]
                 continue
+            dtype, start, stop = wanted
             size = records.row_bytes(dtype, self._contract.heads, self._contract.head_dim)
-            rows = max(1, _FRAME_BYTES // size)
-            if (wanted := newest_unsent(session, rows)) is None:
-                continue
-            start, stop = wanted
-            if (wait := self._budget(session).wait(size * (stop - start) + _HEADER_BYTES, self._clock())) > 0:
+            wait = self._budget(session).wait(size * (stop - start) + _HEADER_BYTES, self._clock())
+            if wait > 0:
                 pause = wait if pause is None else min(pause, wait)
                 continue
             # The session whose newest rows are furthest behind its log is served last: fresh rows win.
@@ -100,13 +113,23 @@ class Courier:
         _, session, dtype, start, stop = best
         size = records.row_bytes(dtype, self._contract.heads, self._contract.head_dim)
         if self.window.room < size:
-            return None, None  # an acknowledgement will wake us
+            return None, None
         start = max(start, stop - self.window.room // size)
         return self._frame(session, dtype, start, stop), 0.0
 
     def forget(self, session: bytes) -> None:
         """The session is gone from this connection."""
         self._budgets.pop(session, None)
+        self._offered.pop(session, None)
+
+    def _wanted(self, session: Session) -> tuple[records.RecordDtype, int, int] | None:
+        """The newest rows that are wanted and can be sent in one frame."""
+        dtype, lease, contract = session.records, session.lease, self._contract
+        if contract is None or dtype == "off" or lease is None or lease.records is None:
+            return None
+        rows = max(1, _FRAME_BYTES // records.row_bytes(dtype, contract.heads, contract.head_dim))
+        run = newest_unsent(session, rows)
+        return None if run is None else (dtype, *run)
 
     def _frame(self, session: Session, dtype: records.RecordDtype, start: int, stop: int) -> Activations:
         lease, contract = session.lease, self._contract
@@ -138,7 +161,7 @@ class Courier:
 
 def newest_unsent(session: Session, most: int) -> tuple[int, int] | None:
     """The newest run of rows, at most `most`, that has been made and is not held by the edge."""
-    for start, stop in reversed(list(session.ready)):
+    for start, stop in reversed(session.ready):
         if (run := session.held.newest_missing(stop, most, floor=start)) is not None:
             return run
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from cloud_verifier.auth import Authenticator
@@ -48,8 +48,8 @@ class Door:
         self._service.observe()
         return self._service.metrics.page()
 
-    async def answer(self, target: str, authorization: str | None, peer: object) -> Reply | str:
-        """What a request is answered, or the principal whose websocket may open."""
+    async def answer(self, target: str, authorization: Sequence[str], peer: str) -> Reply | str:
+        """What a request with these Authorization headers is answered, or the principal whose websocket may open."""
         path = target.partition("?")[0]
         if path == "/health/live":
             return _text(http.HTTPStatus.OK, "live")
@@ -58,7 +58,7 @@ class Door:
             return _text(http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK, wrong or "ready")
         principal = self._auth.principal(authorization)
         if principal is None:
-            log.warning("unauthorized", extra={"peer": str(peer), "event": "unauthorized"})
+            log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
             return _text(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
         if path == "/metrics":
             return Reply(http.HTTPStatus.OK, await self._page(), {"Content-Type": CONTENT_TYPE})

@@ -1,4 +1,9 @@
-"""Logs as one JSON object a line, with session and round where there is one. Text of users is never logged."""
+"""Logs as one JSON object a line, with session and round where there is one. Text and tokens of users are never logged.
+
+Strangers cause log lines too. So what is logged of them is made harmless and short, and each principal, or address
+without one, may cause only so many lines a second: the first line over the budget says so, the next one that goes
+through says how many were left out.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,20 @@ import json
 import logging
 import sys
 import time
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
+
+from moa.safe_text import safe_line, safe_text
+from moa.token_bucket import TokenBucket
+from moa.wire.limits import Limits
 
 log = logging.getLogger("cloud_verifier")
 
-_FIELDS = ("session", "round", "principal", "peer", "code", "reason", "event")
+_FIELDS = ("session", "round", "principal", "peer", "code", "limit", "reason", "event", "suppressed")
+_MAX_SOURCES = 1024
+_BURST_SECONDS = 5.0
+_LONGEST_TRACE = 8000
 
 
 class JsonFormatter(logging.Formatter):
@@ -21,21 +35,65 @@ class JsonFormatter(logging.Formatter):
         entry: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
-            "message": record.getMessage(),
+            "message": safe_line(record.getMessage()),
         }
         for name in _FIELDS:
             value = getattr(record, name, None)
             if value not in (None, "", b"", 0):
-                entry[name] = value.hex() if isinstance(value, bytes) else value
+                entry[name] = value.hex() if isinstance(value, bytes) else _harmless(value)
         if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
+            entry["exception"] = safe_text(self.formatException(record.exc_info))[-_LONGEST_TRACE:]
         return json.dumps(entry, ensure_ascii=False)
 
 
-def configure(level: str) -> None:
+def _harmless(value: object) -> object:
+    return value if isinstance(value, int | float) else safe_line(str(value))
+
+
+class FairShare(logging.Filter):
+    """Lets through so many lines a second of one principal, or of one address."""
+
+    def __init__(self, lines_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._rate, self._clock = lines_per_second, clock
+        self._sources: OrderedDict[str, _Source] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether this line may go out."""
+        now = self._clock()
+        source = self._source(record, now)
+        if source.lines.take(1, now):
+            if source.left_out:
+                record.suppressed = source.left_out
+            source.left_out = 0
+            return True
+        source.left_out += 1
+        if source.left_out > 1:
+            return False
+        record.msg, record.args, record.exc_info = "more lines of this source are left out", (), None
+        return True
+
+    def _source(self, record: logging.LogRecord, now: float) -> _Source:
+        name = getattr(record, "principal", "") or getattr(record, "peer", "").rpartition(":")[0]
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = _Source(TokenBucket(self._rate, self._rate * _BURST_SECONDS, now))
+            if len(self._sources) > _MAX_SOURCES:
+                self._sources.popitem(last=False)
+        self._sources.move_to_end(name)
+        return source
+
+
+class _Source:
+    def __init__(self, lines: TokenBucket) -> None:
+        self.lines, self.left_out = lines, 0
+
+
+def configure(level: str, limits: Limits) -> None:
     """Send the verifier's logs to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
+    handler.addFilter(FairShare(limits.max_log_lines_per_second))
     log.handlers[:] = [handler]
     log.setLevel(level.upper())
     log.propagate = False

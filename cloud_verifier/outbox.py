@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from cloud_verifier.courier import Courier
@@ -17,8 +17,6 @@ from moa.wire.codec import encode
 from moa.wire.codes import CloseCode
 from moa.wire.limits import Limits
 from moa.wire.messages import Message, RecordContract
-
-_MAX_ANSWERS = 4096  # frames waiting for one connection; a client that reads its answers never comes near
 
 
 class HangUp(Exception):
@@ -50,40 +48,70 @@ class Outbox:
     def __init__(self, metrics: Metrics, limits: Limits, clock: Callable[[], float]) -> None:
         self.wake = asyncio.Event()
         self._metrics, self._ceiling, self._clock = metrics, limits.record_window_bytes, clock
+        self._most_bytes, self._room_bytes = limits.max_waiting_bytes, limits.send_buffer_bytes
         self._answer_bytes = metrics.sent_bytes.labels("answers")
         self.courier = Courier(None, self._ceiling, clock)
         self._answers: deque[Outgoing] = deque()
-        self._overflown = False
+        self._waiting = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._end: HangUp | None = None
 
     def carry(self, contract: RecordContract | None) -> None:
         """Records go along from now on, if that is what was agreed."""
         self.courier = Courier(contract, self._ceiling, self._clock)
+
+    def offer(self, session: Session) -> None:
+        """The session may have records to send."""
+        self.courier.offer(session)
+        self.wake.set()
 
     @property
     def has_answers(self) -> bool:
         """Whether answers wait to be sent."""
         return bool(self._answers)
 
-    def answer(self, message: Message, spent: Spent | None = None) -> None:
-        """Queue an answer."""
-        if len(self._answers) >= _MAX_ANSWERS:
-            self._overflown = True
-            self._answers.clear()
-            self.wake.set()
-        if self._overflown:
-            return
+    async def room(self) -> None:
+        """Return when few enough answers wait: a connection that does not read them is not asked for more. Raises the
+        `HangUp` when there is nothing more to do for it."""
+        await self._room.wait()
+        if self._end is not None:
+            raise self._end
+
+    def answer(self, message: Message, spent: Spent | None = None) -> int:
+        """Queue an answer; its size."""
+        if self._end is not None:
+            return 0
         frame = encode(message)
         self._answer_bytes.inc(len(frame))
+        self._waiting += len(frame)
+        if self._waiting > self._most_bytes:
+            self._answers.clear()
+            self.end(HangUp(CloseCode.POLICY, "max_waiting_bytes: answers are not being read"))
+            return 0
         self._answers.append(Outgoing(frame, None, spent))
+        if self._waiting > self._room_bytes:
+            self._room.clear()
+        self.wake.set()
+        return len(frame)
+
+    def end(self, end: HangUp) -> None:
+        """Close the connection after the answers that wait now."""
+        self._end = self._end or end
+        self._room.set()
         self.wake.set()
 
-    def next(self, sessions: Iterable[Session]) -> Outgoing:
-        """What to send now."""
-        if self._overflown:
-            raise HangUp(CloseCode.POLICY, "answers are not being read")
+    def next(self) -> Outgoing:
+        """What to send now; raises `HangUp` when all is sent and the end has come."""
         if self._answers:
-            return self._answers.popleft()
-        message, pause = self.courier.next(sessions)
+            out = self._answers.popleft()
+            self._waiting -= len(out.frame or b"")
+            if self._waiting <= self._room_bytes:
+                self._room.set()
+            return out
+        if self._end is not None:
+            raise self._end
+        message, pause = self.courier.next()
         if message is None:
             return Outgoing(None, pause)
         frame = encode(message)

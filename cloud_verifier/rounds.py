@@ -48,6 +48,7 @@ class Rounds:
 
     def submit(self, session: Session, message: Verify | Stream, arrived: float) -> None:
         """Queue an admitted round that arrived when the clock said so; a `Refusal` when there is no room."""
+        self._store.check_growth(session, len(message.tokens) if isinstance(message, Verify) else 1)
         self._store.ensure_lease(session)
         if session.lease is None:
             raise Refusal(Code.INTERNAL, "no slot")
@@ -95,7 +96,7 @@ class Rounds:
                 case Recorded():
                     session.ready.add(report.start, report.stop)
                     if session.owner is not None:
-                        session.owner.outbox.wake.set()
+                        session.owner.outbox.offer(session)
                 case Failed():
                     round = report.job.request.round if report.job is not None else 0
                     refusal = Refusal(Code.QUARANTINED, "this session's work failed here: open it again")
@@ -109,6 +110,8 @@ class Rounds:
         session.job, session.used = None, self._clock()
         self._tell(session, verdict, Spent(report.job.enqueued, report.timing.forward_ms / 1000))
         request = report.job.request
+        self._store.account(session)
+        self._store.pass_on(session)
         drafted = len(request.tokens) - 1 if isinstance(request, Verify) else 0
         self._metrics.accepted(drafted, len(report.path) - 1, len(report.path), "verify")
         self._metrics.queue_seconds.observe(report.timing.queue_ms / 1000)
@@ -118,22 +121,35 @@ class Rounds:
             report.tokens, report.finish, report.timing, drafted=report.drafted, done=report.done
         )
         session.used = self._clock()
+        self._store.account(session)
+        self._tell(session, message)
         if report.done:
             session.job = None
-        self._tell(session, message)
+            self._store.pass_on(session)
+        elif session.job is not None and self._store.must_yield(session):
+            session.job.cancelled = True  # it ends with what it has sent; the edge asks for the rest
         if report.tokens:
             self._metrics.accepted(report.drafted, len(report.tokens) - 1, len(report.tokens), "stream")
 
     def _refused(self, session: Session, refusal: Refusal, round: int) -> None:
         self._metrics.refusals.labels(refusal.code.value, refusal.limit).inc()
-        log.info("refused: %s", refusal, extra={"session": session.id, "round": round, "code": refusal.code.value})
+        log.info(
+            "refused",
+            extra={
+                "session": session.id,
+                "round": round,
+                "principal": session.principal,
+                "code": refusal.code.value,
+                "limit": refusal.limit,
+            },
+        )
         self._tell(session, refusal.error(session=session.id, round=round))
 
     def _session(self, lease: Lease) -> Session | None:
         """The session that still holds this lease; what comes for an older one is void."""
-        session = self._store.peek(lease.session)
+        session = self._store.find(lease.session, lease.principal)
         return session if session is not None and session.lease is lease else None
 
     def _tell(self, session: Session, message: Message, spent: Spent | None = None) -> None:
         if session.owner is not None:
-            session.owner.outbox.answer(message, spent)
+            session.owner.answer(message, spent)

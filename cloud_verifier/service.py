@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 
+from cloud_verifier.budgets import Budget, Principal
 from cloud_verifier.channel import Channel
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.rounds import Rounds
@@ -46,7 +47,9 @@ class Service:
         self.channels: set[Channel] = set()
         self.instance = secrets.token_hex(8)
         self.draining = False
-        self._rates: dict[str, TokenBucket] = {}
+        self.max_connections = limits.max_connections
+        """Fewer than the limit where the process may not open so many files."""
+        self._principals: dict[str, Principal] = {}
         self.max_context = min(
             limits.max_context_tokens, facts.capacity - max(limits.max_tree_nodes, limits.max_chain_tokens)
         )
@@ -68,20 +71,37 @@ class Service:
         running = any(session.history.running is not None for session in self.store)
         return not running and not any(channel.outbox.has_answers for channel in self.channels)
 
-    def full(self, principal: str) -> bool:
-        """Whether there is no room for another connection of this principal."""
-        own = sum(channel.principal == principal for channel in self.channels)
-        return len(self.channels) >= self.limits.max_connections or own >= self.limits.max_connections_per_principal
+    def principal(self, name: str) -> Principal:
+        """What all connections of a principal have together. Names come from the token file, so they are few."""
+        found = self._principals.get(name)
+        if found is None:
+            limits, now = self.limits, self.clock()
+            found = self._principals[name] = Principal(
+                Budget(limits, now, times=limits.connection_budgets_per_principal),
+                TokenBucket(limits.max_tokens_per_second, limits.max_burst_tokens, now),
+            )
+        return found
 
-    def charge(self, principal: str, tokens: int) -> None:
+    def full(self, name: str) -> bool:
+        """Whether there is no room for another connection of this principal."""
+        own = self.principal(name).connections
+        return len(self.channels) >= self.max_connections or own >= self.limits.max_connections_per_principal
+
+    def join(self, channel: Channel) -> None:
+        """A connection is there."""
+        self.channels.add(channel)
+        self.principal(channel.principal).connections += 1
+
+    def leave(self, channel: Channel) -> None:
+        """It is gone."""
+        if channel in self.channels:
+            self.channels.remove(channel)
+            self.principal(channel.principal).connections -= 1
+
+    def charge(self, name: str, tokens: int) -> None:
         """Count tokens against the principal's rate; `busy` when it is used up."""
-        if self.limits.max_tokens_per_second <= 0:
-            return
-        budget = self._rates.get(principal)
-        if budget is None:
-            budget = TokenBucket(self.limits.max_tokens_per_second, self.limits.max_burst_tokens, self.clock())
-            self._rates[principal] = budget
-        if (wait := budget.wait(tokens, self.clock())) > 0:
+        budget, now = self.principal(name).tokens, self.clock()
+        if (wait := budget.wait(tokens, now)) > 0:
             raise Refusal(
                 Code.BUSY,
                 "too many tokens a second",

@@ -5,27 +5,31 @@
     cold        no slot; the token log is kept, and the slot's content is recomputed from it when needed
     gone        nothing is kept
 
-Two budgets: slots, and bytes of token logs. When slots run out, the one unused the longest is taken: from detached
-sessions first, then from live ones that have nothing running.
+Two budgets: slots (`slots.py`) and bytes of token logs. Both are shared between principals: one that holds more than
+its share gives way to one that holds less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cloud_verifier.slots import SlotShares
 from cloud_verifier.work import Job, Lease, ModelFacts, RecordRows
 from moa.sampling import SamplingSettings
 from moa.wire.codes import Code, Refusal
 from moa.wire.history import History
 from moa.wire.limits import Limits
-from moa.wire.messages import RecordDtype
+from moa.wire.messages import RecordDtype, RowRange
 from moa.wire.ranges import Ranges
 
 State = Literal["live", "detached", "cold"]
 _BYTES_PER_TOKEN = 40  # a Python int and its place in a list
 _BYTES_PER_SESSION = 4096
+_BYTES_PER_RUN = 80  # two Python ints and their places
+_MAX_HELD_RUNS = 512
 _MIN_SHARED_TOKENS = 16
 
 
@@ -50,6 +54,8 @@ class Session:
     """The connection's channel; None while detached."""
     lease: Lease | None = None
     job: Job | None = None
+    counted: int = 0
+    """Bytes that the store has counted for this session."""
 
     @property
     def state(self) -> State:
@@ -61,7 +67,14 @@ class Session:
     @property
     def log_bytes(self) -> int:
         """About what the history costs."""
-        return _BYTES_PER_SESSION + _BYTES_PER_TOKEN * len(self.history.ids)
+        return _BYTES_PER_SESSION + _BYTES_PER_TOKEN * len(self.history.ids) + _BYTES_PER_RUN * self.held.runs
+
+    def edge_holds(self, ranges: Iterable[RowRange]) -> None:
+        """Take over what the edge says it holds. Only rows of the log count, and only so many ranges are kept."""
+        held = Ranges(ranges)
+        held.truncate(len(self.history.ids))
+        held.keep_newest(_MAX_HELD_RUNS)
+        self.held = held
 
 
 class SessionStore:
@@ -78,8 +91,11 @@ class SessionStore:
     ) -> None:
         self._limits, self._facts, self._clock = limits, facts, clock
         self._release, self._evicted = release, evicted
-        self._sessions: dict[bytes, Session] = {}
-        self._slots_used = 0
+        # A session is its principal's: two principals may use the same id and never learn of each other.
+        self._sessions: dict[tuple[str, bytes], Session] = {}
+        self._owned: Counter[str] = Counter()
+        self._slots = SlotShares(facts.slots, limits.idle_seconds, claim_seconds=8 * limits.busy_retry_seconds)
+        self._log_bytes = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -89,8 +105,13 @@ class SessionStore:
 
     @property
     def slots_free(self) -> int:
-        """Slots that no session claims."""
-        return self._facts.slots - self._slots_used
+        """Slots that no session holds."""
+        return self._slots.free
+
+    @property
+    def log_bytes(self) -> int:
+        """About what all histories cost."""
+        return self._log_bytes
 
     def count(self) -> dict[State, int]:
         """Sessions by state."""
@@ -100,60 +121,76 @@ class SessionStore:
         return counts
 
     def get(self, id: bytes, principal: str) -> Session:
-        """The session, if it is this principal's; a stranger learns nothing, not even that it exists."""
-        session = self._sessions.get(id)
-        if session is None or session.principal != principal:
+        """The session, if this principal has one of this id."""
+        session = self.find(id, principal)
+        if session is None:
             raise Refusal(Code.UNKNOWN_SESSION, "no such session here", session=id)
         session.used = self._clock()
         return session
 
-    def peek(self, id: bytes) -> Session | None:
-        """The session of this id, for the service's own use."""
-        return self._sessions.get(id)
-
     def find(self, id: bytes, principal: str) -> Session | None:
-        """Like `get`, or None. An id that another principal has taken is refused."""
-        session = self._sessions.get(id)
-        if session is not None and session.principal != principal:
-            raise Refusal(Code.CONFLICT, "this session id is taken", session=id)
-        return session
+        """Like `get`, or None."""
+        return self._sessions.get((principal, id))
 
-    def check_room(self, id: bytes, principal: str) -> None:
-        """Refuse a new session where there is no room for one."""
-        own = sum(s.principal == principal for s in self._sessions.values())
+    def check_room(self, id: bytes, principal: str, tokens: int = 0) -> None:
+        """Refuse a new session where there is no room for one with a log of this many tokens."""
+        own = self._owned[principal]
         if own >= self._limits.max_sessions_per_principal and not self._drop_oldest("sessions", principal):
             raise self._busy(id, f"{own} sessions are open", "max_sessions_per_principal")
         if len(self._sessions) >= self._limits.max_sessions and not self._drop_oldest("sessions"):
             raise self._busy(id, f"{len(self._sessions)} sessions are open", "max_sessions")
+        self.check_logs(id, principal, _BYTES_PER_SESSION + _BYTES_PER_TOKEN * tokens)
+
+    def check_logs(self, id: bytes, principal: str, growth: int) -> None:
+        """Refuse what would let the token logs outgrow their budget; unused sessions are dropped for it first."""
+        limit = self._limits.max_log_bytes
+        while self._log_bytes + growth > limit:
+            if self._drop_oldest("log_bytes"):
+                continue
+            if not self._drop_greedy("log_bytes", principal):
+                raise self._busy(id, f"{self._log_bytes} bytes of token logs are held", "max_log_bytes")
+
+    def check_growth(self, session: Session, tokens: int) -> None:
+        """The same for a session that is about to grow."""
+        self.check_logs(session.id, session.principal, _BYTES_PER_TOKEN * tokens)
 
     def add(self, session: Session) -> None:
-        """Take in a new session; older ones are dropped when the logs outgrow their budget."""
-        self._sessions[session.id] = session
-        self.shrink_logs()
+        """Take in a new session."""
+        self._sessions[session.principal, session.id] = session
+        self._owned[session.principal] += 1
+        self.account(session)
 
-    def shrink_logs(self) -> None:
-        """Keep the token logs within their budget."""
-        total = sum(s.log_bytes for s in self._sessions.values())
-        while total > self._limits.max_log_bytes:
-            before = total
-            if not self._drop_oldest("log_bytes"):
-                return
-            total = sum(s.log_bytes for s in self._sessions.values())
-            if total >= before:
-                return
+    def account(self, session: Session) -> None:
+        """Count what the session's log has grown by."""
+        if self._sessions.get((session.principal, session.id)) is session:
+            self._log_bytes += session.log_bytes - session.counted
+            session.counted = session.log_bytes
 
     def ensure_lease(self, session: Session) -> bool:
         """See that the session has a slot; True when it is a new, empty one (so there must be a prefill)."""
         if session.lease is not None:
             return False
-        if not self.slots_free and not self._take_slot(session):
-            raise self._busy(session.id, f"all {self._facts.slots} slots are busy", "slots")
+        now = self._clock()
+        if not self._slots.may_take(session.principal, now):
+            victim = self._slots.victim(session, self._sessions.values(), now)
+            if victim is None:
+                raise self._busy(session.id, f"all {self._facts.slots} slots are busy", "slots")
+            self.chill(victim, "slot_needed")
         session.lease = Lease(session.id, session.principal)
         session.ready = Ranges()
         self.fit_records(session)
-        self._slots_used += 1
+        self._slots.take(session.principal)
         self._share_prefix(session)
         return True
+
+    def must_yield(self, session: Session) -> bool:
+        """Whether another principal, which holds less than its share, waits for the slot of this session."""
+        return session.lease is not None and self._slots.must_yield(session.principal, self._clock())
+
+    def pass_on(self, session: Session) -> None:
+        """Between two of its rounds: give the slot to a principal that waits for its share, if there is one."""
+        if self.must_yield(session):
+            self.chill(session, "fair_share")
 
     def fit_records(self, session: Session) -> None:
         """Have records made from now on, when the edge or the server's own drafter wants them."""
@@ -172,7 +209,7 @@ class SessionStore:
         session.ready = Ranges()
         # What is recomputed may differ in the last bits: rows of before and after are told apart by the epoch.
         session.history.epoch += 1
-        self._slots_used -= 1
+        self._slots.give_back(session.principal)
         self._evicted(reason)
 
     def detach(self, session: Session) -> None:
@@ -184,7 +221,10 @@ class SessionStore:
         """Forget the session."""
         if session.lease is not None:
             self.chill(session, reason)
-        self._sessions.pop(session.id, None)
+        if self._sessions.pop((session.principal, session.id), None) is not None:
+            self._owned[session.principal] -= 1
+            self._log_bytes -= session.counted
+            session.counted = 0
 
     def sweep(self) -> None:
         """Let time take its course: detached sessions cool down, cold ones go."""
@@ -198,19 +238,6 @@ class SessionStore:
 
     # ---- choosing whom to evict
 
-    def _take_slot(self, wanting: Session) -> bool:
-        idle = [
-            s for s in self._sessions.values() if s.lease is not None and s.history.running is None and s is not wanting
-        ]
-        # A live session that has paused is evicted too, for its next round costs no more than a prefill; but one that
-        # is between two rounds must not lose its slot to a newcomer who would lose it right back.
-        now = self._clock()
-        fit = [s for s in idle if s.owner is None or now - s.used >= self._limits.idle_seconds]
-        if not fit:
-            return False
-        self.chill(min(fit, key=lambda s: (s.owner is not None, s.used)), "slot_needed")
-        return True
-
     def _drop_oldest(self, reason: str, principal: str | None = None) -> bool:
         """Forget the session without a connection that has been unused the longest, cold ones first."""
         fit = [
@@ -221,6 +248,23 @@ class SessionStore:
         if not fit:
             return False
         self.remove(min(fit, key=lambda s: (s.lease is not None, s.used)), reason)
+        return True
+
+    def _drop_greedy(self, reason: str, principal: str) -> bool:
+        """Forget the least used session of whoever holds most of the logs, unless that is the asking principal."""
+        held: Counter[str] = Counter()
+        for session in self._sessions.values():
+            held[session.principal] += session.counted
+        greediest, most = max(held.items(), key=lambda item: item[1], default=(principal, 0))
+        if greediest == principal or most <= self._limits.max_log_bytes // len({principal, *held}):
+            return False
+        fit = [s for s in self._sessions.values() if s.principal == greediest and s.history.running is None]
+        if not fit:
+            return False
+        victim = min(fit, key=lambda s: s.used)
+        if victim.owner is not None:
+            victim.owner.let_go(victim)
+        self.remove(victim, reason)
         return True
 
     def _share_prefix(self, session: Session) -> None:

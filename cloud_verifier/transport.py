@@ -7,7 +7,6 @@ import contextlib
 import socket
 import ssl
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,42 +16,18 @@ from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
+from cloud_verifier.connection import Connection, kind
 from cloud_verifier.conversation import converse
 from cloud_verifier.door import Door, Reply
+from cloud_verifier.gate import Gate, room_for_connections
+from cloud_verifier.logs import log
 from cloud_verifier.service import Service
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
 from moa.wire.codes import CloseCode
 from moa.wire.versions import SUBPROTOCOL
 
-
-class _Connection(ServerConnection):
-    """Knows when its latest bytes came in: from then on a draft waits for us, however busy the loop is."""
-
-    arrived = 0.0
-    head = b""
-    """What somebody else has read from the socket already."""
-
-    @property
-    def peer(self) -> str:
-        """The other end's address."""
-        address = self.remote_address
-        return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "")
-
-    def abort(self) -> None:
-        """End the connection at once."""
-        self.transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
-        super().connection_made(transport)
-        if self.head:
-            self.data_received(self.head)
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes from the socket."""
-        self.arrived = time.monotonic()
-        super().data_received(data)
+_BACKLOG = 128  # connections accepted in one go, too: more of them would hold everybody up
 
 
 class Transport:
@@ -72,9 +47,12 @@ class Transport:
             "ping_interval": limits.ping_interval,
             "ping_timeout": limits.ping_timeout,
             "close_timeout": 2,
-            "max_queue": 8,
+            "max_queue": 2,
             "write_limit": limits.send_buffer_bytes,
         }
+        self._gate = Gate(limits.max_half_open, service.metrics.half_open_dropped.inc)
+        self._kind = kind(limits, self._gate)
+        service.metrics.half_open.set_function(lambda: len(self._gate))
 
     @property
     def port(self) -> int:
@@ -97,6 +75,7 @@ class Transport:
         where: dict[str, Any] = {"host": self._settings.host, "port": self._settings.port}
         if not listen:
             where = {"unix": True, "sock": _unreachable()}
+        self._fit_descriptors()
         try:
             self._server = await serve(
                 self._connection,
@@ -104,9 +83,10 @@ class Transport:
                 process_request=self._request,
                 server_header=None,
                 compression=None,
-                create_connection=_Connection,
+                create_connection=self._kind,
                 open_timeout=limits.handshake_timeout,
-                backlog=1024,
+                ssl_handshake_timeout=limits.handshake_timeout if self._tls else None,
+                backlog=_BACKLOG,
                 **where,
                 **self._protocol,
                 **self._pace,
@@ -125,15 +105,29 @@ class Transport:
         """Serve a connection that another process has accepted, and of which it has read `head`."""
         if self._server is None:
             raise RuntimeError("the transport is not open")
-        connection = _Connection(ServerProtocol(**self._protocol), self._server, **self._pace)
+        connection = self._kind(ServerProtocol(**self._protocol), self._server, **self._pace)
         connection.head = head
         loop = asyncio.get_running_loop()
         await loop.connect_accepted_socket(lambda: connection, sock, ssl=self._tls)
 
+    def _fit_descriptors(self) -> None:
+        limits = self._service.limits
+        most, half = room_for_connections(limits.max_connections, limits.max_half_open)
+        if (most, half) != (limits.max_connections, limits.max_half_open):
+            log.warning(
+                "this process may open few files: at most %d connections and %d half-open ones (raise `ulimit -n`)",
+                most,
+                half,
+                extra={"event": "descriptors"},
+            )
+        self._service.max_connections, self._gate.most = most, half
+
     # ---- HTTP
 
     async def _request(self, connection: ServerConnection, request: Request) -> Response | None:
-        answer = await self._door.answer(request.path, request.headers.get("Authorization"), connection.remote_address)
+        ours = _ours(connection)
+        self._gate.leave(ours)
+        answer = await self._door.answer(request.path, request.headers.get_all("Authorization"), ours.peer)
         if isinstance(answer, Reply):
             return Response(answer.status.value, answer.status.phrase, Headers(answer.headers), answer.content)
         connection.username = answer
@@ -142,10 +136,14 @@ class Transport:
     # ---- websockets
 
     async def _connection(self, connection: ServerConnection) -> None:
-        if not isinstance(connection, _Connection):
-            raise TypeError("connections are made by `create_connection`")
         _bound_kernel_buffer(connection, self._service.limits.send_buffer_bytes)
-        await converse(self._service, connection, connection.username)
+        await converse(self._service, _ours(connection), connection.username)
+
+
+def _ours(connection: ServerConnection) -> Connection:
+    if not isinstance(connection, Connection):
+        raise TypeError("connections are made by `create_connection`")
+    return connection
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

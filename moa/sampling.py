@@ -17,6 +17,9 @@ from moa.errors import ConfigError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MAX_SEED = 2**63 - 1
+MIN_TEMPERATURE = 1e-3
+"""The smallest temperature but 0. Below it logits divided by the temperature leave the range of floats, and long before
+that the text is the greedy one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,10 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         rules = {
-            "temperature": (0.0 <= self.temperature <= 100.0, "0..100 (0 is greedy)"),
+            "temperature": (
+                self.temperature == 0.0 or MIN_TEMPERATURE <= self.temperature <= 100.0,
+                f"0 (greedy) or {MIN_TEMPERATURE:g}..100",
+            ),
             "top_k": (0 <= self.top_k <= 2**20, "0..1048576 (0 is off)"),
             "top_p": (0.0 < self.top_p <= 1.0, "above 0, up to 1"),
             "min_p": (0.0 <= self.min_p < 1.0, "from 0 to below 1"),

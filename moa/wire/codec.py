@@ -68,7 +68,11 @@ def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
 def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None:
     if not message.ids:
         raise Refusal(Code.BAD_MESSAGE, "there must be ids")
-    _at_most(len(message.ids), limits.max_prompt_tokens, "max_prompt_tokens", "prompt tokens")
+    if isinstance(message, Open) and (message.round or message.generated):
+        # A session that was lost comes back with its whole log: several prompts, and the answers between them.
+        _at_most(len(message.ids), limits.max_context_tokens, "max_context_tokens", "tokens")
+    else:
+        _at_most(len(message.ids), limits.max_prompt_tokens, "max_prompt_tokens", "prompt tokens")
     _at_most(message.max_new_tokens, limits.max_new_tokens, "max_new_tokens", "new tokens")
     if message.max_new_tokens < 1:
         raise Refusal(Code.BAD_MESSAGE, "max_new_tokens must be at least 1")

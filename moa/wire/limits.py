@@ -6,6 +6,7 @@ Exceeding a limit is answered with a typed error whose `limit` is the name of th
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from moa.errors import ConfigError
@@ -33,10 +34,24 @@ class Limits:
     ping_interval: float = 20.0
     ping_timeout: float = 20.0
     send_buffer_bytes: int = 64 * 1024
+    max_waiting_bytes: int = 1024 * 1024
+    """Answers that wait to be sent. Beyond `send_buffer_bytes` of them no request of this connection is looked at."""
     record_window_bytes: int = 512 * 1024
     max_bad_messages: int = 8
+    max_frames_per_second: int = 4000
+    """Websocket frames of any kind, pings included. A connection beyond it, or beyond the next two, is read no faster;
+    and cut when it has been held back for most of `flood_seconds`."""
+    max_bytes_per_second: int = 4 * 1024 * 1024
+    """Bytes that arrive and bytes of answers."""
+    max_refusals_per_second: int = 20
+    """Requests that are refused for good; `busy` and its like do not count."""
+    burst_seconds: float = 2.0
+    """How many seconds' worth of these may come at once."""
+    flood_seconds: float = 5.0
 
     # one principal
+    connection_budgets_per_principal: int = 4
+    """All connections of a principal together have this many times the budget of one: the three limits above."""
     max_sessions_per_principal: int = 256
     max_connections_per_principal: int = 256
     max_queue_per_principal: int = 64
@@ -45,6 +60,10 @@ class Limits:
     max_burst_tokens: int = 32768
 
     # the whole service
+    max_half_open: int = 128
+    """Connections that have not finished their handshake; the oldest is dropped for a new one."""
+    max_log_lines_per_second: int = 20
+    """Log lines that one principal, or one address without one, may cause."""
     max_connections: int = 4096
     max_sessions: int = 4096
     max_queue: int = 512
@@ -65,11 +84,17 @@ class Limits:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             may_be_zero = field.name == "max_tokens_per_second"
-            if not isinstance(value, int | float) or value < 0 or (value == 0 and not may_be_zero):
+            number = isinstance(value, int | float) and math.isfinite(value)
+            if not number or value < 0 or (value == 0 and not may_be_zero):
                 raise ConfigError(f"limit {field.name} must be above 0, not {value!r}")
             if field.type == "int" and not isinstance(value, int):
                 raise ConfigError(f"limit {field.name} must be a whole number, not {value!r}")
         if self.max_prompt_tokens > self.max_context_tokens:
             raise ConfigError("limit max_prompt_tokens must not be above max_context_tokens")
-        if self.max_frame_bytes < 4096:
-            raise ConfigError(f"limit max_frame_bytes must be at least 4096, not {self.max_frame_bytes}")
+        # A session that was lost comes back in one frame: up to 5 bytes a token of its log, and some more.
+        least = 5 * self.max_context_tokens + 4096
+        if self.max_frame_bytes < least:
+            raise ConfigError(
+                f"limit max_frame_bytes must be at least {least} for a context of {self.max_context_tokens} tokens,"
+                f" not {self.max_frame_bytes}"
+            )

@@ -26,6 +26,10 @@ class Ranges:
         self._starts[first:last] = [start]
         self._stops[first:last] = [stop]
 
+    def keep_newest(self, runs: int) -> None:
+        """Forget all but the newest `runs` ranges."""
+        del self._starts[:-runs], self._stops[:-runs]
+
     def truncate(self, length: int) -> None:
         """Drop rows from `length` on."""
         kept = [(start, min(stop, length)) for start, stop in self if start < length]
@@ -33,16 +37,23 @@ class Ranges:
 
     def newest_missing(self, length: int, most: int, floor: int = 0) -> tuple[int, int] | None:
         """The newest run of at most `most` rows in floor..length that are not held; None when all are."""
-        stop = length
-        for start, end in reversed(list(self)):
-            if end >= stop:
-                stop = min(stop, start)
-                continue
-            return (max(end, stop - most, floor), stop) if stop > max(end, floor) else None
-        return (max(floor, stop - most), stop) if stop > floor else None
+        stop, at = length, bisect_left(self._starts, length) - 1
+        if at >= 0 and self._stops[at] >= stop:  # ranges never touch, so below a range there is always a gap
+            stop, at = self._starts[at], at - 1
+        if stop <= floor:
+            return None
+        return max(self._stops[at] if at >= 0 else 0, stop - most, floor), stop
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(zip(self._starts, self._stops, strict=True))
+
+    def __reversed__(self) -> Iterator[tuple[int, int]]:
+        return zip(reversed(self._starts), reversed(self._stops), strict=True)
+
+    @property
+    def runs(self) -> int:
+        """How many ranges there are."""
+        return len(self._starts)
 
     def __len__(self) -> int:
         return sum(stop - start for start, stop in self)

@@ -14,10 +14,19 @@ def test_a_token_lets_its_principal_in(tmp_path: Path) -> None:
     alice, bob = new_token(), new_token()
     file.write_text(f"# who may connect\n{token_line('alice', alice)}\n\n{token_line('bob', bob)} # a comment\n")
     auth = Authenticator.read(file)
-    assert auth.principal(f"Bearer {alice}") == "alice"
-    assert auth.principal(f"bearer  {bob} ") == "bob"
-    for wrong in (None, "", "Bearer", "Bearer ", f"Basic {alice}", alice, f"Bearer {alice}x", "Bearer \udcff"):
-        assert auth.principal(wrong) is None
+    assert auth.principal([f"Bearer {alice}"]) == "alice"
+    assert auth.principal([f"bearer  {bob} "]) == "bob"
+    for wrong in ("", "Bearer", "Bearer ", f"Basic {alice}", alice, f"Bearer {alice}x", "Bearer \udcff"):
+        assert auth.principal([wrong]) is None
+    assert auth.principal([]) is None
+
+
+def test_several_authorization_headers_let_nobody_in(tmp_path: Path) -> None:
+    file, token = tmp_path / "tokens", new_token()
+    file.write_text(token_line("alice", token) + "\n")
+    auth = Authenticator.read(file)
+    assert auth.principal([f"Bearer {token}", f"Bearer {token}"]) is None
+    assert auth.principal([f"Bearer {token}", "Basic eA=="]) is None
 
 
 def test_the_file_holds_no_secret(tmp_path: Path) -> None:
@@ -27,7 +36,7 @@ def test_the_file_holds_no_secret(tmp_path: Path) -> None:
 
 
 def test_without_a_file_everybody_is_one_principal() -> None:
-    assert Authenticator.read(None).principal(None) == ANONYMOUS
+    assert Authenticator.read(None).principal([]) == ANONYMOUS
 
 
 def test_every_entry_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -43,7 +52,7 @@ def test_every_entry_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
         return real(a, b)
 
     monkeypatch.setattr(hmac, "compare_digest", count)
-    assert auth.principal(f"Bearer {tokens[0]}") == "p0"
+    assert auth.principal([f"Bearer {tokens[0]}"]) == "p0"
     assert compared == [32] * 5
 
 

@@ -115,7 +115,7 @@ def test_token_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         main(["token", "new", "--name", "phone", "--append", str(file)])
     assert caught.value.code == 0
     token = capsys.readouterr().out.strip()
-    assert Authenticator.read(file).principal(f"Bearer {token}") == "phone"
+    assert Authenticator.read(file).principal([f"Bearer {token}"]) == "phone"
     assert token not in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
 

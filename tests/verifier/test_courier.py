@@ -45,10 +45,17 @@ def courier(clock: Clock | None = None) -> Courier:
     return Courier(CONTRACT, 1 << 20, clock or Clock())
 
 
+def ask(sender: Courier, *sessions: Session) -> tuple[Any, float | None]:
+    """What is sent when these sessions may have something."""
+    for session in sessions:
+        sender.offer(session)
+    return sender.next()
+
+
 def drain(sender: Courier, *sessions: Session) -> list[Any]:
     """Everything that is sent when each frame is acknowledged at once."""
     frames = []
-    while (found := sender.next(sessions))[0] is not None:
+    while (found := ask(sender, *sessions))[0] is not None:
         frames.append(found[0])
         sender.window.ack(sender.window.sent)
     return frames
@@ -74,9 +81,9 @@ def test_prompt_rows_arrive_newest_first_each_once_and_right() -> None:
 def test_rows_that_are_new_overtake_those_that_wait() -> None:
     one = session(500, ready=Ranges([(0, 400)]))
     sender = courier()
-    first, _ = sender.next([one])
+    first, _ = ask(sender, one)
     one.ready.add(400, 500)
-    second, _ = sender.next([one])
+    second, _ = ask(sender, one)
     assert first is not None
     assert second is not None
     assert first.start + first.rows == 400
@@ -96,17 +103,17 @@ def test_the_session_that_is_most_up_to_date_goes_first() -> None:
 
 @pytest.mark.parametrize("settings", [{"records": "off"}, {"lease": None}, {"ready": Ranges()}])
 def test_nothing_is_sent_where_there_is_nothing_to_send(settings: dict[str, Any]) -> None:
-    assert courier().next([session(10, **settings)]) == (None, None)
+    assert ask(courier(), session(10, **settings)) == (None, None)
 
 
 def test_the_window_bounds_what_is_under_way() -> None:
     one, sender = session(5000), courier()
     sent = 0
-    while (found := sender.next([one])[0]) is not None:
+    while (found := ask(sender, one)[0]) is not None:
         sent += len(found.payload)
     assert 0 < sent <= 16 * 1024
     sender.window.ack(sent)
-    assert sender.next([one])[0] is not None
+    assert ask(sender, one)[0] is not None
 
 
 def test_the_window_shrinks_when_acknowledgements_come_late_and_grows_when_they_do_not() -> None:
@@ -144,7 +151,7 @@ def test_a_byte_rate_is_kept() -> None:
     one, sender = session(500, record_rate=4000), courier(clock)
     sent = 0
     while clock.now < 3.0:
-        frame, pause = sender.next([one])
+        frame, pause = ask(sender, one)
         if frame is not None:
             sent += len(frame.payload)
             sender.window.ack(sender.window.sent)

@@ -261,7 +261,7 @@ async def test_a_session_whose_slot_was_taken_is_prefilled_again_under_a_new_epo
     async with kit.verifier() as running, kit.client(running) as edge:
         session = await edge.start(IDS, max_new_tokens=8)
         await edge.advance(session, [session.log[-1]])
-        held = running.service.store.peek(session.id)
+        held = running.service.store.find(session.id, "anonymous")
         assert held is not None
         running.service.store.chill(held, "test")
         await edge.send(*session.recover())

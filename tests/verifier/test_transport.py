@@ -19,8 +19,8 @@ from websockets.typing import Subprotocol
 
 from cloud_verifier.auth import Authenticator, new_token, token_line
 from moa.errors import UsageError
-from moa.wire import SUBPROTOCOL, ClientSession, encode
-from moa.wire.messages import Error, Goaway, Hello, Open, Verify, Welcome
+from moa.wire import SUBPROTOCOL, ClientSession, chain_hash, encode
+from moa.wire.messages import Cancel, Close, Error, Goaway, Hello, Open, Opened, Resume, Sync, Verify, Welcome
 from moa.wire.session import Advanced, Ready, Recovered, Refused
 from tests.verifier import kit
 
@@ -118,19 +118,37 @@ async def test_one_principal_cannot_touch_a_session_of_another(tokens: tuple[Aut
     async with kit.verifier(auth=auth) as running, kit.client(running, token=alice) as hers:
         session = await hers.start(IDS, max_new_tokens=5)
         async with kit.client(running, token=bob) as his:
-            for message in (
-                session.recover()[0],
-                Verify(session.id, 1, session.base, [session.log[-1]]),
-                Open(session.id, list(IDS)),
-            ):
-                await his.send(message)
-                answer = await his.receive()
-                gone = getattr(answer, "outcome", "") == "gone"
-                assert gone or getattr(answer, "code", "") in ("unknown_session", "conflict")
-            await his.send(session.close())
+            unknown = ClientSession(list(IDS))
+            for theirs in (session, unknown):
+                # What he is told of her session is what he is told of one that is not there.
+                resume = Resume(theirs.id, len(IDS), chain_hash(IDS), 0)
+                verify = Verify(theirs.id, 1, len(IDS) - 1, [IDS[-1]])
+                answers = []
+                for message in (resume, verify, Cancel(theirs.id, 1), Sync(theirs.id)):
+                    await his.send(message)
+                    answers.append(await his.receive())
+                assert getattr(answers[0], "outcome", "") == "gone"
+                assert [getattr(answer, "code", "") for answer in answers[1:]] == ["unknown_session"] * 3
+                await his.send(Close(theirs.id), Open(theirs.id, [1, 2]))
+                assert isinstance(await his.receive(), Opened)
+                await his.send(Close(theirs.id))
             await his.send(Open(bytes(16), [1, 2]))
             await his.receive()
         assert isinstance(await hers.advance(session, [session.log[-1]]), Advanced)
+
+
+async def test_two_authorization_headers_are_turned_away(tokens: tuple[Authenticator, str, str]) -> None:
+    auth, alice, bob = tokens
+    async with kit.verifier(auth=auth) as running:
+        with pytest.raises(InvalidStatus) as caught:
+            async with connect(
+                running.transport.url,
+                additional_headers=[("Authorization", f"Bearer {alice}"), ("Authorization", f"Bearer {bob}")],
+                subprotocols=["moa.v1"],  # type: ignore[list-item]
+                proxy=None,
+            ):
+                pass
+        assert caught.value.response.status_code == 401
 
 
 async def test_foreign_browser_origins_are_turned_away() -> None:

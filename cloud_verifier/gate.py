@@ -1,0 +1,94 @@
+"""Connections that have not finished their handshake: counted, bounded and logged. And how many files may be open.
+
+Anybody can open a TCP connection and say nothing. Each costs a file descriptor until the handshake's time is over, and
+without descriptors nobody gets in. So only so many may be half open; for a new one the oldest of the address that has
+most of them is dropped. A good client's handshake takes a round trip or two, and is never the oldest for long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from cloud_verifier.logs import log
+
+_SPARE_DESCRIPTORS = 32
+"""For the log, the model's files, DNS, and connections that are just being turned away."""
+
+
+class Half(Protocol):
+    """A half-open connection."""
+
+    @property
+    def peer(self) -> str:
+        """Address and port."""
+
+    def abort(self) -> None:
+        """End it at once."""
+
+
+class Gate:
+    """The half-open connections of a process."""
+
+    def __init__(self, most: int, dropped: Callable[[], None] = lambda: None) -> None:
+        self.most, self._dropped = most, dropped
+        self._waiting: dict[Half, str] = {}
+        self._hosts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def enter(self, connection: Half) -> None:
+        """A connection begins its handshake."""
+        host = connection.peer.rpartition(":")[0]
+        self._waiting[connection] = host
+        self._hosts[host] += 1
+        if len(self._waiting) > self.most:
+            self._make_room()
+
+    def leave(self, connection: Half) -> None:
+        """It has finished its handshake, or is gone."""
+        host = self._waiting.pop(connection, None)
+        if host is not None:
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
+
+    def _make_room(self) -> None:
+        (crowded, count), *_ = self._hosts.most_common(1)
+        oldest = next(connection for connection, host in self._waiting.items() if host == crowded)
+        log.warning(
+            "too many half-open connections: the oldest of this address is dropped, it has %d",
+            count,
+            extra={"peer": oldest.peer, "event": "half_open", "limit": "max_half_open"},
+        )
+        self._dropped()
+        self.leave(oldest)
+        oldest.abort()
+
+
+def room_for_connections(wanted: int, half_open: int) -> tuple[int, int]:
+    """How many connections, and how many half-open ones, fit into the files that this process may open."""
+    free = _free_descriptors()
+    if free is None or wanted + half_open <= free:
+        return wanted, half_open
+    half = max(1, min(half_open, free // 4))
+    return max(1, min(wanted, free - half)), half
+
+
+def _free_descriptors() -> int | None:
+    """How many more files this process may open; None where nobody says."""
+    try:
+        import os
+        import resource
+    except ImportError:  # not a Unix
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    try:
+        used = len(os.listdir("/dev/fd"))
+    except OSError:
+        used = 3
+    return max(2, soft - used - _SPARE_DESCRIPTORS)

@@ -1,0 +1,101 @@
+"""How the slots are shared between principals. Pure: no clock, no I/O, no torch.
+
+A principal's share is the slots divided by the principals that hold or want one. Slots that nobody else wants may be
+held beyond it. When slots run out, the one unused the longest is taken: from detached sessions first, then from live
+ones that have paused. Where none is unused, a principal below its share takes one from a principal above its own: a
+session of that one gives its slot up between two rounds. The claim keeps that slot free until the claimant returns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+from cloud_verifier.work import Lease
+from moa.wire.history import History
+
+
+class Holder(Protocol):
+    """What of a session matters here."""
+
+    principal: str
+    used: float
+    history: History
+
+    @property
+    def owner(self) -> object | None:
+        """Who listens; None while detached."""
+
+    @property
+    def lease(self) -> Lease | None:
+        """The claim on a slot."""
+
+
+H = TypeVar("H", bound=Holder)
+
+
+class SlotShares:
+    """Who holds how many slots, and who waits for one."""
+
+    def __init__(self, total: int, idle_seconds: float, claim_seconds: float) -> None:
+        self._total, self._idle, self._claim_seconds = total, idle_seconds, claim_seconds
+        self._held: Counter[str] = Counter()
+        self._claims: dict[str, float] = {}  # until when, oldest claim first
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody holds."""
+        return self._total - self._held.total()
+
+    def take(self, principal: str) -> None:
+        """A slot is taken."""
+        self._held[principal] += 1
+        self._claims.pop(principal, None)
+
+    def give_back(self, principal: str) -> None:
+        """A slot is given back."""
+        self._held[principal] -= 1
+        if not self._held[principal]:
+            del self._held[principal]
+
+    def may_take(self, principal: str, now: float) -> bool:
+        """Whether a slot is free that is kept for nobody who has waited longer."""
+        earlier = 0
+        for name in self._waiting(now):
+            if name == principal:
+                break
+            earlier += 1
+        return self.free > earlier
+
+    def victim(self, wanting: H, holders: Iterable[H], now: float) -> H | None:
+        """Who must give its slot to `wanting`. Nobody: the next slot that comes free is kept for it for a while, if it
+        holds less than its share."""
+        principal = wanting.principal
+        below = self._held[principal] < self._share(principal)
+        if below:
+            self._claims[principal] = now + self._claim_seconds
+        idle = [s for s in holders if s.lease is not None and s.history.running is None and s is not wanting]
+        # A live session that has paused is evicted too, for its next round costs no more than a prefill; but one that
+        # is between two rounds must not lose its slot to a newcomer who would lose it right back.
+        unused = [s for s in idle if s.owner is None or now - s.used >= self._idle]
+        if unused:
+            return min(unused, key=lambda s: (s.owner is not None, not self._greedy(s.principal), s.used))
+        if not below:
+            return None
+        return min((s for s in idle if self._greedy(s.principal)), key=lambda s: s.used, default=None)
+
+    def must_yield(self, principal: str, now: float) -> bool:
+        """Whether a session of this principal must give its slot to one that waits."""
+        others = [name for name in self._waiting(now) if name != principal]
+        return len(others) > self.free and self._greedy(principal)
+
+    def _greedy(self, principal: str) -> bool:
+        return self._held[principal] > self._share(principal)
+
+    def _share(self, principal: str) -> int:
+        return max(1, self._total // len({principal, *self._held, *self._claims}))
+
+    def _waiting(self, now: float) -> Iterable[str]:
+        self._claims = {name: until for name, until in self._claims.items() if until > now}
+        return self._claims

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from cloud_verifier.logs import FairShare, JsonFormatter
+
+
+def record(message: str = "refused", **extra: Any) -> logging.LogRecord:
+    made = logging.LogRecord("cloud_verifier", logging.INFO, __file__, 1, message, (), None)
+    made.__dict__.update(extra)
+    return made
+
+
+def test_a_line_is_one_object_and_what_strangers_sent_is_harmless() -> None:
+    line = JsonFormatter().format(
+        record("a\nb\x1b[2J\u2028", principal="al\x9bice", peer="1.2.3.4:5", session=b"\x01" * 16, round=3, reason="")
+    )
+    assert "\x1b" not in line
+    assert len(line.splitlines()) == 1
+    entry = json.loads(line)
+    assert entry["message"] == "a\\nb\\x1b[2J\\u2028"
+    assert entry["principal"] == "al\\x9bice"
+    assert (entry["session"], entry["round"]) == ("01" * 16, 3)
+    assert "reason" not in entry
+
+
+def test_a_trace_is_bounded() -> None:
+    try:
+        raise ValueError("x" * 10**6)
+    except ValueError as error:
+        made = record()
+        made.exc_info = (ValueError, error, error.__traceback__)
+    assert len(JsonFormatter().format(made)) < 10_000
+
+
+def test_lines_are_shared_fairly_and_the_log_says_what_is_left_out() -> None:
+    now = 0.0
+    share = FairShare(10, clock=lambda: now)
+    passed = [one for _ in range(1000) if share.filter(one := record(principal="greedy"))]
+    assert len(passed) == 51
+    assert passed[-1].getMessage() == "more lines of this source are left out"
+    assert share.filter(record(principal="modest"))
+    assert share.filter(record(peer="1.2.3.4:1"))
+    now = 1.0
+    again = record(principal="greedy")
+    assert share.filter(again)
+    assert again.suppressed == 950  # type: ignore[attr-defined]
+
+
+def test_sources_without_end_cost_no_memory_without_end() -> None:
+    share = FairShare(10, clock=lambda: 0.0)
+    for number in range(5000):
+        share.filter(record(peer=f"10.0.{number >> 8}.{number & 255}:1"))
+    assert len(share._sources) <= 1024
