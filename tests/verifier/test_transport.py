@@ -19,7 +19,7 @@ from websockets.typing import Subprotocol
 
 from cloud_verifier.auth import Authenticator, new_token, token_line
 from moa.errors import UsageError
-from moa.wire import SUBPROTOCOL, ClientSession, chain_hash, encode
+from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, chain_hash, encode
 from moa.wire.messages import Cancel, Close, Error, Goaway, Hello, Open, Opened, Resume, Sync, Verify, Welcome
 from moa.wire.session import Advanced, Ready, Recovered, Refused
 from tests.verifier import kit
@@ -416,5 +416,5 @@ async def test_a_connection_that_another_process_accepted_is_served() -> None:
             async with connect(
                 "ws://here", sock=theirs, proxy=None, subprotocols=[Subprotocol(SUBPROTOCOL)], compression=None
             ) as raw:
-                await raw.send(encode(Hello([1], [])))
+                await raw.send(encode(Hello(list(PROTOCOL_VERSIONS), [])))
                 assert isinstance(kit.decode_server(await raw.recv(decode=False)), Welcome)
