@@ -15,7 +15,7 @@ from cloud_verifier import logs
 from cloud_verifier.auth import Authenticator, new_token, token_line
 from cloud_verifier.settings import Settings
 from moa import __version__
-from moa.errors import MoaError, run_cli
+from moa.errors import run_cli
 from moa.wire.limits import Limits
 
 _SERVE_FLAGS = (
@@ -32,7 +32,7 @@ _SERVE_FLAGS = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     arguments = parser().parse_args(argv)
-    sys.exit(run_cli("cloud-verifier", lambda: arguments.run(arguments)))
+    sys.exit(run_cli("cloud-verifier", lambda: arguments.run(arguments), extra="verifier"))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,7 +85,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     auth = Authenticator.read(settings.auth_tokens)
     logs.configure(arguments.log_level, settings.limits)
-    _load_first()
     from cloud_verifier.app import Verifier
     from cloud_verifier.model import load
 
@@ -133,22 +132,11 @@ def _token_new(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     """Load the target, verify trees of several sizes, and print capacity and speed."""
     settings = settings_from(arguments)
-    _load_first()
     from cloud_verifier.check import measure, show
 
     figures = measure(settings)
     show(figures, as_json=arguments.json)
     return 0
-
-
-def _load_first() -> None:
-    try:
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise MoaError(
-            f"{error.name} is not installed", hint="install the verifier: pip install 'moa-edge[verifier]'"
-        ) from None
 
 
 def _add_model_flags(command: argparse.ArgumentParser) -> None:

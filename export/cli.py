@@ -10,22 +10,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from moa import __version__
 from moa.bundle import Bundle
 from moa.errors import UsageError, run_cli
+from moa.safe_text import safe_text
 
 PROGRAM = "moa-export"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int | None] = args.run
-    return run_cli(PROGRAM, lambda: command(args))
+    return run_cli(PROGRAM, lambda: command(args), extra="export")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROGRAM, description="From a trained drafter to a bundle that a device runs.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog=PROGRAM, description="From a trained drafter to a bundle that a device runs.")
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     build = commands.add_parser("build", help="export, quantize, check and pack a drafter")
     build.add_argument("-t", "--target", help="hub id or folder of the target (default: the embedded pair's)")
@@ -86,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what this machine can export and run")
     doctor.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     doctor.set_defaults(run=_doctor)
-    return parser
+    return top
 
 
 def _build(args: argparse.Namespace) -> None:
@@ -102,6 +106,9 @@ def _build(args: argparse.Namespace) -> None:
         raise UsageError("--target and --drafter belong together", hint="leave out both for the embedded pair")
     embedded = not args.target
     target, drafter = embedded_sources() if embedded else (args.target, args.drafter)
+    for file in (*args.calibration, *args.vocab_text):
+        if not file.is_file():
+            raise UsageError(f"no file at {file}")
     if args.dry_run:
         plan = make_plan(target, drafter, args.variant, args.draft_vocab)
         _show(asdict(plan) | {"disk_bytes": plan.disk}, args.json, plan.lines())
@@ -141,7 +148,8 @@ def _show_bundle(bundle: Bundle, as_json: bool) -> None:
     import msgspec
 
     card = bundle.path("README.md").read_text(encoding="utf-8")
-    _show({"bundle": str(bundle.folder), **msgspec.to_builtins(bundle.manifest)}, as_json, [card.rstrip()])
+    lines = [safe_text(card.rstrip())]
+    _show({"bundle": str(bundle.folder), **msgspec.to_builtins(bundle.manifest)}, as_json, lines)
 
 
 def _verify(args: argparse.Namespace) -> None:

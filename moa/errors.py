@@ -19,6 +19,8 @@ from collections.abc import Callable
 
 from moa.safe_text import safe_line
 
+_OURS = ("moa", "edge_client", "cloud_verifier", "export")
+
 _LONGEST_LINE = 2000
 
 
@@ -84,10 +86,19 @@ class LinkError(MoaError):
     retryable = True
 
 
-def run_cli(program: str, main: Callable[[], int | None]) -> int:
-    """Run a command's body; turn every expected failure into one line on stderr and an exit code."""
+def run_cli(program: str, main: Callable[[], int | None], *, extra: str = "") -> int:
+    """Run a command's body; turn every expected failure into one line on stderr and an exit code.
+
+    `extra` names the optional dependencies that the command may miss.
+    """
+    _stand_in_for_closed_streams()
     try:
         return main() or 0
+    except ModuleNotFoundError as error:
+        if not extra or (error.name or "").partition(".")[0] in _OURS:
+            raise  # a mistake of ours, which a traceback helps to find
+        print(f"{program}: error: {error.name} is not installed ({how_to_install(extra)})", file=sys.stderr)
+        return 2
     except MoaError as error:
         print(f"{program}: error: {error.line()}", file=sys.stderr)
         return error.exit_code
@@ -102,3 +113,15 @@ def run_cli(program: str, main: Callable[[], int | None]) -> int:
         where = f": {error.filename}" if error.filename else ""
         print(f"{program}: error: {safe_line(f'{error.strerror or error}{where}', _LONGEST_LINE)}", file=sys.stderr)
         return 2
+
+
+def how_to_install(extra: str) -> str:
+    """What brings the optional dependencies of this name. No package index has the project yet."""
+    return f"in the checkout: pip install '.[{extra}]'"
+
+
+def _stand_in_for_closed_streams() -> None:
+    """A program that was started with a stream closed has None there, and would fail at the first word it says."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the program's whole life

@@ -65,7 +65,7 @@ def test_metadata_names_the_licence_and_the_commands(wheel: zipfile.Path) -> Non
     assert "Requires-Python: >=3.11\n" in metadata
     assert (info / "licenses" / "LICENSE").exists()
     scripts = re.findall(r"^([\w-]+) = ", (info / "entry_points.txt").read_text(), re.MULTILINE)
-    assert scripts == ["cloud-verifier", "edge-client", "moa-export", "moa-train"]
+    assert scripts == ["cloud-verifier", "edge-client", "moa-edge", "moa-export", "moa-train"]
 
 
 def test_base_install_is_light_all_the_way_down() -> None:

@@ -14,6 +14,8 @@ import importlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from moa.front import PROGRAMS
+
 ROOT = Path(__file__).resolve().parent.parent
 LISTED = ("moa", "export", "edge_client", "cloud_verifier", "benchmarks", "tools", "docs")
 COLUMN = 28
@@ -42,12 +44,7 @@ TITLES = {
     "speed_1024": "One machine: a random target, hidden 1,024, 8 layers",
     "timeline": "One round",
 }
-PARSERS = {
-    "moa-train": ("moa.training.options", "parser"),
-    "moa-export": ("export.cli", "_parser"),
-    "cloud-verifier": ("cloud_verifier.cli", "parser"),
-    "edge-client": ("edge_client.cli", "parser"),
-}
+PARSERS = {"moa-edge": "moa.front:parser"} | {program.name: program.parser for program in PROGRAMS}
 """Where the argument parser of each console script is made."""
 
 
@@ -145,7 +142,8 @@ def summary(path: Path) -> str:
 
 def programs() -> list[argparse.ArgumentParser]:
     """The parsers of all console scripts."""
-    return [getattr(importlib.import_module(module), name)() for module, name in PARSERS.values()]
+    found = (where.split(":") for where in PARSERS.values())
+    return [getattr(importlib.import_module(module), name)() for module, name in found]
 
 
 def cli_reference(parsers: Iterable[argparse.ArgumentParser]) -> str:

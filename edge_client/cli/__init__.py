@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 
 from moa import __version__
-from moa.errors import run_cli
+from moa.errors import UsageError, run_cli
 
 _COMMANDS = {
     "generate": "answer one prompt",
@@ -24,9 +24,15 @@ _COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     words = sys.argv[1:] if argv is None else argv
-    options = parser(words).parse_args(words)
-    run: Callable[[argparse.Namespace], int] = options.run
-    sys.exit(run_cli("edge-client", lambda: run(options)))
+
+    def body() -> int:
+        if sys.__stdout__ is None:
+            raise UsageError("standard output is closed: there is nowhere to answer")
+        options = parser(words).parse_args(words)
+        run: Callable[[argparse.Namespace], int] = options.run
+        return run(options)
+
+    sys.exit(run_cli("edge-client", body, extra="verifier"))
 
 
 def parser(words: Collection[str] = tuple(_COMMANDS)) -> argparse.ArgumentParser:

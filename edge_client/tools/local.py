@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from moa.errors import LinkError, UsageError
+from moa.errors import LinkError, UsageError, how_to_install
 
 _START_SECONDS = 300.0
 _PROGRAM = """
@@ -44,7 +44,7 @@ class LocalVerifier:
         if missing:
             raise UsageError(
                 f"a local verifier needs {missing[0]}, which is not installed",
-                hint="pip install 'moa-edge[verifier]', or give the address of a verifier",
+                hint=f"{how_to_install('verifier')}, or give the address of a verifier",
             )
         with tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(

@@ -64,7 +64,7 @@ def _run(args: argparse.Namespace, loaded: LoadedModel, argv: list[str], began: 
     seconds = time.perf_counter() - training
     if loop.rank > 0:
         return None
-    job.save(args.out, options.PRECISIONS[args.weights])
+    job.save(args.out, getattr(torch, options.PRECISIONS[args.weights]))
     tail = history[-min(50, len(history)) :]
     result = {
         "out": str(args.out),

@@ -1,19 +1,20 @@
-"""The command line of `moa-train`, and the settings that come of it."""
+"""The command line of `moa-train`, and the settings that come of it. torch is imported by those alone."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-
+from moa import __version__
 from moa.config import DrafterConfig
 from moa.errors import UsageError
-from moa.training.distill import PAPER, DistillSettings
-from moa.training.loop import LoopSettings
-from moa.training.masks import AnchorRule, Spacing
+
+if TYPE_CHECKING:
+    from moa.training.distill import DistillSettings
+    from moa.training.loop import LoopSettings
+    from moa.training.masks import Spacing
 
 EXAMPLES = """\
 examples:
@@ -32,7 +33,8 @@ SHAPE = (
       for what in ("intermediate_size", "num_key_value_heads")),
     "num_attention_heads", "final_state", "confidence", "use_lsa", "use_ca",
 )  # fmt: skip
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Torch's names of them."""
 _SHORT = {"self_attention": "sa", "cross_attention": "ca", "layer_self_attention": "lsa"}
 
 
@@ -52,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     top.add_argument("target", help="folder or hub id of the target model")
     top.add_argument(
         "--data", nargs="+", required=True, metavar="SOURCE", help="jsonl or text files, folders, dataset ids"
@@ -142,6 +145,8 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
 
 def loop_settings(args: argparse.Namespace, rows: int, world: int) -> LoopSettings:
     """The loop's settings; `rows` of data turn epochs into steps."""
+    from moa.training.loop import LoopSettings
+
     chosen: dict[str, Any] = (PAPER_LOOP if args.paper else {}) | _given(args, LoopSettings)
     if "steps" not in chosen:
         epochs = 1.0 if args.epochs is None else args.epochs
@@ -154,6 +159,9 @@ def loop_settings(args: argparse.Namespace, rows: int, world: int) -> LoopSettin
 
 def distill_settings(args: argparse.Namespace) -> DistillSettings:
     """Losses and masks."""
+    from moa.training.distill import PAPER, DistillSettings
+    from moa.training.masks import AnchorRule
+
     settings = PAPER if args.paper else DistillSettings()
     spacings = settings.anchors.spacings if args.spacing is None else parse_spacings(args.spacing)
     strict = settings.anchors.strict if args.own_activation is None else not args.own_activation
@@ -174,6 +182,8 @@ def initial_config(args: argparse.Namespace, config: DrafterConfig) -> DrafterCo
 
 def parse_spacings(text: str) -> tuple[Spacing, ...]:
     """`6-14:0.6,32-64:0.2`; one number is both ends, and a share that is left out is what the others leave."""
+    from moa.training.masks import Spacing
+
     found: list[tuple[int, int, float | None]] = []
     for part in text.split(","):
         span, colon, share = part.partition(":")

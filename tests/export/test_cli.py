@@ -95,3 +95,14 @@ def test_mistakes_are_one_line_and_exit_code_2(
         last = err.strip().splitlines()[-1]
         assert last.startswith("moa-export: error: "), arguments
         assert message in last
+
+
+def test_a_file_that_is_not_there_is_found_before_any_work(
+    capsys: pytest.CaptureFixture[str], pair: Pair, tmp_path: Path
+) -> None:
+    for flag in ("--calibration", "--vocab-text"):
+        code, out, err = run(
+            capsys, "build", "-t", pair.target, "-d", pair.drafter, "-o", tmp_path / "b", flag, tmp_path / "none.jsonl"
+        )
+        assert (code, out) == (2, "")
+        assert err == f"moa-export: error: no file at {tmp_path / 'none.jsonl'}\n"

@@ -1,0 +1,92 @@
+"""The front door: every program is named, says its version, is completed, and says what it lacks in one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from moa import __version__
+from moa.front import PROGRAMS, SHELLS, completion, main
+
+_BASE = """
+import sys
+for name in ("torch", "transformers", "optimum", "onnx", "onnxscript", "safetensors", "huggingface_hub"):
+    sys.modules[name] = None
+from moa.front import main
+main()
+"""
+"""The base install."""
+
+
+def run(*words: str, program: str = _BASE, **how: Any) -> subprocess.CompletedProcess[bytes]:
+    how = {"capture_output": True, "stdin": subprocess.DEVNULL} | how
+    return subprocess.run([sys.executable, "-c", program, *words], timeout=100, check=False, **how)
+
+
+def test_it_names_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    shown = capsys.readouterr().out
+    assert all(program.name in shown for program in PROGRAMS)
+    assert "edge-client demo" in shown
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_version_and_help_need_the_base_install_only(program: Any) -> None:
+    for name in (program.name, program.short):
+        assert run(name, "--version").stdout.decode() == f"{program.name} {__version__}\n"
+    assert run(program.name, "--help").stdout.startswith(f"usage: {program.name}".encode())
+
+
+@pytest.mark.parametrize(
+    ("words", "missing", "extra"),
+    [
+        (("cloud-verifier", "serve", "--port", "0"), b"torch", b"verifier"),
+        (("moa-train", "target", "--data", "x.jsonl", "--out", "out"), b"torch", b"train"),
+        (("moa-export", "build", "--out", "nowhere"), b"onnx", b"export"),
+        (("moa-export", "doctor"), b"onnx", b"export"),
+        (("edge-client", "generate", "--raw", "hi", "--verifier", "local"), b"torch", b"verifier"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_its_extra(words: tuple[str, ...], missing: bytes, extra: bytes) -> None:
+    done = run(*words)
+    assert done.returncode in (1, 2)
+    assert done.stderr.count(b"\n") == 1, done.stderr
+    assert missing in done.stderr
+    assert b"pip install '.[" + extra + b"]'" in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a shell")
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_a_closed_stream_is_no_traceback(stream: int) -> None:
+    command = (
+        f'exec {stream}>&-; exec "{sys.executable}" -c "from moa.front import main; main()" client generate --raw hi'
+    )
+    done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=100, check=False)
+    assert b"Traceback" not in done.stderr
+    if stream == 1:
+        assert done.returncode == 2
+        assert b"standard output is closed" in done.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_knows_every_program_and_its_flags(shell: str) -> None:
+    script = completion(shell)
+    for words in (*(program.name for program in PROGRAMS), "max-new-tokens", "--calibration", "--slots"):
+        assert words.lstrip("-") in script
+    if found := shutil.which(shell):
+        done = subprocess.run([found, "-n", "/dev/stdin"], input=script.encode(), capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_bash_completes() -> None:
+    script = completion("bash") + (
+        "\nCOMP_WORDS=(edge-client generate --max-n); COMP_CWORD=2; _shtab_edge_client; echo ${COMPREPLY[@]}"
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60, check=True)
+    assert done.stdout.split() == [b"--max-new-tokens"]
