@@ -1,4 +1,4 @@
-"""Right answers on held-out exercises by skill: the target, and independent drafters standing alone.
+"""Right answers by skill, to held-out exercises or in held-out phrasings: the target, and independent drafters alone.
 
 python -m benchmarks.accuracy --target moa/demo/target --independent OUT/independent --json accuracy.json
 """
@@ -20,7 +20,7 @@ from benchmarks.baselines.independent import as_llama
 from benchmarks.baselines.layers import parameter_count
 from benchmarks.baselines.registry import load_independent
 from benchmarks.provenance import write_result
-from moa.demo.skills import SKILLS, Example
+from moa.demo.skills import SKILLS, TALK, Example, is_right
 from moa.errors import UsageError, run_cli
 from moa.model.target import Target
 from moa.speculate import GenerationSettings, Speculator
@@ -52,12 +52,12 @@ def judge(
     order = sorted(examples, key=lambda example: len(example.prompt))
     prompts = [held_out.encode(tokenizer, example) for example in order]
     replies = Speculator(target).generate(prompts, GenerationSettings(max_new_tokens=tokens, shape=None))
-    skills = {name: {"right": 0, "asked": 0, "unfinished": 0} for name in SKILLS}
+    skills = {name: {"right": 0, "asked": 0, "unfinished": 0} for name in (*SKILLS, TALK.name)}
     for example, reply in zip(order, replies, strict=True):
         count = skills[example.skill]
         text = tokenizer.decode(reply.ids, skip_special_tokens=True)
         count["asked"] += 1
-        count["right"] += SKILLS[example.skill].check(example.prompt, text)
+        count["right"] += is_right(example, text)
         count["unfinished"] += reply.finish != "eos"
     skills = {name: count for name, count in skills.items() if count["asked"]}
     total = {key: sum(count[key] for count in skills.values()) for key in ("right", "asked", "unfinished")}
@@ -66,7 +66,7 @@ def judge(
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The target's accuracy, then that of each independent drafter."""
-    examples = exercises(args.count, args.seed)
+    examples = held_out.asked_prompts(args.seed) if args.asked else exercises(args.count, args.seed)
     target = Target.load(args.target, slots=args.batch, capacity=args.capacity, device=args.device)
     tokenizer = target.tokenizer
     runs = [
@@ -110,6 +110,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--independent", type=Path, nargs="*", default=[], metavar="FOLDER", help="independent drafters"
     )
+    parser.add_argument("--asked", action="store_true", help="every skill in the ways of asking that training lacked")
     parser.add_argument("--count", type=int, default=500, help="exercises (default 500)")
     parser.add_argument("--tokens", type=int, default=256, help="most new tokens of an answer (default 256)")
     parser.add_argument("--batch", type=int, default=32, help="exercises at a time (default 32)")

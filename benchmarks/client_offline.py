@@ -18,7 +18,7 @@ from benchmarks.client_kit import Heard
 from benchmarks.provenance import write_result
 from edge_client.device import Device
 from edge_client.drafter.onnx import OnnxDrafter
-from moa.demo.skills import SKILLS, Example
+from moa.demo.skills import Example, is_right
 from moa.errors import run_cli
 from moa.sampling import SamplingSettings
 
@@ -58,7 +58,7 @@ def measure(
             for example, one in zip(examples, heard, strict=True):
                 over = len(one.answer) <= cut
                 answer = one.answer if over else finish(one, cut)
-                right += SKILLS[example.skill].check(example.prompt, device.codec.decode(answer).strip())
+                right += is_right(example, device.codec.decode(answer).strip())
                 same += answer == one.answer
             runs.append({"way": name, "cut": cut, "right": right, "same": same, "asked": len(heard)})
     return runs

@@ -30,7 +30,7 @@ from edge_client.tools.compare import Answer, ask_all
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from edge_client.tools.local import LocalVerifier
 from edge_client.turn.reconcile import OnReconnect
-from moa.demo.skills import SKILLS, Example
+from moa.demo.skills import Example, is_right
 from moa.errors import MoaError, UsageError, run_cli
 
 POLICIES: tuple[OnReconnect, ...] = get_args(OnReconnect)
@@ -166,7 +166,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _right(example: Example, answer: Answer | Outcome) -> bool:
-    return SKILLS[example.skill].check(example.prompt, answer.text.strip())
+    return is_right(example, answer.text.strip())
 
 
 def _row(

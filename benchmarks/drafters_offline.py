@@ -21,7 +21,7 @@ from benchmarks import prompts as held_out
 from benchmarks import report
 from benchmarks.baselines.registry import load_target, open_drafting
 from benchmarks.provenance import write_result
-from moa.demo.skills import SKILLS, Example
+from moa.demo.skills import Example, is_right
 from moa.errors import UsageError, run_cli
 from moa.model.drafting import Drafting, DraftRequest
 from moa.model.target import Row, Target
@@ -96,9 +96,7 @@ def offline(
 
 def _right(target: Target, examples: Sequence[Example], answers: Sequence[Sequence[int]]) -> int:
     return sum(
-        SKILLS[example.skill].check(
-            example.prompt, target.tokenizer.decode(list(answer), skip_special_tokens=True).strip()
-        )
+        is_right(example, target.tokenizer.decode(list(answer), skip_special_tokens=True).strip())
         for example, answer in zip(examples, answers, strict=True)
     )
 

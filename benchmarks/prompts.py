@@ -1,4 +1,4 @@
-"""Held-out prompts by category: every skill of the demo, and "code", Python functions to be continued as plain text."""
+"""Held-out prompts by category: every skill of the demo, and natural text, of which code and English are plain text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from itertools import islice
 from transformers import PreTrainedTokenizerBase
 
 from moa.demo import corpus
-from moa.demo.skills import SKILLS, Example
+from moa.demo.skills import SKILLS, TALK, Example
+from moa.demo.skills.asked import asked
 
 CODE = "code"
+PLAIN = (CODE, "english")
+"""Categories that are continued as plain text; all others are chats."""
 _TRIES = 200
 """Rounds of exercises per wanted prompt: a skill with few distinct held-out prompts gives fewer; the search ends."""
 
@@ -31,6 +34,16 @@ def code_prompts(count: int) -> list[Example]:
     return list(islice(_distinct(corpus.stdlib_prompts()), count))
 
 
+def natural_prompts(per_kind: int) -> dict[str, list[Example]]:
+    """Up to so many distinct prompts of every kind of natural text, from packages that no training saw."""
+    return {kind: list(islice(_distinct(corpus.natural(kind, "heldout")), per_kind)) for kind in corpus.KINDS}
+
+
+def asked_prompts(seed: int = 0) -> list[Example]:
+    """A task of every skill in every held-out way of asking it, and small talk."""
+    return [example for skill in (*SKILLS.values(), TALK) for example in asked(skill, seed)]
+
+
 def _distinct(examples: Iterator[Example]) -> Iterator[Example]:
     seen: set[str] = set()
     for example in examples:
@@ -41,7 +54,7 @@ def _distinct(examples: Iterator[Example]) -> Iterator[Example]:
 
 def encode(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[int]:
     """A prompt as the target was trained to see it: a chat turn, or the beginning of a file."""
-    if example.skill == CODE:
+    if example.skill in PLAIN:
         return list(tokenizer.encode(f"{tokenizer.bos_token}{example.prompt}", add_special_tokens=False))
     turn = [{"role": "user", "content": example.prompt}]
     text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)

@@ -1,28 +1,23 @@
-"""The demo pair's text: skill exercises and Python's own standard library, each split into train and held-out."""
+"""The demo pair's text: skill exercises, small talk, requests that mix skills, and natural text; train and held-out."""
 
-import ast
 import random
-import sysconfig
 from collections.abc import Collection, Iterator
-from hashlib import blake2b
-from pathlib import Path
 from typing import Literal
 
-from .skills import SKILLS, Example
+from . import natural as text
+from .natural import Split, split_of
+from .skills import SKILLS, TALK, Example, Skill
 
-Split = Literal["train", "heldout"]
-
-# Tests, bundled packages and generated tables say little about how Python is written; build data names the machine.
-_SKIPPED_FOLDERS = frozenset({
-    "__pycache__", "test", "tests", "idle_test", "site-packages", "dist-packages", "idlelib", "lib2to3",
-    "pydoc_data", "encodings", "turtledemo", "ensurepip",
-})  # fmt: skip
-_LARGEST_FILE = 150_000
+Kind = Literal["code", "english", "mixed"]
+KINDS: tuple[Kind, ...] = ("code", "english", "mixed")
+"""Kinds of natural text, beside the exercises."""
 
 
-def split_of(key: str) -> Split:
-    """The split that a prompt or path belongs to: one in sixteen is held out, by a stable hash."""
-    return "heldout" if blake2b(key.encode(), digest_size=8).digest()[-1] % 16 == 0 else "train"
+def _drawn(skill: Skill, split: Split, rng: random.Random) -> Example:
+    example = skill.make(rng)
+    while split_of(example.prompt) != split:
+        example = skill.make(rng)
+    return example
 
 
 def examples(split: Split, seed: int, more: Collection[str] = (), times: int = 3) -> Iterator[Example]:
@@ -32,10 +27,41 @@ def examples(split: Split, seed: int, more: Collection[str] = (), times: int = 3
     while True:
         rng.shuffle(skills)
         for skill in skills:
-            example = skill.make(rng)
-            while split_of(example.prompt) != split:
-                example = skill.make(rng)
-            yield example
+            yield _drawn(skill, split, rng)
+
+
+def talk(seed: int) -> Iterator[Example]:
+    """Small talk without end, for training: a greeting has too few forms to hold some back by chance."""
+    rng = random.Random(f"talk-{seed}")
+    while True:
+        yield TALK.make(rng)
+
+
+_PAIRS = (
+    "1. {}\n2. {}", "1. {}\n2. {}", "1) {}\n2) {}", "First: {}\nThen: {}", "{}\n\nAnd then: {}",
+    "Two questions. {}\n{}",
+    "I have two tasks for you.\n- {}\n- {}", "{}\nAfter that: {}", "Do both:\n{}\n{}", "{}\nAlso: {}",
+)  # fmt: skip
+
+
+def mixed(split: Split, seed: int) -> Iterator[Example]:
+    """Requests for two different skills at once, without end; both parts are of the split."""
+    rng = random.Random(f"mixed-{split}-{seed}")
+    while True:
+        first, second = (_drawn(skill, split, rng) for skill in rng.sample(list(SKILLS.values()), 2))
+        prompt = rng.choice(_PAIRS).format(first.prompt, second.prompt)
+        yield Example("mixed", prompt, f"1. {first.answer}\n2. {second.answer}")
+
+
+def natural(kind: Kind, split: Split) -> Iterator[Example]:
+    """Prompts of a kind of natural text with what follows them; held out are whole packages that no training saw."""
+    match kind:
+        case "code":
+            return (Example(kind, *parts) for parts in text.functions(text.code(split)))
+        case "english":
+            return (Example(kind, *parts) for parts in text.passages(text.english(split)))
+        case "mixed":
+            return mixed(split, 0)
 
 
 def messages(example: Example) -> list[dict[str, str]]:
@@ -43,34 +69,11 @@ def messages(example: Example) -> list[dict[str, str]]:
     return [{"role": "user", "content": example.prompt}, {"role": "assistant", "content": example.answer}]
 
 
-def _stdlib_files() -> Iterator[tuple[str, Path]]:
-    """The library's source files worth learning from, by their path inside it, sorted."""
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        inside = path.relative_to(root)
-        if not _SKIPPED_FOLDERS.intersection(inside.parts) and not path.name.startswith("_sysconfigdata"):
-            yield inside.as_posix(), path
-
-
 def stdlib_text(split: Split = "train") -> Iterator[str]:
     """The standard library's source files of a split, in a fixed shuffled order."""
-    files = [path for name, path in _stdlib_files() if split_of(name) == split]
-    random.Random(0).shuffle(files)
-    for path in files:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        if 0 < len(text) <= _LARGEST_FILE:
-            yield text
+    return text.files(text.STDLIB, split)
 
 
-def stdlib_prompts(lines: int = 8, shortest: int = 14, longest: int = 40) -> Iterator[Example]:
-    """Held-out functions to be continued as plain text: the first lines are the prompt, the rest the answer."""
-    for text in stdlib_text("heldout"):
-        rows = text.splitlines(keepends=True)
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
-                function = rows[node.lineno - 1 : node.end_lineno]
-                if shortest <= len(function) <= longest:
-                    yield Example("code", "".join(function[:lines]), "".join(function[lines:]))
+def stdlib_prompts(lines: int = 8) -> Iterator[Example]:
+    """Held-out functions of the standard library, to be continued as plain text."""
+    return (Example("code", *parts) for parts in text.functions(stdlib_text("heldout"), lines))

@@ -1,24 +1,24 @@
-"""`python -m moa.demo.train`: makes the embedded pair from nothing, each stage from where it was left.
+"""`python -m moa.demo.train`: makes the embedded pair, each stage from where it was left.
 
 tokenizer   a few seconds
-target      a Llama of 7M parameters on the exercises and the standard library
+target      a Llama of 7M parameters on exercises, code and English, from the weights it already has (--init)
 drafter     its MoA drafter, with this project's own trainer
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from moa.config import DrafterConfig
-from moa.demo import corpus, paths
+from moa.demo import corpus, natural, paths
 from moa.demo import tokenizer as demo_tokenizer
 from moa.demo.skills import Example
 from moa.errors import run_cli
@@ -26,7 +26,7 @@ from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.loading import load_model
 from moa.training.data import Document, PackedRows, pack
 from moa.training.distill import Distillation, DistillSettings
-from moa.training.loop import Loop, LoopSettings
+from moa.training.loop import Loop, LoopSettings, join_process_group
 from moa.training.masks import AnchorRule, Spacing
 from moa.training.pretrain import Pretraining
 from moa.training.teacher import Teacher
@@ -49,38 +49,20 @@ LONGEST_CHAT = 3
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A stretch of the target's training: up to step `until`; the skills in `more` come `times` as often."""
+class Mix:
+    """How many tokens of what; the skills in `more` come `times` as often."""
 
-    name: str
-    until: int
-    exercise_tokens: int
-    library_tokens: int
+    exercises: int
+    code: int
+    english: int
     more: tuple[str, ...] = ()
-    times: int = 3
+    times: int = 2
 
 
-@dataclass(frozen=True)
-class Course:
-    """One learning-rate schedule, over one or more phases."""
-
-    name: str
-    learning_rate: float
-    phases: tuple[Phase, ...]
-
-
-# What takes working out is learned last: by the end of a phase the other skills are there.
-WORKED_OUT = ("arithmetic", "word_problem", "units", "date", "table", "filter", "function", "edit")
-HARDEST = ("table", "filter", "function")
-TARGET_COURSES = (
-    Course(
-        "learn",
-        3e-3,
-        (Phase("general", 2000, 10_000_000, 7_500_000), Phase("practice", 3000, 4_500_000, 2_500_000, WORKED_OUT)),
-    ),
-    Course("polish", 1.5e-3, (Phase("polish", 500, 8_000_000, 2_500_000, HARDEST),)),
-    Course("sharpen", 2e-3, (Phase("sharpen", 450, 2_600_000, 400_000, HARDEST, times=8),)),
-)
+TALK, MIXED = 0.08, 0.08
+"""Shares of the turns that are small talk, or ask for two skills at once."""
+MIX = Mix(5_000_000, 1_900_000, 1_500_000, ("arithmetic", "word_problem", "filter", "table", "sort", "function"))
+TARGET_TRAINING = LoopSettings(steps=560, batch=32, learning_rate=2e-3, warmup=30, checkpoint_every=50)
 
 
 def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> Document:
@@ -97,33 +79,47 @@ def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> D
     return Document(ids, wanted)
 
 
-def documents(tokens: PreTrainedTokenizerBase, phase: Phase, seed: int) -> Iterator[Document]:
-    """A phase's text, exercises first; packed rows are shuffled when read."""
+def _turns(seed: int, mix: Mix) -> Iterator[Example]:
+    """What a user may say next: an exercise as a rule."""
+    rng = random.Random(f"turns-{seed}")
+    streams = [corpus.talk(seed), corpus.mixed("train", seed)]
+    streams.append(corpus.examples("train", seed, mix.more, mix.times))
+    while True:
+        yield next(rng.choices(streams, (TALK, MIXED, 1 - TALK - MIXED))[0])
+
+
+def _chats(tokens: PreTrainedTokenizerBase, mix: Mix, seed: int) -> Iterator[Document]:
     rng = random.Random(seed)
-    stream = corpus.examples("train", seed, phase.more, phase.times)
-    count = 0
-    while count < phase.exercise_tokens:
-        turns = rng.choice([1, 1, 1, *range(2, LONGEST_CHAT + 1)])
-        document = chat_document(tokens, [next(stream) for _ in range(turns)])
-        count += len(document.ids)
+    turns = _turns(seed, mix)
+    while True:
+        count = rng.choice([1, 1, 1, *range(2, LONGEST_CHAT + 1)])
+        yield chat_document(tokens, [next(turns) for _ in range(count)])
+
+
+def _plain(tokens: PreTrainedTokenizerBase, texts: Iterator[str]) -> Iterator[Document]:
+    return (Document.text(tokens.encode("<|bos|>" + text, add_special_tokens=False)) for text in texts)
+
+
+def _up_to(documents: Iterator[Document], count: int) -> Iterator[Document]:
+    for document in documents:
         yield document
-    count = 0
-    for number in itertools.count():
-        for text in corpus.stdlib_text("train"):
-            if count >= phase.library_tokens:
-                return
-            ids = tokens.encode("<|bos|>" + text, add_special_tokens=False)
-            cut = 1 + 85 * number % ROW  # each pass cuts the files into rows at other places
-            yield Document.text(ids[:cut])
-            yield Document.text(ids[cut:])
-            count += len(ids)
+        count -= len(document.ids)
+        if count <= 0:
+            return
 
 
-def packed(tokens: PreTrainedTokenizerBase, phase: Phase, work: Path, seed: int) -> PackedRows:
-    """A phase's rows, made once."""
-    folder = work / "data" / phase.name
+def documents(tokens: PreTrainedTokenizerBase, mix: Mix, seed: int) -> Iterator[Document]:
+    """The mix's text, kind by kind; packed rows are shuffled when read."""
+    yield from _up_to(_chats(tokens, mix, seed), mix.exercises)
+    yield from _up_to(_plain(tokens, natural.code("train")), mix.code)
+    yield from _up_to(_plain(tokens, natural.english("train")), mix.english)
+
+
+def packed(tokens: PreTrainedTokenizerBase, work: Path, mix: Mix = MIX, seed: int = 7) -> PackedRows:
+    """The mix's rows, made once."""
+    folder = work / "data"
     if not (folder / "marks.npy").exists():
-        pack(documents(tokens, phase, seed), ROW, folder)
+        pack(documents(tokens, mix, seed), ROW, folder)
     return PackedRows(folder)
 
 
@@ -145,20 +141,23 @@ def target_config(vocabulary: int) -> LlamaConfig:
     )
 
 
-def train_target(folder: Path, work: Path) -> None:
-    """Train the target and write it to `folder` in half precision."""
-    tokens = AutoTokenizer.from_pretrained(folder)
+def train_target(start: Path, out: Path, work: Path) -> None:
+    """Train on from the weights in `start`, or from nothing where it has none, and write half precision to `out`."""
+    join_process_group(torch.device("cpu"))
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    settings = replace(TARGET_TRAINING, batch=TARGET_TRAINING.batch // world)
+    tokens = AutoTokenizer.from_pretrained(start)
     torch.manual_seed(0)
-    model = LlamaForCausalLM(target_config(len(tokens)))
-    for course in TARGET_COURSES:
-        steps = course.phases[-1].until
-        settings = LoopSettings(steps=steps, batch=16, learning_rate=course.learning_rate, warmup=steps // 30)
-        for number, phase in enumerate(course.phases):
-            loop = Loop(Pretraining(model), packed(tokens, phase, work, number), settings, work / course.name)
-            loop.resume()
-            loop.run(stop_after=max(0, phase.until - loop.step))
-    # float16 keeps three more bits of every weight than bfloat16, and the range is not needed.
-    model.half().save_pretrained(folder)
+    if (start / "model.safetensors").exists():
+        model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
+    else:
+        model = LlamaForCausalLM(target_config(len(tokens)))
+    loop = Loop(Pretraining(model), packed(tokens, work), settings, work / "target")
+    loop.run()
+    if loop.rank == 0:
+        # float16 keeps three more bits of every weight than bfloat16, and the range is not needed.
+        model.half().save_pretrained(out)
+        tokens.save_pretrained(out)
 
 
 def train_drafter(target: Path, out: Path, work: Path, settings: LoopSettings) -> None:
@@ -166,7 +165,7 @@ def train_drafter(target: Path, out: Path, work: Path, settings: LoopSettings) -
     loaded = load_model(target)
     torch.manual_seed(settings.seed)
     drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **DRAFTER_SHAPE), loaded.model)
-    rows = packed(AutoTokenizer.from_pretrained(target), TARGET_COURSES[-1].phases[-1], work, 0)
+    rows = packed(AutoTokenizer.from_pretrained(target), work)
     task = Distillation(drafter, Teacher(loaded.model, torch.bfloat16), DRAFTER_TRAINING)
     Loop(task, rows, settings, work / "drafter").run()
     save_drafter(drafter, out, torch.float16)
@@ -179,6 +178,9 @@ def main() -> int:
     )
     parser.add_argument("stage", choices=["tokenizer", "target", "drafter"])
     parser.add_argument("--target", type=Path, default=paths().target, help="folder of the target and its tokenizer")
+    parser.add_argument(
+        "--init", type=Path, help="folder of the weights that the target goes on from (default: --target)"
+    )
     parser.add_argument("--drafter", type=Path, default=paths().drafter, help="folder of the finished drafter")
     parser.add_argument(
         "--work", type=Path, default=Path("work"), help="folder for data and checkpoints (default: ./work)"
@@ -189,7 +191,7 @@ def main() -> int:
         demo_tokenizer.train(args.target)
         return 0
     if args.stage == "target":
-        train_target(args.target, args.work)
+        train_target(args.init or args.target, args.target, args.work)
     else:
         settings = LoopSettings(steps=args.steps, batch=16, learning_rate=3e-3, warmup=100)
         train_drafter(args.target, args.drafter, args.work, settings)

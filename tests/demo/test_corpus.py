@@ -4,7 +4,7 @@ import ast
 from collections import Counter
 from itertools import islice
 
-from moa.demo.corpus import examples, messages, split_of, stdlib_prompts, stdlib_text
+from moa.demo.corpus import KINDS, examples, messages, mixed, natural, split_of, stdlib_prompts, stdlib_text, talk
 from moa.demo.skills import SKILLS, Example
 
 
@@ -49,3 +49,22 @@ def test_stdlib_prompts_continue_held_out_functions() -> None:
 def test_stdlib_text_is_python() -> None:
     for text in islice(stdlib_text("train"), 5):
         ast.parse(text)
+
+
+def test_small_talk_is_deterministic_and_of_every_kind() -> None:
+    said = list(islice(talk(0), 400))
+    assert said == list(islice(talk(0), 400))
+    assert len({example.answer for example in said}) == 8
+
+
+def test_a_mixed_request_has_two_tasks_and_two_answers() -> None:
+    for example in islice(mixed("heldout", 0), 20):
+        assert example.answer.startswith("1. ")
+        assert "\n2. " in example.answer
+
+
+def test_natural_text_is_held_out_by_package() -> None:
+    for kind in KINDS:
+        prompts = [example.prompt for example in islice(natural(kind, "heldout"), 40)]
+        assert len(set(prompts)) == 40, f"one hundred prompts in all need 40 of {kind}"
+        assert not set(prompts) & {example.prompt for example in islice(natural(kind, "train"), 40)}

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from moa.demo.skills import SKILLS, Example
-from moa.demo.skills.words import NAMES, WEEKDAYS
+from moa.demo.skills import SKILLS, TALK, Example
+from moa.demo.skills.words import WEEKDAYS
 
 SEEDS = range(200)
 
@@ -34,7 +34,7 @@ def _wrong(example: Example) -> str:
         case "edit":
             return re.sub(r"\w+\.$", "moon.", answer)
         case "story":
-            hero = next(name for name in NAMES if name in answer)
+            hero = example.facts[0]
             return answer.replace(hero, "Max" if hero != "Max" else "Mia")
     return _other_last(r"\d+", answer)
 
@@ -42,19 +42,19 @@ def _wrong(example: Example) -> str:
 @pytest.mark.parametrize("name", SKILLS)
 def test_reference_answers_pass(name: str) -> None:
     for example in _made(name):
-        assert SKILLS[name].check(example.prompt, example.answer), example
+        assert SKILLS[name].check(example, example.answer), example
 
 
 @pytest.mark.parametrize("name", SKILLS)
 def test_wrong_answers_fail(name: str) -> None:
     for example in _made(name):
-        assert not SKILLS[name].check(example.prompt, _wrong(example)), example
+        assert not SKILLS[name].check(example, _wrong(example)), example
 
 
 @pytest.mark.parametrize("name", SKILLS)
 def test_an_answer_to_another_prompt_fails(name: str) -> None:
     first, *others = _made(name)
-    accepted = [other for other in others if SKILLS[name].check(first.prompt, other.answer)]
+    accepted = [other for other in others if SKILLS[name].check(first, other.answer)]
     assert len(accepted) < (140 if name == "parity" else 70)
 
 
@@ -62,7 +62,7 @@ def test_an_answer_to_another_prompt_fails(name: str) -> None:
 def test_empty_and_unrelated_replies_fail(name: str) -> None:
     for example in _made(name)[:20]:
         for reply in ("", "I do not know.", "```python\nimport os\n```", "{"):
-            assert not SKILLS[name].check(example.prompt, reply)
+            assert not SKILLS[name].check(example, reply)
 
 
 @pytest.mark.parametrize("name", SKILLS)
@@ -71,28 +71,27 @@ def test_making_is_deterministic(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "prompt", "reply", "right"),
+    ("name", "reference", "reply", "right"),
     [
-        ("arithmetic", "What is 27 + 15 - 8?", "34", True),
-        ("arithmetic", "What is 27 + 15 - 8?", "It is 34.5", False),
-        ("units", "Convert 2 h 10 min to min.", "That makes 130 min.", True),
-        ("units", "Convert 2 h 10 min to min.", "That makes 130 h.", False),
-        ("date", "What date is 4 days before 9 May?", "It is 5 May.", True),
-        ("date", "What date is 4 days before 9 May?", "It is 5 June.", False),
-        ("sort", "Sort these numbers: 41, 12, 30.", "12, 30, 41", True),
-        ("sort", "Sort these numbers: 41, 12, 30.", "12, 41, 30", False),
-        ("filter", "Which of these numbers are odd: 41, 12, 30?", "Only 41.", True),
-        ("filter", "Which of these numbers are odd: 41, 12, 30?", "41, 12", False),
-        ("json", "Extract name, age and city as JSON: Mia is 9 years old and lives in Rome.",
-         'Here: {"city": "Rome", "name": "Mia", "age": 9}', True),
-        ("json", "Extract name, age and city as JSON: Mia is 9 years old and lives in Rome.",
-         '{"city": "Oslo", "name": "Mia", "age": 9}', False),
-        ("edit", 'Replace "cat" with "dog": The old cat sleeps.', "The old dog sleeps.", True),
-        ("edit", 'Replace "cat" with "dog": The old cat sleeps.', "The old cat sleeps.", False),
+        ("arithmetic", "The answer is 34.", "34", True),
+        ("arithmetic", "The answer is 34.", "It is 34.5", False),
+        ("units", "The answer is 130 min.", "That makes 130 min.", True),
+        ("units", "The answer is 130 min.", "That makes 130 h.", False),
+        ("date", "The date is 5 May.", "It is 5 May.", True),
+        ("date", "The date is 5 May.", "It is 5 June.", False),
+        ("sort", "Last is 41. Sorted: 12, 30, 41.", "12, 30, 41", True),
+        ("sort", "Last is 41. Sorted: 12, 30, 41.", "12, 41, 30", False),
+        ("filter", "12: no. The result is: 41.", "Only 41.", True),
+        ("filter", "12: no. The result is: 41.", "41, 12", False),
+        ("json", '{"name": "Mia", "age": 9, "city": "Rome"}', 'Here: {"city": "Rome", "name": "Mia", "age": 9}', True),
+        ("json", '{"name": "Mia", "age": 9, "city": "Rome"}', '{"city": "Oslo", "name": "Mia", "age": 9}', False),
+        ("json", '{"name": "Mia", "age": 9, "city": "Rome"}', "{" * 100_000 + "}", False),
+        ("edit", "the sentence is: The old dog sleeps.", "The old dog sleeps.", True),
+        ("edit", "the sentence is: The old dog sleeps.", "The old cat sleeps.", False),
     ],
 )  # fmt: skip
-def test_the_final_answer_decides_not_the_wording(name: str, prompt: str, reply: str, right: bool) -> None:
-    assert SKILLS[name].check(prompt, reply) is right
+def test_the_final_answer_decides_not_the_wording(name: str, reference: str, reply: str, right: bool) -> None:
+    assert SKILLS[name].check(Example(name, "", reference), reply) is right
 
 
 def _function(line: str, call: str = "add_3(4)", shown: str = "7") -> str:
@@ -116,5 +115,20 @@ def _function(line: str, call: str = "add_3(4)", shown: str = "7") -> str:
     ],
 )
 def test_functions_are_run_only_when_harmless(reply: str, right: bool) -> None:
-    prompt = "Write a function add_3 that returns x plus 3, with a doctest."
-    assert SKILLS["function"].check(prompt, reply) is right
+    asked = Example("function", "Write add_3.", "", facts=("add", "3"))
+    assert SKILLS["function"].check(asked, reply) is right
+
+
+def test_a_story_is_about_its_own_people_alone() -> None:
+    asked = Example("story", "", "", facts=("Ada", "fox", "garden"))
+    told = "Ada went to the garden. There Ada met a {}. They were good friends."
+    assert SKILLS["story"].check(asked, told.format("fox"))
+    assert not SKILLS["story"].check(asked, told.format("bear"))
+    assert not SKILLS["story"].check(asked, told.format("fox with Ruth"))
+
+
+def test_small_talk_says_what_it_cannot() -> None:
+    for seed in SEEDS:
+        example = TALK.make(random.Random(seed))
+        assert TALK.check(example, example.answer)
+        assert not TALK.check(example, "It is Paris.")

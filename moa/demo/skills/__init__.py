@@ -1,7 +1,8 @@
 """The exercises that the demo pair is trained on: each skill writes prompts with answers and checks any reply."""
 
 from . import arithmetic, calendar, digits, functions, lists, story, text
-from .base import Example, Skill
+from .base import Example, Skill, Task
+from .talk import TALK
 
 SKILLS: dict[str, Skill] = {
     skill.name: skill
@@ -10,4 +11,11 @@ SKILLS: dict[str, Skill] = {
 }
 """Every skill by its name."""
 
-__all__ = ["SKILLS", "Example", "Skill"]
+
+def is_right(example: Example, reply: str) -> bool:
+    """Whether a reply to an exercise, or to small talk, is right."""
+    skill = TALK if example.skill == TALK.name else SKILLS[example.skill]
+    return skill.check(example, reply)
+
+
+__all__ = ["SKILLS", "TALK", "Example", "Skill", "Task", "is_right"]

@@ -1,14 +1,12 @@
 """Sums worked step by step, word problems and unit conversion."""
 
 import random
-import re
 
-from .base import Skill, ends_with_number, numbers
-from .words import NAMES, THINGS
+from .base import Skill, Task, same_last, same_last_number
+from .words import name, things
 
-_LIMIT = 99  # results stay within two digits: few enough facts to be learnt from a small corpus
-
-_SUM_PROMPTS = ("What is {}?", "Calculate {}.", "Work out {} step by step.")
+LIMIT = 99
+"""Results stay within two digits: few enough facts to be learnt from a small corpus."""
 
 
 def _apply(left: int, sign: str, right: int) -> int:
@@ -17,10 +15,10 @@ def _apply(left: int, sign: str, right: int) -> int:
 
 def _draw_step(rng: random.Random, total: int, largest: int) -> tuple[str, int]:
     """A sign and an operand that keep the running total between 1 and the limit."""
-    signs = [sign for sign, room in (("+", _LIMIT - total), ("-", total - 1)) if room >= 2]
+    signs = [sign for sign, room in (("+", LIMIT - total), ("-", total - 1)) if room >= 2]
     sign = rng.choice(signs)
-    room = _LIMIT - total if sign == "+" else total - 1
-    return sign, rng.randint(2, min(largest, room))
+    room = LIMIT - total if sign == "+" else total - 1
+    return sign, rng.randint(1 if rng.random() < 0.1 else 2, min(largest, room))
 
 
 def _work(total: int, sign: str, operand: int) -> str:
@@ -32,51 +30,46 @@ def _work(total: int, sign: str, operand: int) -> str:
     return f"{total} {sign} {tens} = {middle} and {middle} {sign} {ones} = {_apply(middle, sign, ones)}."
 
 
-def _write_sum(rng: random.Random) -> tuple[str, str]:
-    total = rng.randint(10, 80)
+_SIGNS = ((" + ", " - "),) * 5 + (("+", "-"),) * 3 + ((" plus ", " minus "),) * 4
+"""How signs are written in a prompt."""
+
+
+def _draw_sum(rng: random.Random) -> Task:
+    total = rng.randint(10, 80) if rng.random() < 0.8 else rng.randint(1, 97)
+    steps = rng.choices((1, 2, 3), (9, 10, 1))[0]
+    plus, minus = rng.choice(_SIGNS)
     expression, working = str(total), []
-    for opening in ("First,", "Then,"):
-        sign, operand = _draw_step(rng, total, 39)
-        expression += f" {sign} {operand}"
+    for opening in ("First,", "Then,", "Then,")[:steps]:
+        sign, operand = _draw_step(rng, total, 39 if steps > 1 else 89)
+        expression += f"{plus if sign == '+' else minus}{operand}"
         working.append(f"{opening} {_work(total, sign, operand)}")
         total = _apply(total, sign, operand)
-    answer = " ".join([*working, f"The answer is {total}."])
-    return rng.choice(_SUM_PROMPTS).format(expression), answer
+    return Task("arithmetic", " ".join([*working, f"The answer is {total}."]), {"sum": expression})
 
 
-def _judge_sum(prompt: str, reply: str) -> bool:
-    terms = re.findall(r"[+-]? ?\d+", prompt)
-    return ends_with_number(reply, sum(int(term.replace(" ", "")) for term in terms))
+_GAINS = ("buys", "finds", "gets", "buys", "finds", "gets", "receives", "wins", "collects", "picks up")
+_LOSSES = ("loses", "sells", "gives away", "loses", "sells", "gives away", "drops", "throws away", "hands out")
 
 
-_GAINS = ("buys", "finds", "gets")
-_LOSSES = ("loses", "sells", "gives away")
-_STORY_PROMPTS = (
-    "{name} has {start} {things}. {name} {steps}. How many {things} does {name} have now?",
-    "{name} starts with {start} {things} and then {steps}. How many {things} does {name} have in the end?",
-)
-
-
-def _write_word_problem(rng: random.Random) -> tuple[str, str]:
-    name, things = rng.choice(NAMES), rng.choice(THINGS)
+def _draw_word_problem(rng: random.Random) -> Task:
+    who, what = name(rng), things(rng)
     start = total = rng.randint(10, 80)
     steps, working = [], []
-    for _ in range(2):
+    for _ in range(rng.choice((1, 2, 2, 2))):
         sign, operand = _draw_step(rng, total, 9)
         verb = rng.choice(_GAINS if sign == "+" else _LOSSES)
         steps.append(f"{verb} {operand}")
         after = _apply(total, sign, operand)
-        working.append(f"{name} {verb} {operand}, so {total} {sign} {operand} = {after}.")
+        working.append(f"{who} {verb} {operand}, so {total} {sign} {operand} = {after}.")
         total = after
-    prompt = rng.choice(_STORY_PROMPTS).format(name=name, start=start, things=things, steps=" and ".join(steps))
-    return prompt, " ".join([f"{name} has {start} {things}.", *working, f"The answer is {total}."])
-
-
-def _judge_word_problem(prompt: str, reply: str) -> bool:
-    total = numbers(prompt)[0]
-    for verb, operand in re.findall(rf"({'|'.join(_GAINS + _LOSSES)}) (\d+)", prompt):
-        total += int(operand) if verb in _GAINS else -int(operand)
-    return ends_with_number(reply, total)
+    answer = " ".join([f"{who} has {start} {what}.", *working, f"The answer is {total}."])
+    slots = {
+        "name": who,
+        "start": start,
+        "things": what,
+        "steps": rng.choice((" and ", " and ", ", then ")).join(steps),
+    }
+    return Task("word_problem", answer, slots)
 
 
 # (large unit, small unit, factor, the small amounts in use)
@@ -87,30 +80,30 @@ _UNITS = (
     ("h", "min", 60, range(10, 60)),
     ("weeks", "days", 7, range(1, 7)),
 )
-_UNIT_PROMPTS = ("Convert {} to {}.", "Write {} in {}.", "Change {} into {}.")
+_LONG = {
+    "m": ("metres", "meters"), "cm": ("centimetres", "centimeters"), "kg": ("kilograms", "kilos"), "g": ("grams",),
+    "km": ("kilometres", "kilometers"), "h": ("hours",), "min": ("minutes",),
+}  # fmt: skip
 
 
-def _write_units(rng: random.Random) -> tuple[str, str]:
+def _draw_units(rng: random.Random) -> Task:
     large, small, factor, amounts = rng.choice(_UNITS)
     many, few = rng.randint(2, 9), rng.choice(amounts)
-    prompt = rng.choice(_UNIT_PROMPTS).format(f"{many} {large} {few} {small}", small)
-    total = many * factor + few
-    return prompt, (
-        f"There are {factor} {small} in 1 {large}, so {many} {large} are {many * factor} {small}. "
-        f"{many * factor} + {few} = {total}. The answer is {total} {small}."
-    )
-
-
-def _judge_units(prompt: str, reply: str) -> bool:
-    many, few = numbers(prompt)
-    large, small = re.findall(r"\d+ ([a-z]+)", prompt)
-    factor = next(entry[2] for entry in _UNITS if entry[:2] == (large, small))
-    final = re.findall(r"(?<![\d.])(-?\d+(?:\.\d+)?) ([a-z]+)", reply)
-    return final[-1:] == [(str(many * factor + few), small)] and ends_with_number(reply, many * factor + few)
+    total = many * factor
+    working = f"There are {factor} {small} in 1 {large}, so {many} {large} are {total} {small}."
+    long = rng.random() < 0.35
+    said = {unit: rng.choice(_LONG.get(unit, (unit,))) if long else unit for unit in (large, small)}
+    gap = "" if len(large) < 3 and not long and rng.random() < 0.2 else " "
+    amount = f"{many}{gap}{said[large]}"
+    if rng.random() < 0.75:
+        amount += f"{rng.choice((' ', ' ', ' and '))}{few}{gap}{said[small]}"
+        working += f" {total} + {few} = {total + few}."
+        total += few
+    return Task("units", f"{working} The answer is {total} {small}.", {"amount": amount, "unit": said[small]})
 
 
 SKILLS = (
-    Skill("arithmetic", _write_sum, _judge_sum),
-    Skill("word_problem", _write_word_problem, _judge_word_problem),
-    Skill("units", _write_units, _judge_units),
+    Skill("arithmetic", _draw_sum, same_last_number),
+    Skill("word_problem", _draw_word_problem, same_last_number),
+    Skill("units", _draw_units, same_last(r"(?<![\d.])(-?\d+(?:\.\d+)?) ([a-z]+)")),
 )

@@ -2,34 +2,61 @@
 
 import random
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from .manners import say
+from .phrasings import PHRASINGS
 
 
 @dataclass(frozen=True)
 class Example:
-    """One exercise: the skill it belongs to, the user's prompt and a correct reply."""
+    """One exercise: the skill it belongs to, the user's prompt and a correct reply.
+
+    `facts` are what a free reply is judged by, where the reference answer alone does not say it.
+    """
 
     skill: str
     prompt: str
     answer: str
+    facts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is wanted, whatever the words: a phrasing's slots, the text it is about, and a right answer.
+
+    `kind` names the phrasings that fit (`PHRASINGS`, and `ASKED` for the held-out ones).
+    """
+
+    kind: str
+    answer: str
+    slots: Mapping[str, object] = field(default_factory=dict)
+    material: str = ""
+    facts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Skill:
-    """A family of exercises: `write` draws a prompt and its answer, `judge` decides about any reply to the prompt."""
+    """A family of tasks: `draw` makes one, `judge` decides about any reply to it."""
 
     name: str
-    write: Callable[[random.Random], tuple[str, str]]
-    judge: Callable[[str, str], bool]
+    draw: Callable[[random.Random], Task]
+    judge: Callable[[Example, str], bool]
 
     def make(self, rng: random.Random) -> Example:
-        """Draw one exercise."""
-        return Example(self.name, *self.write(rng))
+        """Draw one exercise, in one of the phrasings of training."""
+        task = self.draw(rng)
+        prompt = say(rng, rng.choice(PHRASINGS[task.kind]), task.slots, task.material)
+        return self.exercise(task, prompt)
 
-    def check(self, prompt: str, reply: str) -> bool:
-        """Whether the reply's final answer is right, worked out anew from the prompt."""
-        return self.judge(prompt, reply)
+    def exercise(self, task: Task, prompt: str) -> Example:
+        """The task asked in these words."""
+        return Example(self.name, prompt, task.answer, task.facts)
+
+    def check(self, example: Example, reply: str) -> bool:
+        """Whether the reply's final answer is right; the way to it is free."""
+        return self.judge(example, reply)
 
 
 def numbers(text: str) -> list[int]:
@@ -37,12 +64,27 @@ def numbers(text: str) -> list[int]:
     return [int(found) for found in re.findall(r"(?<![\d.])-?\d+(?!\.?\d)", text)]
 
 
-def ends_with_number(reply: str, expected: int) -> bool:
-    """Whether the last number of the reply is the expected one."""
-    return re.findall(r"(?<!\d)-?\d+(?:\.\d+)?", reply)[-1:] == [str(expected)]
+def same_last_number(example: Example, reply: str) -> bool:
+    """Whether the reply ends with the number that the reference answer ends with."""
+    expected, found = (re.findall(r"(?<!\d)-?\d+(?:\.\d+)?", text)[-1:] for text in (example.answer, reply))
+    return expected == found
 
 
-def last_clause(reply: str) -> str:
+def same_last(pattern: str) -> Callable[[Example, str], bool]:
+    """A judge: the last match of the pattern is the reference answer's."""
+
+    def judge(example: Example, reply: str) -> bool:
+        return re.findall(pattern, reply)[-1:] == re.findall(pattern, example.answer)[-1:]
+
+    return judge
+
+
+def same_list(example: Example, reply: str) -> bool:
+    """Whether the reply's last clause lists the numbers that the reference answer's lists."""
+    return numbers(_last_clause(reply)) == numbers(_last_clause(example.answer))
+
+
+def _last_clause(reply: str) -> str:
     """The text behind the last colon or full stop within the reply: where a list answer stands."""
     return re.split(r":|\.\s", reply.strip())[-1]
 

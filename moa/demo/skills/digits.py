@@ -1,51 +1,40 @@
 """Looking at digits: comparing two numbers, odd or even."""
 
 import random
-import re
 
-from .base import Skill, ends_with_number, numbers
+from .base import Skill, Task, same_last, same_last_number
 
-_COMPARE_PROMPTS = (
-    "Which number is {}, {} or {}?",
-    "Which of the two is {}, {} or {}?",
-    "Pick the {} one of {} and {}.",
-)
+_PLACES = {2: ("tens", "ones"), 3: ("hundreds", "tens", "ones")}
+_WORDS = {
+    "larger": ("larger", "larger", "bigger", "greater", "higher"),
+    "smaller": ("smaller", "smaller", "lower"),
+}
 
 
-def _write_compare(rng: random.Random) -> tuple[str, str]:
-    left, right = rng.sample(range(10, 100), 2)
+def _draw_compare(rng: random.Random) -> Task:
+    digits = rng.choices((2, 3), (4, 1))[0]
+    left, right = rng.sample(range(10 ** (digits - 1), 10**digits), 2)
     wanted = rng.choice(("larger", "smaller"))
-    prompt = rng.choice(_COMPARE_PROMPTS).format(wanted, left, right)
-    place, divisor = ("tens", 10) if left // 10 != right // 10 else ("ones", 1)
-    working = "" if place == "tens" else f"Both have {left // 10} tens. "
-    working += f"{left} has {left // divisor % 10} {place} and {right} has {right // divisor % 10} {place}."
+    working = ""
+    for place, one, other in zip(_PLACES[digits], str(left), str(right), strict=True):
+        if one != other:
+            working += f"{left} has {one} {place} and {right} has {other} {place}."
+            break
+        working += f"Both have {one} {place}. "
     chosen = max(left, right) if wanted == "larger" else min(left, right)
-    return prompt, f"{working} The {wanted} number is {chosen}."
+    slots = {"wanted": rng.choice(_WORDS[wanted]), "left": left, "right": right}
+    return Task("compare", f"{working} The {wanted} number is {chosen}.", slots)
 
 
-def _judge_compare(prompt: str, reply: str) -> bool:
-    return ends_with_number(reply, max(numbers(prompt)) if " larger" in prompt else min(numbers(prompt)))
-
-
-_PARITY_PROMPTS = ("Is {} odd or even?", "Tell me whether {} is even or odd.", "Is the number {} even or odd?")
-
-
-def _parity(value: int) -> str:
-    return "odd" if value % 2 else "even"
-
-
-def _write_parity(rng: random.Random) -> tuple[str, str]:
-    value = rng.randint(100, 999)
-    kind = _parity(value)
+def _draw_parity(rng: random.Random) -> Task:
+    digits = rng.choices((1, 2, 3, 4), (1, 3, 6, 1))[0]
+    value = rng.randint(10 ** (digits - 1), 10**digits - 1)
+    kind = "odd" if value % 2 else "even"
     answer = f"The number {value} ends in {value % 10}. The digit {value % 10} is {kind}, so {value} is {kind}."
-    return rng.choice(_PARITY_PROMPTS).format(value), answer
-
-
-def _judge_parity(prompt: str, reply: str) -> bool:
-    return re.findall(r"\b(odd|even)\b", reply)[-1:] == [_parity(numbers(prompt)[0])]
+    return Task("parity", answer, {"value": value})
 
 
 SKILLS = (
-    Skill("compare", _write_compare, _judge_compare),
-    Skill("parity", _write_parity, _judge_parity),
+    Skill("compare", _draw_compare, same_last_number),
+    Skill("parity", _draw_parity, same_last(r"\b(odd|even)\b")),
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .base import Skill
+from .base import Example, Skill, Task
 
 
 @dataclass(frozen=True)
@@ -73,21 +73,13 @@ _FAMILIES = {
         _Family("skip", "without the first {}", "items[{}:]", "items", range(2, 6), _longer),
     )
 }
-_PROMPTS = (
-    "Write a function {name} that returns {argument} {purpose}, with a doctest.",
-    "Please write the Python function {name} with a doctest. It returns {argument} {purpose}.",
-    "Define a function {name} in Python: it returns {argument} {purpose}. Add a doctest.",
-    "I need a function {name} which returns {argument} {purpose}. Give it a doctest.",
-)
 
 
-def _write_function(rng: random.Random) -> tuple[str, str]:
+def _draw_function(rng: random.Random) -> Task:
     family = rng.choice(list(_FAMILIES.values()))
     size = rng.choice(family.sizes)
-    prompt = rng.choice(_PROMPTS).format(
-        name=f"{family.name}_{size}", argument=family.argument, purpose=family.purpose.format(size)
-    )
-    return prompt, f"```python\n{family.code(size, rng)}```"
+    slots = {"name": f"{family.name}_{size}", "argument": family.argument, "purpose": family.purpose.format(size)}
+    return Task("function", f"```python\n{family.code(size, rng)}```", slots, facts=(family.name, str(size)))
 
 
 _BUILTINS = {"max": max, "min": min, "len": len, "sum": sum, "sorted": sorted, "bool": bool, "list": list}
@@ -145,11 +137,10 @@ def _trials(argument: str, size: int) -> list[Any]:
     return [list(range(10)), [9, 3, 1, 7]]
 
 
-def _judge_function(prompt: str, reply: str) -> bool:
+def _judge_function(example: Example, reply: str) -> bool:
     """The function must pass its own doctest and agree with its family on arguments of ours."""
-    found = re.search(r"function (([a-z_]+)_(\d+))", prompt)
-    assert found, "not a function prompt"
-    name, family, size = found[1], _FAMILIES[found[2]], int(found[3])
+    family, size = _FAMILIES[example.facts[0]], int(example.facts[1])
+    name = f"{family.name}_{size}"
     function = _definition(reply, name)
     if function is None:
         return False
@@ -167,4 +158,4 @@ def _judge_function(prompt: str, reply: str) -> bool:
     return doctest.DocTestRunner(verbose=False).run(test, out=lambda text: None).failed == 0
 
 
-SKILLS = (Skill("function", _write_function, _judge_function),)
+SKILLS = (Skill("function", _draw_function, _judge_function),)

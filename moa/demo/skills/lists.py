@@ -1,68 +1,54 @@
 """Working through short lists: sorting, maximum, filtering and counting."""
 
 import random
-import re
 
-from .base import Skill, ends_with_number, last_clause, listed, numbers
-from .words import GOODS
+from .base import Skill, Task, listed, numbers, same_last_number, same_list
+from .words import goods
 
 
-def _spread(rng: random.Random, count: int) -> list[int]:
-    """Two-digit numbers with different tens: their order shows in one digit."""
+def _spread(rng: random.Random) -> list[int]:
+    """Two-digit numbers; as a rule with different tens, so that their order shows in one digit."""
+    count = rng.choice((3, 3, 3, 4, 4, 4, 5))
+    if rng.random() < 0.15:
+        return rng.sample(range(10, 100), count)
     return [10 * tens + rng.randrange(10) for tens in rng.sample(range(1, 10), count)]
 
 
-def _values(prompt: str) -> list[int]:
-    return numbers(prompt.partition(":")[2])
+def _shown(rng: random.Random, values: list[int] | list[str]) -> str:
+    """A list as people write it: commas as a rule."""
+    words = [str(value) for value in values]
+    match rng.choices(("commas", "and", "tight", "spaces"), (75, 15, 5, 5))[0]:
+        case "and":
+            return f"{listed(words[:-1])} and {words[-1]}"
+        case "tight":
+            return ",".join(words)
+        case "spaces":
+            return " ".join(words)
+        case _:
+            return listed(words)
 
 
-_SORT_PROMPTS = (
-    "Sort these numbers: {}.",
-    "Put these numbers in order from small to large: {}.",
-    "Arrange in ascending order: {}.",
-)
-
-
-def _write_sort(rng: random.Random) -> tuple[str, str]:
-    values = _spread(rng, rng.randint(3, 4))
+def _draw_sort(rng: random.Random) -> Task:
+    values = _spread(rng)
     left, working = list(values), []
     while len(left) > 1:
         working.append(f"From {listed(left)} take {min(left)}.")
         left.remove(min(left))
     working.append(f"Last is {left[0]}. Sorted: {listed(sorted(values))}.")
-    return rng.choice(_SORT_PROMPTS).format(listed(values)), " ".join(working)
+    return Task("sort", " ".join(working), material=_shown(rng, values))
 
 
-def _judge_sort(prompt: str, reply: str) -> bool:
-    return numbers(last_clause(reply)) == sorted(_values(prompt))
-
-
-_MAXIMUM_PROMPTS = (
-    "Which is the largest of these numbers: {}?",
-    "Find the maximum: {}.",
-    "What is the biggest number in this list: {}?",
-)
-
-
-def _write_maximum(rng: random.Random) -> tuple[str, str]:
-    values = _spread(rng, rng.randint(3, 4))
+def _draw_maximum(rng: random.Random) -> Task:
+    values = _spread(rng)
     best, working = values[0], [f"Start with {values[0]}."]
     for value in values[1:]:
         relation, verb = ("larger", "take") if value > best else ("smaller", "keep")
         working.append(f"{value} is {relation} than {best}, so {verb} {max(value, best)}.")
         best = max(value, best)
-    return rng.choice(_MAXIMUM_PROMPTS).format(listed(values)), " ".join([*working, f"The answer is {best}."])
+    return Task("maximum", " ".join([*working, f"The answer is {best}."]), material=_shown(rng, values))
 
 
-def _judge_maximum(prompt: str, reply: str) -> bool:
-    return ends_with_number(reply, max(_values(prompt)))
-
-
-_FILTER_PROMPTS = (
-    "Keep only the numbers that are {}: {}.",
-    "Which of these numbers are {}: {}?",
-    "Filter this list for numbers that are {}: {}.",
-)
+_ABOVE = ("greater than",) * 5 + ("above", "above", "larger than", "bigger than", "over", "more than")
 
 
 def _passes(value: int, rule: str) -> bool:
@@ -71,8 +57,8 @@ def _passes(value: int, rule: str) -> bool:
     return value > numbers(rule)[0]
 
 
-def _write_filter(rng: random.Random) -> tuple[str, str]:
-    values = _spread(rng, rng.randint(3, 4))
+def _draw_filter(rng: random.Random) -> Task:
+    values = _spread(rng)
     rule = rng.choice(("even", "odd", "more"))
     if rule == "more":
         # The bound's tens are no value's tens, and the largest value passes: the result is never empty.
@@ -84,35 +70,19 @@ def _write_filter(rng: random.Random) -> tuple[str, str]:
     working = [f"{value}{ending.format(value % 10)}: {'yes' if _passes(value, rule) else 'no'}." for value in values]
     kept = [value for value in values if _passes(value, rule)]
     answer = " ".join([f"Check which are {rule}.", *working, f"The result is: {listed(kept)}."])
-    return rng.choice(_FILTER_PROMPTS).format(rule, listed(values)), answer
+    said = rule.replace("greater than", rng.choice(_ABOVE))
+    return Task("filter", answer, {"rule": said}, _shown(rng, values))
 
 
-def _judge_filter(prompt: str, reply: str) -> bool:
-    found = re.search(r"are (even|odd|greater than \d+):", prompt)
-    assert found, "not a filter prompt"
-    return numbers(last_clause(reply)) == [value for value in _values(prompt) if _passes(value, found[1])]
-
-
-_COUNT_PROMPTS = (
-    "How many things are in this list: {}?",
-    "Count the items: {}.",
-    "Count how many words are listed here: {}.",
-)
-
-
-def _write_count(rng: random.Random) -> tuple[str, str]:
-    items = rng.sample(GOODS, rng.randint(2, 8))
+def _draw_count(rng: random.Random) -> Task:
+    items = goods(rng, rng.randint(2, 8))
     counted = listed([f"{place} {item}" for place, item in enumerate(items, start=1)])
-    return rng.choice(_COUNT_PROMPTS).format(listed(items)), f"Counting: {counted}. The answer is {len(items)}."
-
-
-def _judge_count(prompt: str, reply: str) -> bool:
-    return ends_with_number(reply, len(prompt.partition(":")[2].split(",")))
+    return Task("count", f"Counting: {counted}. The answer is {len(items)}.", material=_shown(rng, items))
 
 
 SKILLS = (
-    Skill("sort", _write_sort, _judge_sort),
-    Skill("maximum", _write_maximum, _judge_maximum),
-    Skill("filter", _write_filter, _judge_filter),
-    Skill("count", _write_count, _judge_count),
+    Skill("sort", _draw_sort, same_list),
+    Skill("maximum", _draw_maximum, same_last_number),
+    Skill("filter", _draw_filter, same_list),
+    Skill("count", _draw_count, same_last_number),
 )

@@ -3,14 +3,9 @@
 import random
 import re
 
-from .base import Skill
-from .words import ANIMALS, NAMES, PLACES
+from .base import Example, Skill, Task
+from .words import ANIMALS, MORE_ANIMALS, MORE_NAMES, MORE_PLACES, NAMES, PLACES, animal, name, place
 
-_PROMPTS = (
-    "Write a short story about {hero}, a {animal} and a {place}.",
-    "Tell me a short story with {hero}, a {animal} and a {place}.",
-    "Make up a little story: the hero is {hero}, the animal is a {animal}, the place is a {place}.",
-)
 _OPENINGS = (
     "One {time} {hero} went to the {place}.",
     "{hero} lived near a {mood} {place}.",
@@ -47,19 +42,22 @@ def _sentence(rng: random.Random, templates: tuple[str, ...], cast: dict[str, st
     return rng.choice(templates).format(**cast, **{slot: rng.choice(words) for slot, words in _FILLERS.items()})
 
 
-def _write_story(rng: random.Random) -> tuple[str, str]:
-    cast = {"hero": rng.choice(NAMES), "animal": rng.choice(ANIMALS), "place": rng.choice(PLACES)}
+def _draw_story(rng: random.Random) -> Task:
+    cast = {"hero": name(rng), "animal": animal(rng), "place": place(rng)}
     parts = (_OPENINGS, _MEETINGS, _EVENTS, _ENDINGS) if rng.random() < 0.6 else (_OPENINGS, _MEETINGS, _ENDINGS)
-    return rng.choice(_PROMPTS).format(**cast), " ".join(_sentence(rng, part, cast) for part in parts)
+    told = " ".join(_sentence(rng, part, cast) for part in parts)
+    return Task("story", told, {**cast}, facts=tuple(cast.values()))
 
 
-def _judge_story(prompt: str, reply: str) -> bool:
+_KNOWN = {*NAMES, *MORE_NAMES, *ANIMALS, *MORE_ANIMALS, *PLACES, *MORE_PLACES}
+
+
+def _judge_story(example: Example, reply: str) -> bool:
     """Three to five whole sentences with exactly the prompt's hero, animal and place."""
-    asked, told = (set(re.findall(r"\w+", text)) for text in (prompt, reply))
-    known = {*NAMES, *ANIMALS, *PLACES}
+    told = set(re.findall(r"\w+", reply))
     sentences = re.findall(r"[^.!?]+[.!?]", reply)
     whole = reply.rstrip().endswith((".", "!", "?")) and all(len(sentence.split()) >= 3 for sentence in sentences)
-    return whole and 3 <= len(sentences) <= 5 and told & known == asked & known
+    return whole and 3 <= len(sentences) <= 5 and told & {*_KNOWN, *example.facts} == set(example.facts)
 
 
-SKILLS = (Skill("story", _write_story, _judge_story),)
+SKILLS = (Skill("story", _draw_story, _judge_story),)

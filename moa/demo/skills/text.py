@@ -4,55 +4,46 @@ import json
 import random
 import re
 
-from .base import Skill, ends_with_number, numbers
-from .words import ADJECTIVES, ANIMALS, CITIES, GOODS, NAMES, PLACES, VERBS
+from .base import Example, Skill, Task, same_last_number
+from .words import adjective, animal, city, goods, name, place, verb
 
-_TABLE_PROMPTS = ("What does the {} cost?", "How much is the {}?", "Look up the price of the {}.")
+_HEADS = ("Prices in coins:",) * 4 + ("Price list:", "Prices:", "The shop sells:", "Menu:")
 
 
-def _write_table(rng: random.Random) -> tuple[str, str]:
-    prices = {item: rng.randint(2, 99) for item in rng.sample(GOODS, rng.randint(3, 5))}
+def _draw_table(rng: random.Random) -> Task:
+    prices = {item: rng.randint(2, 99) for item in goods(rng, rng.randint(3, 5))}
     item = rng.choice(list(prices))
-    # After the dash a name is the same token as in a sentence, so that looking it up is looking for an equal.
-    rows = "\n".join(f"- {name}: {price}" for name, price in prices.items())
-    prompt = f"Prices in coins:\n{rows}\n{rng.choice(_TABLE_PROMPTS).format(item)}"
-    return prompt, f"The table says {item}: {prices[item]}. So the price of the {item} in coins is {prices[item]}."
+    if rng.random() < 0.85:
+        # After the dash a name is the same token as in a sentence, so that looking it up is looking for an equal.
+        material = "\n".join([rng.choice(_HEADS), *(f"- {what}: {price}" for what, price in prices.items())])
+    else:
+        material = "Prices in coins: " + ", ".join(f"{what} {price}" for what, price in prices.items()) + "."
+    answer = f"The table says {item}: {prices[item]}. So the price of the {item} in coins is {prices[item]}."
+    return Task("table", answer, {"item": item}, material)
 
 
-def _judge_table(prompt: str, reply: str) -> bool:
-    prices = dict(re.findall(r"^- (\w+): (\d+)$", prompt, re.MULTILINE))
-    question = prompt.rpartition("\n")[2].rstrip("?.").split()
-    return ends_with_number(reply, next(int(prices[word]) for word in reversed(question) if word in prices))
-
-
-_JSON_PROMPTS = (
-    "Extract name, age and city as JSON: {}",
-    "Turn this sentence into JSON with the keys name, age and city: {}",
-)
 _JSON_SENTENCES = (
     "{name} is {age} years old and lives in {city}.",
     "In {city} lives {name}, who is {age} years old.",
     "My name is {name}, I am {age} and I come from {city}.",
     "At the age of {age}, {name} moved to {city}.",
+    "{name}, {age}, lives in {city}.",
+    "This is {name} from {city}, aged {age}.",
+    "{name} ({age}) comes from {city}.",
+    "I am {name}. I live in {city} and I am {age} years old.",
 )
 
 
-def _write_json(rng: random.Random) -> tuple[str, str]:
-    facts = {"name": rng.choice(NAMES), "age": rng.randint(10, 99), "city": rng.choice(CITIES)}
-    return rng.choice(_JSON_PROMPTS).format(rng.choice(_JSON_SENTENCES).format(**facts)), json.dumps(facts)
+def _draw_json(rng: random.Random) -> Task:
+    facts = {"name": name(rng), "age": rng.randint(10, 99), "city": city(rng)}
+    return Task("json", json.dumps(facts), material=rng.choice(_JSON_SENTENCES).format(**facts))
 
 
-def _judge_json(prompt: str, reply: str) -> bool:
-    words = re.findall(r"\w+", prompt)
-    facts = {
-        "name": next(word for word in words if word in NAMES),
-        "age": numbers(prompt)[0],
-        "city": next(word for word in words if word in CITIES),
-    }
+def _judge_json(example: Example, reply: str) -> bool:
     found = re.search(r"\{.*\}", reply, re.DOTALL)
     try:
-        return found is not None and json.loads(found[0]) == facts
-    except json.JSONDecodeError:
+        return found is not None and json.loads(found[0]) == json.loads(example.answer)
+    except (json.JSONDecodeError, RecursionError):
         return False
 
 
@@ -60,34 +51,35 @@ _SENTENCES = (
     "The {adjective} {animal} {verb} near the {place}.",
     "Every day {name} {verb} with the {adjective} {animal}.",
     "In the {place} {name} {verb} behind the {adjective} {animal}.",
+    "{name} {verb} and the {adjective} {animal} looks at the {place}.",
+    "Near the {place} a {adjective} {animal} {verb}.",
+    "My {animal} is {adjective} and {verb} all day.",
 )
-_CLASSES = {"adjective": ADJECTIVES, "animal": ANIMALS, "verb": VERBS, "place": PLACES, "name": NAMES}
+_WORDS = {"adjective": adjective, "animal": animal, "verb": verb, "place": place, "name": name}
 
 
-def _write_edit(rng: random.Random) -> tuple[str, str]:
+def _draw_edit(rng: random.Random) -> Task:
     template = rng.choice(_SENTENCES)
-    words = {kind: rng.choice(choices) for kind, choices in _CLASSES.items()}
+    words = {kind: choose(rng) for kind, choose in _WORDS.items()}
     if rng.random() < 0.3:
-        kind, old = "adjective", words["adjective"]
-        new, order = old.upper(), f'Write "{old}" in capital letters'
+        kind, task = "adjective", "edit_capitals"
+        new = words[kind].upper()
     else:
-        kind = rng.choice(re.findall(r"\{(\w+)\}", template))
-        old = words[kind]
-        new = rng.choice([word for word in _CLASSES[kind] if word != old])
-        order = rng.choice((f'Replace "{old}" with "{new}"', f'Change the word "{old}" to "{new}"'))
-    edited = template.format(**{**words, kind: new})
-    return f"{order}: {template.format(**words)}", f'With "{new}" instead of "{old}" the sentence is: {edited}'
+        kind, task = rng.choice(re.findall(r"\{(\w+)\}", template)), "edit_replace"
+        new = words[kind]
+        while new == words[kind]:
+            new = _WORDS[kind](rng)
+    old, edited = words[kind], template.format(**{**words, kind: new})
+    answer = f'With "{new}" instead of "{old}" the sentence is: {edited}'
+    return Task(task, answer, {"old": old, "new": new}, template.format(**words))
 
 
-def _judge_edit(prompt: str, reply: str) -> bool:
-    order, _, sentence = prompt.partition(": ")
-    old, *rest = re.findall(r'"(\w+)"', order)
-    new = rest[0] if rest else old.upper()
-    return reply.rpartition(": ")[2].strip() == re.sub(rf"\b{old}\b", new, sentence)
+def _judge_edit(example: Example, reply: str) -> bool:
+    return reply.rpartition(": ")[2].strip() == example.answer.rpartition(": ")[2]
 
 
 SKILLS = (
-    Skill("table", _write_table, _judge_table),
-    Skill("json", _write_json, _judge_json),
-    Skill("edit", _write_edit, _judge_edit),
+    Skill("table", _draw_table, same_last_number),
+    Skill("json", _draw_json, _judge_json),
+    Skill("edit", _draw_edit, _judge_edit),
 )
