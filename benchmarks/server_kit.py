@@ -25,6 +25,7 @@ from moa.errors import MoaError
 from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.events import Advanced, Ready, Recovered, Refused
 from moa.wire.messages import Ack, Activations, Goaway, Hello, Message, ServerMessage, Welcome
+from moa.wire.versions import SESSION_HEADER
 
 _RECORD_SECONDS = 30.0
 _MAKE = """
@@ -196,10 +197,16 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def client(url: str, features: Iterable[str] = FEATURES) -> AsyncIterator[Client]:
+async def client(url: str, features: Iterable[str] = FEATURES, *, key: str = "") -> AsyncIterator[Client]:
     """A welcomed client."""
     async with connect(
-        url, proxy=None, compression=None, subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=2**24, ping_interval=None
+        url,
+        proxy=None,
+        compression=None,
+        subprotocols=[Subprotocol(SUBPROTOCOL)],
+        max_size=2**24,
+        ping_interval=None,
+        additional_headers={SESSION_HEADER: key} if key else {},
     ) as raw:
         await raw.send(encode(Hello(list(PROTOCOL_VERSIONS), sorted(features))))
         welcome = decode_server(await raw.recv(decode=False))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier import logs
+from cloud_verifier import logs, loop
 from cloud_verifier.auth import Authenticator, new_token, token_line
 from cloud_verifier.settings import Settings
 from moa import __version__
@@ -51,6 +51,14 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")
     serve.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
     serve.add_argument("--origin", action="append", default=[], metavar="URL", help="browser origin that may connect")
+    serve.add_argument(
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes behind the port, each with the whole target and a device of its own where there are several; "
+        "slots and limits are for each (default: %(default)s)",
+    )
     serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     _add_fields(serve.add_argument_group("batching"), Settings, _SERVE_FLAGS)
     _add_fields(serve.add_argument_group("limits"), Limits, [f.name for f in dataclasses.fields(Limits)])
@@ -85,34 +93,27 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     auth = Authenticator.read(settings.auth_tokens)
     logs.configure(arguments.log_level, settings.limits)
+    if arguments.workers > 1:
+        from cloud_verifier.workers.serve import serve
+
+        loop.run(serve(settings, auth, arguments.workers, arguments.log_level))
+        return 0
     from cloud_verifier.app import Verifier
     from cloud_verifier.model import load
 
     served = load(settings)
-    # A verdict should not wait the default 5 ms for the engine's thread to yield.
-    sys.setswitchinterval(0.0005)
-    _run(_until_stopped(Verifier(served, settings, auth)))
+    loop.run(_until_stopped(Verifier(served, settings, auth)))
     return 0
 
 
 async def _until_stopped(verifier: Any) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
     async with verifier.open():
         print(f"listening on {verifier.transport.url}", flush=True)
         await stop.wait()
         await verifier.drain()
-
-
-def _run(main: Any) -> None:
-    try:
-        import uvloop
-    except ImportError:  # not on every system, and not needed
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
 
 
 def _token_new(arguments: argparse.Namespace) -> int:

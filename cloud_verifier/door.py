@@ -37,11 +37,12 @@ class Reply:
 
 
 class Door:
-    """Answers requests for a `Service`; `page` stands in for its own metrics where there are more to show."""
+    """Answers requests for a `Service`."""
 
-    def __init__(self, service: Service, auth: Authenticator, ready: Ready, page: Page | None = None) -> None:
+    def __init__(self, service: Service, auth: Authenticator, ready: Ready) -> None:
         self._service, self._auth, self._ready = service, auth, ready
-        self._page = page or self.own_page
+        self.page: Page = self.own_page
+        """What /metrics shows; a worker shows all workers'."""
 
     async def own_page(self) -> bytes:
         """The metrics of this process."""
@@ -61,7 +62,7 @@ class Door:
             log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
             return _text(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
         if path == "/metrics":
-            return Reply(http.HTTPStatus.OK, await self._page(), {"Content-Type": CONTENT_TYPE})
+            return Reply(http.HTTPStatus.OK, await self.page(), {"Content-Type": CONTENT_TYPE})
         if path != "/":
             return _text(http.HTTPStatus.NOT_FOUND, "not found")
         if self._service.draining:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator
@@ -31,6 +32,7 @@ from moa.wire import (
     remote_error,
 )
 from moa.wire.messages import ClientMessage, Error, Goaway, Hello, ServerMessage, Welcome
+from moa.wire.versions import SESSION_HEADER
 
 _MAX_FRAME = 16 * 1024 * 1024
 _SEND_SECONDS = 5.0
@@ -66,6 +68,8 @@ class LinkToVerifier:
     """Why the verifier will never take us; it is not dialled again."""
     last_error: MoaError | None = None
     """Why the latest attempt failed."""
+    key: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Says to proxies and replicas that it is us again: the verifier that has our sessions is the one we want."""
     sent_bytes: int = 0
     received_bytes: int = 0
     server_date: str = ""
@@ -146,7 +150,9 @@ class LinkToVerifier:
     async def _one_connection(self) -> None:
         """Dial, say hello, and read until the connection ends."""
         endpoint = self.endpoint
-        headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
+        headers = {SESSION_HEADER: self.key}
+        if endpoint.token:
+            headers["Authorization"] = f"Bearer {endpoint.token}"
         try:
             async with connect(
                 endpoint.url,

@@ -23,6 +23,10 @@ FEATURES = frozenset({"tree", "stream", "records", "resume", "append"})
 SUBPROTOCOL = "moa.v2"
 """The websocket subprotocol offered in the handshake, so that a proxy or a stranger's server is noticed at once."""
 
+SESSION_HEADER, SESSION_QUERY = "X-Session-Id", "session"
+"""Header of the handshake, or the query that a browser sends in its place, with a random key that a client keeps: equal
+keys go to the same of several verifiers, the one that still has the client's sessions."""
+
 
 def agree_version(offered: Collection[int]) -> int | None:
     """The best version that both ends speak, or None."""

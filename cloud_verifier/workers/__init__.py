@@ -1,0 +1,1 @@
+"""Several verifier processes behind one port: `cloud-verifier serve --workers N`"""

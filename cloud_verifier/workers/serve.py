@@ -1,0 +1,52 @@
+"""`cloud-verifier serve --workers N`: starts the front and its workers, and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from multiprocessing.process import BaseProcess
+
+from cloud_verifier.auth import Authenticator
+from cloud_verifier.settings import Settings
+from cloud_verifier.workers.control import Failed, send
+from cloud_verifier.workers.front import Front
+from moa.errors import UsageError, how_to_install
+
+MOST_WORKERS = 64
+
+
+async def serve(settings: Settings, auth: Authenticator, count: int, log_level: str) -> None:
+    """Serve with `count` workers until SIGTERM or Ctrl-C, then drain."""
+    if sys.platform != "linux":
+        raise UsageError("--workers hands sockets from process to process as only Linux can", hint="leave it out")
+    if count > MOST_WORKERS:
+        raise UsageError(f"--workers must be 1..{MOST_WORKERS}, not {count}")
+    # Workers that each take every core stand in each other's way.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    fresh = multiprocessing.get_context("spawn")  # neither threads nor sockets of ours
+
+    def start(index: int, line: socket.socket) -> BaseProcess:
+        process = fresh.Process(target=_work, args=(settings, auth, index, line, log_level), name=f"worker {index}")
+        process.start()
+        return process
+
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    async with Front(settings, count, start).open() as front:
+        print(f"listening on {front.url}", flush=True)
+        await stop.wait()
+        await front.drain()
+
+
+def _work(settings: Settings, auth: Authenticator, index: int, line: socket.socket, log_level: str) -> None:
+    try:
+        from cloud_verifier.workers.process import main  # here, for the front does not need torch
+    except ModuleNotFoundError as error:
+        send(line, Failed(f"{error.name} is not installed ({how_to_install('verifier')})", UsageError.exit_code))
+        return
+    main(settings, auth, index, line, log_level)
