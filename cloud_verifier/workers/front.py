@@ -151,7 +151,7 @@ class Front:
                 log.error("cannot accept: %s", error.strerror, extra={"event": "accept_failed"})
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._placing) >= self._settings.limits.max_connections:
+            if len(self._placing) >= self._settings.limits.max_half_open:
                 sock.close()
                 continue
             task = asyncio.create_task(self._place(sock, str(address[0])))

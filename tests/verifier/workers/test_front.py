@@ -23,7 +23,7 @@ from cloud_verifier.workers.front import Front
 from moa.errors import MoaError, UsageError
 from moa.wire.limits import Limits
 
-PATIENCE = 30.0
+PATIENCE = 110.0  # processes start slowly where many others run
 SETTINGS = Settings(port=0, limits=Limits(handshake_timeout=5.0, drain_seconds=5.0))
 _FRESH = multiprocessing.get_context("spawn")
 
