@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
-from cloud_verifier.auth import Authenticator
+from cloud_verifier.auth import Authenticator, Credentials
 from cloud_verifier.door import Door
 from cloud_verifier.engine import Engine
 from cloud_verifier.logs import log
@@ -29,7 +29,7 @@ _STALE_SECONDS = 60.0
 class Verifier:
     """One verifier: everything between a loaded model and an open port."""
 
-    def __init__(self, served: Served, settings: Settings, auth: Authenticator | None = None) -> None:
+    def __init__(self, served: Served, settings: Settings, auth: Credentials | None = None) -> None:
         self.metrics = Metrics()
         self.scheduler = Scheduler(
             settings.limits,

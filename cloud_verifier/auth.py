@@ -9,7 +9,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from cloud_verifier.logs import log
 from moa.errors import ConfigError, UsageError
 
 ANONYMOUS = "anonymous"
@@ -31,6 +33,26 @@ def token_line(name: str, token: str) -> str:
     return f"{name} sha256:{_digest(token).hex()}"
 
 
+def read_entries(path: Path) -> tuple[tuple[str, bytes], ...]:
+    """Names and hashes of a token file; blank lines and `#` comments are skipped."""
+    entries = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the token file {path}: {getattr(error, 'strerror', None) or error}") from None
+    for number, line in enumerate(lines, 1):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or not _NAME.fullmatch(words[0]) or not _HASH.fullmatch(words[1]):
+            # The line itself is not repeated: it may hold a secret that somebody pasted.
+            raise ConfigError(
+                f"{path}, line {number}: expected NAME sha256:HASH", hint="see `cloud-verifier token new --help`"
+            )
+        entries.append((words[0], bytes.fromhex(words[1].removeprefix("sha256:"))))
+    return tuple(entries)
+
+
 @dataclass(frozen=True)
 class Authenticator:
     """Maps an Authorization header to a principal. Without entries everybody is the same anonymous principal."""
@@ -39,29 +61,13 @@ class Authenticator:
 
     @classmethod
     def read(cls, path: Path | None) -> Authenticator:
-        """Read a token file; blank lines and `#` comments are skipped."""
+        """Read a token file, which must let somebody in."""
         if path is None:
             return cls()
-        entries = []
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"cannot read the token file {path}: {getattr(error, 'strerror', None) or error}"
-            ) from None
-        for number, line in enumerate(lines, 1):
-            words = line.split("#")[0].split()
-            if not words:
-                continue
-            if len(words) != 2 or not _NAME.fullmatch(words[0]) or not _HASH.fullmatch(words[1]):
-                # The line itself is not repeated: it may hold a secret that somebody pasted.
-                raise ConfigError(
-                    f"{path}, line {number}: expected NAME sha256:HASH", hint="see `cloud-verifier token new --help`"
-                )
-            entries.append((words[0], bytes.fromhex(words[1].removeprefix("sha256:"))))
+        entries = read_entries(path)
         if not entries:
             raise ConfigError(f"the token file {path} has no entries", hint="add one with `cloud-verifier token new`")
-        return cls(tuple(entries))
+        return cls(entries)
 
     def principal(self, authorization: Sequence[str]) -> str | None:
         """The caller's name by its Authorization headers, or None when it must be turned away: for want of a valid
@@ -77,6 +83,43 @@ class Authenticator:
             if hmac.compare_digest(presented, digest) and found is None:
                 found = name
         return found if scheme.lower() == "bearer" else None
+
+
+class Credentials(Protocol):
+    """Whoever tells the principal of a caller."""
+
+    def principal(self, authorization: Sequence[str]) -> str | None:
+        """The caller's name by its Authorization headers, or None when it must be turned away."""
+
+
+class TokenFile:
+    """The tokens of a file, which is read again when it has changed: nobody needs to restart for a token.
+
+    A file that cannot be read, or has a mistake, changes nothing. One that is empty lets nobody in.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp = self._look()
+        self._tokens = Authenticator.read(path)
+
+    def principal(self, authorization: Sequence[str]) -> str | None:
+        """The caller's name by what the file says now."""
+        if (stamp := self._look()) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._tokens = Authenticator(read_entries(self._path))
+                log.info("the token file was read again", extra={"event": "tokens"})
+            except UsageError as error:
+                log.error("the token file has changed, but: %s", error, extra={"event": "tokens"})
+        return self._tokens.principal(authorization) if self._tokens.entries else None
+
+    def _look(self) -> tuple[int, int, int]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return (0, 0, 0)
+        return (found.st_ino, found.st_mtime_ns, found.st_size)
 
 
 def _digest(token: str) -> bytes:

@@ -189,6 +189,16 @@ class Channel:
         service.rounds.prepare(session)
         service.store.add(session)
         service.metrics.opens.inc()
+        log.info(
+            "session opened",
+            extra={
+                "event": "opened",
+                "session": session.id,
+                "principal": self.principal,
+                "peer": self.peer,
+                "prompt_tokens": len(ids),
+            },
+        )
         self._attach(session)
         self.answer(session.history.reopen(ids))
 

@@ -1,4 +1,4 @@
-"""The `cloud-verifier` command: serve, token new, check."""
+"""The `cloud-verifier` command: serve, token, check."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier import logs, loop
-from cloud_verifier.auth import Authenticator, new_token, token_line
+from cloud_verifier import logs, loop, tokens
+from cloud_verifier.auth import Authenticator, TokenFile
+from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__
+from moa.described import described
 from moa.errors import run_cli
 from moa.wire.limits import Limits
 
@@ -59,16 +61,17 @@ def parser() -> argparse.ArgumentParser:
         help="processes behind the port, each with the whole target and a device of its own where there are several; "
         "slots and limits are for each (default: %(default)s)",
     )
-    serve.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    serve.add_argument(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="info: start, connections and sessions, never their text (default: %(default)s)",
+    )
     _add_fields(serve.add_argument_group("batching"), Settings, _SERVE_FLAGS)
     _add_fields(serve.add_argument_group("limits"), Limits, [f.name for f in dataclasses.fields(Limits)])
     serve.set_defaults(run=_serve)
 
-    token = commands.add_parser("token", help="bearer tokens").add_subparsers(required=True, metavar="COMMAND")
-    new = token.add_parser("new", help="make a token", description=_token_new.__doc__)
-    new.add_argument("--name", default="edge", help="the principal that it stands for (default: %(default)s)")
-    new.add_argument("--append", type=Path, metavar="FILE", help="add the line to this token file")
-    new.set_defaults(run=_token_new)
+    tokens.add(commands.add_parser("token", help="bearer tokens: new, list, revoke"))
 
     check = commands.add_parser("check", help="load, run, and say what this machine can do", description=_check.__doc__)
     _add_model_flags(check)
@@ -80,18 +83,21 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:
-    """Settings from parsed flags."""
-    given = vars(arguments)
-    limits = Limits(**{f.name: given[f.name] for f in dataclasses.fields(Limits) if f.name in given})
+    """Settings from parsed flags. Limits that follow from the context's size do so unless they are given."""
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    limits = {f.name: given[f.name] for f in dataclasses.fields(Limits) if f.name in given}
+    if (context := limits.get("max_context_tokens")) is not None:
+        limits.setdefault("max_prompt_tokens", context)
+        limits.setdefault("max_frame_bytes", max(Limits.max_frame_bytes, Limits.least_frame_bytes(context)))
     names = {f.name for f in dataclasses.fields(Settings)} - {"limits", "origins"}
     values: dict[str, Any] = {name: given[name] for name in names if name in given}
-    return Settings(limits=limits, origins=tuple(given.get("origin", ())), **values)
+    return Settings(limits=Limits(**limits), origins=tuple(given.get("origin", ())), **values)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
     """Load the target (the embedded pair without --target) and serve it until SIGTERM or Ctrl-C, then drain."""
     settings = settings_from(arguments)
-    auth = Authenticator.read(settings.auth_tokens)
+    auth = TokenFile(settings.auth_tokens) if settings.auth_tokens else Authenticator()
     logs.configure(arguments.log_level, settings.limits)
     if arguments.workers > 1:
         from cloud_verifier.workers.serve import serve
@@ -101,6 +107,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from cloud_verifier.app import Verifier
     from cloud_verifier.model import load
 
+    logs.take_over_libraries()
     served = load(settings)
     loop.run(_until_stopped(Verifier(served, settings, auth)))
     return 0
@@ -111,23 +118,10 @@ async def _until_stopped(verifier: Any) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     async with verifier.open():
+        log.info("listening", extra={"event": "listening", "url": verifier.transport.url})
         print(f"listening on {verifier.transport.url}", flush=True)
         await stop.wait()
         await verifier.drain()
-
-
-def _token_new(arguments: argparse.Namespace) -> int:
-    """Make a bearer token. It is shown once; the token file keeps only its hash."""
-    token = new_token()
-    line = token_line(arguments.name, token)
-    if arguments.append is None:
-        print(f"token: {token}\nline for the token file: {line}")
-        return 0
-    with arguments.append.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
-    arguments.append.chmod(0o600)
-    print(token)
-    return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -150,9 +144,12 @@ def _add_model_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _add_fields(group: Any, settings: Any, names: Sequence[str]) -> None:
-    """A flag for each field of a settings class, so that both always have the same names and defaults."""
+    """A flag for each field of a settings class, so that both always have the same names, defaults and words."""
+    words = described(settings)
     for field in dataclasses.fields(settings):
         if field.name in names:
             kind = int if field.type == "int" else float
             flag = "--" + field.name.replace("_", "-")
-            group.add_argument(flag, type=kind, default=field.default, metavar="N", help=f"(default: {field.default})")
+            text = words.get(field.name, "").replace("%", "%%")
+            # No default here: what was given can be told from what was not, and the class has it anyway.
+            group.add_argument(flag, type=kind, metavar="N", help=f"{text} (default: {field.default})".strip())

@@ -58,6 +58,8 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
         await socket.close(CloseCode.TRY_LATER, "too many connections")
         return
     channel = Channel(service, principal, socket.meter, socket.peer)
+    log.info("connected", extra=_who(channel, "connected"))
+    began = service.clock()
     socket.meter.belongs_to(service.principal(principal))
     socket.flooded = channel.flooded
     writer = asyncio.create_task(_write(socket, channel))
@@ -78,6 +80,8 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
     finally:
         greeting.cancel()
         writer.cancel()
+        seconds = round(service.clock() - began, 3)
+        log.info("disconnected", extra=_who(channel, "disconnected") | {"seconds": seconds})
         channel.close()
 
 
@@ -110,7 +114,7 @@ async def _failed(socket: Socket, channel: Channel) -> None:
     await socket.close(CloseCode.INTERNAL, "internal error")
 
 
-def _who(channel: Channel, event: str) -> dict[str, str]:
+def _who(channel: Channel, event: str) -> dict[str, object]:
     return {"peer": channel.peer, "principal": channel.principal, "event": event}
 
 

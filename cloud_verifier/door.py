@@ -6,7 +6,7 @@ import http
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from cloud_verifier.auth import Authenticator
+from cloud_verifier.auth import Credentials
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import CONTENT_TYPE
 from cloud_verifier.service import Service
@@ -39,7 +39,7 @@ class Reply:
 class Door:
     """Answers requests for a `Service`."""
 
-    def __init__(self, service: Service, auth: Authenticator, ready: Ready) -> None:
+    def __init__(self, service: Service, auth: Credentials, ready: Ready) -> None:
         self._service, self._auth, self._ready = service, auth, ready
         self.page: Page = self.own_page
         """What /metrics shows; a worker shows all workers'."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections import OrderedDict
@@ -21,7 +22,11 @@ from moa.wire.limits import Limits
 
 log = logging.getLogger("cloud_verifier")
 
-_FIELDS = ("session", "round", "principal", "peer", "code", "limit", "reason", "event", "suppressed")
+_FIELDS = (
+    *("session", "round", "principal", "peer", "code", "limit", "reason", "event", "suppressed"),
+    *("version", "target", "device", "slots", "megabytes", "records", "url"),
+    *("seconds", "prompt_tokens", "tokens"),
+)
 _MAX_SOURCES = 1024
 _BURST_SECONDS = 5.0
 _LONGEST_TRACE = 8000
@@ -90,13 +95,29 @@ class _Source:
 
 
 def configure(level: str, limits: Limits) -> None:
-    """Send the verifier's logs to stderr."""
+    """Send the logs of the verifier and of everything it stands on to stderr, all of them as JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     handler.addFilter(FairShare(limits.max_log_lines_per_second))
     log.handlers[:] = [handler]
     log.setLevel(level.upper())
     log.propagate = False
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    others = logging.StreamHandler(sys.stderr)
+    others.setFormatter(JsonFormatter())
+    logging.getLogger().handlers[:] = [others]
+    logging.captureWarnings(True)
     # The library's own complaints about strangers' handshakes are ours to tell, in our form.
     for name in ("websockets.server", "websockets"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def take_over_libraries() -> None:
+    """Libraries that are loaded write lines and progress bars of their own: the former go our way, the latter away."""
+    from transformers.utils import logging as transformers_logging
+
+    for other in logging.root.manager.loggerDict.values():
+        if isinstance(other, logging.Logger) and other is not log:
+            other.handlers.clear()
+            other.propagate = True
+    transformers_logging.disable_progress_bar()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from cloud_verifier.work import ModelFacts, Text
+from moa import __version__
 from moa.errors import ConfigError, UsageError
 from moa.model.checkpoint import load_drafter
 from moa.model.drafter import Drafter
@@ -45,6 +48,8 @@ class Served:
 
 def load(settings: Settings) -> Served:
     """Load everything that `settings` names; mistakes are one clear line."""
+    began = time.monotonic()
+    log.info("starting", extra={"event": "start", "version": __version__, "target": settings.target or "embedded"})
     source, drafter_folder = settings.target, settings.drafter
     if not source:
         source, drafter_folder = _embedded(drafter_folder)
@@ -64,7 +69,19 @@ def load(settings: Settings) -> Served:
     drafter = load_drafter(folder, target.model, target.facts) if folder is not None else None
     # The name that `moa-export` writes into a bundle's manifest for the same drafter.
     name = weights_id(folder, target.facts) if folder is not None else ""
-    return serve_model(target, drafter, text=TokenizerText(target), drafter_name=name)
+    served = serve_model(target, drafter, text=TokenizerText(target), drafter_name=name)
+    log.info(
+        "the model is loaded",
+        extra={
+            "event": "loaded",
+            "device": device,
+            "seconds": round(time.monotonic() - began, 3),
+            "slots": target.pool.slots,
+            "megabytes": round(target.pool.slots * target.pool.capacity * target.pool.bytes_per_token / 1e6),
+            "records": served.facts.records is not None,
+        },
+    )
+    return served
 
 
 def serve_model(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cloud_verifier.logs import log
 from cloud_verifier.slots import SlotShares
 from cloud_verifier.work import Job, Lease, ModelFacts, RecordRows
 from moa.sampling import SamplingSettings
@@ -225,6 +226,16 @@ class SessionStore:
             self._owned[session.principal] -= 1
             self._log_bytes -= session.counted
             session.counted = 0
+            log.info(
+                "session ended",
+                extra={
+                    "event": "ended",
+                    "session": session.id,
+                    "principal": session.principal,
+                    "reason": reason,
+                    "tokens": len(session.history.ids),
+                },
+            )
 
     def sweep(self) -> None:
         """Let time take its course: detached sessions cool down, cold ones go."""

@@ -33,6 +33,7 @@ class Settings:
     """Browser origins that may connect; a request without an Origin header is no browser's and always may."""
 
     slots: int = 16
+    """Sessions whose keys and values are in memory at once."""
     max_batch_rows: int = 64
     """Sessions in one forward."""
     max_batch_tokens: int = 2048

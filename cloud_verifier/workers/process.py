@@ -12,7 +12,7 @@ import zlib
 
 from cloud_verifier import logs, loop
 from cloud_verifier.app import Verifier
-from cloud_verifier.auth import Authenticator
+from cloud_verifier.auth import Credentials
 from cloud_verifier.settings import Settings
 from cloud_verifier.workers.control import Ask, Beat, Control, Failed, Line, Pages, Take, Tell, Told, send
 from cloud_verifier.workers.pages import merge
@@ -22,7 +22,7 @@ _BEAT_SECONDS = 1.0
 _PAGE_SECONDS = 5.0
 
 
-def main(settings: Settings, auth: Authenticator, index: int, control: socket.socket, log_level: str) -> None:
+def main(settings: Settings, auth: Credentials, index: int, control: socket.socket, log_level: str) -> None:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the front too, which says what happens
     logs.configure(log_level, settings.limits)
@@ -31,6 +31,7 @@ def main(settings: Settings, auth: Authenticator, index: int, control: socket.so
         from cloud_verifier.model import load
 
         try:
+            logs.take_over_libraries()
             served = load(dataclasses.replace(settings, device=_device(settings.device, index)))
         except MoaError as error:
             send(control, Failed(error.line(), error.exit_code))

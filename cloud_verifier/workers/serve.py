@@ -10,7 +10,7 @@ import socket
 import sys
 from multiprocessing.process import BaseProcess
 
-from cloud_verifier.auth import Authenticator
+from cloud_verifier.auth import Credentials
 from cloud_verifier.settings import Settings
 from cloud_verifier.workers.control import Failed, send
 from cloud_verifier.workers.front import Front
@@ -19,7 +19,7 @@ from moa.errors import UsageError, how_to_install
 MOST_WORKERS = 64
 
 
-async def serve(settings: Settings, auth: Authenticator, count: int, log_level: str) -> None:
+async def serve(settings: Settings, auth: Credentials, count: int, log_level: str) -> None:
     """Serve with `count` workers until SIGTERM or Ctrl-C, then drain."""
     if sys.platform != "linux":
         raise UsageError("--workers hands sockets from process to process as only Linux can", hint="leave it out")
@@ -43,7 +43,7 @@ async def serve(settings: Settings, auth: Authenticator, count: int, log_level: 
         await front.drain()
 
 
-def _work(settings: Settings, auth: Authenticator, index: int, line: socket.socket, log_level: str) -> None:
+def _work(settings: Settings, auth: Credentials, index: int, line: socket.socket, log_level: str) -> None:
     try:
         from cloud_verifier.workers.process import main  # here, for the front does not need torch
     except ModuleNotFoundError as error:

@@ -18,26 +18,43 @@ class Limits:
 
     # one message
     max_frame_bytes: int = 256 * 1024
+    """A message of a device; a session that was lost comes back in one, with 5 bytes a token."""
     max_prompt_tokens: int = 8192
+    """Tokens of a prompt."""
     max_context_tokens: int = 8192
+    """Tokens of prompt and output together, and so the size of a slot."""
     max_new_tokens: int = 4096
+    """Output tokens of a turn."""
     max_tree_nodes: int = 64
+    """Tokens of a draft that branches."""
     max_chain_tokens: int = 256
+    """Tokens of a draft that does not."""
     max_stop_strings: int = 8
+    """Stop strings of a turn."""
     max_stop_bytes: int = 128
+    """Bytes of a stop string."""
 
     # one connection
     max_sessions_per_connection: int = 64
+    """Sessions that are open on one connection."""
     hello_timeout: float = 10.0
+    """How long a new connection may take to say hello."""
     handshake_timeout: float = 10.0
+    """How long TLS and the websocket handshake may take together."""
     send_timeout: float = 20.0
+    """How long a frame may take to be read by the other end; then the connection is cut."""
     ping_interval: float = 20.0
+    """Between two pings that show whether the other end is there."""
     ping_timeout: float = 20.0
+    """How long a ping may stay without its answer."""
     send_buffer_bytes: int = 64 * 1024
+    """What may wait in the kernel and the library: a verdict cannot overtake it."""
     max_waiting_bytes: int = 1024 * 1024
     """Answers that wait to be sent. Beyond `send_buffer_bytes` of them no request of this connection is looked at."""
     record_window_bytes: int = 512 * 1024
+    """Activation records on their way that the device has not acknowledged."""
     max_bad_messages: int = 8
+    """Senseless messages on a connection before it is cut."""
     max_frames_per_second: int = 4000
     """Websocket frames of any kind, pings included. A connection beyond it, or beyond the next two, is read no faster;
     and cut when it has been held back for most of `flood_seconds`."""
@@ -48,16 +65,21 @@ class Limits:
     burst_seconds: float = 2.0
     """How many seconds' worth of these may come at once."""
     flood_seconds: float = 5.0
+    """How long a connection may be held back before it is cut as a flood."""
 
     # one principal
     connection_budgets_per_principal: int = 4
     """All connections of a principal together have this many times the budget of one: the three limits above."""
     max_sessions_per_principal: int = 256
+    """Sessions of one principal, those without a connection included."""
     max_connections_per_principal: int = 256
+    """Connections of one principal."""
     max_queue_per_principal: int = 64
+    """Rounds of one principal that wait for the model."""
     max_tokens_per_second: float = 0.0
     """Prompt and draft tokens a principal may have run in a second, on average; 0 is no limit."""
     max_burst_tokens: int = 32768
+    """Tokens that a principal may have run at once before `max_tokens_per_second` holds it back."""
 
     # the whole service
     max_half_open: int = 128
@@ -65,9 +87,13 @@ class Limits:
     max_log_lines_per_second: int = 20
     """Log lines that one principal, or one address without one, may cause."""
     max_connections: int = 4096
+    """Connections of all principals."""
     max_sessions: int = 4096
+    """Sessions of all principals."""
     max_queue: int = 512
+    """Rounds of all principals that wait for the model."""
     max_log_bytes: int = 64 * 1024 * 1024
+    """Memory of all token logs; the longest unused sessions are forgotten beyond it."""
     idle_seconds: float = 2.0
     """A connected session that has paused this long may lose its slot to one that needs it."""
     detached_seconds: float = 300.0
@@ -77,6 +103,7 @@ class Limits:
     request_seconds: float = 30.0
     """A verify that has waited longer than this is answered `deadline` instead of run."""
     drain_seconds: float = 20.0
+    """How long running work may take to end when the verifier stops."""
     busy_retry_seconds: float = 0.25
     """The shortest `retry_after` of a busy answer; it grows with the queue."""
 
@@ -91,10 +118,14 @@ class Limits:
                 raise ConfigError(f"limit {field.name} must be a whole number, not {value!r}")
         if self.max_prompt_tokens > self.max_context_tokens:
             raise ConfigError("limit max_prompt_tokens must not be above max_context_tokens")
-        # A session that was lost comes back in one frame: up to 5 bytes a token of its log, and some more.
-        least = 5 * self.max_context_tokens + 4096
+        least = self.least_frame_bytes(self.max_context_tokens)
         if self.max_frame_bytes < least:
             raise ConfigError(
                 f"limit max_frame_bytes must be at least {least} for a context of {self.max_context_tokens} tokens,"
                 f" not {self.max_frame_bytes}"
             )
+
+    @staticmethod
+    def least_frame_bytes(context: int) -> int:
+        """A session that was lost comes back in one frame: up to 5 bytes a token of its log, and some more."""
+        return 5 * context + 4096

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.auth import ANONYMOUS, Authenticator, new_token, token_line
+from cloud_verifier.auth import ANONYMOUS, Authenticator, TokenFile, new_token, token_line
 from moa.errors import ConfigError, UsageError
 
 
@@ -75,3 +75,20 @@ def test_files_that_let_nobody_in_are_mistakes(tmp_path: Path) -> None:
         Authenticator.read(tmp_path / "empty")
     with pytest.raises(UsageError, match="name"):
         token_line("a b", "t")
+
+
+def test_a_token_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    alice, bob = new_token(), new_token()
+    file.write_text(token_line("alice", alice) + "\n")
+    tokens = TokenFile(file)
+    assert tokens.principal([f"Bearer {bob}"]) is None
+    file.write_text(f"{token_line('alice', alice)}\n{token_line('bob', bob)}\n")
+    assert tokens.principal([f"Bearer {bob}"]) == "bob"
+    file.write_text("a mistake\n")
+    assert tokens.principal([f"Bearer {alice}"]) == "alice", "a mistake changes nothing"
+    file.unlink()
+    assert tokens.principal([f"Bearer {alice}"]) == "alice"
+    file.write_text("# everybody was revoked\n")
+    assert tokens.principal([f"Bearer {alice}"]) is None
+    assert tokens.principal([]) is None, "and nobody is anonymous"

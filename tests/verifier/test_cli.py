@@ -22,6 +22,7 @@ from moa.model.target import Target
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.messages import Hello, Message, ServerMessage, Welcome
 from tests.tiny import save_tiny
+from tools.readme import cli_reference
 
 FAST = ["--max-context-tokens", "128", "--max-prompt-tokens", "100", "--slots", "4", "--device", "cpu"]
 
@@ -77,7 +78,13 @@ def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 0
     lines = [json.loads(line) for line in errors.splitlines()]
-    assert any(line.get("event") == "drain" for line in lines), "logs are JSON, one object a line"
+    told = {line["event"]: line for line in lines if "event" in line}  # logs are JSON, one object a line
+    assert list(told)[:5] == ["start", "loaded", "listening", "connected", "opened"]
+    assert set(list(told)[5:]) == {"disconnected", "drain"}
+    assert told["listening"]["url"] == url
+    assert told["loaded"]["slots"] == 4
+    assert told["opened"]["prompt_tokens"] == 3
+    assert told["disconnected"]["principal"] == "anonymous"
 
 
 @pytest.mark.parametrize(
@@ -118,6 +125,69 @@ def test_token_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Authenticator.read(file).principal([f"Bearer {token}"]) == "phone"
     assert token not in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
+
+
+def test_token_list_and_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "tokens"
+
+    def token(*words: str) -> tuple[object, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main(["token", *words])
+        return caught.value.code, *capsys.readouterr()
+
+    secrets = [token("new", "--name", name, "--append", str(file))[1].strip() for name in ("phone", "phone", "tablet")]
+    file.write_text("# keep me\n" + file.read_text())
+    listed = token("list", str(file))[1].splitlines()
+    assert [line.split()[0] for line in listed] == ["phone", "phone", "tablet"]
+    assert not any(secret in line for secret in secrets for line in listed)
+    assert token("revoke", str(file), listed[0].split()[1])[0] == 0
+    assert [Authenticator.read(file).principal([f"Bearer {s}"]) for s in secrets] == [None, "phone", "tablet"]
+    assert token("revoke", str(file), "phone")[2] == "1 token revoked\n"
+    assert [Authenticator.read(file).principal([f"Bearer {s}"]) for s in secrets] == [None, None, "tablet"]
+    assert file.read_text().startswith("# keep me\n")
+    assert file.stat().st_mode & 0o077 == 0
+    code, _, errors = token("revoke", str(file), "nobody")
+    assert code == 2
+    assert "no token of 'nobody'" in errors
+
+
+_TALKATIVE = """
+import logging, sys, warnings
+from cloud_verifier import logs
+from moa.wire.limits import Limits
+logs.configure("info", Limits())
+from transformers.utils import logging as theirs
+theirs.get_logger("transformers.modeling_utils").warning("a weight\\nis new")
+logs.take_over_libraries()
+theirs.get_logger("transformers.modeling_utils").warning("a weight\\nis new")
+list(theirs.tqdm(range(3), desc="Loading weights"))
+warnings.warn("something is old")
+logging.getLogger("torch").warning("slow path")
+"""
+
+
+def test_libraries_log_as_json_too() -> None:
+    done = subprocess.run([sys.executable, "-c", _TALKATIVE], capture_output=True, text=True, timeout=100, check=True)
+    lines = done.stderr.splitlines()[2:]  # the first warning came before
+    assert [json.loads(line)["level"] for line in lines] == ["warning"] * 3, done.stderr
+
+
+def test_limits_follow_the_context_unless_they_are_given() -> None:
+    def limits(*flags: str) -> tuple[int, int]:
+        found = settings_from(parser().parse_args(["serve", *flags])).limits
+        return found.max_prompt_tokens, found.max_frame_bytes
+
+    assert limits() == (8192, 256 * 1024)
+    assert limits("--max-context-tokens", "1024") == (1024, 256 * 1024)
+    assert limits("--max-context-tokens", "131072") == (131072, 5 * 131072 + 4096)
+    assert limits("--max-context-tokens", "1024", "--max-prompt-tokens", "100")[0] == 100
+
+
+def test_every_option_has_help() -> None:
+    for line in cli_reference([parser()]).splitlines():
+        if line.startswith("| `-"):
+            text = line.rsplit("|", 2)[1].strip()
+            assert len(text.partition("(default")[0]) > 5, line
 
 
 def test_check_prints_figures(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

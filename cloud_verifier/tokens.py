@@ -1,0 +1,85 @@
+"""`cloud-verifier token`: make, list and revoke bearer tokens. A running verifier notices within its next handshake."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from cloud_verifier.auth import new_token, read_entries, token_line
+from moa.errors import UsageError
+
+_SHOWN = 12
+"""Hexadecimal digits of a hash that tell one token from another."""
+
+
+def add(token: argparse.ArgumentParser) -> None:
+    """The subcommands and their flags."""
+    commands = token.add_subparsers(required=True, metavar="COMMAND")
+    new = commands.add_parser("new", help="make a token", description=_new.__doc__)
+    new.add_argument("--name", default="edge", help="the principal that it stands for (default: %(default)s)")
+    new.add_argument("--append", type=Path, metavar="FILE", help="add the line to this token file")
+    new.set_defaults(run=_new)
+    shown = commands.add_parser("list", help="whose tokens a file holds", description=_list.__doc__)
+    shown.add_argument("file", type=Path, metavar="FILE", help="the token file")
+    shown.set_defaults(run=_list)
+    revoke = commands.add_parser("revoke", help="take tokens out of a file", description=_revoke.__doc__)
+    revoke.add_argument("file", type=Path, metavar="FILE", help="the token file")
+    revoke.add_argument("which", metavar="NAME_OR_HASH", help="a principal, or a token as `token list` shows it")
+    revoke.set_defaults(run=_revoke)
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    """Make a bearer token. It is shown once; the token file keeps only its hash."""
+    token = new_token()
+    line = token_line(arguments.name, token)
+    if arguments.append is None:
+        print(f"token: {token}\nline for the token file: {line}")
+        return 0
+    with arguments.append.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    arguments.append.chmod(0o600)
+    print(token)
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    """Print the principal and the beginning of the hash of each token."""
+    for name, digest in read_entries(arguments.file):
+        print(f"{name}  {digest.hex()[:_SHOWN]}")
+    return 0
+
+
+def _revoke(arguments: argparse.Namespace) -> int:
+    """Take out every token of a principal, or one token by the beginning of its hash.
+
+    New connections are turned away from then on; one that is open ends with its client or with the verifier.
+    """
+    read_entries(arguments.file)  # a file with a mistake is not rewritten
+    kept, gone = [], 0
+    for line in arguments.file.read_text(encoding="utf-8").splitlines(keepends=True):
+        words = line.split("#")[0].split()
+        if words and (words[0] == arguments.which or _is(words[1], arguments.which)):
+            gone += 1
+        else:
+            kept.append(line)
+    if not gone:
+        raise UsageError(f"no token of {arguments.which!r} in {arguments.file}", hint="see `cloud-verifier token list`")
+    _replace(arguments.file, "".join(kept))
+    print(f"{gone} token{'s' * (gone > 1)} revoked", file=sys.stderr)
+    return 0
+
+
+def _is(entry: str, beginning: str) -> bool:
+    return len(beginning) >= _SHOWN and entry.removeprefix("sha256:").startswith(beginning.removeprefix("sha256:"))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write all of it or nothing, for the owner's eyes only, as the file was."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(path)
