@@ -33,8 +33,7 @@ LOW_PRECISION_TIE = 0.25
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
     command.description = "Answer a prompt twice, with drafts and token by token by the target alone, and compare."
-    command.add_argument("prompt", nargs="*", help="the prompt; without it, or as -, standard input is read")
-    command.add_argument("--raw", action="store_true", help="no chat template: go on from the text as it is")
+    options.add_prompt(command)
     command.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_connection(command)
     options.add_generation(command)
@@ -43,7 +42,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Audit a prompt; exit code 1 when the texts differ."""
-    prompt = options.read_prompt(arguments.prompt)
+    prompt = options.read_prompt(arguments.prompt, arguments.file)
     settings = options.settings_from(arguments)
     if not settings.verifier:
         raise UsageError("an audit needs the target", hint="pass --verifier ADDRESS, or --verifier local")

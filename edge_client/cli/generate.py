@@ -6,25 +6,30 @@ import argparse
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
-from edge_client.screen.terminal import make_view, rescue
+from edge_client.screen.terminal import PipeView, View, make_view, rescue
 from edge_client.settings import ClientSettings
 from edge_client.tools.trace import Trace
+from moa.errors import MoaError, UsageError
 
 
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
     command.description = "Answer one prompt."
-    command.add_argument("prompt", nargs="*", help="the prompt; without it, or as -, standard input is read")
-    command.add_argument("--raw", action="store_true", help="no chat template: go on from the text as it is")
+    options.add_prompt(command)
+    command.add_argument("--system", metavar="TEXT", help="what the assistant is told first")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print one JSON object with ids, statuses, events and figures")
+    how.add_argument("--jsonl", action="store_true", help="print every event as a JSON object on a line, as it happens")
+    how.add_argument("-q", "--quiet", action="store_true", help="the text alone: no status line, figures or remarks")
     command.add_argument(
-        "--json", action="store_true", help="print one JSON object with ids, statuses, events and figures"
+        "--require-verified", action="store_true", help="exit code 1 unless the target has verified every token"
     )
     options.add_connection(command)
     options.add_generation(command)
@@ -32,33 +37,73 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer one prompt."""
-    prompt = options.read_prompt(arguments.prompt)
-    settings = options.settings_from(arguments)
+    """Answer one prompt; exit code 1 when it must be verified and is not."""
+    prompt = options.read_prompt(arguments.prompt, arguments.file)
+    seed = options.draw_seed()
+    settings = options.settings_from(arguments, seed=seed)
     trace = Trace(enabled=arguments.trace is not None)
-    report = asyncio.run(_answer(settings, prompt, raw=arguments.raw, quiet=arguments.json, trace=trace))
+    record = asyncio.run(_answer(settings, _messages(arguments, prompt), _view(arguments), arguments.raw, trace))
     if arguments.json:
-        answer = msgspec.json.encode(report)
-        try:
-            sys.stdout.buffer.write(answer + b"\n")
-            sys.stdout.flush()
-        except BrokenPipeError:
-            raise  # nobody reads
-        except OSError as error:
-            rescue(answer.decode(), error)
+        _print(msgspec.json.encode(record.report() | {"seed": settings.seed}))
     if arguments.trace is not None:
         _write_trace(trace, arguments.trace)
+    if not (arguments.json or arguments.quiet):
+        options.tell_seed(settings, seed)
+    if arguments.require_verified and not record.verified:
+        raise MoaError("not all of this was verified by the target", hint="--require-verified")
     return 0
 
 
-async def _answer(settings: ClientSettings, prompt: str, *, raw: bool, quiet: bool, trace: Trace) -> dict[str, Any]:
+def _messages(arguments: argparse.Namespace, prompt: str) -> str | list[dict[str, str]]:
+    if arguments.system is None:
+        return prompt
+    if arguments.raw:
+        raise UsageError("--system is part of a chat, and --raw is none: give one or the other")
+    return [{"role": "system", "content": arguments.system}, {"role": "user", "content": prompt}]
+
+
+def _view(arguments: argparse.Namespace) -> View:
+    if arguments.jsonl:
+        return JsonLines()
+    if arguments.quiet:
+        return PipeView(remarks=False)
+    return make_view(quiet=arguments.json)
+
+
+async def _answer(
+    settings: ClientSettings, prompt: str | list[dict[str, str]], view: View, raw: bool, trace: Trace
+) -> Record:
     record = Record()
     async with EdgeClient(settings, trace=trace) as client:
-        with make_view(quiet=quiet) as view:
+        with view:
             async for event in client.generate(prompt, raw=raw):
                 record.take(event)
                 view.take(event)
-    return record.report()
+    return record
+
+
+def _print(line: bytes) -> None:
+    try:
+        sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # nobody reads
+    except OSError as error:
+        rescue(line.decode(), error)
+
+
+class JsonLines:
+    """Every event as it happens, for programs."""
+
+    def take(self, event: Event) -> None:
+        """Print it."""
+        _print(msgspec.json.encode(event))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
 
 
 class Record:
@@ -92,13 +137,18 @@ class Record:
         if not isinstance(event, Prompt | Token | Done) or isinstance(event, Adopt):
             self._events.append(event)
 
+    @property
+    def verified(self) -> bool:
+        """Whether every token is the target's own."""
+        return self._done is not None and self._done.verified
+
     def report(self) -> dict[str, Any]:
         """The object."""
         done = self._done
         return {
             "text": done.text if done else "",
             "reason": done.reason if done else "link",
-            "verified": bool(done and done.verified),
+            "verified": self.verified,
             "prompt_ids": self._prompt,
             "token_ids": self._ids,
             "status": self._status,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import secrets
+import stat
 import sys
 import typing
 from collections.abc import Sequence
@@ -28,7 +31,7 @@ _SAMPLING = {
     "top_p": ("P", "sample from the smallest set of tokens with this much probability"),
     "min_p": ("P", "drop tokens less likely than this share of the likeliest"),
     "repetition_penalty": ("X", "above 1 makes tokens of the context less likely"),
-    "seed": ("N", "same seed, same text"),
+    "seed": ("N", "same seed, same text; sampling without one draws a seed and says it"),
 }
 _BEHAVIOUR = {
     "draft": ("WHO", "who drafts: auto (default), device, server, none or single"),
@@ -39,6 +42,8 @@ _BEHAVIOUR = {
     "max_offline_tokens": ("N", "stop after so many unverified tokens (0: never)"),
     "settle_seconds": ("S", "how long to wait at the end for a lost link"),
 }
+_LONGEST_PROMPT = 2**22
+"""Bytes; far more than any context holds."""
 _FIELDS = {field.name for field in dataclasses.fields(ClientSettings)}
 
 
@@ -69,16 +74,73 @@ def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSetting
     return ClientSettings.load(flags, file=getattr(options, "config", None), defaults=defaults)
 
 
-def read_prompt(words: Sequence[str]) -> str:
-    """The prompt from the command line, or from standard input."""
-    if words and list(words) != ["-"]:
-        return " ".join(words)
-    if sys.stdin is None or (sys.stdin.isatty() and not words):
+def draw_seed() -> int:
+    """A seed for whoever gave none; short enough to be typed again."""
+    return secrets.randbelow(2**32)
+
+
+def tell_seed(settings: ClientSettings, drawn: int) -> None:
+    """Say which seed was drawn, if it made a difference."""
+    if settings.temperature > 0 and settings.seed == drawn:
+        print(f"edge-client: seed {drawn} (--seed {drawn} gives the same text)", file=sys.stderr)
+
+
+def add_prompt(command: argparse.ArgumentParser) -> None:
+    """Where the prompt comes from."""
+    command.add_argument(
+        "prompt", nargs="*", help="the prompt; what is piped in, or read for a -, comes behind it, or instead of it"
+    )
+    command.add_argument(
+        "-f",
+        "--file",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="add this text file; may be repeated",
+    )
+    command.add_argument("--raw", action="store_true", help="no chat template: go on from the text as it is")
+
+
+def read_prompt(words: Sequence[str], files: Sequence[Path] = ()) -> str:
+    """The prompt: the words of the command line, then files, then what is piped in."""
+    parts = [" ".join(word for word in words if word != "-")]
+    parts += [_decoded(_read_file(file), str(file)) for file in files]
+    wanted = "-" in words or not (words or files)
+    if wanted and (sys.stdin is None or (sys.stdin.isatty() and "-" not in words)):
         raise UsageError("the prompt is empty", hint="give it as an argument or on standard input")
+    if wanted or _is_piped():
+        parts.append(_decoded(sys.stdin.buffer.read(_LONGEST_PROMPT + 1), "standard input"))
+    prompt = "\n\n".join(part for part in parts if part)
+    if not prompt.strip():
+        raise UsageError("the prompt is empty", hint="give it as an argument or on standard input")
+    return prompt
+
+
+def _is_piped() -> bool:
+    """Whether standard input is a pipe or a file: nothing else is waited for unless it is asked for."""
     try:
-        return sys.stdin.buffer.read().decode("utf-8").rstrip("\n")
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LONGEST_PROMPT + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _decoded(content: bytes, where: str) -> str:
+    if len(content) > _LONGEST_PROMPT:
+        raise UsageError(f"{where} is too long for a prompt", hint=f"at most {_LONGEST_PROMPT >> 20} MB")
+    try:
+        return content.decode("utf-8").rstrip("\n")
     except UnicodeDecodeError:
-        raise UsageError("standard input is not text (UTF-8)", hint="give a text prompt") from None
+        raise UsageError(f"{where} is not text (UTF-8)", hint="give a text prompt") from None
 
 
 def _add(group: Any, flags: dict[str, tuple[str, str]]) -> None:

@@ -13,6 +13,7 @@ from edge_client.screen.terminal import Pieces
 from moa.safe_text import safe_line, safe_text
 
 _PROVISIONAL = "dim italic"
+_TROUBLE = ("offline", "refused")
 _LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused": "red"}
 
 
@@ -36,6 +37,9 @@ class LiveView:
         self._pieces.take(event)
         match event:
             case Link():
+                if event.state in _TROUBLE and event.detail and event.detail != self._link.detail:
+                    # It stays on the screen, whatever becomes of the link: the text below it is the device's own.
+                    self._live.console.print(Text(safe_line(f"{event.state}: {event.detail}"), style="yellow"))
                 self._link = event
             case Retract():
                 self._withdrawn += event.stop - event.start
@@ -70,7 +74,7 @@ class LiveView:
     def _status(self) -> Text:
         style = _LINK_STYLES.get(self._link.state, "")
         status = Text("● ", style=style) + Text(self._link.state, style="dim")
-        if self._link.state in ("offline", "refused") and self._link.detail:
+        if self._link.state in _TROUBLE and self._link.detail:
             status += Text(f" ({safe_line(self._link.detail)})", style="dim")
         status += Text(f" · {len(self._pieces.texts)} tokens", style="dim")
         if waiting := len(self._pieces.texts) - self._pieces.settled:

@@ -100,9 +100,10 @@ class Pieces:
 
 
 class PipeView:
-    """For files and pipes: text that stays, once."""
+    """For files and pipes: text that stays, once. `remarks` go to standard error."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, remarks: bool = True) -> None:
+        self._tell = _tell if remarks else _be_quiet
         self._pieces = Pieces()
         self._written = 0
         self._broken: OSError | None = None
@@ -112,15 +113,15 @@ class PipeView:
         self._pieces.take(event)
         match event:
             case Notice():
-                _tell(event.message)
+                self._tell(event.message)
             case Link(state=state, detail=detail) if state in ("offline", "refused"):
-                _tell(f"{state}: {detail}" if detail else state)
+                self._tell(f"{state}: {detail}" if detail else state)
             case Done():
                 self._write(len(self._pieces.texts), event.text[len(self._pieces.text(0)) :] + "\n")
                 if not event.verified and self._pieces.texts:
-                    _tell("not all of this was verified by the target")
+                    self._tell("not all of this was verified by the target")
                 if event.reason in _ENDS:
-                    _tell(_ENDS[event.reason])
+                    self._tell(_ENDS[event.reason])
                 if self._broken is not None:
                     rescue(event.text, self._broken)
             case _:
@@ -153,6 +154,10 @@ def rescue(text: str, trouble: OSError) -> NoReturn:
     # Closing standard output would only report the same trouble again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise MoaError(f"the answer could not be written: {trouble.strerror}", hint="it is above, on standard error")
+
+
+def _be_quiet(message: str) -> None:
+    """Say nothing."""
 
 
 def _tell(message: str) -> None:

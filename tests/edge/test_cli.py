@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -85,6 +86,52 @@ def test_the_prompt_may_come_from_standard_input() -> None:
     assert offline("-", input=b"hello\n").stdout == offline("hello").stdout
 
 
+def test_words_files_and_what_is_piped_in_are_one_prompt(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a file\n")
+    joined = json.loads(offline("--json", "the words", "-f", str(tmp_path / "a.txt"), input=b"piped\n").stdout)
+    assert joined["prompt_ids"] == kit.device().codec.encode("the words\n\na file\n\npiped")
+    alone = json.loads(offline("--json", "-f", str(tmp_path / "a.txt")).stdout)
+    assert alone["prompt_ids"] == kit.device().codec.encode("a file")
+
+
+def test_a_prompt_of_bytes_that_are_no_text_is_one_line() -> None:
+    result = offline(b"a\xff")  # type: ignore[arg-type]
+    assert result.returncode == 2
+    assert b"the prompt is not text" in result.stderr
+    assert result.stderr.count(b"\n") == 1
+
+
+def test_events_as_lines() -> None:
+    result = offline("--jsonl", "hello")
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    story = [event["event"] for event in events if event["event"] not in ("notice", "link")]
+    assert story == ["prompt", *["token"] * 5, "done"]
+    assert result.stderr == b""
+
+
+def test_quiet_is_the_text_alone() -> None:
+    result = offline("--quiet", "hello", "--temperature", "1")
+    assert result.returncode == 0
+    assert result.stderr == b""
+    assert result.stdout
+
+
+def test_what_must_be_verified_and_is_not_fails() -> None:
+    result = offline("--require-verified", "--quiet", "hello")
+    assert result.returncode == 1
+    assert result.stdout == offline("hello").stdout
+    assert b"not all of this was verified" in result.stderr
+
+
+def test_sampling_draws_a_seed_and_says_it() -> None:
+    first = offline("hello", "--temperature", "5")
+    (seed,) = re.findall(rb"--seed (\d+) gives the same text", first.stderr)
+    assert offline("hello", "--temperature", "5", "--seed", seed.decode()).stdout == first.stdout
+    assert b"seed" not in offline("hello", "--temperature", "5", "--seed", "3").stderr
+    assert b"seed" not in offline("hello").stderr, "greedy text has none"
+    assert len({json.loads(offline("hello", "--json", "--temperature", "5").stdout)["seed"] for _ in range(2)}) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "how", "what"),
     [
@@ -103,6 +150,9 @@ def test_the_prompt_may_come_from_standard_input() -> None:
         (["bench"], {}, b"needs the target"),
         (["bench", "--ways", "magic", "--verifier", "ws://127.0.0.1:9"], {}, b"unknown way"),
         (["audit", "--raw", "hello", "--verifier", "ws://127.0.0.1:9"], {}, b"cannot reach"),
+        (["generate", "--raw", "--system", "Be brief.", "hello"], {}, b"--system is part of a chat"),
+        (["generate", "-f", "/nowhere.txt"], {}, b"cannot read /nowhere.txt"),
+        (["generate", "--raw", "-"], {"input": b"x" * (2**22 + 1)}, b"too long"),
         (["generate", "hello", "--verifier", "ws://127.0.0.1:65536"], {}, b"no verifier address"),
     ],
 )

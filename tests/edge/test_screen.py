@@ -87,3 +87,14 @@ def test_a_narrowed_window_is_erased_whole(before: int, after: int, rows: int) -
 def test_a_line_in_a_pipe_stays_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     make_console().print("word " * 60 + "[end] :smile:")
     assert capsys.readouterr().out == "word " * 60 + "[end] :smile:\n"
+
+
+def test_why_the_verifier_was_not_there_stays_on_the_screen() -> None:
+    events: list[Event] = [
+        Prompt(ids=[1]),
+        Link(state="offline", detail="cannot reach ws://x"),
+        Link(state="offline", detail="cannot reach ws://x"),
+        Token(position=1, id=5, text="one", status="provisional"),
+        Done(reason="length", verified=False, text="one", stats=STATS),
+    ]
+    assert shown(events).count("offline: cannot reach ws://x\n") == 1
