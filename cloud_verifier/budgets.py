@@ -1,4 +1,7 @@
-"""How much one connection, and one principal, may ask for: frames, bytes and refusals a second. Pure: no clock, no I/O.
+"""How much one connection, and one principal, may ask for: frames, bytes, refusals a second. Pure: no clock, no I/O.
+
+Frames that bring new work (a round, a prompt, news of what has arrived) are given back: such work has limits of its
+own. So an honest client uses next to nothing of its frames, and the budget can be small.
 
 A connection that asks for more is held back: it is not read until its budget has filled up again, and TCP tells the
 other end to wait. One that has been held back for most of some seconds is a flood: it is told the limit, and cut.
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 from moa.token_bucket import TokenBucket
 from moa.wire.limits import Limits
 
-FRAMES = "max_frames_per_second"
+FRAMES = "max_empty_frames_per_second"
 BYTES = "max_bytes_per_second"
 REFUSALS = "max_refusals_per_second"
 
@@ -63,6 +66,10 @@ class Meter:
         self._budget.spend(name, amount)
         if self._principal is not None:
             self._principal.spend(name, amount)
+
+    def give_back(self, name: str, amount: float = 1) -> None:
+        """What was counted has turned out to be useful."""
+        self.spend(name, -amount)
 
     def wait(self, now: float) -> float:
         """Seconds until more may be done; 0 for now."""

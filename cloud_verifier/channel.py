@@ -65,6 +65,9 @@ class Channel:
         """Queue an answer, and count its bytes: a small request may have a large answer."""
         self._meter.spend(BYTES, self.outbox.answer(message, spent))
 
+    def _useful(self) -> None:
+        self._meter.give_back(FRAMES)
+
     def flooded(self, limit: str) -> None:
         """The other end has kept asking for more than its budget: tell it which, then cut."""
         log.warning(
@@ -134,6 +137,7 @@ class Channel:
                 self._sync(message)
             case Ack():
                 if self.outbox.courier.window.ack(message.received):
+                    self._useful()
                     self.outbox.wake.set()
             case Close():
                 self._close(message)
@@ -189,6 +193,7 @@ class Channel:
         service.rounds.prepare(session)
         service.store.add(session)
         service.metrics.opens.inc()
+        self._useful()
         log.info(
             "session opened",
             extra={
@@ -234,7 +239,10 @@ class Channel:
         self._no_draining()
         self.service.charge(self.principal, len(message.ids))
         self.service.store.check_growth(session, len(message.ids))
+        before = len(session.history.ids)
         answer = session.history.append(message)
+        if len(session.history.ids) > before:
+            self._useful()
         self.service.store.account(session)
         self.service.rounds.prepare_if_held(session)
         self.answer(answer)
@@ -251,6 +259,7 @@ class Channel:
             self._no_draining()
             self.service.charge(self.principal, len(message.tokens) if isinstance(message, Verify) else 1)
             self.service.rounds.submit(session, message, arrived)
+            self._useful()
         except Refusal:
             session.history.give_up()
             raise

@@ -78,11 +78,12 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
     except Exception:
         await _failed(socket, channel)
     finally:
+        channel.close()
         greeting.cancel()
         writer.cancel()
+        await asyncio.wait([greeting, writer])
         seconds = round(service.clock() - began, 3)
         log.info("disconnected", extra=_who(channel, "disconnected") | {"seconds": seconds})
-        channel.close()
 
 
 async def _write(socket: Socket, channel: Channel) -> None:

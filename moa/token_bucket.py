@@ -24,8 +24,8 @@ class TokenBucket:
         return max(0.0, (min(amount, self.burst) - self.level(now)) / self.rate)
 
     def spend(self, amount: float) -> None:
-        """Take `amount` out; the level may fall below zero, and later amounts wait for it."""
-        self._level -= amount
+        """Take `amount` out (or put it back, below zero); the level may fall below zero, and later amounts wait."""
+        self._level = min(self.burst, self._level - amount)
 
     def take(self, amount: float, now: float) -> bool:
         """Spend `amount` if that may be done now."""

@@ -44,7 +44,8 @@ def code_table() -> str:
 def close_table() -> str:
     """All websocket close codes in use."""
     notes = _member_notes(Path(codes.__file__).read_text(encoding="utf-8"))
-    members = {name: value for name, value in vars(codes.CloseCode).items() if isinstance(value, int)}
+    # Python 3.13 puts an integer of its own, `__firstlineno__`, into every class.
+    members = {n: value for n, value in vars(codes.CloseCode).items() if isinstance(value, int) and n.isupper()}
     rows = [f"| {value} | `{name}` | {notes.get(name, '')} |" for name, value in members.items()]
     return "\n".join(["| code | name | when |", "|---|---|---|", *rows])
 

@@ -55,16 +55,16 @@ class Limits:
     """Activation records on their way that the device has not acknowledged."""
     max_bad_messages: int = 8
     """Senseless messages on a connection before it is cut."""
-    max_frames_per_second: int = 4000
-    """Websocket frames of any kind, pings included. A connection beyond it, or beyond the next two, is read no faster;
-    and cut when it has been held back for most of `flood_seconds`."""
-    max_bytes_per_second: int = 4 * 1024 * 1024
+    max_empty_frames_per_second: int = 400
+    """Websocket frames that bring no new work: pings, repetitions, refused requests. A connection beyond it, or beyond
+    the next two, is read no faster, and cut when it has been held back for most of `flood_seconds`."""
+    max_bytes_per_second: int = 1024 * 1024
     """Bytes that arrive and bytes of answers."""
-    max_refusals_per_second: int = 20
+    max_refusals_per_second: int = 10
     """Requests that are refused for good; `busy` and its like do not count."""
     burst_seconds: float = 2.0
     """How many seconds' worth of these may come at once."""
-    flood_seconds: float = 5.0
+    flood_seconds: float = 3.0
     """How long a connection may be held back before it is cut as a flood."""
 
     # one principal

@@ -7,7 +7,11 @@ from moa.token_bucket import TokenBucket
 from moa.wire import Limits
 
 LIMITS = Limits(
-    max_frames_per_second=100, max_bytes_per_second=10_000, max_refusals_per_second=5, burst_seconds=2, flood_seconds=4
+    max_empty_frames_per_second=100,
+    max_bytes_per_second=10_000,
+    max_refusals_per_second=5,
+    burst_seconds=2,
+    flood_seconds=4,
 )
 
 

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from moa.wire import describe
-from moa.wire.codes import Code
+from moa.wire.codes import CloseCode, Code
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "wire-protocol.md"
 
@@ -19,3 +21,9 @@ def test_everything_is_described() -> None:
         assert f"<!-- generated: {part} -->" in text
     assert all(f"| `{code.value}` |" in text for code in Code)
     assert '### Verify `"verify"`' in text
+
+
+def test_what_python_adds_to_a_class_is_no_close_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CloseCode, "__firstlineno__", 7, raising=False)  # as Python 3.13 does
+    assert "__firstlineno__" not in describe.close_table()
+    assert "`RESTART`" in describe.close_table()

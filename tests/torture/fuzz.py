@@ -1,0 +1,235 @@
+"""Frames that nobody should send: valid messages with bytes changed, messages with senseless fields, broken websockets.
+
+Everything comes from a seed. The verifier runs with its budgets raised, or it would cut the connection at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import msgspec
+from msgspec import inspect
+
+from moa.wire import PROTOCOL_VERSIONS, encode
+from moa.wire.messages import Append, Cancel, ClientMessage, Close, Hello, Open, Resume, Sampling, Stream, Sync, Verify
+from tests.torture.raw import BINARY, Raw, binary, frame, request
+
+UNBOUNDED = (
+    *("--max-empty-frames-per-second", "1000000", "--max-bytes-per-second", "1000000000"),
+    *("--max-refusals-per-second", "1000000", "--max-bad-messages", "1000000", "--max-log-lines-per-second", "1"),
+)
+"""Flags of a verifier that lets itself be fuzzed."""
+
+_NUMBERS = [0, 1, 2, 7, 15, 16, 127, 128, 255, 4095, 4096, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**64 - 1, -1, -(2**63)]
+_FLOATS = [0.0, -0.0, 1.0, 5e-324, 1e-308, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), 0.5, 100.0]
+_STRINGS = ["", "a", "int8", "fp16", "\x1b[2J", "\x00", "\u202e", "é" * 50, "x" * 1025, "records", "stop"]
+
+
+class Fuzzer:
+    """Makes what is sent, from a seed."""
+
+    def __init__(self, seed: int, sessions: Sequence[bytes] = (), ids: Sequence[int] = (40,)) -> None:
+        self._rng = random.Random(seed)
+        self._sessions = list(sessions) or [bytes(16)]
+        self._ids = list(ids)
+        self._kinds = {kind: inspect.type_info(kind) for kind in get_args(ClientMessage)}
+        self.kinds: Counter[str] = Counter()
+        """What was made, by kind."""
+
+    def frame(self) -> bytes:
+        """The next piece for the socket: mostly one websocket frame."""
+        name, make = self._rng.choices(
+            [
+                ("fields", self._fields),
+                ("bytes", self._bytes),
+                ("sequence", self._sequence),
+                ("websocket", self._websocket),
+            ],
+            weights=[45, 35, 15, 5],
+        )[0]
+        self.kinds[name] += 1
+        return make()
+
+    def message(self) -> bytes:
+        """A message whose fields are of the right kind now and then."""
+        rng = self._rng
+        kind, info = rng.choice(list(self._kinds.items()))
+        fields: list[Any] = [kind.__struct_config__.tag, *(self._value(f.type, f.name) for f in info.fields)]
+        if rng.random() < 0.1:
+            fields = fields[: rng.randrange(len(fields) + 1)]
+        elif rng.random() < 0.05:
+            fields.append(self._junk())
+        return msgspec.msgpack.encode(fields)
+
+    def mutated(self, data: bytes) -> bytes:
+        """The same with some bytes changed, cut out, doubled or put in."""
+        rng, out = self._rng, bytearray(data)
+        for _ in range(rng.randrange(1, 6)):
+            at = rng.randrange(len(out) + 1)
+            match rng.randrange(4):
+                case 0 if out:
+                    out[at % len(out)] = rng.randrange(256)
+                case 1:
+                    del out[at : at + rng.randrange(1, 8)]
+                case 2:
+                    out[at:at] = out[at : at + rng.randrange(1, 16)]
+                case _:
+                    out[at:at] = rng.randbytes(rng.randrange(1, 4))
+        return bytes(out)
+
+    # ---- kinds
+
+    def _fields(self) -> bytes:
+        return frame(BINARY, self.message())
+
+    def _bytes(self) -> bytes:
+        return frame(BINARY, self.mutated(encode(self._valid())))
+
+    def _sequence(self) -> bytes:
+        """Messages that are valid, in an order that makes no sense."""
+        return binary(self._valid())
+
+    def _websocket(self) -> bytes:
+        rng = self._rng
+        match rng.randrange(7):
+            case 0:
+                return frame(rng.randrange(16), rng.randbytes(rng.randrange(130)), final=rng.random() < 0.5)
+            case 1:
+                return self.mutated(binary(self._valid()))
+            case 2:
+                return bytes([0x80 | rng.randrange(128), rng.randrange(128)]) + rng.randbytes(10)  # not masked
+            case 3:
+                return frame(8, rng.randbytes(rng.randrange(10)))
+            case 4:
+                return b"\x82\xff" + rng.randbytes(8) + bytes(4)  # a length of up to 2^64
+            case 5:
+                return frame(BINARY, encode(self._valid()), final=False) + frame(0, b"", final=False) * 3 + frame(0)
+            case _:
+                return rng.randbytes(rng.randrange(1, 200))
+
+    def _valid(self) -> Any:
+        rng, session = self._rng, self._rng.choice(self._sessions)
+        base, round = rng.choice([len(self._ids) - 1, 0, 5]), rng.choice([0, 1, 1, 2, 3])
+        match rng.randrange(10):
+            case 0:
+                return Open(session=session, ids=self._ids, max_new_tokens=rng.choice([1, 8, 64]))
+            case 1:
+                return Open(session=rng.randbytes(16), ids=self._ids[:4], sampling=self._sampling())
+            case 2 | 3:
+                nodes = rng.randrange(1, 9)
+                parents = [] if rng.random() < 0.4 else [-1, *(rng.randrange(n) for n in range(1, nodes))]
+                return Verify(
+                    session, round, base, [self._ids[-1], *(rng.randrange(200) for _ in parents[1:])], parents
+                )
+            case 4:
+                return Stream(session, round, base, rng.random() < 0.5)
+            case 5:
+                return Cancel(session, round)
+            case 6:
+                return Resume(session=session, length=rng.randrange(40), chain=rng.randbytes(16), round=round)
+            case 7:
+                return Sync(session=session, records=rng.choice(["off", "int8", "int4", "fp16"]), held=[(0, 9), (7, 3)])
+            case 8:
+                return Append(session=session, base=rng.randrange(40), ids=[40, 41])
+            case _:
+                return rng.choice([Close(session), Hello(list(PROTOCOL_VERSIONS), ["tree"])])
+
+    def _sampling(self) -> Sampling:
+        numbers = [self._rng.choice([0.0, 0.5, 1.0, *_FLOATS]) for _ in range(4)]
+        return Sampling(numbers[0], self._rng.choice([0, 1, 5]), *numbers[1:], self._rng.getrandbits(62))
+
+    # ---- values
+
+    def _value(self, kind: Any, name: str = "") -> Any:
+        rng = self._rng
+        if rng.random() < 0.03:
+            return self._junk()
+        match kind:
+            case inspect.BytesType() if name == "session":
+                return rng.choice(self._sessions)
+            case inspect.BytesType():
+                return rng.randbytes(rng.choice([16, 16, 0, 15, 17]))
+            case inspect.IntType():
+                return rng.choice(_NUMBERS) if rng.random() < 0.4 else rng.randrange(64)
+            case inspect.FloatType():
+                return rng.choice(_FLOATS)
+            case inspect.BoolType():
+                return rng.random() < 0.5
+            case inspect.StrType():
+                return rng.choice(_STRINGS)
+            case inspect.LiteralType():
+                return rng.choice([*kind.values, "other"])
+            case inspect.ListType():
+                size = rng.choice([0, 1, 2, 3, 8, 40]) if rng.random() < 0.97 else rng.choice([300, 5000])
+                return [self._value(kind.item_type) for _ in range(min(size, 8))] * max(1, size // 8) if size else []
+            case inspect.TupleType():
+                return [self._value(item) for item in kind.item_types]
+            case inspect.UnionType():
+                return self._value(rng.choice(kind.types), name)
+            case inspect.StructType():
+                return [self._value(field.type, field.name) for field in kind.fields]
+            case _:
+                return self._junk()
+
+    def _junk(self) -> Any:
+        rng = self._rng
+        deep: Any = []
+        for _ in range(rng.randrange(40)):
+            deep = [deep]
+        return rng.choice([None, True, -1, 2**63, 1.5, "x", b"y", [], {}, {"a": 1}, deep, rng.randbytes(3)])
+
+
+async def fuzz(port: int, token: str, frames: int, seed: int, *, a_connection: int = 250) -> Counter[str]:
+    """Send this many; how many of which kind, and how many connections it took."""
+    rng, sent, counts = random.Random(seed), 0, Counter[str]()
+    while sent < frames:
+        sessions, ids = [rng.randbytes(16) for _ in range(2)], [rng.randrange(40, 90) for _ in range(12)]
+        fuzzer = Fuzzer(rng.getrandbits(60), sessions, ids)
+        counts["connections"] += 1
+        with contextlib.suppress(ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
+            raw = await Raw.connect(port)
+            try:
+                if rng.random() < 0.03:
+                    await raw.pour(fuzzer.mutated(request(token)))
+                    sent += 1
+                    async with asyncio.timeout(2.0):
+                        await raw.reader.read(1000)
+                    continue
+                await raw.shake(token)
+                hello = Hello(list(PROTOCOL_VERSIONS), sorted(rng.sample(["tree", "stream", "records", "append"], 3)))
+                raw.write(binary(hello) if rng.random() < 0.97 else fuzzer.frame())
+                for session in sessions:
+                    raw.write(binary(Open(session=session, ids=ids, max_new_tokens=16, ignore_eos=True)))
+                listening = asyncio.create_task(raw.listen())
+                for _ in range(a_connection):
+                    if listening.done():
+                        break
+                    await raw.pour(fuzzer.frame())
+                    sent += 1
+                raw.writer.close()
+                await asyncio.wait([listening], timeout=5.0)
+                listening.cancel()
+            finally:
+                counts.update(fuzzer.kinds)
+                raw.abort()
+    return counts
+
+
+async def fuzz_for(port: int, token: str, seconds: float, seed: int) -> Counter[str]:
+    """The same by the clock."""
+    until, counts = time.monotonic() + seconds, Counter[str]()
+    while time.monotonic() < until:
+        counts += await fuzz(port, token, 1000, seed := seed + 1)
+    return counts
+
+
+def seed_from_clock() -> int:
+    """A seed for a run that nobody has to repeat; it is printed, so that somebody can."""
+    return int.from_bytes(os.urandom(4), "big")

@@ -1,0 +1,205 @@
+"""A verifier that is killed again and again, and clients whose connections are cut: is every text the target's own?
+
+The clients keep a record of what they were told, and `history.py` says whether it is a possible story.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moa.wire import ClientSession, Recovered, Refused
+from moa.wire.events import Advanced
+from moa.wire.messages import Ack, Activations
+from tests.torture.history import Entry, Finished, Opened, Verified, violations
+from tests.torture.raw import PATIENCE, Raw, binary
+
+_START_SECONDS = 300.0
+_TOKENS = 48
+
+
+@dataclass
+class Toll:
+    """What a run has cost, and whether it was right."""
+
+    kills: int = 0
+    cuts: int = 0
+    answers: int = 0
+    reopened: int = 0
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Nursery:
+    """Where verifiers come from."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        self._file = folder / "pid"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Load the model, and let the first one live."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.torture.nursery", str(self.port), str(self._file)),
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        await self.alive()
+
+    async def alive(self) -> None:
+        """Wait until one listens."""
+        async with asyncio.timeout(_START_SECONDS):
+            while True:
+                with contextlib.suppress(OSError):
+                    (await Raw.connect(self.port)).abort()
+                    return
+                await asyncio.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL the one that lives."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(self._file.read_text()), signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """End it all."""
+        if self._process is not None:
+            self._process.kill()
+            await self._process.wait()
+            self.kill()
+
+
+@contextlib.asynccontextmanager
+async def nursery() -> AsyncIterator[Nursery]:
+    """A place where verifiers come from, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Nursery(Path(folder))
+        try:
+            await made.start()
+            yield made
+        finally:
+            await made.stop()
+
+
+class Asker:
+    """A client that wants its answers whatever happens to its connections."""
+
+    def __init__(self, port: int, seed: int, toll: Toll, entries: list[Entry]) -> None:
+        self._port, self._rng, self._toll, self._entries = port, random.Random(seed), toll, entries
+        self._raw: Raw | None = None
+        self._received = 0
+
+    async def answer(self, name: str, prompt: list[int]) -> list[int]:
+        """One answer, through as many connections as it takes."""
+        session = ClientSession(list(prompt), max_new_tokens=_TOKENS, ignore_eos=True)
+        self._entries.append(Opened(name, list(prompt)))
+        opening = True
+        while not session.finish:
+            try:
+                raw = await self._connection()
+                if opening:
+                    for request in session.recover() if session.unsettled or session.settled else [session.open()]:
+                        raw.write(binary(request))
+                    opening = False
+                elif not session.unsettled:
+                    raw.write(binary(session.verify(self._draft(session))))
+                await self._take(raw, session, name)
+            except (ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
+                self.cut()
+                opening = True
+                await asyncio.sleep(0.02)
+        self._entries.append(Finished(name, list(session.log)))
+        if self._raw is not None:
+            self._raw.write(binary(session.close()))
+        self._toll.answers += 1
+        return session.log[len(prompt) :]
+
+    def cut(self) -> None:
+        """Lose the connection."""
+        if self._raw is not None:
+            self._raw.abort()
+        self._raw = None
+
+    async def _connection(self) -> Raw:
+        if self._raw is None:
+            async with asyncio.timeout(PATIENCE):
+                self._raw = await Raw.greeted(self._port)
+            self._received = 0
+        return self._raw
+
+    def _draft(self, session: ClientSession) -> list[int]:
+        return [session.log[-1], *(self._rng.randrange(40, 200) for _ in range(self._rng.randrange(4)))]
+
+    async def _take(self, raw: Raw, session: ClientSession, name: str) -> None:
+        message = await raw.message()
+        if isinstance(message, Activations):
+            self._received += len(message.payload)
+            raw.write(binary(Ack(self._received)))
+        if getattr(message, "session", b"") != session.id:
+            return
+        event = session.receive(message)  # type: ignore[arg-type]
+        match event:
+            case Advanced() if event.tokens:
+                self._entries.append(Verified(name, event.base + 1, list(event.tokens)))
+            case Recovered():
+                self._toll.reopened += event.outcome == "gone"
+                if event.tokens:
+                    self._entries.append(Verified(name, event.base + 1, list(event.tokens)))
+                for request in event.resend:
+                    raw.write(binary(request))
+            case Refused() if event.retry:
+                await asyncio.sleep(event.retry_after)
+                for request in session.unsettled:
+                    raw.write(binary(request))
+            case Refused():
+                raise AssertionError(f"refused: {event.error}")
+
+
+async def run(place: Nursery, *, kills: int, cuts: int, clients: int = 4, seed: int = 0) -> Toll:
+    """Answers by several clients, until there were so many kills and cuts."""
+    toll, entries, rng, began = Toll(), list[Entry](), random.Random(seed), time.monotonic()
+    askers = [Asker(place.port, seed + number, toll, entries) for number in range(clients)]
+    truth: dict[int, list[int]] = {}
+    for number in range(clients):  # what each prompt is answered when nobody is killed
+        truth[number] = await askers[number].answer(f"calm-{number}", _prompt(number))
+    ended = asyncio.Event()
+    logs: dict[str, list[int]] = {f"calm-{number}": [*_prompt(number), *truth[number]] for number in truth}
+
+    async def ask(number: int) -> None:
+        turn = 0
+        while not ended.is_set():
+            name, turn = f"{number}-{turn}", turn + 1
+            logs[name] = [*_prompt(number), *truth[number]]
+            await askers[number].answer(name, _prompt(number))
+
+    async def harm() -> None:
+        while toll.kills < kills or toll.cuts < cuts:
+            await asyncio.sleep(rng.uniform(0.0, 0.15))
+            if toll.cuts < cuts:
+                rng.choice(askers).cut()
+                toll.cuts += 1
+            if toll.kills < kills and (toll.cuts >= cuts or rng.random() < kills / max(1, cuts)):
+                place.kill()
+                toll.kills += 1
+                await place.alive()
+        ended.set()
+
+    await asyncio.gather(harm(), *(ask(number) for number in range(clients)))
+    toll.seconds = time.monotonic() - began
+    toll.wrong = violations(entries, logs)
+    return toll
+
+
+def _prompt(number: int) -> list[int]:
+    return [40 + number, *range(60, 75)]

@@ -1,0 +1,100 @@
+"""A real verifier in a process of its own, what it says, and how much memory it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloud_verifier.auth import new_token, token_line
+
+_START_SECONDS = 300.0
+_COMMAND = "from cloud_verifier.cli import main; main()"
+
+
+class Server:
+    """A running `cloud-verifier serve` with two principals, honest and greedy."""
+
+    def __init__(self, folder: Path, flags: Sequence[str], descriptors: int = 0) -> None:
+        self.honest, self.greedy = new_token(), new_token()
+        self.tokens, self.log = folder / "tokens", folder / "log"
+        self.tokens.write_text(f"{token_line('honest', self.honest)}\n{token_line('greedy', self.greedy)}\n")
+        self._flags, self._descriptors = flags, descriptors
+        self._process: asyncio.subprocess.Process | None = None
+        self.port = 0
+
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        """The process, which must have been started."""
+        if self._process is None:
+            raise RuntimeError("the verifier has not been started")
+        return self._process
+
+    async def start(self) -> None:
+        """Start it, or start it again on the same port, and wait until it listens."""
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", _COMMAND, "serve", "--port", str(self.port)),
+                *("--auth-tokens", str(self.tokens), *self._flags),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                preexec_fn=self._few_descriptors if self._descriptors else None,
+            )
+        if self._process.stdout is None:
+            raise RuntimeError("no pipe")
+        async with asyncio.timeout(_START_SECONDS):
+            line = (await self._process.stdout.readline()).decode()
+        if "listening on" not in line:
+            raise RuntimeError(f"the verifier did not start: {self.log.read_text()[-2000:]}")
+        self.port = int(line.rpartition(":")[2])
+
+    def _few_descriptors(self) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (self._descriptors, self._descriptors))
+
+    @property
+    def memory(self) -> float:
+        """Resident megabytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+    @property
+    def descriptors(self) -> int:
+        """Open files."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    @property
+    def said(self) -> str:
+        """Its log."""
+        return self.log.read_text()
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+    async def stop(self) -> int:
+        """SIGTERM, and wait; the exit code."""
+        if self.process.returncode is None:
+            self.process.terminate()
+        async with asyncio.timeout(_START_SECONDS):
+            return await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def server(*flags: str, **how: Any) -> AsyncIterator[Server]:
+    """A verifier of the embedded pair for as long as the context lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Server(Path(folder), flags, **how)
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()
