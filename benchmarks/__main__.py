@@ -50,6 +50,18 @@ def experiments() -> list[Experiment]:
             0.5,
         ),
         Experiment(
+            "accuracy_asked",
+            "the same in ways of asking that training lacked",
+            ("accuracy", "--asked", *pair, *independent),
+            0.5,
+        ),
+        Experiment(
+            "accuracy_fresh",
+            "the same in three skills that no training knew",
+            ("accuracy", "--fresh", "16", *pair, *independent),
+            0.3,
+        ),
+        Experiment(
             "acceptance",
             "tokens won per verification, by category",
             ("acceptance", str(demo.drafter), *baselines, *pair, *sizes),

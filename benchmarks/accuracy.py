@@ -20,7 +20,8 @@ from benchmarks.baselines.independent import as_llama
 from benchmarks.baselines.layers import parameter_count
 from benchmarks.baselines.registry import load_independent
 from benchmarks.provenance import write_result
-from moa.demo.skills import SKILLS, TALK, Example, is_right
+from moa.demo.skills import FRESH, SKILLS, TALK, Example, is_right
+from moa.demo.skills.fresh import fresh
 from moa.errors import UsageError, run_cli
 from moa.model.target import Target
 from moa.speculate import GenerationSettings, Speculator
@@ -52,7 +53,7 @@ def judge(
     order = sorted(examples, key=lambda example: len(example.prompt))
     prompts = [held_out.encode(tokenizer, example) for example in order]
     replies = Speculator(target).generate(prompts, GenerationSettings(max_new_tokens=tokens, shape=None))
-    skills = {name: {"right": 0, "asked": 0, "unfinished": 0} for name in (*SKILLS, TALK.name)}
+    skills = {name: {"right": 0, "asked": 0, "unfinished": 0} for name in (*SKILLS, TALK.name, *FRESH)}
     for example, reply in zip(order, replies, strict=True):
         count = skills[example.skill]
         text = tokenizer.decode(reply.ids, skip_special_tokens=True)
@@ -66,7 +67,7 @@ def judge(
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The target's accuracy, then that of each independent drafter."""
-    examples = held_out.asked_prompts(args.seed) if args.asked else exercises(args.count, args.seed)
+    examples = _chosen(args)
     target = Target.load(args.target, slots=args.batch, capacity=args.capacity, device=args.device)
     tokenizer = target.tokenizer
     runs = [
@@ -97,6 +98,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def _chosen(args: argparse.Namespace) -> list[Example]:
+    if args.asked:
+        return held_out.asked_prompts(args.seed)
+    if args.fresh:
+        return list(fresh(args.fresh, args.seed))
+    return exercises(args.count, args.seed)
+
+
 def _say(run: dict[str, Any]) -> None:
     print(f"{run['model']}: {run['all']['right']} of {run['all']['asked']} right", file=sys.stderr, flush=True)
 
@@ -111,6 +120,9 @@ def parser() -> argparse.ArgumentParser:
         "--independent", type=Path, nargs="*", default=[], metavar="FOLDER", help="independent drafters"
     )
     parser.add_argument("--asked", action="store_true", help="every skill in the ways of asking that training lacked")
+    parser.add_argument(
+        "--fresh", type=int, default=0, metavar="N", help="N exercises of each skill that no training knew"
+    )
     parser.add_argument("--count", type=int, default=500, help="exercises (default 500)")
     parser.add_argument("--tokens", type=int, default=256, help="most new tokens of an answer (default 256)")
     parser.add_argument("--batch", type=int, default=32, help="exercises at a time (default 32)")

@@ -1,7 +1,7 @@
 """The public client: one object, one conversation, typed events.
 
 async with EdgeClient(verifier="wss://verifier.example", token=...) as client:
-    async for event in client.generate("What is 6 times 7?"):
+    async for event in client.generate("What is 17 plus 25?"):
         match event:
             case Token(text=text): print(text, end="")
 """

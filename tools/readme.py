@@ -27,6 +27,8 @@ TITLES = {
     "acceptance": "Tokens won per verification",
     "acceptance_long": "Tokens won per verification, with room for sixteen",
     "accuracy": "Right answers of the target",
+    "accuracy_asked": "Right answers of the target, asked in ways that training lacked",
+    "accuracy_fresh": "Right answers of the target in skills that no training knew",
     "capacity": "Readers that one verifier holds",
     "client_cuts": "The link cut at random bytes",
     "client_exact": "Texts equal to the target's, over every link",

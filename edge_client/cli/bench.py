@@ -29,8 +29,8 @@ WAYS = ("single", "none", "server", "device", "auto")
 _PROMPTS = (
     "What is 17 plus 25?",
     "Tell me a short story with Ada, a fox and a garden.",
-    "Sort these numbers: 9, 3, 7, 1.",
-    "Write a Python function that reverses a list.",
+    "Sort these numbers: 41, 12, 30.",
+    "Write a function add_7 that returns x plus 7, with a doctest.",
 )
 
 

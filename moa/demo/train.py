@@ -50,19 +50,45 @@ LONGEST_CHAT = 3
 
 @dataclass(frozen=True)
 class Mix:
-    """How many tokens of what; the skills in `more` come `times` as often."""
+    """How many tokens of what; the skills in `more` come twice as often."""
 
     exercises: int
     code: int
     english: int
-    more: tuple[str, ...] = ()
-    times: int = 2
+    more: tuple[str, ...]
+    seed: int
 
 
 TALK, MIXED = 0.08, 0.08
 """Shares of the turns that are small talk, or ask for two skills at once."""
-MIX = Mix(5_000_000, 1_900_000, 1_500_000, ("arithmetic", "word_problem", "filter", "table", "sort", "function"))
-TARGET_TRAINING = LoopSettings(steps=560, batch=32, learning_rate=2e-3, warmup=30, checkpoint_every=50)
+
+
+@dataclass(frozen=True)
+class Course:
+    """A stretch of the target's training: one learning-rate schedule over one mix."""
+
+    name: str
+    mix: Mix
+    settings: LoopSettings
+
+
+COURSES = (
+    Course(
+        "widen",
+        Mix(5_000_000, 1_900_000, 1_500_000, ("arithmetic", "word_problem", "filter", "table", "sort", "function"), 7),
+        LoopSettings(steps=560, batch=32, learning_rate=2e-3, warmup=30, checkpoint_every=50),
+    ),
+    Course(
+        "sharpen",
+        Mix(760_000, 140_000, 120_000, ("edit", "count", "function", "story", "word_problem", "compare"), 8),
+        LoopSettings(steps=120, batch=32, learning_rate=1e-3, warmup=10, checkpoint_every=30),
+    ),
+    Course(
+        "practice",
+        Mix(2_080_000, 110_000, 110_000, ("edit", "count", "function", "story", "word_problem", "sort"), 9),
+        LoopSettings(steps=180, batch=32, learning_rate=1.5e-3, warmup=8, checkpoint_every=30),
+    ),
+)
 
 
 def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> Document:
@@ -79,18 +105,18 @@ def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> D
     return Document(ids, wanted)
 
 
-def _turns(seed: int, mix: Mix) -> Iterator[Example]:
+def _turns(mix: Mix) -> Iterator[Example]:
     """What a user may say next: an exercise as a rule."""
-    rng = random.Random(f"turns-{seed}")
-    streams = [corpus.talk(seed), corpus.mixed("train", seed)]
-    streams.append(corpus.examples("train", seed, mix.more, mix.times))
+    rng = random.Random(f"turns-{mix.seed}")
+    streams = [corpus.talk(mix.seed), corpus.mixed("train", mix.seed)]
+    streams.append(corpus.examples("train", mix.seed, mix.more, times=2))
     while True:
         yield next(rng.choices(streams, (TALK, MIXED, 1 - TALK - MIXED))[0])
 
 
-def _chats(tokens: PreTrainedTokenizerBase, mix: Mix, seed: int) -> Iterator[Document]:
-    rng = random.Random(seed)
-    turns = _turns(seed, mix)
+def _chats(tokens: PreTrainedTokenizerBase, mix: Mix) -> Iterator[Document]:
+    rng = random.Random(mix.seed)
+    turns = _turns(mix)
     while True:
         count = rng.choice([1, 1, 1, *range(2, LONGEST_CHAT + 1)])
         yield chat_document(tokens, [next(turns) for _ in range(count)])
@@ -108,18 +134,18 @@ def _up_to(documents: Iterator[Document], count: int) -> Iterator[Document]:
             return
 
 
-def documents(tokens: PreTrainedTokenizerBase, mix: Mix, seed: int) -> Iterator[Document]:
+def documents(tokens: PreTrainedTokenizerBase, mix: Mix) -> Iterator[Document]:
     """The mix's text, kind by kind; packed rows are shuffled when read."""
-    yield from _up_to(_chats(tokens, mix, seed), mix.exercises)
+    yield from _up_to(_chats(tokens, mix), mix.exercises)
     yield from _up_to(_plain(tokens, natural.code("train")), mix.code)
     yield from _up_to(_plain(tokens, natural.english("train")), mix.english)
 
 
-def packed(tokens: PreTrainedTokenizerBase, work: Path, mix: Mix = MIX, seed: int = 7) -> PackedRows:
-    """The mix's rows, made once."""
-    folder = work / "data"
+def packed(tokens: PreTrainedTokenizerBase, course: Course, work: Path) -> PackedRows:
+    """A course's rows, made once."""
+    folder = work / course.name / "data"
     if not (folder / "marks.npy").exists():
-        pack(documents(tokens, mix, seed), ROW, folder)
+        pack(documents(tokens, course.mix), ROW, folder)
     return PackedRows(folder)
 
 
@@ -145,16 +171,16 @@ def train_target(start: Path, out: Path, work: Path) -> None:
     """Train on from the weights in `start`, or from nothing where it has none, and write half precision to `out`."""
     join_process_group(torch.device("cpu"))
     world = dist.get_world_size() if dist.is_initialized() else 1
-    settings = replace(TARGET_TRAINING, batch=TARGET_TRAINING.batch // world)
     tokens = AutoTokenizer.from_pretrained(start)
     torch.manual_seed(0)
     if (start / "model.safetensors").exists():
         model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
     else:
         model = LlamaForCausalLM(target_config(len(tokens)))
-    loop = Loop(Pretraining(model), packed(tokens, work), settings, work / "target")
-    loop.run()
-    if loop.rank == 0:
+    for course in COURSES:
+        settings = replace(course.settings, batch=course.settings.batch // world)
+        Loop(Pretraining(model), packed(tokens, course, work), settings, work / course.name).run()
+    if not dist.is_initialized() or dist.get_rank() == 0:
         # float16 keeps three more bits of every weight than bfloat16, and the range is not needed.
         model.half().save_pretrained(out)
         tokens.save_pretrained(out)
@@ -165,7 +191,7 @@ def train_drafter(target: Path, out: Path, work: Path, settings: LoopSettings) -
     loaded = load_model(target)
     torch.manual_seed(settings.seed)
     drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **DRAFTER_SHAPE), loaded.model)
-    rows = packed(AutoTokenizer.from_pretrained(target), work)
+    rows = packed(AutoTokenizer.from_pretrained(target), COURSES[0], work)
     task = Distillation(drafter, Teacher(loaded.model, torch.bfloat16), DRAFTER_TRAINING)
     Loop(task, rows, settings, work / "drafter").run()
     save_drafter(drafter, out, torch.float16)

@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from moa.demo.skills import SKILLS, TALK, Skill
+from moa.demo.skills import FRESH, SKILLS, TALK, Skill, is_right
 from moa.demo.skills.asked import ASKED, asked
+from moa.demo.skills.fresh import fresh
 from moa.demo.skills.manners import say
 from moa.demo.skills.phrasings import PHRASINGS
 
@@ -51,3 +52,13 @@ def test_a_request_stands_in_many_frames() -> None:
     assert {"Sort these numbers: 3, 1, 2.", "sort these numbers: 3, 1, 2", "Sort these numbers:\n3, 1, 2"} <= said
     assert len(said) > 60
     assert all("3, 1, 2" in text for text in said)
+
+
+def test_fresh_skills_are_none_of_training() -> None:
+    examples = list(fresh(8))
+    assert examples == list(fresh(8))
+    assert {example.skill for example in examples} == set(FRESH)
+    assert not set(FRESH) & {*SKILLS, *PHRASINGS}
+    for example in examples:
+        assert is_right(example, example.answer)
+        assert not is_right(example, "It is 1.")

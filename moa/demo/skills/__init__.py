@@ -2,6 +2,7 @@
 
 from . import arithmetic, calendar, digits, functions, lists, story, text
 from .base import Example, Skill, Task
+from .fresh import FRESH
 from .talk import TALK
 
 SKILLS: dict[str, Skill] = {
@@ -13,9 +14,8 @@ SKILLS: dict[str, Skill] = {
 
 
 def is_right(example: Example, reply: str) -> bool:
-    """Whether a reply to an exercise, or to small talk, is right."""
-    skill = TALK if example.skill == TALK.name else SKILLS[example.skill]
-    return skill.check(example, reply)
+    """Whether a reply to an exercise, to small talk or to a fresh skill's exercise is right."""
+    return {**SKILLS, **FRESH, TALK.name: TALK}[example.skill].check(example, reply)
 
 
-__all__ = ["SKILLS", "TALK", "Example", "Skill", "Task", "is_right"]
+__all__ = ["FRESH", "SKILLS", "TALK", "Example", "Skill", "Task", "is_right"]

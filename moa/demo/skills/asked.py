@@ -10,7 +10,7 @@ ASKED: dict[str, tuple[str, ...]] = {
         "then what is {sum}", "{sum} equals?", "{sum} is?", "{sum} makes what?", "How many is {sum}?",
         "what would {sum} be", "Hey there, any idea what {sum} is?", "I forgot my calculator. {sum}?",
         "Could you figure out {sum} for me?", "Add it up for me: {sum}", "My homework says {sum}. What do I write?",
-        "Ok, {sum}.", "hi can you do {sum}", "Please give me the result of {sum}.", "Total of {sum}, please.",
+        "Ok then, {sum}.", "hi can you do {sum}", "Please give me the result of {sum}.", "Total of {sum}, please.",
         "I'd like to know {sum}.", "Let me see {sum} worked out.", "Do the maths: {sum}", "Say what {sum} comes to.",
         "need {sum} quickly", "What number is {sum}?",
     ),

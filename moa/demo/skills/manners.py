@@ -15,12 +15,22 @@ _ORDERS = (
     "Can you please {core}?", "I want you to {core}.", "I need you to {core}.", "I would like you to {core}.",
     "Hi, {core}.", "Hello! {Core}.", "Hi, can you {core}?", "Hi, could you {core}?", "Hey, {core}",
     "Hello, please {core}.", "Now {core}.", "Help me: {core}.", "Next, {core}.", "My task is this: {core}.",
+    "{Core} for me.", "Just {core}.", "Go ahead and {core}.", "Let us {core}.", "Try to {core}.", "Your task: {core}",
+    "I'd like you to {core}.", "be so kind and {core}", "You should {core} now.", "Alright, {core}.",
+    "Could you quickly {core}?",
+    "Will you {core}?", "The next thing to do: {core}.", "hey can you {core}", "Thanks. Now {core}.",
+    "Your turn: {core}!",
 )  # fmt: skip
 _QUESTIONS = (
     *(f"{plain}{mark}" for plain in _PLAIN for mark in ("?", "?", "", " ?")),
     "Hi, {core}?", "Hello, {core}?", "Hi! {Core}?", "Hey, {core}?", "Tell me: {core}?", "Please tell me: {core}?",
     "Quick question: {core}?", "I have a question. {Core}?", "Do you know: {core}?", "So {core}?", "And {core}?",
     "Can you tell me: {core}?", "I wonder: {core}?", "Question: {core}?", "Please, {core}?", "One more: {core}?",
+    "My teacher asks: {core}?", "Any idea, {core}?", "Let me ask: {core}?", "Ok, {core}?", "Well, {core}?",
+    "{Core}? I need it.",
+    "Here is a question: {core}?", "hello, {core}", "I want to know: {core}?", "Next question: {core}?",
+    "Good day. {Core}?",
+    "Please say: {core}?", "Somebody asked me: {core}?", "Answer this: {core}?", "{Core}, do you know?", "Now {core}?",
 )  # fmt: skip
 
 
@@ -45,7 +55,17 @@ def _with_material(rng: random.Random, text: str, material: str) -> str:
     mark = text[len(stem) :].strip()
     if "\n" in material:
         return f"{material}\n{text}" if rng.random() < 0.7 else f"{stem}{rng.choice((':', mark, ''))}\n{material}"
-    match rng.choices(("colon", "line", "after", "before"), (60, 14, 13, 13))[0]:
+    if material.endswith("."):
+        introduced = f"{rng.choice(('This is the text: ', 'Look: ', '', 'Sentence: '))}{material} {text}"
+    else:
+        introduced = (
+            f"{rng.choice(('Consider', 'This is my list:', 'Given are', 'We have', 'Take'))} {material}. {text}"
+        )
+    match rng.choices(("colon", "line", "after", "before", "introduced", "dash"), (45, 11, 12, 11, 15, 6))[0]:
+        case "introduced":
+            return introduced
+        case "dash":
+            return f"{material} - {text}"
         case "colon":
             return f"{stem}: {material}{'' if material.endswith('.') else mark}"
         case "line":

@@ -47,7 +47,7 @@ _DEEDS = (
 
 def _draw_small_talk(rng: random.Random) -> Task:
     kind = rng.choice(("greeting", "greeting", "feeling", "thanks", "farewell", "identity", "ability"))
-    return Task(kind, _REPLIES[kind], facts=(_REPLIES[kind],))
+    return Task(kind, _REPLIES[kind], {"name": name(rng)}, facts=(_REPLIES[kind],))
 
 
 def _draw_world(rng: random.Random) -> Task:
