@@ -121,9 +121,8 @@ class ClientSettings:
         defaults: Mapping[str, Any] | None = None,
     ) -> Self:
         """Put together what was given: `flags` that are None were not; `defaults` stand in for the fields' own."""
-        named = file or (Path(environment[CONFIG]) if environment.get(CONFIG) else None)
         values = dict(defaults or {})
-        values |= read_config(named or default_file(environment), must_exist=named is not None)
+        values |= read_config(config_file(file, environment), must_exist=bool(file or environment.get(CONFIG)))
         values |= _from_environment(environment)
         values |= {name: value for name, value in flags.items() if value is not None}
         return cls(**{name: _converted(name, value) for name, value in values.items()})
@@ -164,8 +163,10 @@ class SettingChanges(TypedDict, total=False):
 _HINTS: dict[str, Any] = typing.get_type_hints(ClientSettings)
 
 
-def default_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the config file is looked for."""
+def config_file(named: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:
+    """The config file: the one that is named, by a flag or by a variable, or the user's own."""
+    if named is not None or environment.get(CONFIG):
+        return named or Path(environment[CONFIG])
     home = environment.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
     return Path(home) / "moa-edge" / "config.toml"
 
@@ -195,10 +196,17 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for variable in sorted(v for v in environment if v.startswith(ENVIRONMENT) and v != CONFIG):
         if variable not in known:
             raise ConfigError(f"unknown environment variable {variable}", hint=_nearest(variable, [*known, CONFIG]))
-        name, text = known[variable], environment[variable]
-        value: Any = text.split(",") if typing.get_origin(_HINTS[name]) is tuple else text
-        values[name] = _converted(variable, value, _HINTS[name], strict=False)
+        values[known[variable]] = from_text(known[variable], environment[variable], called=variable)
     return values
+
+
+def from_text(name: str, text: str, *, called: str = "") -> Any:
+    """A setting's value as a person writes it; `called` is its name in an error. Lists have commas."""
+    hint = _HINTS[name]
+    value: Any = text
+    if typing.get_origin(hint) is tuple:
+        value = text.split(",") if text else []
+    return _converted(called or name, value, hint, strict=False)
 
 
 def _converted(name: str, value: Any, hint: Any = None, *, strict: bool = True) -> Any:

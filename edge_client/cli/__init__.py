@@ -13,6 +13,9 @@ from moa.errors import UsageError, run_cli
 _COMMANDS = {
     "generate": "answer one prompt",
     "chat": "talk",
+    "pull": "get a bundle",
+    "list": "the bundles that are here",
+    "use": "remember a bundle and a verifier",
     "demo": "see it all on one machine",
     "bench": "measure ways of decoding, and this device's start",
     "audit": "compare with the target alone",

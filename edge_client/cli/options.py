@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_client.bundles.store import locate
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError
 
 _CONNECTION = {
     "verifier": ("ADDRESS", "ws://, wss://, or `local` to start one on this machine"),
-    "bundle": ("DIR", "an exported bundle (default: the embedded one)"),
+    "bundle": ("NAME_OR_DIR", "a bundle that was pulled, or a folder (default: the embedded one)"),
     "variant": ("NAME", "which of the bundle's forms to run"),
     "token": ("TOKEN", "bearer token for the verifier; better in MOA_EDGE_TOKEN than on a command line"),
     "tls_ca": ("FILE", "PEM file of the authority that signed the verifier's certificate"),
@@ -51,8 +52,16 @@ def add_connection(command: argparse.ArgumentParser) -> None:
     """Where the verifier and the bundle are."""
     group = command.add_argument_group("connection")
     _add(group, _CONNECTION)
-    group.add_argument(
-        "--config", type=Path, metavar="FILE", help="settings file (default: ~/.config/moa-edge/config.toml)"
+    add_config(group)
+
+
+def add_config(command: Any) -> None:
+    """Which settings file."""
+    command.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="settings file (default: MOA_EDGE_CONFIG, or ~/.config/moa-edge/config.toml)",
     )
 
 
@@ -71,7 +80,8 @@ def add_generation(command: argparse.ArgumentParser) -> None:
 def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSettings:
     """Settings of the parsed flags, the environment and the config file; `defaults` of a command come last."""
     flags = {name: value for name, value in vars(options).items() if name in _FIELDS}
-    return ClientSettings.load(flags, file=getattr(options, "config", None), defaults=defaults)
+    settings = ClientSettings.load(flags, file=getattr(options, "config", None), defaults=defaults)
+    return dataclasses.replace(settings, bundle=locate(settings.bundle))
 
 
 def draw_seed() -> int:

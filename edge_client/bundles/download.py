@@ -1,0 +1,70 @@
+"""Files over https: from where an earlier try ended, and without handing a token to another host."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from moa import __version__
+from moa.errors import BundleError, LinkError, MoaError
+from moa.safe_text import safe_line
+
+_TIMEOUT_SECONDS = 60.0
+_RANGE = re.compile(r"bytes (\d+)-")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows to other hosts, as hubs need, but never to plain http from https, and never with the token."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """The request that follows."""
+        if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
+            raise BundleError(f"{safe_line(req.full_url)} leads away from https")
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
+            request.remove_header("Authorization")
+        return request
+
+
+@contextlib.contextmanager
+def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[bytes], int]]:
+    """The content of `url` from about byte `start` on, and the byte at which it really begins."""
+    headers = {"User-Agent": f"moa-edge/{__version__}", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    opener = urllib.request.build_opener(_Redirects)
+    try:
+        with opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_SECONDS) as answer:
+            begins = 0
+            if answer.status == http.client.PARTIAL_CONTENT:
+                found = _RANGE.match(answer.headers.get("Content-Range", ""))
+                begins = int(found[1]) if found else -1
+            if begins not in (0, start):
+                raise BundleError(f"{url} answers with another part than was asked for")
+            yield answer, begins
+    except urllib.error.HTTPError as error:
+        error.close()
+        if start and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            with open_url(url, 0, token) as whole:  # what is there is no beginning of it
+                yield whole
+            return
+        raise BundleError(f"{url} answers {error.code} {safe_line(error.reason)}", hint=_hint(error.code)) from None
+    except MoaError:
+        raise
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise LinkError(
+            f"cannot read {url}: {safe_line(str(reason))}", hint="the same command again goes on where this ended"
+        ) from None
+
+
+def _hint(status: int) -> str:
+    return "HF_TOKEN holds the token of a private one" if status in (401, 403) else "is this a bundle's address?"

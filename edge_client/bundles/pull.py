@@ -1,0 +1,95 @@
+"""Pull a bundle into the store: the manifest first, then its files, each hashed; what is half done is gone on with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+
+from edge_client.bundles.download import open_url
+from edge_client.bundles.sources import ARCHIVES, Archive, Source, find
+from edge_client.bundles.store import PARTIAL, check_name, store
+from moa.bundle import MANIFEST, Bundle, read_manifest, sha256
+from moa.errors import BundleError, LinkError, UsageError
+from moa.manifest import FileEntry, Manifest
+
+Say = Callable[[str], None]
+_LARGEST_MANIFEST = 4 * 2**20
+_LARGEST_ARCHIVE = 2**36
+_CHUNK = 2**20
+_ARCHIVE = "archive"
+
+
+def pull(source: str, *, name: str = "", force: bool = False, say: Say = lambda line: None) -> Bundle:
+    """Get a bundle from `source` and keep it as `name`. An archive's address is read whole, all else file by file."""
+    name = check_name(name or _name_of(source))
+    home, place, partial = store(), store() / name, store() / (name + PARTIAL)
+    if place.exists() and not force:
+        raise UsageError(f"there is a bundle {name} already", hint="--force replaces it, --name keeps both")
+    partial.mkdir(parents=True, exist_ok=True)
+    found = find(source)
+    if isinstance(found, str):
+        say(f"the archive {found}")
+        with open_url(found) as (file, _):
+            _copy(file, partial / _ARCHIVE, 0, _LARGEST_ARCHIVE)
+        found = Archive(partial / _ARCHIVE)
+    with contextlib.closing(found) as opened:
+        manifest = _pull_manifest(opened, partial)
+        needed = sum(entry.size for entry in manifest.files.values())
+        if shutil.disk_usage(home).free < needed:
+            raise UsageError(f"no room in {home}: {needed / 1e6:.0f} MB are needed")
+        for path, entry in manifest.files.items():
+            _pull_file(opened, path, entry, partial / path, say)
+    (partial / _ARCHIVE).unlink(missing_ok=True)
+    bundle = Bundle.open(partial)
+    bundle.verify()
+    if place.exists():
+        shutil.rmtree(place)
+    partial.rename(place)
+    return Bundle.open(place)
+
+
+def _name_of(source: str) -> str:
+    last = (urlsplit(source).path if "://" in source else source).rstrip("/").removesuffix("/" + MANIFEST)
+    last = last.rpartition("/")[2]
+    ending = max((e for e in ARCHIVES if last.endswith(e)), key=len, default="")
+    return last.removesuffix(ending)
+
+
+def _pull_manifest(source: Source, folder: Path) -> Manifest:
+    with source.open(MANIFEST) as (file, _):
+        content = file.read(_LARGEST_MANIFEST + 1)
+    (folder / MANIFEST).write_bytes(content)
+    return read_manifest(folder)
+
+
+def _pull_file(source: Source, name: str, entry: FileEntry, path: Path, say: Say) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    have = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
+    if have == entry.size and sha256(path) == entry.sha256:
+        return
+    say(f"{name}, {entry.size / 1e6:.1f} MB" + (f", from {have / 1e6:.1f} MB on" if 0 < have < entry.size else ""))
+    with source.open(name, have if have < entry.size else 0) as (file, begins):
+        _copy(file, path, begins, entry.size)
+    if path.stat().st_size < entry.size:
+        raise LinkError(f"{name} ends early", hint="the same command again goes on where this ended")
+    if path.stat().st_size > entry.size or sha256(path) != entry.sha256:
+        path.unlink()
+        raise BundleError(f"{name} is not what the manifest says", hint="pull again; else its source is damaged")
+
+
+def _copy(file: IO[bytes], path: Path, start: int, size: int) -> None:
+    """Write from byte `start` on; more than `size` bytes are not taken."""
+    with path.open("r+b" if start else "wb") as out:
+        out.seek(start)
+        out.truncate()
+        left = size - start + 1  # one more shows that there is too much
+        while left > 0 and (chunk := file.read(min(_CHUNK, left))):
+            out.write(chunk)
+            left -= len(chunk)
+        out.flush()
+        os.fsync(out.fileno())

@@ -1,0 +1,51 @@
+"""Where pulled bundles lie, by name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from moa.bundle import Bundle
+from moa.errors import BundleError, UsageError
+
+EMBEDDED = "embedded"
+"""The name of the bundle that is part of the installation."""
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+PARTIAL = ".partial"
+
+
+def store() -> Path:
+    """The folder of all pulled bundles."""
+    home = os.environ.get("XDG_DATA_HOME") or str(Path("~/.local/share").expanduser())
+    return Path(home) / "moa-edge" / "bundles"
+
+
+def check_name(name: str) -> str:
+    """The name, or an error."""
+    if not _NAME.fullmatch(name) or name.endswith(PARTIAL) or name == EMBEDDED:
+        raise UsageError(f"{name[:64]!r} is no name for a bundle", hint="--name: up to 64 of A-Z a-z 0-9 . _ -")
+    return name
+
+
+def locate(name: str) -> str:
+    """The folder that `name` stands for: a path, or a bundle that was pulled. Empty is the embedded one."""
+    if name in ("", EMBEDDED):
+        return ""
+    path = Path(name).expanduser()
+    if not path.is_dir() and _NAME.fullmatch(name) and (store() / name).is_dir():
+        return str(store() / name)
+    return str(path)
+
+
+def installed() -> Iterator[tuple[str, Bundle | BundleError]]:
+    """All that were pulled, and what is wrong with those that cannot be opened."""
+    if not store().is_dir():
+        return
+    for folder in sorted(store().iterdir()):
+        if folder.is_dir() and _NAME.fullmatch(folder.name) and not folder.name.endswith(PARTIAL):
+            try:
+                yield folder.name, Bundle.open(folder)
+            except BundleError as error:
+                yield folder.name, error

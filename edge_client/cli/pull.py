@@ -1,0 +1,34 @@
+"""`edge-client pull`: get a bundle and keep it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from edge_client.bundles.pull import pull
+from moa.safe_text import safe_line
+
+
+def add(command: argparse.ArgumentParser) -> None:
+    """The subcommand's flags."""
+    command.description = (
+        "Get a bundle, check every file's hash, and keep it by a name. Again, it goes on where it ended."
+    )
+    command.add_argument(
+        "source", help="a folder, an archive, an https address of either, or a hub id (HF_ENDPOINT, HF_TOKEN)"
+    )
+    command.add_argument("--name", default="", help="how to call it here (default: the last part of the source)")
+    command.add_argument("--force", action="store_true", help="replace a bundle of this name")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Pull a bundle."""
+
+    def say(line: str) -> None:
+        print(f"edge-client: {safe_line(line)}", file=sys.stderr, flush=True)
+
+    bundle = pull(arguments.source, name=arguments.name, force=arguments.force, say=say)
+    print(bundle.folder.name)
+    say(f"--bundle {bundle.folder.name} uses it, `edge-client use --bundle {bundle.folder.name}` always")
+    return 0

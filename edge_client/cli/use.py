@@ -1,0 +1,44 @@
+"""`edge-client use`: remember a bundle and a verifier."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from edge_client.bundles.store import EMBEDDED, locate
+from edge_client.cli import options
+from edge_client.config_file import remember
+from edge_client.settings import ClientSettings, config_file, read_config
+from moa.bundle import Bundle
+from moa.safe_text import safe_line
+
+
+def add(command: argparse.ArgumentParser) -> None:
+    """The subcommand's flags."""
+    command.description = "Remember what to use where no flag says otherwise, in the settings file. Alone: show it."
+    command.add_argument("--bundle", metavar="NAME_OR_DIR", help="a pulled bundle, a folder, or `embedded`")
+    command.add_argument("--verifier", metavar="ADDRESS", help="ws://, wss:// or `local`; empty for none")
+    options.add_config(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the settings file, and show what it says."""
+    path = config_file(arguments.config)
+    changes: dict[str, str | None] = {}
+    if arguments.bundle is not None:
+        folder = locate(arguments.bundle)
+        if folder:
+            Bundle.open(folder)
+        name = arguments.bundle if Path(folder).name == arguments.bundle else str(Path(folder).absolute())
+        changes["bundle"] = None if arguments.bundle in ("", EMBEDDED) else name
+    if arguments.verifier is not None:
+        ClientSettings(verifier=arguments.verifier)  # an address that could never be reached is refused
+        changes["verifier"] = arguments.verifier or None
+    if changes:
+        remember(path, changes)
+    now = read_config(path)
+    print(f"bundle    {safe_line(str(now.get('bundle') or EMBEDDED))}")
+    print(f"verifier  {safe_line(str(now.get('verifier') or 'none'))}")
+    print(f"in        {path}")
+    return 0

@@ -1,0 +1,40 @@
+"""Change the settings file without touching what else a person has written into it."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from edge_client.settings import read_config
+from moa.errors import ConfigError
+
+
+def remember(path: Path, changes: Mapping[str, str | None]) -> None:
+    """Set each of the `changes`, or take it out where it is None; comments and all other lines stay."""
+    before = read_config(path)
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    for name, value in changes.items():
+        line = "" if value is None else f"{name} = {_quoted(value)}\n"
+        kept = [old for old in text.splitlines(keepends=True) if not re.match(rf"[ \t]*{name}[ \t]*=", old)]
+        text = "".join(kept)
+        if line:
+            text += ("" if not text or text.endswith("\n") else "\n") + line
+    wanted = {name: value for name, value in {**before, **changes}.items() if value is not None}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
+        file.write(text)
+    written = Path(file.name)
+    try:
+        if read_config(written) != wanted:  # a value over several lines, which we do not take apart
+            raise ConfigError(f"{path} cannot be changed from here", hint=f"set {', '.join(changes)} in an editor")
+        os.replace(written, path)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

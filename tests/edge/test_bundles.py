@@ -1,0 +1,222 @@
+"""Bundles are pulled from anywhere, whole or not at all, and nothing but their own files."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import json
+import shutil
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_client.bundles.pull import pull
+from edge_client.bundles.store import installed, locate, store
+from edge_client.cli import main
+from edge_client.config_file import remember
+from edge_client.device import embedded_bundle
+from edge_client.settings import read_config
+from moa.errors import ConfigError, MoaError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source") / "demo"
+    shutil.copytree(embedded_bundle(), folder)
+    return folder
+
+
+def packed(folder: Path, path: Path) -> Path:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as made:
+            for file in folder.rglob("*"):
+                made.write(file, f"top/{file.relative_to(folder)}")
+    else:
+        with tarfile.open(path, "w:gz") as tar:
+            tar.add(folder, "top")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["folder", "b.zip", "b.tar.gz"])
+def test_what_was_pulled_is_used_by_its_name(home: Path, bundle: Path, kind: str) -> None:
+    source = bundle if kind == "folder" else packed(bundle, home / kind)
+    made = pull(str(source), name="mine")
+    assert made.folder == store() / "mine"
+    assert locate("mine") == str(made.folder)
+    assert [name for name, _ in installed()] == ["mine"]
+    assert {p.name for p in made.folder.rglob("*") if p.is_file()} == {p.name for p in bundle.rglob("*") if p.is_file()}
+    with pytest.raises(UsageError, match="already"):
+        pull(str(source), name="mine")
+    pull(str(source), name="mine", force=True)
+
+
+def test_only_files_of_the_manifest_are_taken(home: Path, bundle: Path) -> None:
+    with tarfile.open(home / "evil.tar", "w") as tar:
+        tar.add(bundle, "top")
+        for name in ("../outside", "/abs", "top/extra"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"x"))
+        link = tarfile.TarInfo("top/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    made = pull(str(home / "evil.tar"))
+    names = {p.name for p in home.rglob("*")}
+    assert not names & {"outside", "abs", "extra", "link"}
+    assert made.folder.name == "evil"
+
+
+@pytest.mark.parametrize("what", ["changed", "longer", "shorter", "missing", "link out", "name out"])
+def test_what_is_not_as_its_manifest_says_is_not_kept(home: Path, bundle: Path, what: str) -> None:
+    folder = home / "bad"
+    shutil.copytree(bundle, folder)
+    file = folder / "shared" / "tokenizer.json"
+    if what == "changed":
+        file.write_bytes(b"x" * file.stat().st_size)
+    elif what == "longer":
+        file.write_bytes(file.read_bytes() + b" ")
+    elif what == "shorter":
+        file.write_bytes(file.read_bytes()[:-1])
+    elif what == "missing":
+        file.unlink()
+    elif what == "link out":
+        file.unlink()
+        file.symlink_to(bundle / "shared" / "tokenizer.json")
+    else:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"]["../../outside"] = {"sha256": "0" * 64, "size": 1}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(MoaError):
+        pull(str(folder))
+    assert list(installed()) == []
+
+
+class _Server(http.server.SimpleHTTPRequestHandler):
+    """Breaks off in the middle of the first try of each large file; knows ranges."""
+
+    tried: set[str]
+    ranges: list[str]
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        content = path.read_bytes()
+        start = 0
+        if given := self.headers.get("Range"):
+            self.ranges.append(given)
+            start = int(given.removeprefix("bytes=").rstrip("-"))
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        if len(content) > 100_000 and self.path not in self.tried:
+            self.tried.add(self.path)
+            self.wfile.write(content[start : len(content) // 2])
+            return
+        self.wfile.write(content[start:])
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def served(bundle: Path) -> Iterator[tuple[str, type[_Server]]]:
+    class Handler(_Server):
+        tried, ranges = set(), []
+
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args, directory=str(bundle.parent))  # type: ignore[arg-type]
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", Handler
+        server.shutdown()
+        thread.join(60)
+
+
+def test_a_broken_download_goes_on_where_it_ended(served: tuple[str, type[_Server]]) -> None:
+    url, handler = served
+    for _ in range(20):
+        try:
+            made = pull(f"{url}/demo/")
+            break
+        except MoaError:
+            assert list(installed()) == [], "nothing half done is a bundle"
+    assert made.folder.name == "demo"
+    assert len(handler.ranges) == len(handler.tried) > 1
+    assert all(not given.startswith("bytes=0-") for given in handler.ranges)
+
+
+def test_a_hub_id_is_an_address(
+    served: tuple[str, type[_Server]], bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, handler = served
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    handler.tried |= {f"/org/demo/resolve/main/{p.relative_to(bundle).as_posix()}" for p in bundle.rglob("*")}
+    hub = bundle.parent / "org" / "demo" / "resolve"
+    hub.mkdir(parents=True)
+    (hub / "main").symlink_to(bundle)
+    assert pull("org/demo").folder.name == "demo"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "what"),
+    [
+        ("/nowhere/at/all", "", "no bundle at"),
+        ("http://example.org/b/", "", "over https"),
+        ("ftp://example.org/b.zip", "", "over https"),
+        (__file__, "x", "not an archive"),
+        ("org/demo", "../x", "no name for a bundle"),
+        ("org/demo", "embedded", "no name for a bundle"),
+    ],
+)
+def test_what_cannot_be_pulled_is_one_line(source: str, name: str, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        pull(source, name=name)
+
+
+def command(*words: str) -> object:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return end.value.code
+
+
+def test_use_is_remembered_and_list_shows_it(home: Path, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = home / "config" / "moa-edge" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("# mine\ntop_k = 3\nverifier = 'ws://old:1' # old\n")
+    assert command("pull", str(bundle), "--name", "mine") == 0
+    assert command("use", "--bundle", "mine", "--verifier", "wss://new.example") == 0
+    assert config.read_text() == '# mine\ntop_k = 3\nbundle = "mine"\nverifier = "wss://new.example"\n'
+    capsys.readouterr()
+    assert command("list", "--json") == 0
+    rows = {row["name"]: row["in_use"] for row in json.loads(capsys.readouterr().out)}
+    assert rows == {"embedded": False, "mine": True}
+    assert command("list") == command("use", "--bundle", "embedded", "--verifier", "") == 0
+    assert config.read_text() == "# mine\ntop_k = 3\n"
+    assert command("use", "--bundle", "nothing-like-it") == command("use", "--verifier", "nonsense") == 2
+    assert config.read_text() == "# mine\ntop_k = 3\n"
+
+
+def test_a_settings_file_that_is_too_clever_is_left_alone(home: Path) -> None:
+    path = home / "c.toml"
+    path.write_text('stop = ["""\nverifier = 1\n"""]\n')
+    with pytest.raises(ConfigError, match="cannot be changed from here"):
+        remember(path, {"verifier": "ws://x"})
+    assert read_config(path) == {"stop": ["verifier = 1\n"]}
+    assert [p.name for p in home.glob("c.toml*")] == ["c.toml"]
