@@ -3,7 +3,7 @@
     serve run deploy/ray/serve.yaml
     serve run cloud_verifier.ray_serve:build anonymous=true slots=8
 
-Serve's proxy sends equal `X-Session-Id` headers to the same replica. A replica that is gone, killed or scaled down takes its
+Serve's proxy sends equal `X-Session-Id` headers to the same replica. A replica that is killed or scaled down takes its
 sockets along: devices come back and open their sessions again with the tokens that they hold.
 """
 
@@ -49,7 +49,7 @@ _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 class Replica:
     """One verifier without a port; the sockets are Serve's."""
 
-    async def __init__(self, settings: Settings) -> None:
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.configure("info", settings.limits)
         sys.setswitchinterval(SWITCH_SECONDS)
         served = await asyncio.to_thread(load, settings)
@@ -80,7 +80,7 @@ class Replica:
 
 def build(arguments: Mapping[str, Any]) -> serve.Application:
     """The application: `arguments` are settings of the verifier, and its limits. `serve run` gives them as text."""
-    return Replica.bind(settings_from(arguments))
+    return Replica.bind(settings_from(arguments))  # type: ignore[attr-defined]  # it is a deployment by now
 
 
 def settings_from(arguments: Mapping[str, Any]) -> Settings:

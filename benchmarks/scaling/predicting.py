@@ -23,7 +23,7 @@ _TOKENS, _PROMPT = 96, 32
 
 async def measure(step_ms: float) -> Figures:
     """Measure and simulate the same devices at one verifier and at three."""
-    rows = []
+    rows: list[Figures] = []
     for lanes in (1, 3):
         with verifiers(step_ms, lanes, slots=_DEVICES + 2) as running:
             said = await speeches(running.urls[0], _DEVICES, length=_PROMPT, tokens=_TOKENS, rate=_RATE)
