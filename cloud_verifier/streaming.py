@@ -99,15 +99,14 @@ class MoaServerDrafting(TreeDrafting):
         if start == stop or lease.slot is None:
             return True
         self._recorder.finish(lease)
-        device, dtype = drafting.device, drafting.records.k.dtype
-        ids = torch.tensor([job.ids[start:stop]], device=device)
-        append(drafting.pool, slot, *self._drafter.extend(ids, torch.arange(start, stop, device=device).unsqueeze(0)))
-        # A row that could not be made stays zero, and says nothing to the attention.
-        rows = [torch.from_numpy(half).to(device, dtype) for half in lease.records.read(start, stop)]
-        append(drafting.records, slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))
+        if drafting.records is not None:
+            # A row that could not be made stays zero, and says nothing to the attention.
+            rows = [torch.from_numpy(half).to(drafting.records.k) for half in lease.records.read(start, stop)]
+            append(drafting.records, slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))
         if drafting.borrowed is not None:
             last = slice(-self._drafter.config.tli, None)
             pool = self._target.pool
             keys, values = (half[last, lease.slot, :, start:stop] for half in (pool.k, pool.v))
             append(drafting.borrowed, slot, keys, values)
+        drafting.read(slot, job.ids[start:stop])
         return True

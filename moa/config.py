@@ -67,10 +67,23 @@ class DrafterConfig:
     use_lsa: bool = True
     """Ablation: without it the target's final hidden state takes LSA's place."""
     use_ca: bool = True
-    """Ablation: without it the drafter never sees the target."""
+    """Without it the drafter never sees the target: a plain language model."""
+    layers: int = 1
+    """Layers of the body, each of self-attention's shape and with a KV cache of its own; the paper's drafter has one."""
+    cross_attention_after: tuple[int, ...] = ()
+    """After how many of the body's layers the records are read; empty: after all of them, as in the paper."""
+    final_norm: bool = False
+    """A norm of the drafter's own before the head."""
+    body: Mapping[str, Any] | None = None
+    """The `config.json` of a small causal language model that is the body, with its own embedding, norm and head.
+    `hidden_size` is then its width, and `layers` its layers; None: the body is ours, and embedding and head are the
+    target's."""
+    target_hidden_size: int = 0
+    """Width of the target's states where the body has another; 0: `hidden_size`."""
 
     def __post_init__(self) -> None:
-        positive = [f.name for f in dataclasses.fields(self) if f.type == "int" and f.name != "tli"]
+        optional = ("tli", "target_hidden_size")
+        positive = [f.name for f in dataclasses.fields(self) if f.type == "int" and f.name not in optional]
         for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"drafter config: {name} must be at least 1, not {getattr(self, name)}")
@@ -78,6 +91,13 @@ class DrafterConfig:
             raise ConfigError(f"drafter config: hidden_act {self.hidden_act!r} is not supported, only 'silu'")
         if not 0 <= self.tli <= self.target_layers:
             raise ConfigError(f"drafter config: tli must be 0..{self.target_layers} (the target's layers)")
+        # From JSON it is a list, and a config must be hashable by value.
+        object.__setattr__(self, "cross_attention_after", tuple(self.cross_attention_after))
+        places = self.places
+        if list(places) != sorted(set(places)) or not all(1 <= place <= self.layers for place in places):
+            raise ConfigError(f"drafter config: cross_attention_after must rise within 1..{self.layers} (layers)")
+        if self.tli and (self.body is not None or self.state_size != self.hidden_size):
+            raise ConfigError("drafter config: tli needs a body of the target's width, without a head of its own")
         for width in ("hidden_size", "kv_hidden_size"):
             if getattr(self, width) % (2 * self.num_attention_heads):
                 heads = self.num_attention_heads
@@ -92,9 +112,31 @@ class DrafterConfig:
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def state_size(self) -> int:
+        """Width of the target's states."""
+        return self.target_hidden_size or self.hidden_size
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """After how many of the body's layers each cross-attention stands."""
+        if not self.use_ca:
+            return ()
+        return self.cross_attention_after or (self.layers,)
+
+    @property
+    def record_heads(self) -> int:
+        """Heads of an activation record: those of every cross-attention, one after the other."""
+        return len(self.places) * self.cross_attention_num_key_value_heads
+
+    @property
     def record_width(self) -> int:
-        """Numbers in one activation record: CA's keys and values of one position."""
-        return 2 * self.cross_attention_num_key_value_heads * self.head_dim
+        """Numbers in one activation record: every CA's keys and values of one position."""
+        return 2 * self.record_heads * self.head_dim
+
+    @property
+    def rows_know_records(self) -> bool:
+        """Whether the body's cache rows depend on records, because a layer stands behind a cross-attention."""
+        return any(place < self.layers for place in self.places)
 
     @classmethod
     def for_target(cls, facts: TargetFacts, **overrides: Any) -> Self:
@@ -118,6 +160,16 @@ class DrafterConfig:
             "rope_theta": facts.rope_theta,
         }
         return cls.from_dict(shape | overrides)
+
+    @classmethod
+    def for_body(cls, facts: TargetFacts, own: TargetFacts, body: Mapping[str, Any], **overrides: Any) -> Self:
+        """The default shape around a body that is a language model of its own, with the facts `own` and this config."""
+        if "layers" in overrides and overrides["layers"] != own.layers:
+            raise ConfigError(f"the body has {own.layers} layers, and brings them all")
+        same_width = dataclasses.replace(facts, hidden_size=own.hidden_size)
+        theirs = 0 if own.hidden_size == facts.hidden_size else facts.hidden_size
+        given: dict[str, Any] = {"body": dict(body), "layers": own.layers, "target_hidden_size": theirs}
+        return cls.for_target(same_width, **given | overrides)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -160,17 +212,16 @@ class DrafterConfig:
 
     def check_fits(self, facts: TargetFacts) -> None:
         """Raise when this drafter was made for a target of other dimensions."""
-        wanted = {
-            "hidden_size": facts.hidden_size,
-            "vocab_size": facts.vocab_size,
-            "kv_hidden_size": 2 * facts.kv_heads * facts.head_dim,
-            "target_layers": facts.layers,
+        pairs = {
+            "hidden_size": (self.state_size, facts.hidden_size),
+            "vocab_size": (self.vocab_size, facts.vocab_size),
+            "kv_hidden_size": (self.kv_hidden_size, 2 * facts.kv_heads * facts.head_dim),
+            "target_layers": (self.target_layers, facts.layers),
         }
-        for name, value in wanted.items():
-            if getattr(self, name) != value:
-                mine = getattr(self, name)
+        for name, (mine, theirs) in pairs.items():
+            if mine != theirs:
                 raise ConfigError(
-                    f"this drafter was made for another target: its {name} is {mine}, the target's {value}"
+                    f"this drafter was made for another target: its {name} is {mine}, the target's {theirs}"
                 )
 
     def write(self, folder: Path) -> None:

@@ -95,11 +95,6 @@ class Attention(nn.Module):
         """`[B, T, width] -> [B, kv_heads, T, D]`."""
         return self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)).transpose(-3, -2)
 
-    def empty_rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The past of a sequence that has none: zero rows, `[B, kv_heads, 0, D]` twice."""
-        none = self.k_proj.weight.new_zeros(ids.shape[0], self.kv_heads, 0, self.head_dim)
-        return none, none
-
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of `query` over `key` and `value`, projected out: `[B, T, width]`."""
         if mask is None and query.device.type == "cpu":

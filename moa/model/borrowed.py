@@ -1,13 +1,18 @@
-"""Target layer inference (TLI): the target's last N layers, frozen, run by the drafter on its own states."""
+"""Layers of a Hugging Face model inside a drafter: the target's last ones (TLI), or a small model as the body."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from moa.errors import ConfigError
+from moa.model.attention import ATTENTION
+from moa.model.shared import SharedWeights, scaling_of
 
 Rows = tuple[Tensor, Tensor]
 """Keys and values, `[B, kv_heads, T, D]` each."""
@@ -26,9 +31,9 @@ class _Past:
 
 
 class BorrowedLayers(nn.Module):
-    """The last `count` decoder layers of a target, its rotary embedding and its final norm.
+    """The last `count` decoder layers of a model, its rotary embedding and its final norm.
 
-    The past of each layer holds the target's own rows of verified tokens and the drafter's rows of drafted ones.
+    With TLI, the past of each layer holds the target's own rows of verified tokens and the drafter's rows of drafted ones.
     Sliding windows are not applied: a drafter may look further than its target does, and drafts are short.
     """
 
@@ -45,15 +50,53 @@ class BorrowedLayers(nn.Module):
         return len(self.layers)
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]) -> tuple[Tensor, list[Rows]]:
-        """States after the target's final norm, and each layer's new rows."""
+        """States after the final norm, and each layer's new rows."""
         rows = []
-        for layer, kind, rows_before in zip(self.layers, self._kinds, past, strict=True):
-            cache = _Past(rows_before)
-            embeddings = self._rotary(x, positions, kind)
-            x = layer(x, attention_mask=mask, position_ids=positions, past_key_values=cache, **embeddings)
-            x = x[0] if isinstance(x, tuple) else x
-            rows.append(cache.new)
+        for index, before in enumerate(past):
+            x, new = self.layer(index, x, positions, mask, before)
+            rows.append(new)
         return self.norm(x), rows
+
+    def layer(self, index: int, x: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
+        """States after one layer, and its new rows."""
+        cache = _Past(past)
+        embeddings = self._rotary(x, positions, self._kinds[index])
+        out = self.layers[index](x, attention_mask=mask, position_ids=positions, past_key_values=cache, **embeddings)
+        return out[0] if isinstance(out, tuple) else out, cache.new
+
+
+class Sibling(nn.Module):
+    """A small causal language model as a drafter's body: its layers and final norm, its embedding and head."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        backbone = model.get_decoder()
+        assert isinstance(backbone, nn.Module)
+        self.decoder = BorrowedLayers(backbone, len(backbone.layers))  # type: ignore[arg-type]
+        self.embedding = cast(nn.Embedding, model.get_input_embeddings())
+        head = cast(nn.Linear, model.get_output_embeddings())
+        self.head = None if head.weight is self.embedding.weight else head
+        self._scaling = scaling_of(model.config)
+        width = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
+        self.heads = int(model.config.num_key_value_heads), int(width)
+        """KV heads of a layer, and their width."""
+        self.requires_grad_(False)
+
+    @classmethod
+    def empty(cls, config: Mapping[str, Any]) -> Sibling:
+        """One whose weights are still to be read."""
+        values = dict(config)
+        try:
+            shape = AutoConfig.for_model(values.pop("model_type"), **values)
+            return cls(AutoModelForCausalLM.from_config(shape, attn_implementation=ATTENTION))
+        except (KeyError, ValueError, TypeError) as error:
+            raise ConfigError(f"drafter config: the body is no causal language model: {error}") from None
+
+    @property
+    def shared(self) -> SharedWeights:
+        """Its embedding and head, which are never trained."""
+        head = self.embedding if self.head is None else self.head
+        return SharedWeights(self.embedding.weight.detach(), head.weight.detach(), *self._scaling)
 
 
 def _rotary_of(backbone: nn.Module) -> Callable[[Tensor, Tensor, str | None], dict[str, Any]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,8 +15,9 @@ from transformers import PreTrainedModel
 
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import ConfigError, UsageError
-from moa.model.borrowed import BorrowedLayers
+from moa.model.borrowed import BorrowedLayers, Sibling
 from moa.model.drafter import Drafter
+from moa.model.loading import LoadedModel
 from moa.model.shared import SharedWeights
 
 WEIGHTS = "model.safetensors"
@@ -24,11 +28,29 @@ def new_drafter(config: DrafterConfig, target: PreTrainedModel) -> Drafter:
     borrowed = BorrowedLayers(backbone_of(target), config.tli) if config.tli else None
     drafter = Drafter(config, SharedWeights.of(target), borrowed)
     for module in drafter.modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and module.weight.requires_grad:
             nn.init.normal_(module.weight, std=0.02)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     return drafter.to(device=target.device)
+
+
+def drafter_around(
+    target: LoadedModel, body: LoadedModel, shape: Mapping[str, Any] | None = None, *, frozen: bool
+) -> Drafter:
+    """A drafter whose body is a small language model that exists; its way to the records is untrained and, at first,
+    changes nothing. Embedding and head of the body stay as they are in any case."""
+    if body.facts.tokenizer_hash != target.facts.tokenizer_hash:
+        raise UsageError(
+            f"the model in {body.folder} has another tokenizer than the target",
+            hint="a drafter's body must share the target's tokenizer",
+        )
+    described = json.loads(body.model.config.to_json_string(use_diff=False))
+    drafter = new_drafter(DrafterConfig.for_body(target.facts, body.facts, described, **shape or {}), target.model)
+    drafter.body = Sibling(body.model)
+    drafter.body.decoder.requires_grad_(not frozen)
+    drafter.leave_records_out()
+    return drafter.to(device=target.model.device, dtype=torch.float32)
 
 
 def load_drafter(

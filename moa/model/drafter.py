@@ -1,9 +1,11 @@
 """The Mixture-of-Attentions drafter: the one definition, for training, serving and export.
 
     target's K, V of one token, all layers ── LSA ── mean ── Ekv2E ── k_proj, v_proj ──► activation record
-    token ids ── embedding ── SA (own cache) ── CA (over the records) ── [borrowed target layers] ── head ──► logits
+    token ids ── embedding ── body: N causal layers ── CA over the records ── [borrowed target layers] ── head ──► logits
 
-What two machines need is the cut between `project` (beside the target) and `step` (on the device).
+The body is a small causal language model with its own KV cache. Without records, cross-attention (CA) is left out, and
+what remains is that language model exactly. The paper's drafter is the case of one layer (SA). What two machines need is
+the cut between `project` (beside the target) and `step` (on the device).
 """
 
 from __future__ import annotations
@@ -15,45 +17,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moa.config import DrafterConfig
-from moa.model.blocks import MASKED, Block, rotary, rotate
-from moa.model.borrowed import BorrowedLayers, Rows
+from moa.model.blocks import MASKED, Block, RMSNorm, rotary, rotate
+from moa.model.borrowed import BorrowedLayers, Rows, Sibling
 from moa.model.shared import SharedWeights
 
 
 class Drafter(nn.Module):
-    """LSA, SA, CA and Ekv2E are trained; everything else is the target's."""
+    """The body, CA, LSA and Ekv2E are trained; everything else is the target's."""
 
     def __init__(self, config: DrafterConfig, shared: SharedWeights, borrowed: BorrowedLayers | None = None) -> None:
         super().__init__()
         if config.tli != (len(borrowed) if borrowed else 0):
             raise ValueError(f"a drafter of TLI={config.tli} needs that many borrowed layers")
         self.config = config
-        heads, eps = config.num_attention_heads, config.rms_norm_eps
-        self.self_attention = Block(
-            config.hidden_size,
-            heads,
-            config.self_attention_num_key_value_heads,
-            config.self_attention_intermediate_size,
-            eps,
-        )
-        self.cross_attention = Block(
-            config.hidden_size,
-            heads,
-            config.cross_attention_num_key_value_heads,
-            config.cross_attention_intermediate_size,
-            eps,
-        )
-        if config.use_lsa:
-            self.layer_self_attention = Block(
-                config.kv_hidden_size,
-                heads,
-                config.layer_self_attention_num_key_value_heads,
-                config.layer_self_attention_intermediate_size,
-                eps,
-            )
-            self.Ekv2E = nn.Linear(config.kv_hidden_size, config.hidden_size)
-        if config.final_state or not config.use_lsa:
-            self.final_state = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        # The first layer and the first CA keep the published names.
+        if config.body is None:
+            self.self_attention = _block(config, "self_attention")
+            self.more_self_attention = nn.ModuleList(_block(config, "self_attention") for _ in range(config.layers - 1))
+            if config.final_norm:
+                self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        else:
+            self.body = Sibling.empty(config.body)
+        if config.use_ca:
+            self.cross_attention = _block(config, "cross_attention")
+            self.more_cross_attention = nn.ModuleList(_block(config, "cross_attention") for _ in config.places[1:])
+            if config.use_lsa:
+                self.layer_self_attention = _block(config, "layer_self_attention", config.kv_hidden_size)
+                self.Ekv2E = nn.Linear(config.kv_hidden_size, config.hidden_size)
+            if config.final_state or not config.use_lsa:
+                self.final_state = nn.Linear(config.state_size, config.hidden_size, bias=False)
         if config.confidence:
             self.confidence_head = nn.Linear(config.hidden_size, 1)
         # Held outside the module tree: not trained, not saved, and shared with the target rather than copied.
@@ -61,8 +53,8 @@ class Drafter(nn.Module):
 
     @property
     def shared(self) -> SharedWeights:
-        """The target's embedding and head."""
-        return self._borrowed_from_target[0]
+        """Embedding and head: the target's, or those of a body that has its own."""
+        return self._borrowed_from_target[0] if self.config.body is None else self.body.shared
 
     @property
     def borrowed(self) -> BorrowedLayers | None:
@@ -97,11 +89,14 @@ class Drafter(nn.Module):
         return lsa.feed_forward(x).mean(dim=1).unflatten(0, lead)
 
     def records(self, activations: Tensor, positions: Tensor) -> Rows:
-        """CA's keys (rotated at their absolute positions) and values: `[B, kv_heads, T, D]` each."""
-        normed = self.cross_attention.input_layernorm(activations)
-        attention = self.cross_attention.self_attn
-        cos, sin = rotary(positions, attention.head_dim, self.config.rope_theta)
-        return rotate(attention.key(normed), cos, sin), attention.value(normed)
+        """Every CA's keys (rotated at their absolute positions) and values: `[B, record_heads, T, D]` each."""
+        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta)
+        keys, values = [], []
+        for block in self.cross_attentions:
+            normed = block.input_layernorm(activations)
+            keys.append(rotate(block.self_attn.key(normed), cos, sin))
+            values.append(block.self_attn.value(normed))
+        return torch.cat(keys, 1), torch.cat(values, 1)
 
     def project(self, keys: Tensor, values: Tensor, hidden: Tensor, positions: Tensor) -> Rows:
         """Activation records of n tokens, `[n, kv_heads, head_dim]` each, from the target's cache rows."""
@@ -110,15 +105,15 @@ class Drafter(nn.Module):
 
     # ---- on the device ----------------------------------------------------------------------------------------
 
-    def extend(self, ids: Tensor, positions: Tensor) -> Rows:
-        """SA's cache rows of tokens that need no logits: a prompt, or what the target has accepted.
+    def extend(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *records: Tensor
+    ) -> list[Rows]:
+        """The body's cache rows of tokens that need no logits: a prompt, or what the target has accepted.
 
-        SA is one layer, so a row depends on nothing but its own token and position.
+        `records` (keys, values, mask) matter to bodies with a layer behind a cross-attention, and to no others.
         """
-        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta)
-        block = self.self_attention
-        normed = block.input_layernorm(self.embed(ids))
-        return rotate(block.self_attn.key(normed), cos, sin), block.self_attn.value(normed)
+        last = torch.tensor([ids.shape[1] - 1], device=ids.device)
+        return self._run_body(self.embed(ids), positions, mask, past, records, last)[1]
 
     def step(
         self,
@@ -134,9 +129,9 @@ class Drafter(nn.Module):
     ) -> tuple[Tensor, list[Rows]]:
         """Logits after each token, and the cache rows it adds.
 
-        `mask` `[B, 1, T, P+T]` and `record_mask` `[B, 1, 1 or T, R]` are additive. `past[0]` is SA's cache, the rest
-        the borrowed layers'. Training passes a `borrowed_mask` of its own, since there the past of the borrowed
-        layers is the target's and SA has none.
+        `mask` `[B, 1, T, P+T]` and `record_mask` `[B, 1, 1 or T, R]` are additive. `past` holds the body's layers, then
+        the borrowed ones. Training passes a `borrowed_mask` of its own, since there the past of the borrowed layers is
+        the target's and the body has none.
         """
         hidden, rows = self.features(
             ids, positions, mask, past, record_k, record_v, record_mask, borrowed_mask=borrowed_mask
@@ -149,52 +144,163 @@ class Drafter(nn.Module):
         positions: Tensor,
         mask: Tensor,
         past: Sequence[Rows],
-        record_k: Tensor,
-        record_v: Tensor,
-        record_mask: Tensor,
-        *,
+        *records: Tensor,
         borrowed_mask: Tensor | None = None,
+        queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
-        """`step` up to the head: the drafter's guess of the target's final hidden state."""
-        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta)
-        x = self.embed(ids)
-        x, sa_rows = self._self_attention(x, cos, sin, mask, past[0])
-        if self.config.use_ca:
-            x = self._cross_attention(x, cos, sin, record_k, record_v, record_mask)
-        rows = [sa_rows]
-        if self.borrowed is not None:
-            x, more = self.borrowed(x, positions, mask if borrowed_mask is None else borrowed_mask, past[1:])
-            rows += more
-        return x, rows
+        """`step` up to the head: the drafter's guess of the target's final hidden state.
+
+        `records` (keys, values, mask) may be left out: then nothing is known of the target. With `queries`, only these
+        of the tokens get a state.
+        """
+        return self.states(
+            self.embed(ids), positions, mask, past, *records, borrowed_mask=borrowed_mask, queries=queries
+        )
+
+    def states(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        past: Sequence[Rows],
+        *records: Tensor,
+        borrowed_mask: Tensor | None = None,
+        queries: Tensor | None = None,
+    ) -> tuple[Tensor, list[Rows]]:
+        """`features` after embedded tokens."""
+        layers = self.config.layers
+        if self.borrowed is None:
+            x, rows = self._run_body(x, positions, mask, past, records, queries)
+            return self._normed(x), rows
+        x, rows = self._run_body(x, positions, mask, past[:layers], records, None)
+        x, more = self.borrowed(x, positions, mask if borrowed_mask is None else borrowed_mask, past[layers:])
+        return x if queries is None else x.index_select(1, queries), rows + more
+
+    def empty_rows(self, ids: Tensor) -> list[Rows]:
+        """The past of the body's layers before a sequence's first token."""
+        heads, width = self.cache_heads
+        none = self.weight.new_zeros(ids.shape[0], heads, 0, width)
+        return [(none, none)] * self.config.layers
+
+    @property
+    def cache_heads(self) -> tuple[int, int]:
+        """KV heads of a layer of the body, and their width."""
+        if self.config.body is None:
+            return self.config.self_attention_num_key_value_heads, self.config.head_dim
+        return self.body.heads
+
+    @property
+    def weight(self) -> Tensor:
+        """Any weight, for its dtype and device."""
+        return next(self.parameters())
 
     def embed(self, ids: Tensor) -> Tensor:
-        """The target's token embeddings, in the drafter's precision."""
-        return self.shared.embed(ids).to(self.self_attention.input_layernorm.weight.dtype)
+        """Token embeddings, in the drafter's precision."""
+        return self.shared.embed(ids).to(self.weight.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The target's head."""
+        """The head."""
         return self.shared.logits(hidden)
 
     def agreement(self, hidden: Tensor) -> Tensor:
         """With a confidence head: the log-probability that the target's choice is this state's most likely token."""
         return F.logsigmoid(self.confidence_head(hidden).squeeze(-1).float())
 
-    def _self_attention(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
-        block = self.self_attention
+    @property
+    def body_parts(self) -> list[nn.Module]:
+        """What the body is made of, the language model that remains without records."""
+        return [self.body] if self.config.body is not None else list(self.body_blocks)
+
+    @property
+    def body_blocks(self) -> list[Block]:
+        """The layers of a body of ours."""
+        return [self.self_attention, *self.more_self_attention]
+
+    @property
+    def cross_attentions(self) -> list[Block]:
+        """Every cross-attention, by its place."""
+        return [self.cross_attention, *self.more_cross_attention] if self.config.use_ca else []
+
+    @torch.no_grad()
+    def leave_records_out(self) -> None:
+        """Make every cross-attention add nothing, until it has been trained: where a body can speak already."""
+        for block in self.cross_attentions:
+            block.self_attn.o_proj.weight.zero_()
+            block.mlp.down_proj.weight.zero_()
+
+    def _normed(self, x: Tensor) -> Tensor:
+        if self.config.body is not None:
+            return self.body.decoder.norm(x)
+        return self.norm(x) if self.config.final_norm else x
+
+    def _run_body(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        past: Sequence[Rows],
+        records: Sequence[Tensor],
+        queries: Tensor | None,
+    ) -> tuple[Tensor, list[Rows]]:
+        """The body's layers with cross-attention where it stands; states of the `queries` alone, rows of all."""
+        config, heads = self.config, self.config.cross_attention_num_key_value_heads
+        places = config.places if records else ()
+        angles = rotary(positions, config.head_dim, config.rope_theta)
+        rows: list[Rows] = []
+        for number, before in enumerate(past, start=1):
+            last = queries if number == config.layers else None
+            x, new = self._layer(number - 1, x, positions, angles, mask, before, last)
+            rows.append(new)
+            if last is not None:
+                angles = angles[0].index_select(1, last), angles[1].index_select(1, last)
+            if number in places:
+                place = places.index(number)
+                key, value = (half[:, place * heads : (place + 1) * heads] for half in records[:2])
+                x = self._cross_attention(self.cross_attentions[place], x, angles, key, value, records[2])
+        return x, rows
+
+    def _layer(
+        self,
+        index: int,
+        x: Tensor,
+        positions: Tensor,
+        angles: Rows,
+        mask: Tensor,
+        past: Rows,
+        queries: Tensor | None,
+    ) -> tuple[Tensor, Rows]:
+        """One layer of the body: its new rows of all tokens, its output of the `queries`."""
+        if self.config.body is not None:
+            x, rows = self.body.decoder.layer(index, x, positions, mask, past)
+            return x if queries is None else x.index_select(1, queries), rows
+        block = self.body_blocks[index]
+        attention = block.self_attn
+        cos, sin = angles
         normed = block.input_layernorm(x)
-        key = rotate(block.self_attn.key(normed), cos, sin)
-        value = block.self_attn.value(normed)
-        query = rotate(block.self_attn.query(normed), cos, sin)
+        key, value = rotate(attention.key(normed), cos, sin), attention.value(normed)
+        if queries is not None:
+            x, normed, cos, sin = (t.index_select(1, queries) for t in (x, normed, cos, sin))
+            mask = mask.index_select(2, queries)
         keys, values = torch.cat([past[0].to(key), key], -2), torch.cat([past[1].to(value), value], -2)
-        seen = block.self_attn.attend(query, keys, values, mask)
+        seen = attention.attend(rotate(attention.query(normed), cos, sin), keys, values, mask)
         return block.feed_forward(x + seen), (key, value)
 
     def _cross_attention(
-        self, x: Tensor, cos: Tensor, sin: Tensor, record_k: Tensor, record_v: Tensor, record_mask: Tensor
+        self, block: Block, x: Tensor, angles: Rows, key: Tensor, value: Tensor, mask: Tensor
     ) -> Tensor:
-        block = self.cross_attention
-        query = rotate(block.self_attn.query(block.input_layernorm(x)), cos, sin)
-        seen = block.self_attn.attend(query, record_k, record_v, record_mask)
-        # Where no record is visible, attention has nothing to say; softmax would average what is masked.
-        any_visible = (record_mask.amax(-1) > MASKED / 2).to(x.dtype).transpose(-1, -2)
-        return block.feed_forward(x + seen * any_visible)
+        query = rotate(block.self_attn.query(block.input_layernorm(x)), *angles)
+        # The exported attention operator does not broadcast masks.
+        seen = block.self_attn.attend(query, key, value, mask.expand(-1, -1, x.shape[1], -1))
+        # Where no record is visible the block is left out; softmax would average what is masked.
+        visible = (mask.amax(-1) > MASKED / 2).transpose(-1, -2)
+        return torch.where(visible, block.feed_forward(x + seen), x)
+
+
+def _block(config: DrafterConfig, part: str, width: int = 0) -> Block:
+    return Block(
+        width or config.hidden_size,
+        config.num_attention_heads,
+        getattr(config, f"{part}_num_key_value_heads"),
+        getattr(config, f"{part}_intermediate_size"),
+        config.rms_norm_eps,
+    )

@@ -164,7 +164,7 @@ def append(pool: SlotPool, slot: int, k: Tensor, v: Tensor) -> None:
 def recalibrated(scores: Tensor, agreement: Tensor) -> Tensor:
     """Log-probabilities `[..., V]` whose best is `agreement` `[...]`, and whose others keep their proportions.
 
-    A surer best leaves the others less; one that is doubted takes them down with it, for what it stands on is doubted.
+    Raising the best one's probability lowers the others; lowering it lowers them too.
     """
     top = scores.max(-1, keepdim=True)
     best = agreement.clamp(-20.0, -1e-4).unsqueeze(-1)
@@ -181,8 +181,9 @@ class MoaDrafting(LevelDrafting):
 
     def __init__(self, drafter: Drafter, *, slots: int = 1, capacity: int = 2048, scratch: int = 256) -> None:
         """`scratch` columns are for the nodes of a draft, on top of the sequence's `capacity`."""
-        config, weight = drafter.config, drafter.self_attention.self_attn.k_proj.weight
-        super().__init__(config.vocab_size, weight.device)
+        config, weight = drafter.config, drafter.weight
+        # A body with a head of its own may have another padding than the target.
+        super().__init__(min(config.vocab_size, len(drafter.shared.head)), weight.device)
         self.drafter = drafter
 
         def pool(layers: int, kv_heads: int, head_dim: int) -> SlotPool:
@@ -196,8 +197,8 @@ class MoaDrafting(LevelDrafting):
                 device=weight.device,
             )
 
-        self.pool = pool(1, config.self_attention_num_key_value_heads, config.head_dim)
-        self.records = pool(1, config.cross_attention_num_key_value_heads, config.head_dim)
+        self.pool = pool(config.layers, *drafter.cache_heads)
+        self.records = pool(1, config.record_heads, config.head_dim) if config.use_ca else None
         target_head_dim = config.kv_hidden_size // (2 * config.target_kv_heads)
         self.borrowed = pool(config.tli, config.target_kv_heads, target_head_dim) if config.tli else None
         self._agreement: Tensor | None = None
@@ -215,32 +216,48 @@ class MoaDrafting(LevelDrafting):
 
     @torch.inference_mode()
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """Keep SA's rows of the tokens, their activation records, and the target's rows for the borrowed layers."""
-        positions = committed.positions.unsqueeze(0)
-        ids = torch.tensor([list(tokens)], device=self.device)
-        append(self.pool, slot, *self.drafter.extend(ids, positions))
-        key, value = self.drafter.project(committed.k, committed.v, committed.hidden, committed.positions)
-        append(self.records, slot, key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
+        """Keep what the target made of the tokens, and the body's rows of them."""
+        if self.records is not None:
+            key, value = self.drafter.project(committed.k, committed.v, committed.hidden, committed.positions)
+            append(self.records, slot, key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
         if self.borrowed is not None:
             count = self.drafter.config.tli
             append(self.borrowed, slot, committed.k[-count:].transpose(1, 2), committed.v[-count:].transpose(1, 2))
+        self.read(slot, tokens)
+
+    @torch.inference_mode()
+    def read(self, slot: int, tokens: Sequence[int]) -> None:
+        """The body's cache rows of tokens whose records, if there are any, are in the slot already."""
+        start, count = self.pool.lengths[slot], len(tokens)
+        ids = torch.tensor([list(tokens)], device=self.device)
+        positions = torch.arange(start, start + count, device=self.device).unsqueeze(0)
+        layers = zip(self.pool.k, self.pool.v, strict=True)
+        past = [(k[slot : slot + 1, :, :start], v[slot : slot + 1, :, :start]) for k, v in layers]
+        causal = np.tril(np.ones((1, 1, count, start + count), np.bool_), start)
+        records: tuple[Tensor, ...] = ()
+        if self.records is not None and self.drafter.config.rows_know_records:
+            earlier = np.tril(np.ones((1, 1, count, start + count), np.bool_), start - 1)
+            records = *self._records([slot], start + count), _additive(earlier, self.device)
+        rows = self.drafter.extend(ids, positions, _additive(causal, self.device), past, *records)
+        append(self.pool, slot, *(torch.cat(half) for half in zip(*rows, strict=True)))
 
     def logits(self, level: Level) -> Tensor:
         """One step of the drafter over the frontier of every tree."""
         past = level.past(self.pool)
         if self.borrowed is not None:
             past += level.past(self.borrowed)
-        known = max(1, *level.lengths)
-        visible = np.arange(known) < np.array(level.lengths)[:, None]
-        record_k, record_v = self._records(level.slots, known)
-        mask = _additive(visible[:, None, None], level.device)
-        inputs = level.ids, level.positions, level.mask, past, record_k, record_v, mask
-        hidden, rows = self.drafter.features(*inputs)
+        records: tuple[Tensor, ...] = ()
+        if self.records is not None:
+            known = max(1, *level.lengths)
+            visible = np.arange(known) < np.array(level.lengths)[:, None]
+            records = *self._records(level.slots, known), _additive(visible[:, None, None], level.device)
+        hidden, rows = self.drafter.features(level.ids, level.positions, level.mask, past, *records)
         self._agreement = self.drafter.agreement(hidden) if self.drafter.config.confidence else None
-        level.keep(self.pool, rows[:1])
+        layers = self.drafter.config.layers
+        level.keep(self.pool, rows[:layers])
         if self.borrowed is not None:
-            level.keep(self.borrowed, rows[1:])
-        return self.drafter.logits(hidden)
+            level.keep(self.borrowed, rows[layers:])
+        return self.drafter.logits(hidden)[..., : self.vocab_size]
 
     def scores(self, level: Level, logits: Tensor) -> Tensor:
         """With a confidence head, the best guess is as likely as the head says, and the others share the rest.
@@ -256,5 +273,6 @@ class MoaDrafting(LevelDrafting):
         return torch.where(trusted, recalibrated(scores, self._agreement), scores)
 
     def _records(self, slots: list[int], known: int) -> tuple[Tensor, Tensor]:
+        assert self.records is not None
         index = slice(slots[0], slots[0] + 1) if len(slots) == 1 else torch.tensor(slots, device=self.device)
         return self.records.k[0, index, :, :known], self.records.v[0, index, :, :known]

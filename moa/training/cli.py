@@ -130,8 +130,8 @@ def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
         "parameters": {
             "drafter": parameter_count(job.drafter),
             "lsa": parameter_count(getattr(job.drafter, "layer_self_attention", None)),
-            "sa": parameter_count(job.drafter.self_attention),
-            "ca": parameter_count(job.drafter.cross_attention),
+            "body": sum(map(parameter_count, job.drafter.body_parts)),
+            "ca": sum(map(parameter_count, job.drafter.cross_attentions)),
             "target": parameter_count(loaded.model),
         },
         "record_numbers": job.drafter.config.record_width,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,8 @@ class DistillSettings:
     """What the drafter is trained on. The defaults are what won in this project's ablations (docs/experiments.md)."""
 
     loss: LossKind = "kl"
-    """kl: KL(target || draft); ce: the target's own choices; tv: the share of text where the two would differ."""
+    """kl: KL(target || draft); ce: the target's own choices; tv: the share of text where the two would differ; lk: tv,
+    with KL in its place as far as the two do not overlap yet."""
     loss_weight: float = 1.0
     feature_weight: float = 0.0
     """Weight of smooth-L1 between the drafter's and the target's final states (the paper: 1, beside 0.1 of KL)."""
@@ -91,9 +93,11 @@ class Distillation:
         luck = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         stairs = settings.staircase and float(torch.rand((), generator=luck)) < 1 - 2 * progress
         tokens = additive(token_mask(batch, latest if stairs else None)).unsqueeze(1).to(device)
-        key, value = self._records(lesson, positions, seen.any(1).to(device) & drafter.config.use_ca)
-        nothing = drafter.self_attention.self_attn.empty_rows(ids)
-        past = [nothing]
+        records: tuple[Tensor, ...] = ()
+        if drafter.config.use_ca and seen.any():
+            rows = self._records(lesson, positions, seen.any(1).to(device))
+            records = *rows, additive(seen).unsqueeze(1).to(device)
+        past = drafter.empty_rows(ids)
         borrowed = None
         if count := drafter.config.tli:
             past += [
@@ -101,7 +105,7 @@ class Distillation:
                 for k, v in zip(lesson.keys[-count:], lesson.values[-count:], strict=True)
             ]
             borrowed = additive(borrowed_mask(batch, seen)).unsqueeze(1).to(device)
-        inputs = ids, positions, tokens, past, key, value, additive(seen).unsqueeze(1).to(device)
+        inputs: tuple[Any, ...] = (ids, positions, tokens, past, *records)
         if self.gradient_checkpointing:
             hidden, _ = checkpoint(drafter.features, *inputs, borrowed_mask=borrowed, use_reentrant=False)
         else:
@@ -127,7 +131,7 @@ class Distillation:
 
     def _compare(self, mine: Tensor, theirs: Tensor, weights: Tensor) -> Loss:
         settings = self.settings
-        found = compare(self._head_input(mine), theirs, self.teacher.shared, settings.loss)
+        found = compare(self._head_input(mine), theirs, self.module.shared, self.teacher.shared, settings.loss)
         each = settings.loss_weight * found.loss
         if settings.feature_weight:
             features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
@@ -19,12 +20,13 @@ from torch import nn
 
 from moa.config import DrafterConfig
 from moa.errors import UsageError
-from moa.model.checkpoint import load_weights, new_drafter, save_drafter
+from moa.model.checkpoint import drafter_around, load_weights, new_drafter, save_drafter
 from moa.model.drafter import Drafter
-from moa.model.loading import LoadedModel, load_tokenizer
+from moa.model.loading import LoadedModel, load_model, load_tokenizer
 from moa.training import options
 from moa.training.data import Document, PackedRows, pack
 from moa.training.distill import Distillation
+from moa.training.inherit import CALIBRATION_ROWS, inherit
 from moa.training.loop import Loop, LoopSettings
 from moa.training.sources import Reader, examples
 from moa.training.teacher import Teacher
@@ -43,7 +45,7 @@ class Job:
     reader: Reader
     target_id: str
     start: str
-    """Digest of the weights that training starts from; empty for random ones."""
+    """What training starts from: a digest of weights, or the target's layers; empty for random ones."""
 
     @classmethod
     def of(cls, args: argparse.Namespace, loaded: LoadedModel) -> Job:
@@ -59,17 +61,10 @@ class Job:
         options.loop_settings(args, rows=1, world=1)
         seed = args.seed or 0
         torch.manual_seed(seed)
-        if args.init is None:
-            shape = {"tli": args.tli or 0, **options.shape_overrides(args)}
-            drafter = new_drafter(DrafterConfig.for_target(facts, **shape), loaded.model)
-        else:
-            config = options.initial_config(args, DrafterConfig.read(args.init, facts))
-            drafter = new_drafter(config, loaded.model)
-            load_weights(drafter, args.init)
+        drafter, start = _new_drafter(args, loaded)
         task = Distillation(
             drafter, Teacher(loaded.model), lesson, seed, gradient_checkpointing=args.gradient_checkpointing
         )
-        start = "" if args.init is None else _digest(drafter)
         return cls(
             args, drafter, task, Reader(load_tokenizer(loaded.folder), facts.vocab_size), facts.weights_id, start
         )
@@ -109,6 +104,9 @@ class Job:
             "start": self.start,
         }
         settings = options.loop_settings(self.args, len(rows), world)
+        if (layers := options.inherited_layers(self.args)) is not None:
+            sample = rows.rows(np.arange(min(CALIBRATION_ROWS, len(rows))))
+            inherit(self.drafter, self.task.teacher, layers, sample)
         return Loop(self.task, rows, settings, out, quiet=quiet or self.args.quiet, identity=course)
 
     def settings(self, loop: Loop) -> dict[str, Any]:
@@ -140,6 +138,29 @@ class Job:
 def parameter_count(module: nn.Module | None) -> int:
     """Numbers in a module's own weights."""
     return 0 if module is None else sum(p.numel() for p in module.parameters())
+
+
+def _new_drafter(args: argparse.Namespace, loaded: LoadedModel) -> tuple[Drafter, str]:
+    """The drafter, and the name of what it starts from; layers of the target's are filled in when there is data."""
+    facts = loaded.facts
+    if args.init is not None:
+        drafter = new_drafter(options.initial_config(args, DrafterConfig.read(args.init, facts)), loaded.model)
+        load_weights(drafter, args.init)
+        return drafter, _digest(drafter)
+    shape: dict[str, Any] = {"tli": args.tli or 0, **options.shape_overrides(args)}
+    if (layers := options.inherited_layers(args)) is not None:
+        like_target = {
+            "layers": len(layers),
+            "num_attention_heads": facts.heads,
+            "self_attention_num_key_value_heads": facts.kv_heads,
+            "final_norm": True,
+        }
+        return new_drafter(DrafterConfig.for_target(facts, **like_target | shape), loaded.model), str(args.body)
+    if args.body is None:
+        return new_drafter(DrafterConfig.for_target(facts, **shape), loaded.model), ""
+    body = load_model(args.body, device=loaded.model.device)
+    drafter = drafter_around(loaded, body, shape, frozen=args.freeze_body)
+    return drafter, _digest(drafter)
 
 
 def _digest(module: nn.Module) -> str:

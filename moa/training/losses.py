@@ -1,7 +1,7 @@
-"""The losses of distillation, through the target's frozen head, a few rows of logits at a time.
+"""The losses of distillation, through frozen heads, a few rows of logits at a time.
 
-Logits are what training a drafter holds most of: a row is as wide as the vocabulary, four times over. Since the head
-is frozen and every row's loss is its own, the gradient of a row is known as soon as its loss is, so no logits outlive
+Logits are what training a drafter holds most of: a row is as wide as the vocabulary, four times over. Since heads
+are frozen and every row's loss is its own, the gradient of a row is known as soon as its loss is, so no logits outlive
 their chunk. That keeps memory flat for a vocabulary of any size, and is faster, as a chunk fits the caches.
 """
 
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from moa.model.shared import SharedWeights
 
-LossKind = Literal["kl", "ce", "tv"]
+LossKind = Literal["kl", "ce", "tv", "lk"]
 
 _CHUNK = {"cpu": 2**19, "cuda": 2**26}
 """Logits at a time: what a core's cache holds; on a GPU, what keeps it busy."""
@@ -29,9 +29,9 @@ class Compared(NamedTuple):
     agree: Tensor
 
 
-def compare(mine: Tensor, theirs: Tensor, shared: SharedWeights, kind: LossKind) -> Compared:
-    """How far the drafter's final states `[N, H]` are from the target's, as the head reads both; has a gradient."""
-    loss, agree = _ThroughHead.apply(mine, theirs, shared, kind)
+def compare(mine: Tensor, theirs: Tensor, head: SharedWeights, their_head: SharedWeights, kind: LossKind) -> Compared:
+    """How far the drafter's final states `[N, H]` are from the target's, as their heads read them; has a gradient."""
+    loss, agree = _ThroughHead.apply(mine, theirs, head, their_head, kind)
     return Compared(loss, agree)
 
 
@@ -47,25 +47,35 @@ def divergence(logits: Tensor, goal: Tensor, kind: LossKind) -> tuple[Tensor, Te
         likely = target.exp()
         loss = target.sub_(draft).mul_(likely).sum(-1)
         return loss, draft.exp_().sub_(likely)
-    draft = draft.exp_()
-    off = draft - goal.softmax(-1)
+    likely = goal.softmax(-1)
+    said = draft.exp()
+    off = said - likely
     slope = off.sign().mul_(0.5)
-    return 0.5 * off.abs_().sum(-1), draft * (slope - (draft * slope).sum(-1, keepdim=True))
+    apart, by_logits = 0.5 * off.abs().sum(-1), said * (slope - (said * slope).sum(-1, keepdim=True))
+    if kind == "tv":
+        return apart, by_logits
+    # Total variation is what counts, but has next to no gradient while the two hardly overlap: KL leads there.
+    share = torch.exp(-3 * (1 - apart)).unsqueeze(-1)
+    entropy = (likely * (likely.clamp(min=1e-30).log() - draft)).sum(-1)
+    return torch.lerp(apart, entropy, share.squeeze(-1)), torch.lerp(by_logits, off, share)
 
 
 class _ThroughHead(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, theirs: Tensor, shared: SharedWeights, kind: LossKind) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, mine: Tensor, theirs: Tensor, own: SharedWeights, their: SharedWeights, kind: LossKind
+    ) -> tuple[Tensor, Tensor]:
         device = mine.device.type
-        lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else shared.head.dtype
-        head, cap = shared.head.to(lower), shared.logit_softcap
-        rows = max(1, _CHUNK.get(device, _CHUNK["cuda"]) // len(head))
+        lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else their.head.dtype
+        # Tables of one vocabulary may be padded differently.
+        size = min(len(own.head), len(their.head))
+        head, goal_head, cap = own.head[:size].to(lower), their.head[:size].to(lower), own.logit_softcap
+        rows = max(1, _CHUNK.get(device, _CHUNK["cuda"]) // size)
         losses, agreed, gradients = [], [], []
         with torch.autocast(device, enabled=False):
             for x, y in zip(mine.detach().to(lower).split(rows), theirs.to(lower).split(rows), strict=True):
-                logits, goal = F.linear(x, head).float(), F.linear(y, head).float()
-                if cap is not None:
-                    logits, goal = torch.tanh(logits / cap) * cap, torch.tanh(goal / cap) * cap
+                logits, goal = F.linear(x, head).float(), F.linear(y, goal_head).float()
+                logits, goal = _capped(logits, cap), _capped(goal, their.logit_softcap)
                 agreed.append(logits.argmax(-1) == goal.argmax(-1))
                 loss, slope = divergence(logits, goal, kind)
                 losses.append(loss)
@@ -81,6 +91,10 @@ class _ThroughHead(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, each: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, each: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return (gradient.float() * each.unsqueeze(-1)).to(ctx.dtype), None, None, None
+        return (gradient.float() * each.unsqueeze(-1)).to(ctx.dtype), None, None, None, None
+
+
+def _capped(logits: Tensor, cap: float | None) -> Tensor:
+    return logits if cap is None else torch.tanh(logits / cap) * cap

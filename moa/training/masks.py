@@ -45,12 +45,16 @@ class AnchorRule:
     spacings: tuple[Spacing, ...] = (Spacing(6, 14, 1.0),)
     strict: bool = True
     """A query never sees its own activation, as in drafting. The public code lets an anchor see itself."""
+    cold: float = 0.0
+    """Share of the documents that have no activation at all, not even their prompt's: asked without a network."""
 
     def __post_init__(self) -> None:
         if any(not 1 <= s.low <= s.high or not 0 <= s.share <= 1 for s in self.spacings):
             raise ConfigError("an anchor spacing needs 1 <= low <= high and a share within 0..1")
-        if sum(s.share for s in self.spacings) > 1 + 1e-6:
-            raise ConfigError("the shares of the anchor spacings add up to more than 1")
+        if not 0 <= self.cold <= 1:
+            raise ConfigError(f"the share of cold documents must be within 0..1, not {self.cold}")
+        if sum(s.share for s in self.spacings) + self.cold > 1 + 1e-6:
+            raise ConfigError("the shares of the anchor spacings and of cold documents add up to more than 1")
 
     def latest(self, batch: Batch, seed: int, step: int) -> NDArray[np.int64]:
         """`[B, L]`: index of the latest anchor at or before each position in its document; -1 where there is none."""
@@ -60,17 +64,18 @@ class AnchorRule:
         for i in range(rows):
             rng = np.random.default_rng([seed, step, int(batch.rows[i])])
             documents = int(batch.segments[i].max()) + 1
-            every = self._draw(rng, documents)[batch.segments[i]]
+            every, cold = (drawn[batch.segments[i]] for drawn in self._draw(rng, documents))
             phase = rng.integers(0, 1 << 30, documents)[batch.segments[i]]
             prompt = ~batch.wanted[i]
             anchor = prompt | ((batch.positions[i] + phase) % every == 0) & (every < length)
+            anchor &= ~cold
             start = index - batch.positions[i]
             latest = np.maximum.accumulate(np.where(anchor, index, -1))
             out[i] = np.where(latest >= start, latest, -1)
         return out
 
-    def _draw(self, rng: np.random.Generator, documents: int) -> NDArray[np.int64]:
-        """An anchor distance per document; "never" for the documents outside every share."""
+    def _draw(self, rng: np.random.Generator, documents: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """An anchor distance per document, "never" for those outside every share; and which documents are cold."""
         never = 1 << 30
         drawn = np.full(documents, never, dtype=np.int64)
         luck, low = rng.random(documents), 0.0
@@ -78,7 +83,7 @@ class AnchorRule:
             chosen = (luck >= low) & (luck < low + spacing.share)
             drawn[chosen] = rng.integers(spacing.low, spacing.high + 1, int(chosen.sum()))
             low += spacing.share
-        return drawn
+        return drawn, luck >= 1 - self.cold
 
 
 def record_mask(batch: Batch, latest: NDArray[np.int64], *, strict: bool) -> Tensor:

@@ -22,6 +22,8 @@ examples:
   moa-train ./target --data texts/ notes.txt --out drafter --steps 2000 --length 512
   moa-train ./target --data HuggingFaceH4/ultrachat_200k:train_sft --out drafter --paper --tli 1
   moa-train ./target --data chats.jsonl --out drafter --init published-drafter/ --learning-rate 3e-4
+  moa-train Qwen/Qwen3-32B --data chats.jsonl --out drafter --body Qwen/Qwen3-0.6B --freeze-body
+  moa-train ./target --data chats.jsonl --out drafter --body target:0,1,4,7 --spacing 4-12:0.5,cold:0.3
   torchrun --nproc-per-node 8 -m moa.training.cli ./target --data chats.jsonl --out drafter --device cuda
 
 A run that was stopped goes on where it was when the same command is given again.
@@ -31,7 +33,8 @@ PAPER_LOOP: dict[str, Any] = {"optimizer": "adam", "learning_rate": 6e-4}
 SHAPE = (
     *(f"{part}_{what}" for part in ("self_attention", "cross_attention", "layer_self_attention")
       for what in ("intermediate_size", "num_key_value_heads")),
-    "num_attention_heads", "final_state", "confidence", "use_lsa", "use_ca",
+    "num_attention_heads", "layers", "cross_attention_after", "final_norm", "final_state", "confidence", "use_lsa",
+    "use_ca",
 )  # fmt: skip
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Torch's names of them."""
@@ -66,6 +69,15 @@ def parser() -> argparse.ArgumentParser:
         "--init", type=Path, metavar="DIR", help="start from this drafter: ours, or the paper's published one"
     )
     top.add_argument(
+        "--body",
+        metavar="MODEL",
+        help="the body is this small model of the same tokenizer (folder or hub id), or target:I,J,... for the"
+        " target's own layers I, J, ...",
+    )
+    top.add_argument(
+        "--freeze-body", action="store_true", help="with --body MODEL: only the attention to records is trained"
+    )
+    top.add_argument(
         "--paper", action="store_true", help="losses, masks, optimiser and rate of the paper's public code"
     )
     top.add_argument(
@@ -89,11 +101,17 @@ def _add_generate(group: argparse._ArgumentGroup) -> None:
 
 def _add_shape(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tli", type=int, metavar="N", help="borrowed target layers after CA (default 0)")
+    group.add_argument("--layers", type=int, metavar="N", help="layers of the body (default 1, the paper's)")
+    group.add_argument(
+        "--ca-after", type=int, nargs="+", dest="cross_attention_after", metavar="N",
+        help="read records after so many of the body's layers (default: after all)",
+    )  # fmt: skip
     group.add_argument("--heads", type=int, dest="num_attention_heads", metavar="N")
     for part, short in _SHORT.items():
         group.add_argument(f"--{short}-intermediate", type=int, dest=f"{part}_intermediate_size", metavar="N")
         group.add_argument(f"--{short}-kv-heads", type=int, dest=f"{part}_num_key_value_heads", metavar="N")
     yes_or_no = argparse.BooleanOptionalAction
+    group.add_argument("--final-norm", action=yes_or_no, help="a norm of the drafter's own before the head")
     group.add_argument("--final-state", action=yes_or_no, help="give activations the target's final hidden state too")
     group.add_argument("--confidence", action=yes_or_no, help="a head that learns how often the target agrees")
     group.add_argument("--lsa", action=yes_or_no, dest="use_lsa", help="layer self-attention (ablation)")
@@ -101,7 +119,7 @@ def _add_shape(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_lesson(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--loss", choices=["kl", "ce", "tv"])
+    group.add_argument("--loss", choices=["kl", "ce", "tv", "lk"])
     group.add_argument("--loss-weight", type=float)
     group.add_argument(
         "--feature-weight", type=float, help="of smooth-L1 between final states (default 0; the paper: 1)"
@@ -109,7 +127,8 @@ def _add_lesson(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--spacing",
         metavar="LOW-HIGH[:SHARE],...",
-        help="tokens between anchors, and the share of documents: 6-14:0.6,32-64:0.2; the rest see their prompt alone",
+        help="tokens between anchors, and the share of documents: 6-14:0.6,32-64:0.1,cold:0.2; cold ones see no"
+        " activation at all, the rest their prompt's alone",
     )
     group.add_argument(
         "--own-activation", action=argparse.BooleanOptionalAction, help="anchors see their own, as in the paper"
@@ -160,17 +179,33 @@ def loop_settings(args: argparse.Namespace, rows: int, world: int) -> LoopSettin
 def distill_settings(args: argparse.Namespace) -> DistillSettings:
     """Losses and masks."""
     from moa.training.distill import PAPER, DistillSettings
-    from moa.training.masks import AnchorRule
 
     settings = PAPER if args.paper else DistillSettings()
-    spacings = settings.anchors.spacings if args.spacing is None else parse_spacings(args.spacing)
+    anchors = settings.anchors if args.spacing is None else parse_spacings(args.spacing)
     strict = settings.anchors.strict if args.own_activation is None else not args.own_activation
-    return dataclasses.replace(settings, **_given(args, DistillSettings), anchors=AnchorRule(spacings, strict))
+    anchors = dataclasses.replace(anchors, strict=strict)
+    return dataclasses.replace(settings, **_given(args, DistillSettings), anchors=anchors)
 
 
 def shape_overrides(args: argparse.Namespace) -> dict[str, Any]:
     """The dimensions that were given, by their name in the drafter's config."""
     return {name: value for name in SHAPE if (value := getattr(args, name)) is not None}
+
+
+def inherited_layers(args: argparse.Namespace) -> tuple[int, ...] | None:
+    """The target's layers that `--body target:I,J,...` names; None for a body of another kind."""
+    head, colon, numbers = (args.body or "").partition(":")
+    if args.body is not None and args.init is not None:
+        raise UsageError("--init brings its own body: --body cannot be given beside it")
+    own = bool(colon) and head == "target"
+    if args.freeze_body and (args.body is None or own):
+        raise UsageError("--freeze-body is for --body MODEL: no other body is worth freezing")
+    if not own:
+        return None
+    try:
+        return tuple(int(number) for number in numbers.split(","))
+    except ValueError:
+        raise UsageError(f"--body {args.body!r} is not target:I,J,... with the numbers of layers") from None
 
 
 def initial_config(args: argparse.Namespace, config: DrafterConfig) -> DrafterConfig:
@@ -180,22 +215,32 @@ def initial_config(args: argparse.Namespace, config: DrafterConfig) -> DrafterCo
     return config if args.tli is None else dataclasses.replace(config, tli=args.tli)
 
 
-def parse_spacings(text: str) -> tuple[Spacing, ...]:
-    """`6-14:0.6,32-64:0.2`; one number is both ends, and a share that is left out is what the others leave."""
-    from moa.training.masks import Spacing
+def parse_spacings(text: str) -> AnchorRule:
+    """`6-14:0.6,32-64:0.2,cold:0.1`; one number is both ends, and a share that is left out is what the others leave."""
+    from moa.training.masks import AnchorRule, Spacing
 
-    found: list[tuple[int, int, float | None]] = []
-    for part in text.split(","):
-        span, colon, share = part.partition(":")
+    found: list[tuple[str, float | None]] = []
+    for piece in text.split(","):
+        span, colon, share = piece.partition(":")
+        try:
+            found.append((span, float(share) if colon else None))
+        except ValueError:
+            raise UsageError(f"--spacing {piece!r}: its share must be a number") from None
+    left = 1.0 - sum(given for _, given in found if given is not None)
+    if sum(given is None for _, given in found) > 1:
+        raise UsageError(f"--spacing {text!r}: only one spacing may leave its share out")
+    spacings, cold = [], 0.0
+    for span, given in found:
+        part = left if given is None else given
+        if span == "cold":
+            cold += part
+            continue
         low, _, high = span.partition("-")
         try:
-            found.append((int(low), int(high or low), float(share) if colon else None))
+            spacings.append(Spacing(int(low), int(high or low), part))
         except ValueError:
-            raise UsageError(f"--spacing {part!r} is not LOW-HIGH or LOW-HIGH:SHARE") from None
-    left = 1.0 - sum(share for *_, share in found if share is not None)
-    if sum(share is None for *_, share in found) > 1:
-        raise UsageError(f"--spacing {text!r}: only one spacing may leave its share out")
-    return tuple(Spacing(low, high, left if share is None else share) for low, high, share in found)
+            raise UsageError(f"--spacing {span!r} is not LOW-HIGH or LOW-HIGH:SHARE, nor cold:SHARE") from None
+    return AnchorRule(tuple(spacings), cold=cold)
 
 
 def _given(args: argparse.Namespace, settings: type[Any]) -> dict[str, Any]:

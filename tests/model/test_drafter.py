@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,6 +141,8 @@ class Reference:
         embedded = [(self.embedding[token], i) for i, token in enumerate(ids)]
         x = self.layer("self_attention", embedded[-1][0], len(ids) - 1, embedded, KV)
         known = list(zip(activations, range(len(activations)), strict=True))
+        if not known:  # never in the paper; here the drafter is then what it is without cross-attention
+            return self.head @ x
         return self.head @ self.layer("cross_attention", x, len(ids) - 1, known, KV)
 
 
@@ -156,8 +160,8 @@ def run(drafter: Drafter, ids: list[int], record_k: Tensor, record_v: Tensor, kn
     count = len(ids)
     mask = torch.full((count, count), MASKED).triu(1)[None, None]
     records = torch.where(torch.arange(record_k.shape[2]) < known, 0.0, MASKED)[None, None, None]
-    empty = drafter.self_attention.self_attn.empty_rows(torch.tensor([ids]))
-    logits, _ = drafter.step(torch.tensor([ids]), torch.arange(count)[None], mask, [empty], record_k, record_v, records)
+    inputs = torch.tensor([ids]), torch.arange(count)[None], mask, drafter.empty_rows(torch.tensor([ids]))
+    logits, _ = drafter.step(*inputs, record_k, record_v, records)
     return logits[0]
 
 
@@ -179,23 +183,69 @@ def test_the_published_layout_is_the_paper_step_by_step(published: Path, target:
             assert torch.allclose(got[at], wanted, atol=2e-4), (known, at)
 
 
+DEEP = {"layers": 3, "final_norm": True}
+SHAPES = [
+    {},
+    {"final_state": True},
+    {"use_lsa": False},
+    DEEP,
+    DEEP | {"cross_attention_after": (1,)},
+    DEEP | {"cross_attention_after": (1, 3)},
+]
+
+
+def some_records(drafter: Drafter, target: Target, ids: list[int]) -> tuple[Tensor, Tensor]:
+    key, value = drafter.project(*observed(target, ids))
+    return key.transpose(0, 1)[None], value.transpose(0, 1)[None]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"final_state": True}, {"use_lsa": False}, {"use_ca": False}])
-def test_a_token_at_a_time_is_the_same_as_all_at_once(target: Target, options: dict[str, bool]) -> None:
-    drafter = new_drafter(DrafterConfig.for_target(target.facts, **options), target.model).eval()
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_token_at_a_time_is_the_same_as_all_at_once(target: Target, shape: dict[str, Any]) -> None:
+    drafter = new_drafter(DrafterConfig.for_target(target.facts, **shape), target.model).eval()
     ids = [5, 9, 77, 30, 64]
-    record_k, record_v = drafter.project(*observed(target, ids))
-    record_k, record_v = record_k.transpose(0, 1)[None], record_v.transpose(0, 1)[None]
+    record_k, record_v = some_records(drafter, target, ids)
     together = run(drafter, ids, record_k, record_v, 2)
-    past = drafter.self_attention.self_attn.empty_rows(torch.tensor([ids]))
+    past = drafter.empty_rows(torch.tensor([ids]))
     for at, token in enumerate(ids):
-        one = torch.tensor([[token]]), torch.tensor([[at]])
-        records = torch.where(torch.arange(5) < 2, 0.0, MASKED)[None, None, None]
-        logits, rows = drafter.step(*one, torch.zeros(1, 1, 1, at + 1), [past], record_k, record_v, records)
+        one = torch.tensor([[token]]), torch.tensor([[at]]), torch.zeros(1, 1, 1, at + 1), past
+        records = record_k, record_v, torch.where(torch.arange(5) < 2, 0.0, MASKED)[None, None, None]
+        logits, rows = drafter.step(*one, *records)
         assert torch.allclose(logits[0, 0], together[at], atol=1e-5)
-        extended = drafter.extend(*one)
-        assert all(torch.equal(a, b) for a, b in zip(rows[0], extended, strict=True))
-        past = tuple(torch.cat([a, b], dim=2) for a, b in zip(past, rows[0], strict=True))  # type: ignore[assignment]
+        for ours, extended in zip(rows, drafter.extend(*one, *records), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours, extended, strict=True))
+        past = [(torch.cat([k, a], 2), torch.cat([v, b], 2)) for (k, v), (a, b) in zip(past, rows, strict=True)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [DEEP, DEEP | {"cross_attention_after": (1, 3)}, {}])
+def test_without_records_it_is_a_plain_language_model(target: Target, shape: dict[str, Any]) -> None:
+    config = DrafterConfig.for_target(target.facts, **shape)
+    drafter = new_drafter(config, target.model).eval()
+    plain = new_drafter(dataclasses.replace(config, use_ca=False, cross_attention_after=()), target.model).eval()
+    plain.load_state_dict({k: v for k, v in drafter.state_dict().items() if k in plain.state_dict()})
+    ids = [5, 9, 77, 30, 64]
+    record_k, record_v = some_records(drafter, target, ids)
+    masked = run(drafter, ids, record_k, record_v, known=0)
+    causal = torch.full((5, 5), MASKED).triu(1)[None, None]
+    inputs = torch.tensor([ids]), torch.arange(5)[None], causal, plain.empty_rows(torch.tensor([ids]))
+    assert torch.equal(masked, plain.logits(plain.features(*inputs)[0])[0])
+    assert torch.equal(masked, drafter.logits(drafter.features(*inputs)[0])[0])
+
+
+@torch.no_grad()
+def test_late_cross_attention_leaves_the_cache_rows_to_the_tokens_alone(target: Target) -> None:
+    def rows_of(**shape: Any) -> list[tuple[Tensor, Tensor]]:
+        drafter = new_drafter(DrafterConfig.for_target(target.facts, **DEEP | shape), target.model).eval()
+        ids = torch.tensor([[5, 9, 77]])
+        record_k, record_v = some_records(drafter, target, [5, 9, 77])
+        causal = torch.full((3, 3), MASKED).triu(1)[None, None]
+        inputs = ids, torch.arange(3)[None], causal, drafter.empty_rows(ids)
+        with_records = drafter.extend(*inputs, record_k, record_v, torch.zeros(1, 1, 1, 3))
+        return [(a[0], b[0]) for a, b in zip(with_records, drafter.extend(*inputs), strict=True)]
+
+    assert all(torch.equal(a, b) for a, b in rows_of())
+    assert not all(torch.equal(a, b) for a, b in rows_of(cross_attention_after=(1,)))
 
 
 @torch.no_grad()
@@ -236,6 +286,9 @@ def change(folder: Path, **values: object) -> None:
         ({"final_state": True}, "lack final_state"),
         ({"use_lsa": False, "final_state": True}, "lack final_state"),
         ({"tli": 9}, "tli"),
+        ({"cross_attention_after": [2]}, "cross_attention_after"),
+        ({"layers": 3, "cross_attention_after": [3, 2]}, "cross_attention_after"),
+        ({"layers": 2}, "lack more_self_attention"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(

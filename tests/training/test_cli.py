@@ -16,11 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moa.config import DrafterConfig
+from moa.model.blocks import MASKED
 from moa.model.checkpoint import load_drafter
 from moa.model.loading import load_model
 from moa.training import options
 from moa.training.cli import main
-from moa.training.masks import Spacing
+from moa.training.masks import AnchorRule, Spacing
 from tests.tiny import save_tiny
 from tests.training.conftest import in_processes
 
@@ -125,7 +126,7 @@ def test_a_dry_run_measures_and_leaves_nothing(
     out = tmp_path / "out"
     assert train(target, chats, out, "--dry-run", "--json", "--gradient-checkpointing", "--paper") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["parameters"]["drafter"] > found["parameters"]["sa"] > 0
+    assert found["parameters"]["drafter"] > found["parameters"]["body"] > 0
     assert found["estimated_seconds"] > 0
     assert found["tokens"] > found["wanted_tokens"] > 0
     assert not out.exists()
@@ -140,8 +141,40 @@ def test_the_paper_preset_gives_way_to_flags() -> None:
 
 
 def test_spacings() -> None:
-    assert options.parse_spacings("6-14:0.6,32-64:0.2") == (Spacing(6, 14, 0.6), Spacing(32, 64, 0.2))
-    assert options.parse_spacings("8") == (Spacing(8, 8, 1.0),)
+    assert options.parse_spacings("6-14:0.6,32-64:0.2") == AnchorRule((Spacing(6, 14, 0.6), Spacing(32, 64, 0.2)))
+    assert options.parse_spacings("8") == AnchorRule((Spacing(8, 8, 1.0),))
+    assert options.parse_spacings("8,cold:0.25") == AnchorRule((Spacing(8, 8, 0.75),), cold=0.25)
+
+
+def test_a_small_model_becomes_the_body(target: Path, chats: Path, tmp_path: Path) -> None:
+    """A sibling of another width, family and head: frozen, it speaks alone exactly as before."""
+    sibling = save_tiny("qwen2", tmp_path / "sibling", num_hidden_layers=2, hidden_size=32, seed=5)
+    assert train(target, chats, tmp_path / "out", "--body", str(sibling), "--freeze-body") == 0
+    loaded, body = load_model(target), load_model(sibling)
+    drafter = load_drafter(tmp_path / "out", loaded.model, loaded.facts)
+    assert drafter.config.layers == 2
+    ids = torch.tensor([[7, 9, 30, 11]])
+    causal = torch.full((4, 4), MASKED).triu(1)[None, None]
+    inputs = ids, torch.arange(4)[None], causal, drafter.empty_rows(ids)
+    with torch.no_grad():
+        alone = drafter.logits(drafter.features(*inputs)[0])
+        torch.testing.assert_close(alone, body.model(ids).logits, atol=1e-4, rtol=1e-4)
+        records = [torch.randn(1, drafter.config.record_heads, 3, drafter.config.head_dim) for _ in range(2)]
+        assert not torch.equal(drafter.logits(drafter.features(*inputs, *records, torch.zeros(1, 1, 1, 3))[0]), alone)
+
+
+def test_a_body_of_the_targets_own_layers_begins_where_the_target_is(target: Path, chats: Path, tmp_path: Path) -> None:
+    """All layers and all units: nothing is cut, so it says what the target says."""
+    every = ["--body", "target:0,1,2,3", "--sa-intermediate", "96", "--steps", "1", "--learning-rate", "1e-12"]
+    assert train(target, chats, tmp_path / "out", *every) == 0
+    loaded = load_model(target)
+    drafter = load_drafter(tmp_path / "out", loaded.model, loaded.facts)
+    ids = torch.tensor([[7, 9, 30, 11]])
+    causal = torch.full((4, 4), MASKED).triu(1)[None, None]
+    inputs = ids, torch.arange(4)[None], causal, drafter.empty_rows(ids)
+    with torch.no_grad():
+        alone = drafter.logits(drafter.features(*inputs)[0])
+        torch.testing.assert_close(alone, loaded.model(ids).logits, atol=1e-3, rtol=1e-3)
 
 
 # ---- a person's mistakes: one line each, exit code 2 ----------------------------------------------------------------
@@ -172,6 +205,7 @@ def broken(target: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) 
     found["no_template"] = save_tiny("llama", root / "no_template")
     found["small_vocabulary"] = save_tiny("llama", root / "small_vocabulary", vocab_size=64)
     shutil.copy(target / "tokenizer.json", found["small_vocabulary"])
+    found["other_tokenizer"] = save_tiny("llama", root / "other_tokenizer", vocab_size=120)
     found["unsupported"] = root / "unsupported"
     shutil.copytree(target, found["unsupported"])
     _edit(found["unsupported"] / "config.json", model_type="recurrent_gemma")
@@ -226,6 +260,14 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "a learning rate below zero": (["{target}", "--learning-rate", "-1"], "learning_rate must be above 0"),
     "a lag decay of two": (["{target}", "--lag-decay", "2"], "lag_decay must be above 0"),
     "no loss left": (["{target}", "--loss-weight", "0"], "not all zero"),
+    "cold documents beyond all": (["{target}", "--spacing", "6-14:0.9,cold:0.5"], "more than 1"),
+    "a body beside --init": (["{target}", "--init", "{drafter}", "--body", "{target}"], "brings its own body"),
+    "a frozen body of nothing": (["{target}", "--freeze-body"], "--freeze-body is for --body MODEL"),
+    "a body of words": (["{target}", "--body", "target:first"], "is not target:I,J"),
+    "a body of missing layers": (["{target}", "--body", "target:0,9"], "each 0..3"),
+    "a body of another attention": (["{target}", "--body", "target:0,1", "--heads", "2"], "another shape"),
+    "a body of another tokenizer": (["{target}", "--body", "{other_tokenizer}"], "another tokenizer"),
+    "fewer layers than the body's": (["{target}", "--body", "{target}", "--layers", "2"], "brings them all"),
     "a loss that is no number": (["{target}", "--learning-rate", "1e30", "--optimizer", "adam"], "the loss is nan"),
     "no such device": (["{target}", "--device", "abacus"], "'abacus' is no device"),
     "no drafter to start from": (["{target}", "--init", "{empty_drafter}"], "config.json is missing"),

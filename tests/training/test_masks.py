@@ -13,6 +13,7 @@ RULES = {
     "paper": AnchorRule(strict=False),
     "mixed": AnchorRule((Spacing(2, 5, 0.5), Spacing(9, 12, 0.3))),
     "prompt only": AnchorRule(()),
+    "some cold": AnchorRule((Spacing(2, 5, 0.5),), cold=0.3),
 }
 
 
@@ -53,6 +54,7 @@ def test_an_anchor_is_latest_from_itself_on_and_stays_in_its_document(batch: Bat
             assert row[anchor] == anchor
 
 
+@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if not rule.cold])
 def test_every_prompt_position_is_an_anchor(batch: Batch, rule: AnchorRule) -> None:
     latest = rule.latest(batch, 0, 0)
     index = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
@@ -78,6 +80,19 @@ def test_without_a_spacing_answers_have_no_anchor(batch: Batch) -> None:
     assert not batch.wanted[rows, anchors].any()
 
 
+def test_cold_documents_see_no_activation_at_all() -> None:
+    documents, length = 400, 8
+    segments = np.repeat(np.arange(1, documents + 1), length)[None]
+    positions = np.tile(np.arange(length), documents)[None]
+    wanted = positions >= 3
+    batch = Batch(np.ones_like(segments), segments, positions, wanted, np.zeros(1, np.int64))
+    latest = AnchorRule((Spacing(2, 5, 0.5),), cold=0.3).latest(batch, 0, 0)
+    anchored = (latest >= 0).reshape(documents, length)
+    cold = ~anchored.any(1)
+    assert anchored[~cold, 0].all()  # the others have their prompt's at least
+    assert 0.2 < cold.mean() < 0.4
+
+
 def test_anchors_are_a_function_of_seed_step_and_row(rows) -> None:
     rule = RULES["mixed"]
     whole = rows.batch(0, 0, 8)
@@ -96,3 +111,9 @@ def test_additive() -> None:
 def test_a_spacing_that_cannot_be(spacing: tuple[int, int, float]) -> None:
     with pytest.raises(ConfigError, match="spacing"):
         AnchorRule((Spacing(*spacing),))
+
+
+@pytest.mark.parametrize("cold", [-0.1, 1.1, 0.6])
+def test_a_share_of_cold_documents_that_cannot_be(cold: float) -> None:
+    with pytest.raises(ConfigError, match="cold"):
+        AnchorRule((Spacing(2, 5, 0.5),), cold=cold)
