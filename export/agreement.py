@@ -51,8 +51,8 @@ class Replay:
         self.rows: list[Float] = [
             np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32) for layer in runner.spec.cache for _ in "kv"
         ]
-        # SA's rows depend on their own tokens alone; rows of borrowed layers also on the records of their time.
-        if len(runner.spec.cache) == 1 and runner.spec.records:
+        # Mostly rows depend on tokens alone; those of borrowed layers also on the records of their time.
+        if not (runner.spec.borrowed or runner.spec.rows_know_records):
             self.advance(len(trace.ids))
 
     def advance(self, end: int) -> None:

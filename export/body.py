@@ -1,9 +1,9 @@
-"""The drafter's layers as one ONNX graph: everything between the embedding and the head, made from the trained modules.
+"""The drafter's layers as one ONNX graph: everything between the embedding and the head, traced from `Drafter` itself.
 
-    x, positions ──► SA's new cache rows, of every token
-    queries      ──► the tokens whose predictions are wanted; only they go on through attention, CA and the layers after
+    x, positions ──► new cache rows, of every token and layer
+    queries      ──► the tokens whose predictions are wanted; only they go through the last layer's attention, and on
 
-A prompt is therefore a step with one query: no second graph, and nothing computed that nobody asked for. With borrowed
+A prompt is therefore a step with one query: no second graph, and little computed that nobody asked for. With borrowed
 layers (TLI) every token needs its states, so there the choice is made after the last layer.
 """
 
@@ -20,8 +20,6 @@ from torch.export import Dim
 
 from export.quiet import quiet
 from moa.manifest import Manifest
-from moa.model.blocks import MASKED, rotary, rotate
-from moa.model.borrowed import BorrowedLayers
 from moa.model.drafter import Drafter
 
 
@@ -33,56 +31,20 @@ class CacheLayer:
     head_dim: int
 
 
-class MoaBody(nn.Module):
-    """SA, CA and the borrowed layers. Same blocks, same arithmetic as `Drafter.step`; parity is tested."""
+class Body(nn.Module):
+    """The drafter's own `states`, with the arguments in a graph's order."""
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__()
-        self.config = drafter.config
-        self.self_attention = drafter.self_attention
-        self.cross_attention = drafter.cross_attention if drafter.config.use_ca else None
-        self.borrowed = drafter.borrowed
+        self.drafter, self.borrowed = drafter, drafter.borrowed
+        self.records = 3 if drafter.config.use_ca else 0
 
     def forward(self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        """`rest`: record_k, record_v, record_mask, then past keys and values layer by layer."""
-        record_k, record_v, record_mask, *past = rest
-        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta)
-        sa = self.self_attention.self_attn
-        normed = self.self_attention.input_layernorm(x)
-        key, value = rotate(sa.key(normed), cos, sin), sa.value(normed)
-        rows = [key, value]
-        seen = mask
-        if self.borrowed is None:
-            x, normed = x.index_select(1, queries), normed.index_select(1, queries)
-            cos, sin = cos.index_select(1, queries), sin.index_select(1, queries)
-            seen = mask.index_select(2, queries)
-        query = rotate(sa.query(normed), cos, sin)
-        found = sa.attend(query, torch.cat([past[0], key], -2), torch.cat([past[1], value], -2), seen)
-        x = self.self_attention.feed_forward(x + found)
-        if self.cross_attention is not None:
-            ca = self.cross_attention.self_attn
-            query = rotate(ca.query(self.cross_attention.input_layernorm(x)), cos, sin)
-            any_visible = (record_mask.amax(-1) > MASKED / 2).to(x.dtype).transpose(-1, -2)
-            visible = record_mask.expand(-1, -1, x.shape[1], -1)  # the Attention operator does not broadcast masks
-            x = self.cross_attention.feed_forward(x + ca.attend(query, record_k, record_v, visible) * any_visible)
-        if self.borrowed is not None:
-            x, more = self.borrowed(x, positions, mask, list(zip(past[2::2], past[3::2], strict=True)))
-            x = x.index_select(1, queries)
-            rows += [tensor for layer in more for tensor in layer]
-        return x, *rows
-
-
-class IndependentBody(nn.Module):
-    """All layers of a small causal language model: a drafter that needs no activations."""
-
-    def __init__(self, layers: BorrowedLayers) -> None:
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, x: Tensor, positions: Tensor, queries: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        """`past`: keys and values layer by layer."""
-        x, rows = self.layers(x, positions, mask, list(zip(past[0::2], past[1::2], strict=True)))
-        return x.index_select(1, queries), *(tensor for layer in rows for tensor in layer)
+        """`rest`: record_k, record_v, record_mask where there are records, then past keys and values by layer."""
+        records, past = rest[: self.records], rest[self.records :]
+        pairs = list(zip(past[0::2], past[1::2], strict=True))
+        x, rows = self.drafter.states(x, positions, mask, pairs, *records, queries=queries)
+        return x, *(tensor for layer in rows for tensor in layer)
 
 
 @dataclass(frozen=True)
@@ -91,7 +53,11 @@ class BodySpec:
 
     hidden_size: int
     cache: tuple[CacheLayer, ...]
+    """The body's layers, then the borrowed ones."""
     records: CacheLayer | None
+    borrowed: int = 0
+    rows_know_records: bool = False
+    """Whether rows of the body's own layers depend on the records of their time."""
 
     @property
     def inputs(self) -> list[str]:
@@ -111,7 +77,13 @@ def spec_of(manifest: Manifest) -> BodySpec:
     cache = tuple(CacheLayer(heads.kv_heads, heads.head_dim) for heads in manifest.cache)
     records = manifest.records
     hidden = int(manifest.drafter.config["hidden_size"])
-    return BodySpec(hidden, cache, CacheLayer(records.kv_heads, records.head_dim) if records else None)
+    return BodySpec(
+        hidden,
+        cache,
+        CacheLayer(records.kv_heads, records.head_dim) if records else None,
+        len(records.borrowed) if records else 0,
+        records.known_to_rows if records else False,
+    )
 
 
 def export_body(body: nn.Module, spec: BodySpec, path: Path, *, opset: int) -> onnx.ModelProto:

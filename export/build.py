@@ -208,7 +208,7 @@ class _Build:
         vocabulary: Vocabulary,
         calibration: Calibration | None,
     ) -> None:
-        source, records = self.source, self.source.spec.records
+        source = self.source
         manifest = Manifest(
             schema=SCHEMA,
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -224,9 +224,7 @@ class _Build:
             tokenizer=tokenizer,
             vocabulary=vocabulary,
             cache=tuple(Heads(kv_heads=layer.kv_heads, head_dim=layer.head_dim) for layer in source.spec.cache),
-            records=Records(kv_heads=records.kv_heads, head_dim=records.head_dim, rope_theta=source.rope_theta)
-            if records
-            else None,
+            records=self._records(),
             top_k=top_k,
             default_variant=next(name for name, _ in sorted(variants.items(), key=lambda v: v[1].form != "dynamic")),
             variants=variants,
@@ -235,6 +233,21 @@ class _Build:
         )
         (self.folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
         write_manifest(self.folder, _with_files(self.folder, manifest))
+
+    def _records(self) -> Records | None:
+        spec, heads = self.source.spec, self.source.spec.records
+        if heads is None:
+            return None
+        return Records(
+            kv_heads=heads.kv_heads,
+            head_dim=heads.head_dim,
+            rope_theta=self.source.rope_theta,
+            borrowed=tuple(
+                Heads(kv_heads=layer.kv_heads, head_dim=layer.head_dim)
+                for layer in spec.cache[len(spec.cache) - spec.borrowed :]
+            ),
+            known_to_rows=spec.rows_know_records,
+        )
 
     def _recipe(self) -> dict[str, Any]:
         """The settings, without paths."""

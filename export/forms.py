@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from export.assemble import Ends, step_graph
-from export.body import export_body
+from export.body import Body, export_body
 from export.quantize import block_layers, int8_layers
 from export.source import Source
 from export.storage import WeightedModel
@@ -59,7 +59,7 @@ class Workshop:
         if opset not in self._layers:
             folder = self.folder / f"layers-{opset}"
             folder.mkdir(parents=True, exist_ok=True)
-            export_body(self.source.body, self.source.spec, folder / "layers.onnx", opset=opset)
+            export_body(Body(self.source.module), self.source.spec, folder / "layers.onnx", opset=opset)
             self._layers[opset] = folder / "layers.onnx"
         return self._layers[opset]
 

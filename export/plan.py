@@ -18,7 +18,8 @@ from moa.model.streaming import read_facts
 _BYTES_PER_WEIGHT = {"cpu-int4": 0.5 + 4 / 32, "cpu-fp32": 4.0, "npu-openvino": 4.0, "coreml": 4.0, "nnapi": 4.0}
 _HOST_EMBEDDING = 2.0
 """Bytes per weight of the table that a static form leaves to the host."""
-_ON_THE_SERVER = ("layer_self_attention.", "Ekv2E.", "final_state.", "confidence_head.")
+_NO_LAYER = ("layer_self_attention.", "Ekv2E.", "final_state.", "confidence_head.", "body.embedding.", "body.head.")
+"""Weights that stay on the server, or are counted as embedding and head."""
 _SECONDS_PER_GRAPH, _SECONDS_TO_TIME, _WEIGHTS_PER_SECOND = 3.0, 2.5, 20e6  # two cores of a small machine
 _GRAPH = 2**20
 """Bytes of a variant besides its weights, at most."""
@@ -121,27 +122,45 @@ def _independent(drafter: str, facts: TargetFacts) -> _Found:
 def _moa(drafter: str, facts: TargetFacts, target: Path) -> _Found:
     folder = Path(drafter).expanduser()
     config = DrafterConfig.read(folder, facts)
-    weights = _count(folder, lambda name: not name.startswith(_ON_THE_SERVER))
+    weights = _count(folder, lambda name: not name.startswith(_NO_LAYER))
     if config.tli:
         weights += _count(target, lambda name: _layer(name) >= facts.layers - config.tli)
-    of_sa = (config.self_attention_num_key_value_heads, config.head_dim)
+    layer, vocabulary, tied = _body(config, facts)
     return _Found(
-        kind="moa",
+        kind="moa" if config.use_ca else "independent",
         hidden_size=config.hidden_size,
-        vocabulary=facts.vocab_size,
-        cache=[of_sa, *[(facts.kv_heads, facts.head_dim)] * config.tli],
+        vocabulary=vocabulary,
+        cache=[*[layer] * config.layers, *[(facts.kv_heads, facts.head_dim)] * config.tli],
         record_width=config.record_width if config.use_ca else 0,
-        tied=facts.tie_embeddings,
+        tied=tied,
         layer_weights=weights,
-        no_static=f"this one has {config.tli}" if config.tli else "" if config.use_ca else "it has no CA",
+        no_static=_no_static(config),
     )
+
+
+def _body(config: DrafterConfig, facts: TargetFacts) -> tuple[tuple[int, int], int, bool]:
+    """A layer's heads and width, the vocabulary, and whether one table is embedding and head."""
+    if config.body is None:
+        return (config.self_attention_num_key_value_heads, config.head_dim), facts.vocab_size, facts.tie_embeddings
+    own = config.body
+    width = own.get("head_dim") or own["hidden_size"] // own["num_attention_heads"]
+    vocabulary = min(facts.vocab_size, own["vocab_size"])
+    return (own["num_key_value_heads"], width), vocabulary, bool(own.get("tie_word_embeddings"))
+
+
+def _no_static(config: DrafterConfig) -> str:
+    if config.tli:
+        return f"this one has {config.tli}"
+    if not config.use_ca:
+        return "it has no CA"
+    return "" if config.body is None else "its body is a model of another family"
 
 
 def _refuse_static(kinds: Sequence[VariantKind], why_not: str) -> None:
     static = next((kind.name for kind in kinds if kind.form == "static"), None)
     if static and why_not:
         raise UsageError(
-            f"{static} is only for MoA drafters with CA and without borrowed layers: {why_not}",
+            f"{static} is only for MoA drafters with CA, a body of their own and no borrowed layers: {why_not}",
             hint="leave this variant out",
         )
 

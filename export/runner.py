@@ -85,21 +85,12 @@ class TorchRunner:
         """Logits of the whole target vocabulary `[N, V]`, and the new rows."""
         feeds = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in step.feeds(self.spec).items()}
         past = [(feeds[f"past_k_{i}"], feeds[f"past_v_{i}"]) for i in range(len(self.spec.cache))]
-        module, shared = self._source.module, self._source.shared
+        records = [feeds[name] for name in ("record_k", "record_v", "record_mask") if self.spec.records]
+        inputs: tuple[Any, ...] = (feeds["ids"], feeds["positions"], feeds["mask"], past, *records)
         with torch.inference_mode():
-            if module is not None:
-                records = (
-                    (feeds["record_k"], feeds["record_v"], feeds["record_mask"]) if self.spec.records else _no_records()
-                )
-                hidden, pairs = module.features(feeds["ids"], feeds["positions"], feeds["mask"], past, *records)
-                logits = module.logits(hidden[:, step.queries])[0]
-                rows = [tensor[0].numpy() for pair in pairs for tensor in pair]
-            else:
-                x = shared.embed(feeds["ids"])
-                flat = [tensor for pair in past for tensor in pair]
-                hidden, *new = self._source.body(x, feeds["positions"], feeds["queries"], feeds["mask"], *flat)
-                logits = shared.logits(hidden)[0]
-                rows = [tensor[0].numpy() for tensor in new]
+            hidden, pairs = self._source.module.features(*inputs, queries=feeds["queries"])
+            logits = self._source.module.logits(hidden)[0]
+        rows = [tensor[0].numpy() for pair in pairs for tensor in pair]
         return logits[:, : self._source.vocabulary], rows
 
     def step(self, step: StepInput) -> StepOutput:
@@ -150,9 +141,3 @@ def open_session(
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         where = "" if provider == "CPUExecutionProvider" else f" on {provider}"
         raise BundleError(f"ONNX Runtime {onnxruntime.__version__} cannot load {model}{where}: {first}") from None
-
-
-def _no_records() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a drafter without CA is given in their place: it does not look."""
-    nothing = torch.zeros(1, 1, 1, 1)
-    return nothing, nothing, nothing

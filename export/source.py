@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from export.body import BodySpec, CacheLayer, IndependentBody, MoaBody
+from export.body import BodySpec, CacheLayer
 from moa.config import DrafterConfig, TargetFacts
-from moa.errors import UsageError
-from moa.model.borrowed import BorrowedLayers
-from moa.model.checkpoint import backbone_of, load_drafter
+from moa.model.checkpoint import drafter_around, load_drafter
 from moa.model.drafter import Drafter
 from moa.model.identity import tokenizer_hash, weights_id
 from moa.model.loading import load_model, load_tokenizer, locate
 from moa.model.shared import SharedWeights
-from moa.model.streaming import read_facts, stream_target
+from moa.model.streaming import stream_target
 
 INDEPENDENT = "independent:"
 
@@ -55,13 +53,16 @@ class Source:
     drafter: str
     facts: TargetFacts
     tokenizer: TargetTokenizer
-    body: nn.Module
     spec: BodySpec
-    shared: SharedWeights
     drafter_id: str
     config: dict[str, Any]
     rope_theta: float
-    module: Drafter | None
+    module: Drafter
+
+    @property
+    def shared(self) -> SharedWeights:
+        """Embedding and head."""
+        return self.module.shared
 
     @property
     def tied(self) -> bool:
@@ -91,53 +92,41 @@ def load_source(target: str, drafter: str) -> Source:
     path = Path(drafter).expanduser()
     config = DrafterConfig.read(path)
     part = stream_target(folder, borrowed=config.tli)
-    config = DrafterConfig.read(path, part.facts)
     module = load_drafter(path, part.model, part.facts)
-    of_sa = CacheLayer(config.self_attention_num_key_value_heads, config.head_dim)
-    of_target = CacheLayer(part.facts.kv_heads, part.facts.head_dim)
-    records = CacheLayer(config.cross_attention_num_key_value_heads, config.head_dim) if config.use_ca else None
-    return Source(
-        kind="moa",
-        target=target,
-        drafter=drafter,
-        facts=part.facts,
-        tokenizer=tokenizer,
-        body=MoaBody(module),
-        spec=BodySpec(config.hidden_size, (of_sa, *[of_target] * config.tli), records),
-        shared=module.shared,
-        drafter_id=weights_id(path, part.facts),
-        config=asdict(config),
-        rope_theta=config.rope_theta,
-        module=module,
-    )
+    return _source(target, drafter, part.facts, tokenizer, module, weights_id(path, part.facts))
 
 
 def _independent(target: str, folder: Path, tokenizer: TargetTokenizer, drafter: str) -> Source:
-    facts, _ = read_facts(folder)
-    loaded = load_model(drafter.removeprefix(INDEPENDENT))
-    found = TargetTokenizer.of(loaded.folder).hash
-    if found != tokenizer.hash:
-        raise UsageError(
-            f"the drafter in {loaded.folder} has another tokenizer than the target",
-            hint="an independent drafter must share the target's tokenizer",
-        )
-    shared = SharedWeights.of(loaded.model)
-    own = loaded.facts
-    layer = CacheLayer(own.kv_heads, own.head_dim)
-    config = json.loads(loaded.model.config.to_json_string())
+    """A small language model alone: a body that knows no records."""
+    body = load_model(drafter.removeprefix(INDEPENDENT))
+    part = stream_target(folder)
+    facts = dataclasses.replace(part.facts, tokenizer_hash=tokenizer.hash)
+    module = drafter_around(part.model, facts, body, {"use_ca": False}, frozen=True).eval()
+    return _source(target, drafter, part.facts, tokenizer, module, body.facts.weights_id)
+
+
+def _source(
+    target: str, drafter: str, facts: TargetFacts, tokenizer: TargetTokenizer, module: Drafter, drafter_id: str
+) -> Source:
+    config = module.config
+    of_target = CacheLayer(facts.kv_heads, facts.head_dim)
     return Source(
-        kind="independent",
+        kind="moa" if config.use_ca else "independent",
         target=target,
         drafter=drafter,
         facts=facts,
         tokenizer=tokenizer,
-        body=IndependentBody(BorrowedLayers(backbone_of(loaded.model), own.layers)),
-        spec=BodySpec(own.hidden_size, (layer,) * own.layers, None),
-        shared=shared,
-        drafter_id=own.weights_id,
-        config=config,
-        rope_theta=own.rope_theta,
-        module=None,
+        spec=BodySpec(
+            config.hidden_size,
+            (*[CacheLayer(*module.cache_heads)] * config.layers, *[of_target] * config.tli),
+            CacheLayer(config.record_heads, config.head_dim) if config.use_ca else None,
+            config.tli,
+            config.rows_know_records,
+        ),
+        drafter_id=drafter_id,
+        config=asdict(config),
+        rope_theta=config.rope_theta,
+        module=module,
     )
 
 

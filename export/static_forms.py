@@ -1,7 +1,7 @@
 """The forms for NPUs: all shapes fixed, nothing an NPU's compiler stumbles over, embedding and top-k left to the host.
 
-    x [1,T,H]  cos, sin [1,T,D]  mask [1,1,T,P+T]  past_k, past_v [1,Hs,P,D]
-    record_k, record_v [1,Hc,R,D]  record_mask [1,1,1,R]  has_records [1,1,1]      ──►  logits, new_k, new_v
+    x [1,T,H]  cos, sin [1,T,D]  mask [1,1,T,P+T]  past_k, past_v [1,Hs,P,D] by layer
+    record_k, record_v [1,Hc,R,D]  record_mask [1,1,1,R]  has_records [1,1,1]      ──►  logits, new_k, new_v by layer
 
 `sin` carries the sign of rotation's first half; masks are 0 or -30, since a larger number would eat up the range of
 16-bit activations. Past rows, records and tokens that are not there are masked; rows of theirs are thrown away.
@@ -51,39 +51,49 @@ class StaticStep(nn.Module):
 
     def __init__(self, drafter: Drafter, head: NDArray[np.float32], *, native_norm: bool) -> None:
         super().__init__()
-        self.self_attention, self.cross_attention = drafter.self_attention, drafter.cross_attention
+        self.config, self.layers = drafter.config, nn.ModuleList(drafter.body_blocks)
+        self.crossings = nn.ModuleList(drafter.cross_attentions)
+        self.final_norm = drafter.norm if drafter.config.final_norm else None
         self.softcap, self.native_norm = drafter.shared.logit_softcap, native_norm
         self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
         self.head.weight = nn.Parameter(torch.from_numpy(head), requires_grad=False)
 
-    def forward(
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        """`rest`: past keys and values by layer, then the four record inputs. Logits of every token, and new rows."""
+        *past, record_k, record_v, record_mask, has_records = rest
+        rows: list[Tensor] = []
+        blocks: list[Block] = list(self.layers)  # type: ignore[arg-type]
+        for number, (block, keys, values) in enumerate(zip(blocks, past[0::2], past[1::2], strict=True), start=1):
+            attention, normed = block.self_attn, self._norm(block.input_layernorm, x)
+            key, value = _turn(attention.key(normed), cos, sin), attention.value(normed)
+            rows += [key, value]
+            query = _turn(attention.query(normed), cos, sin)
+            seen = _attend(attention, query, torch.cat([keys, key], 2), torch.cat([values, value], 2), mask)
+            x = self._feed_forward(block, x + seen)
+            if number in self.config.places:
+                place, heads = self.config.places.index(number), self.config.cross_attention_num_key_value_heads
+                own = slice(place * heads, (place + 1) * heads)
+                x = self._cross(place, x, cos, sin, record_k[:, own], record_v[:, own], record_mask, has_records)
+        logits = self.head(x if self.final_norm is None else self._norm(self.final_norm, x))
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits, *rows
+
+    def _cross(
         self,
+        place: int,
         x: Tensor,
         cos: Tensor,
         sin: Tensor,
+        key: Tensor,
+        value: Tensor,
         mask: Tensor,
-        past_k_0: Tensor,
-        past_v_0: Tensor,
-        record_k: Tensor,
-        record_v: Tensor,
-        record_mask: Tensor,
         has_records: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of every token, and SA's new rows."""
-        sa, ca = self.self_attention.self_attn, self.cross_attention.self_attn
-        normed = self._norm(self.self_attention.input_layernorm, x)
-        key, value = _turn(sa.key(normed), cos, sin), sa.value(normed)
-        query = _turn(sa.query(normed), cos, sin)
-        seen = _attend(sa, query, torch.cat([past_k_0, key], 2), torch.cat([past_v_0, value], 2), mask)
-        x = self._feed_forward(self.self_attention, x + seen)
-        query = _turn(ca.query(self._norm(self.cross_attention.input_layernorm, x)), cos, sin)
-        x = self._feed_forward(
-            self.cross_attention, x + _attend(ca, query, record_k, record_v, record_mask) * has_records
-        )
-        logits = self.head(x)
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits, key, value
+    ) -> Tensor:
+        block: Block = self.crossings[place]  # type: ignore[assignment]
+        query = _turn(block.self_attn.query(self._norm(block.input_layernorm, x)), cos, sin)
+        told = self._feed_forward(block, x + _attend(block.self_attn, query, key, value, mask))
+        return x + (told - x) * has_records
 
     def _feed_forward(self, block: Block, x: Tensor) -> Tensor:
         mlp, normed = block.mlp, self._norm(block.post_attention_layernorm, x)
@@ -114,14 +124,9 @@ def _attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mas
     return out
 
 
-INPUTS = ("x", "cos", "sin", "mask", "past_k_0", "past_v_0", "record_k", "record_v", "record_mask", "has_records")
-OUTPUTS = ("logits", "new_k_0", "new_v_0")
-
-
 def export_static(shop: Workshop, shape: StaticShape, path: Path, *, opset: int, native_norm: bool) -> None:
     """Write the float32 static graph, one file."""
     drafter = shop.source.module
-    assert drafter is not None, "the plan refuses static forms of other drafters"
     config, spec = drafter.config, shop.source.spec
     assert spec.records is not None
     t, p, r, d = shape.tokens, shape.past, shape.records, config.head_dim
@@ -130,15 +135,19 @@ def export_static(shop: Workshop, shape: StaticShape, path: Path, *, opset: int,
         torch.randn(1, t, d),
         torch.randn(1, t, d),
         torch.zeros(1, 1, t, p + t),
-        *(torch.randn(1, spec.cache[0].kv_heads, p, d) for _ in "kv"),
+        *(torch.randn(1, layer.kv_heads, p, d) for layer in spec.cache for _ in "kv"),
         *(torch.randn(1, spec.records.kv_heads, r, d) for _ in "kv"),
         torch.zeros(1, 1, 1, r),
         torch.ones(1, 1, 1),
     )
+    layers = [f"{kind}_{i}" for i in range(len(spec.cache)) for kind in "kv"]
+    inputs = ["x", "cos", "sin", "mask", *(f"past_{name}" for name in layers)]
+    inputs += ["record_k", "record_v", "record_mask", "has_records"]
+    outputs = ["logits", *(f"new_{name}" for name in layers)]
     module = StaticStep(drafter, shop.head_rows, native_norm=native_norm).eval()
     with torch.inference_mode(), quiet():
         program = torch.onnx.export(
-            module, args, dynamo=True, opset_version=opset, input_names=INPUTS, output_names=OUTPUTS, verbose=False
+            module, args, dynamo=True, opset_version=opset, input_names=inputs, output_names=outputs, verbose=False
         )
         assert program is not None
         program.save(path, external_data=True)

@@ -69,9 +69,9 @@ class StaticRunner:
             "cos": np.cos(angles).astype(np.float32)[None],
             "sin": (np.sin(angles) * sign).astype(np.float32)[None],
             "mask": mask[None, None],
-            "past_k_0": _padded(past[0][:, skipped:], shape.past),
-            "past_v_0": _padded(past[1][:, skipped:], shape.past),
         }
+        for i, rows in enumerate(past):
+            feeds[f"past_{'kv'[i % 2]}_{i // 2}"] = _padded(rows[:, skipped:], shape.past)
         return feeds | self._records(step)
 
     def _records(self, step: StepInput) -> Feeds:

@@ -86,7 +86,7 @@ def _continue(target: Target, source: Source, prompts: Sequence[Sequence[int]], 
         for place, (b, tokens) in enumerate(pending.items()):
             token = int(step.argmax(place)[-1])
             done = target.commit(step, place, range(len(tokens)))
-            if source.module is not None and source.spec.records:
+            if source.spec.records:
                 with torch.inference_mode():
                     records[b].append(source.module.project(done.k, done.v, done.hidden, done.positions))
             ids[b].append(token)

@@ -69,7 +69,7 @@ class DrafterConfig:
     use_ca: bool = True
     """Without it the drafter never sees the target: a plain language model."""
     layers: int = 1
-    """Layers of the body, each of self-attention's shape and with a KV cache of its own; the paper's drafter has one."""
+    """Layers of the body, each of self-attention's shape and with its own KV cache; the paper's drafter has one."""
     cross_attention_after: tuple[int, ...] = ()
     """After how many of the body's layers the records are read; empty: after all of them, as in the paper."""
     final_norm: bool = False

@@ -36,6 +36,10 @@ class Records(Part, frozen=True, kw_only=True):
     keys: Literal["rotated"] = "rotated"
     """Keys arrive rotated at their absolute position."""
     positions: Literal["absolute"] = "absolute"
+    borrowed: tuple[Heads, ...] = ()
+    """The last layers with a cache, where they are the target's own: records bring their rows of verified tokens."""
+    known_to_rows: bool = False
+    """Whether cache rows of the drafter's own layers depend on the records held when they were made."""
 
 
 class Vocabulary(Part, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ class _Past:
 class BorrowedLayers(nn.Module):
     """The last `count` decoder layers of a model, its rotary embedding and its final norm.
 
-    With TLI, the past of each layer holds the target's own rows of verified tokens and the drafter's rows of drafted ones.
+    With TLI, the past of a layer holds the target's own rows of verified tokens, and the drafter's of drafted ones.
     Sliding windows are not applied: a drafter may look further than its target does, and drafts are short.
     """
 

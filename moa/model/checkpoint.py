@@ -23,10 +23,10 @@ from moa.model.shared import SharedWeights
 WEIGHTS = "model.safetensors"
 
 
-def new_drafter(config: DrafterConfig, target: PreTrainedModel) -> Drafter:
-    """An untrained drafter beside its target."""
+def new_drafter(config: DrafterConfig, target: PreTrainedModel, body: Sibling | None = None) -> Drafter:
+    """An untrained drafter beside its target; a `body` that is a language model keeps its weights."""
     borrowed = BorrowedLayers(backbone_of(target), config.tli) if config.tli else None
-    drafter = Drafter(config, SharedWeights.of(target), borrowed)
+    drafter = Drafter(config, SharedWeights.of(target), borrowed, body)
     for module in drafter.modules():
         if isinstance(module, nn.Linear) and module.weight.requires_grad:
             nn.init.normal_(module.weight, std=0.02)
@@ -36,21 +36,21 @@ def new_drafter(config: DrafterConfig, target: PreTrainedModel) -> Drafter:
 
 
 def drafter_around(
-    target: LoadedModel, body: LoadedModel, shape: Mapping[str, Any] | None = None, *, frozen: bool
+    target: PreTrainedModel, facts: TargetFacts, body: LoadedModel, shape: Mapping[str, Any], *, frozen: bool
 ) -> Drafter:
     """A drafter whose body is a small language model that exists; its way to the records is untrained and, at first,
     changes nothing. Embedding and head of the body stay as they are in any case."""
-    if body.facts.tokenizer_hash != target.facts.tokenizer_hash:
+    if body.facts.tokenizer_hash != facts.tokenizer_hash:
         raise UsageError(
             f"the model in {body.folder} has another tokenizer than the target",
             hint="a drafter's body must share the target's tokenizer",
         )
     described = json.loads(body.model.config.to_json_string(use_diff=False))
-    drafter = new_drafter(DrafterConfig.for_body(target.facts, body.facts, described, **shape or {}), target.model)
-    drafter.body = Sibling(body.model)
+    config = DrafterConfig.for_body(facts, body.facts, described, **shape)
+    drafter = new_drafter(config, target, Sibling(body.model))
     drafter.body.decoder.requires_grad_(not frozen)
     drafter.leave_records_out()
-    return drafter.to(device=target.model.device, dtype=torch.float32)
+    return drafter.to(device=target.device, dtype=torch.float32)
 
 
 def load_drafter(

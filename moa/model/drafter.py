@@ -1,11 +1,11 @@
 """The Mixture-of-Attentions drafter: the one definition, for training, serving and export.
 
     target's K, V of one token, all layers ── LSA ── mean ── Ekv2E ── k_proj, v_proj ──► activation record
-    token ids ── embedding ── body: N causal layers ── CA over the records ── [borrowed target layers] ── head ──► logits
+    token ids ── embedding ── body: N causal layers ── CA over records ── [borrowed target layers] ── head ──► logits
 
 The body is a small causal language model with its own KV cache. Without records, cross-attention (CA) is left out, and
-what remains is that language model exactly. The paper's drafter is the case of one layer (SA). What two machines need is
-the cut between `project` (beside the target) and `step` (on the device).
+what remains is that language model exactly. The paper's drafter is the case of one layer (SA). What two machines need
+is the cut between `project` (beside the target) and `step` (on the device).
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from moa.model.shared import SharedWeights
 class Drafter(nn.Module):
     """The body, CA, LSA and Ekv2E are trained; everything else is the target's."""
 
-    def __init__(self, config: DrafterConfig, shared: SharedWeights, borrowed: BorrowedLayers | None = None) -> None:
+    def __init__(
+        self,
+        config: DrafterConfig,
+        shared: SharedWeights,
+        borrowed: BorrowedLayers | None = None,
+        body: Sibling | None = None,
+    ) -> None:
         super().__init__()
         if config.tli != (len(borrowed) if borrowed else 0):
             raise ValueError(f"a drafter of TLI={config.tli} needs that many borrowed layers")
@@ -37,7 +43,7 @@ class Drafter(nn.Module):
             if config.final_norm:
                 self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         else:
-            self.body = Sibling.empty(config.body)
+            self.body = body or Sibling.empty(config.body)
         if config.use_ca:
             self.cross_attention = _block(config, "cross_attention")
             self.more_cross_attention = nn.ModuleList(_block(config, "cross_attention") for _ in config.places[1:])

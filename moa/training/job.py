@@ -159,7 +159,7 @@ def _new_drafter(args: argparse.Namespace, loaded: LoadedModel) -> tuple[Drafter
     if args.body is None:
         return new_drafter(DrafterConfig.for_target(facts, **shape), loaded.model), ""
     body = load_model(args.body, device=loaded.model.device)
-    drafter = drafter_around(loaded, body, shape, frozen=args.freeze_body)
+    drafter = drafter_around(loaded.model, facts, body, shape, frozen=args.freeze_body)
     return drafter, _digest(drafter)
 
 

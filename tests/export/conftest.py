@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,12 +32,14 @@ class Pair:
         return load_source(str(self.target), str(self.drafter))
 
 
-def make_pair(folder: Path, family: str = "llama", *, tli: int = 0, **overrides: object) -> Pair:
-    """A random target and a random drafter for it."""
+def make_pair(
+    folder: Path, family: str = "llama", shape: Mapping[str, Any] | None = None, **overrides: object
+) -> Pair:
+    """A random target and a random drafter of this shape for it."""
     target = save_tiny(family, folder / "target", **overrides)
     loaded = load_model(target)
     torch.manual_seed(3)
-    drafter = new_drafter(DrafterConfig.for_target(loaded.facts, tli=tli), loaded.model)
+    drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **shape or {}), loaded.model)
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.mul_(4.0)  # large enough that a wrong path through the graph shows in the logits

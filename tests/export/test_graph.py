@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,10 @@ from export.parity import TOLERANCE, parity, random_steps
 from export.runner import OrtRunner, TorchRunner
 from export.source import Source, load_source
 from moa.errors import MoaError
+from moa.model.checkpoint import drafter_around, save_drafter
+from moa.model.loading import load_model
 from tests.export.conftest import Pair, make_pair
+from tests.tiny import save_tiny
 
 
 def workshop(source: Source, folder: Path, **settings: object) -> Workshop:
@@ -27,12 +31,22 @@ def saved(shop: Workshop, opset: int = OPSET) -> Path:
     return path
 
 
+DEEP = {"layers": 3, "final_norm": True}
+
+
 @pytest.mark.parametrize(
-    ("family", "tli", "opset"),
-    [("llama", 0, PORTABLE_OPSET), ("gemma2", 1, OPSET), ("qwen3", 2, OPSET)],
+    ("family", "opset", "shape"),
+    [
+        ("llama", PORTABLE_OPSET, {}),
+        ("gemma2", OPSET, {"tli": 1}),
+        ("qwen3", OPSET, {"tli": 2}),
+        ("llama", OPSET, DEEP),
+        ("llama", PORTABLE_OPSET, DEEP | {"cross_attention_after": (1, 3)}),
+        ("llama", OPSET, {"layers": 2, "tli": 1}),
+    ],
 )
-def test_the_graph_computes_what_torch_does(family: str, tli: int, opset: int, tmp_path: Path) -> None:
-    shop = workshop(make_pair(tmp_path, family, tli=tli).source(), tmp_path)
+def test_the_graph_computes_what_torch_does(family: str, opset: int, shape: dict[str, Any], tmp_path: Path) -> None:
+    shop = workshop(make_pair(tmp_path, family, shape).source(), tmp_path)
     assert parity(TorchRunner(shop.source, 8), saved(shop, opset), shop.source.vocabulary, None) <= TOLERANCE
 
 
@@ -123,3 +137,18 @@ def test_an_independent_drafter_needs_no_records(pair: Pair, tmp_path: Path) -> 
     path = saved(shop)
     assert parity(TorchRunner(source, 8), path, source.vocabulary, None) <= TOLERANCE
     assert not [v.name for v in OrtRunner(path, source.spec).session.get_inputs() if v.name.startswith("record")]
+
+
+def test_a_sibling_with_records_is_exported_too(pair: Pair, tmp_path: Path) -> None:
+    """A body of another family and width, with its own embedding and head."""
+    body = load_model(save_tiny("qwen3", tmp_path / "sibling", num_hidden_layers=2, hidden_size=32, seed=5))
+    target = load_model(pair.target)
+    drafter = drafter_around(target.model, target.facts, body, {"final_state": True}, frozen=True)
+    for parameter in drafter.cross_attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    save_drafter(drafter, tmp_path / "drafter")
+    source = load_source(str(pair.target), str(tmp_path / "drafter"))
+    assert source.kind == "moa"
+    assert [(layer.kv_heads, layer.head_dim) for layer in source.spec.cache] == [(2, 16)] * 2
+    path = saved(workshop(source, tmp_path))
+    assert parity(TorchRunner(source, 8), path, source.vocabulary, None) <= TOLERANCE
