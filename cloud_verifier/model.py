@@ -95,10 +95,9 @@ def facts_of(target: Target, drafter: Drafter | None, drafter_name: str = "") ->
     """What the service must know of a model in memory."""
     records = None
     if drafter is not None and drafter.config.use_ca:
-        config = drafter.config
-        heads = config.cross_attention_num_key_value_heads
-        dtypes = [d for d in DTYPES if d != "int4" or config.head_dim % 2 == 0]
-        records = RecordContract(heads, config.head_dim, list(dtypes))
+        layout = drafter.layout
+        dtypes = [d for d in DTYPES if d != "int4" or layout.width % 2 == 0]
+        records = RecordContract(layout.count, layout.width, list(dtypes))
     return ModelFacts(
         target=target.facts.weights_id,
         tokenizer=target.facts.tokenizer_hash,

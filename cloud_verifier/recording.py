@@ -131,13 +131,14 @@ class Recorder:
         started = self._clock()
         rows = [piece.rows for _, piece in pieces]
         try:
-            keys, values = self._drafter.project(
-                torch.cat([r.k for r in rows], 1),
-                torch.cat([r.v for r in rows], 1),
-                torch.cat([r.hidden for r in rows]),
-                torch.cat([r.positions for r in rows]),
+            kept_keys, kept_values = torch.cat([r.k for r in rows], 1), torch.cat([r.v for r in rows], 1)
+            hidden, positions = torch.cat([r.hidden for r in rows]), torch.cat([r.positions for r in rows])
+            keys, values = self._drafter.project(kept_keys, kept_values, hidden, positions)
+            layout, last = self._drafter.layout, len(rows[0].k) - self._drafter.config.tli
+            host_keys, host_values = (
+                layout.join([part.float().cpu().numpy() for part in (made, *theirs[last:])])
+                for made, theirs in ((keys, kept_keys), (values, kept_values))
             )
-            host_keys, host_values = keys.float().cpu().numpy(), values.float().cpu().numpy()
         except Exception:
             # The tokens are right without them: these rows are lost to the edge, and nothing else is.
             log.exception("activation records could not be made", extra={"event": "records_failed"})

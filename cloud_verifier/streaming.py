@@ -101,7 +101,8 @@ class MoaServerDrafting(TreeDrafting):
         self._recorder.finish(lease)
         if drafting.records is not None:
             # A row that could not be made stays zero, and says nothing to the attention.
-            rows = [torch.from_numpy(half).to(drafting.records.k) for half in lease.records.read(start, stop)]
+            halves = [self._drafter.layout.split(half)[0] for half in lease.records.read(start, stop)]
+            rows = [torch.from_numpy(half).to(drafting.records.k) for half in halves]
             append(drafting.records, slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))
         if drafting.borrowed is not None:
             last = slice(-self._drafter.config.tli, None)

@@ -45,6 +45,7 @@ class Device:
             StepGraph(bundle.path(chosen.model), threads=threads),
             vocab_size=manifest.vocabulary.target,
             draft_tokens=bundle.draft_to_target(),
+            borrowed=len(manifest.records.borrowed) if manifest.records else 0,
         )
         return cls(bundle, name, TextCodec.of(bundle), drafter)
 

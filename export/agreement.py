@@ -51,8 +51,8 @@ class Replay:
         self.rows: list[Float] = [
             np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32) for layer in runner.spec.cache for _ in "kv"
         ]
-        # Mostly rows depend on tokens alone; those of borrowed layers also on the records of their time.
-        if not (runner.spec.borrowed or runner.spec.rows_know_records):
+        # Mostly rows depend on tokens alone; those of borrowed layers are the target's own.
+        if not runner.spec.rows_know_records:
             self.advance(len(trace.ids))
 
     def advance(self, end: int) -> None:
@@ -63,7 +63,9 @@ class Replay:
             out = self.runner.step(
                 self._step(ids, range(start, start + len(ids)), causal, self.rows, start, [len(ids) - 1])
             )
-            self.rows = [np.concatenate(pair, axis=1) for pair in zip(self.rows, out.rows, strict=True)]
+            stop, own = start + len(ids), len(out.rows) - len(self.trace.borrowed)
+            new = [*out.rows[:own], *(rows[:, start:stop] for rows in self.trace.borrowed)]
+            self.rows = [np.concatenate(pair, axis=1) for pair in zip(self.rows, new, strict=True)]
 
     def draft(self, pending: int, shape: TreeShape) -> int:
         """Draft after the text's token `pending`; how many drafts the target would accept."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,8 @@ class Trace:
     """Length of the prompt."""
     record_k: NDArray[np.float32] | None
     record_v: NDArray[np.float32] | None
+    borrowed: list[NDArray[np.float32]] = field(default_factory=list)
+    """The target's own rows `[heads, len(ids), D]` in the layers that are borrowed, keys and values by layer."""
 
 
 def read_prompts(files: Sequence[Path]) -> list[str]:
@@ -78,7 +80,7 @@ def _continue(target: Target, source: Source, prompts: Sequence[Sequence[int]], 
     slots = [target.pool.acquire() for _ in prompts]
     ids = [list(prompt) for prompt in prompts]
     pending = dict(enumerate(ids[b][:] for b in range(len(ids))))
-    records: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in prompts]
+    records: list[list[list[torch.Tensor]]] = [[] for _ in prompts]
     while pending:
         rows = [Row.chain(slots[b], tokens) for b, tokens in pending.items()]
         step = target.forward(rows)
@@ -88,20 +90,21 @@ def _continue(target: Target, source: Source, prompts: Sequence[Sequence[int]], 
             done = target.commit(step, place, range(len(tokens)))
             if source.spec.records:
                 with torch.inference_mode():
-                    records[b].append(source.module.project(done.k, done.v, done.hidden, done.positions))
+                    made = source.module.project(done.k, done.v, done.hidden, done.positions)
+                last = len(done.k) - source.spec.borrowed
+                theirs = [half[layer] for layer in range(last, len(done.k)) for half in (done.k, done.v)]
+                records[b].append([rows.clone() for rows in (*made, *theirs)])
             ids[b].append(token)
             if token not in source.facts.eos_ids and len(ids[b]) - len(prompts[b]) < new_tokens:
                 following[b] = [token]
         pending = following
     for slot in slots:
         target.pool.release(slot)
-    return [Trace(ids[b], len(prompts[b]), *_joined(records[b])) for b in range(len(prompts))]
+    return [_trace(ids[b], len(prompts[b]), records[b]) for b in range(len(prompts))]
 
 
-def _joined(
-    parts: list[tuple[torch.Tensor, torch.Tensor]],
-) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
+def _trace(ids: list[int], prompt: int, parts: list[list[torch.Tensor]]) -> Trace:
     if not parts:
-        return None, None
-    key, value = (torch.cat(side).transpose(0, 1).float().contiguous().numpy() for side in zip(*parts, strict=True))
-    return key, value
+        return Trace(ids, prompt, None, None)
+    joined = [torch.cat(side).transpose(0, 1).float().contiguous().numpy() for side in zip(*parts, strict=True)]
+    return Trace(ids, prompt, joined[0], joined[1], joined[2:])

@@ -1,8 +1,11 @@
-"""Does a bundle work here? Hashes, golden vectors on this machine's ONNX Runtime, and who runs which node."""
+"""Does a bundle work here? Hashes, golden vectors on this machine's ONNX Runtime, who runs which node, and a draft by
+the client itself."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from moa.errors import BundleError, MoaError, UsageError
 
 EXACT, QUANTIZED = 1e-3, 0.5
 """Largest difference of a best token's log-probability: eight-bit kernels differ by processor, float32 ones hardly."""
+_TRIAL_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,19 @@ def verify(
     available = onnxruntime.get_available_providers()
     if provider not in available:
         raise UsageError(f"this ONNX Runtime has no {provider}", hint=f"it has {', '.join(available)}")
-    return [_run(bundle, name, provider) for name in names if bundle.variant(name).form == "dynamic"]
+    dynamic = [name for name in names if bundle.variant(name).form == "dynamic"]
+    for name in dynamic:
+        draft_with_client(bundle, name)
+    return [_run(bundle, name, provider) for name in dynamic]
+
+
+def draft_with_client(bundle: Bundle, name: str) -> None:
+    """Let the device's own code draft with a variant, as its own process: export and client know only `moa` both."""
+    command = [sys.executable, "-m", "edge_client.tools.trial", str(bundle.folder), name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_SECONDS, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise BundleError(f"the client cannot draft with {name} of {bundle.folder}: {said[-1]}")
 
 
 def _run(bundle: Bundle, name: str, provider: str) -> Verdict:

@@ -1,4 +1,7 @@
-"""Activation records on the wire: CA keys and values of a run of positions, as fp16, int8 or int4. Numpy only.
+"""Activation records on the wire: keys and values of a run of positions, as fp16, int8 or int4. Numpy only.
+
+A record holds CA's heads, and with borrowed target layers (TLI) those of each of these layers too. Heads of different
+widths are cut into equal pieces, so that on the wire all records are `heads x head_dim` (`Layout`).
 
 A payload holds four planes: keys, values, key scales, value scales (fp16 has no scales). Quantization is symmetric;
 a scale belongs to a head of a row (int8) or to a group of 32 numbers in it (int4, whose 15 levels need finer scales).
@@ -6,6 +9,9 @@ a scale belongs to a head of a row (int8) or to a group of 32 numbers in it (int
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +27,36 @@ _INT4_GROUP = 32
 _LEVELS = {"int8": 127, "int4": 7}
 
 Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a record holds: (heads, width) of CA, then of every borrowed layer."""
+
+    parts: tuple[tuple[int, int], ...]
+
+    @property
+    def width(self) -> int:
+        """Width of a piece: a head's, or what heads of different widths have in common."""
+        return math.gcd(*(width for _, width in self.parts))
+
+    @property
+    def count(self) -> int:
+        """Pieces of a record's keys, and as many of its values."""
+        return sum(heads * width for heads, width in self.parts) // self.width
+
+    def join(self, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """One array `[rows, count, width]` of the parts, each `[rows, heads, its own width]`."""
+        return np.concatenate([part.reshape(len(part), -1, self.width) for part in parts], axis=1)
+
+    def split(self, rows: NDArray[Any]) -> list[NDArray[Any]]:
+        """The parts of `[rows, count, width]`, each `[rows, heads, its own width]`."""
+        found, at = [], 0
+        for heads, width in self.parts:
+            pieces = heads * width // self.width
+            found.append(rows[:, at : at + pieces].reshape(len(rows), heads, width))
+            at += pieces
+        return found
 
 
 def row_bytes(dtype: RecordDtype, heads: int, head_dim: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.drafter.graph import Heads
+from moa.records import Layout
 from moa.wire import Ranges
 
 MASKED = np.float32(-1e9)
@@ -21,11 +22,12 @@ _FIRST = 256
 
 
 class Rows:
-    """`arrays` of `[1, heads, size, width]`, all of the same `size`; another list of them once they have grown."""
+    """Keys and values of each layer, as `arrays` of `[1, heads, size, width]`, all of the same `size`; another list of
+    them once they have grown."""
 
-    def __init__(self, heads: Heads, arrays: int, *, first: int = _FIRST) -> None:
+    def __init__(self, layers: Sequence[Heads], *, first: int = _FIRST) -> None:
         self.size = first
-        self.arrays = [np.zeros((1, heads.count, first, heads.width), np.float32) for _ in range(arrays)]
+        self.arrays = [np.zeros((1, of.count, first, of.width), np.float32) for of in layers for _ in "kv"]
 
     def reserve(self, rows: int) -> None:
         """Make room for this many rows."""
@@ -55,24 +57,58 @@ class Rows:
 
 
 class RecordBuffer:
-    """Activation records by position, with the ranges held. Holes are masked, so any subset will do."""
+    """Activation records by position, with the ranges held. Holes are masked, so any subset will do.
 
-    def __init__(self, heads: Heads) -> None:
-        self.heads = heads
+    With borrowed target layers (TLI), records bring these layers' rows too: the target's own, which take the place of
+    what the drafter made of the same tokens (`lend`).
+    """
+
+    def __init__(self, heads: Heads, borrowed: Sequence[Heads] = ()) -> None:
+        """`heads` are cross-attention's, `borrowed` those of each borrowed layer."""
+        self.heads, self.borrowed = heads, tuple(borrowed)
+        self._layout = Layout(tuple((of.count, of.width) for of in (heads, *borrowed)))
+        self.wire = Heads(self._layout.count, self._layout.width)
+        """Heads of a record as it travels."""
         self.held = Ranges()
-        self._rows = Rows(heads, 2)
+        self._rows = Rows([heads])
+        self._theirs = Rows(self.borrowed)
+        self._due: list[tuple[int, int]] = []
+        """Ranges whose rows in the drafter's cache are still its own."""
         self._feeds = self._named(np.full((1, 1, 1, self._rows.size), MASKED, np.float32))
 
     def put(self, start: int, keys: NDArray[np.float32], values: NDArray[np.float32]) -> None:
-        """Take records `[rows, heads, width]` of positions from `start` on."""
+        """Take records `[rows, heads, width]`, as they travel, of positions from `start` on."""
         stop, before = start + len(keys), self._rows.size
-        self._rows.write(start, [rows.transpose(1, 0, 2)[None] for rows in (keys, values)])
+        parts = zip(self._layout.split(keys), self._layout.split(values), strict=True)
+        own, *theirs = ([rows.transpose(1, 0, 2)[None] for rows in pair] for pair in parts)
+        self._rows.write(start, own)
+        if theirs:
+            self._theirs.write(start, [rows for pair in theirs for rows in pair])
         if self._rows.size > before:
             mask = np.full((1, 1, 1, self._rows.size), MASKED, np.float32)
             mask[..., :before] = self._feeds["record_mask"]
             self._feeds = self._named(mask)
         self._feeds["record_mask"][..., start:stop] = 0
         self.held.add(start, stop)
+        self.made(start, stop)
+
+    def made(self, start: int, stop: int) -> None:
+        """The drafter's cache has rows of its own making at these positions."""
+        if self.borrowed:
+            self._due.append((start, stop))
+
+    def lend(self, rows: Sequence[NDArray[np.float32]], length: int) -> None:
+        """Write the target's rows over the drafter's, in the last layers of a cache with `length` committed rows."""
+        waiting: list[tuple[int, int]] = []
+        for start, stop in self._due:
+            for first, last in self.held:
+                first, last = max(first, start), min(last, stop, length)
+                if first < last:
+                    for mine, theirs in zip(rows[-2 * len(self.borrowed) :], self._theirs.arrays, strict=True):
+                        mine[:, :, first:last] = theirs[:, :, first:last]
+            if stop > length:
+                waiting.append((max(start, length), stop))
+        self._due = waiting
 
     def truncate(self, length: int) -> None:
         """Forget the records of positions from `length` on."""

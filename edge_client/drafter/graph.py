@@ -56,7 +56,8 @@ class StepGraph:
         if missing := [name for name in _WANTED if name not in shapes]:
             raise BundleError(f"{model} is no drafter step graph: input {missing[0]} is missing")
         self.layers = sum(name.startswith("past_k_") for name in shapes)
-        self.cache = Heads(*_heads(shapes["past_k_0"]))
+        self.cache = [Heads(*_heads(shapes[f"past_k_{layer}"])) for layer in range(self.layers)]
+        """Heads of each layer with a cache."""
         self.records = Heads(*_heads(shapes["record_k"])) if "record_k" in shapes else None
         top = self.session.get_outputs()[0].shape[-1]
         if not isinstance(top, int):
@@ -92,11 +93,12 @@ class Call:
         inputs |= {"queries": queries, **dict(zip(graph.cache_inputs, cache, strict=True)), **records}
         for name, array in inputs.items():
             self._binding.bind_cpu_input(name, array)
-        count, new = queries.size, (1, graph.cache.count, tokens, graph.cache.width)
+        count = queries.size
         self.top_logp = np.empty((1, count, graph.top), np.float32)
         """Best first, for every query."""
         self.top_tokens = np.empty((1, count, graph.top), np.int64)
-        self.rows: list[Float] = [np.empty(new, np.float32) for _ in graph.cache_inputs]
+        new = [(1, heads.count, tokens, heads.width) for heads in graph.cache for _ in "kv"]
+        self.rows: list[Float] = [np.empty(shape, np.float32) for shape in new]
         """The new cache rows."""
         results: list[Array] = [self.top_logp, self.top_tokens, *self.rows]
         for name, out in zip(graph.outputs, results, strict=True):

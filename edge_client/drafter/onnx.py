@@ -56,13 +56,22 @@ class Drafter(Protocol):
 class OnnxDrafter:
     """`Drafter` over the exported step graph."""
 
-    def __init__(self, graph: StepGraph, *, draft_tokens: NDArray[np.int64] | None = None, vocab_size: int) -> None:
-        """`draft_tokens` are the target ids of a reduced draft vocabulary."""
+    def __init__(
+        self,
+        graph: StepGraph,
+        *,
+        draft_tokens: NDArray[np.int64] | None = None,
+        vocab_size: int,
+        borrowed: int = 0,
+    ) -> None:
+        """`draft_tokens` are the target ids of a reduced draft vocabulary; the last `borrowed` layers with a cache are
+        the target's own."""
         self.graph = graph
-        self.records = RecordBuffer(graph.records) if graph.records else None
+        self.records = RecordBuffer(graph.records, graph.cache[graph.layers - borrowed :]) if graph.records else None
         self.ids: list[int] = []
         """Tokens whose rows are committed: row r is position r."""
-        self._rows = Rows(graph.cache, 2 * graph.layers)
+        self._borrows = borrowed > 0
+        self._rows = Rows(graph.cache)
         self._nodes: dict[tuple[int, int], int] = {}
         """(parent's row, token) -> row, for rows after the committed ones; -1 is the last committed row."""
         self._noise_ids = vocab_size if draft_tokens is None else draft_tokens
@@ -124,12 +133,18 @@ class OnnxDrafter:
         """
         known = self._keep(ids[:-1])
         while True:
+            if self.records is not None:
+                self.records.lend(self._rows.arrays, len(self.ids))
             self._drafts += 1
-            piece = list(ids[known : known + _CHUNK])
+            stop = min(known + _CHUNK, len(ids))
+            if self._borrows and known < stop - 1:
+                stop = min(stop, len(ids) - 1)  # the root is to see the target's own rows of the others
+            piece = list(ids[known:stop])
             call = self._call(piece, known, last_only=True)
             call.positions[0] = np.arange(known, known + len(piece))
             call.mask[0, 0, :, -len(piece) :] = _causal(len(piece))
             self._run(call, known, sampling)
+            self._made(known, known + len(piece))
             known += len(piece)
             self.ids += piece
             if known == len(ids):
@@ -153,9 +168,14 @@ class OnnxDrafter:
         while same + len(path) < len(ids) and (row := self._nodes.get((row, ids[same + len(path)]), -2)) >= 0:
             path.append(row)
         self._rows.gather(path, same)
+        self._made(same, same + len(path))
         self._nodes.clear()
         self.ids = ids[: same + len(path)]
         return len(self.ids)
+
+    def _made(self, start: int, stop: int) -> None:
+        if self.records is not None:
+            self.records.made(start, stop)
 
     def _call(self, tokens: Sequence[int], at: int, *, last_only: bool = False) -> Call:
         """A run of tokens, whose rows will be `at` and on, that sees the committed rows and no other yet."""

@@ -19,6 +19,7 @@ from edge_client.device import Device, embedded_bundle
 from edge_client.drafter.graph import StepGraph, default_threads
 from edge_client.drafter.onnx import OnnxDrafter
 from edge_client.settings import ClientSettings
+from edge_client.tools.trial import try_out
 from moa.bundle import Bundle
 from moa.errors import MoaError
 from moa.memory import resident_bytes
@@ -60,11 +61,11 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
         yield Check("drafter", "failed", str(error), error.hint)
         return
     loaded = time.perf_counter() - started
-    device.drafter.guess([8, 9], SamplingSettings())
+    try_out(device.drafter)
     first = time.perf_counter() - started
     state: State = "ok" if first < _START_SECONDS else "warning"
     memory = f"{resident_bytes() / 1e6:.0f} MB resident"
-    times = f"loaded in {1000 * loaded:.0f} ms, first guess after {1000 * first:.0f} ms"
+    times = f"loaded in {1000 * loaded:.0f} ms, first drafts after {1000 * first:.0f} ms"
     yield Check(
         "drafter",
         state,

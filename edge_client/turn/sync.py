@@ -46,7 +46,7 @@ class RecordSync:
         if self.buffer is None:
             return "off"
         if self.precision == "auto":
-            return "int4" if self._lowered and self.buffer.heads.width % 2 == 0 else "int8"
+            return "int4" if self._lowered and self.buffer.wire.width % 2 == 0 else "int8"
         return self.precision
 
     def misses(self, rows: int) -> bool:
@@ -70,7 +70,7 @@ class RecordSync:
         """Put the rows into the buffer."""
         self.rows += message.rows
         if self.buffer is not None and message.dtype != "off":
-            heads = self.buffer.heads
+            heads = self.buffer.wire
             if (message.heads, message.head_dim) != (heads.count, heads.width):
                 raise ProtocolError(
                     f"records of {message.heads} x {message.head_dim}, the drafter's are {heads.count} x {heads.width}"
@@ -90,7 +90,7 @@ class RecordSync:
         """Ask for smaller records where the link cannot carry these; perhaps a message to send."""
         if self.buffer is None or self.precision != "auto" or self._lowered or self.bandwidth.samples < 8:
             return None
-        heads = self.buffer.heads
+        heads = self.buffer.wire
         needed = tokens_per_second * records.row_bytes("int8", heads.count, heads.width)
         room = self.bandwidth.value
         if self.budget.record_rate:

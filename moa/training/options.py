@@ -14,7 +14,7 @@ from moa.errors import UsageError
 if TYPE_CHECKING:
     from moa.training.distill import DistillSettings
     from moa.training.loop import LoopSettings
-    from moa.training.masks import Spacing
+    from moa.training.masks import AnchorRule
 
 EXAMPLES = """\
 examples:

@@ -32,9 +32,7 @@ class Pair:
         return load_source(str(self.target), str(self.drafter))
 
 
-def make_pair(
-    folder: Path, family: str = "llama", shape: Mapping[str, Any] | None = None, **overrides: object
-) -> Pair:
+def make_pair(folder: Path, family: str = "llama", shape: Mapping[str, Any] | None = None, **overrides: object) -> Pair:
     """A random target and a random drafter of this shape for it."""
     target = save_tiny(family, folder / "target", **overrides)
     loaded = load_model(target)

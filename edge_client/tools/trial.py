@@ -1,0 +1,49 @@
+"""A draft through the device's own code: `python -m edge_client.tools.trial BUNDLE VARIANT`, for who builds bundles.
+
+A graph may compute all it should, and still not be what the client hands its caches and records to.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from edge_client.device import Device
+from edge_client.drafter.onnx import Drafter
+from moa.errors import run_cli
+from moa.sampling import SamplingSettings
+from moa.tree import TreeShape
+
+_IDS = range(8, 20)
+
+
+def try_out(drafter: Drafter) -> None:
+    """Guess without records, draft a tree with some, go on along it, and take records of what was drafted before."""
+    sampling, shape = SamplingSettings(), TreeShape(breadth=2, depth=3, nodes=5)
+    ids = list(_IDS)
+    drafter.guess(ids, sampling)
+    for known in (len(ids) - 1, len(ids) + 1):
+        if drafter.records is not None:
+            wire = drafter.records.wire
+            rows = np.zeros((known, wire.count, wire.width), np.float32)
+            drafter.records.put(0, rows, rows)
+        steps = drafter.draft(ids, shape, sampling)
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            ids += end.value.tokens[1:3]
+    if drafter.records is not None:
+        drafter.records.truncate(0)
+
+
+def main() -> int:
+    """Entry point."""
+    folder, variant = sys.argv[1:]
+    try_out(Device.load(folder, variant=variant, threads=1).drafter)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_cli("edge_client.tools.trial", main))
