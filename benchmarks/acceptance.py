@@ -77,7 +77,9 @@ def generate(
     shape: TreeShape | None,
 ) -> list[Generation]:
     """Continue every prompt by up to so many tokens."""
-    return speculator.generate(prompts, GenerationSettings(max_new_tokens=tokens, sampling=sampling, shape=shape))
+    return speculator.generate(
+        prompts, GenerationSettings(max_new_tokens=tokens, sampling=sampling, shape=shape, adapt=False)
+    )
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -38,7 +38,9 @@ def speculating(
     speculator: Speculator, tokens: int, shape: TreeShape | None, t: float = 0.0
 ) -> Callable[[list[int]], Generation]:
     """Our engine, one prompt at a time, as a single user has it."""
-    settings = GenerationSettings(max_new_tokens=tokens, shape=shape, sampling=SamplingSettings(temperature=t))
+    settings = GenerationSettings(
+        max_new_tokens=tokens, shape=shape, sampling=SamplingSettings(temperature=t), adapt=False
+    )
     return lambda prompt: speculator.generate([prompt], settings)[0]
 
 

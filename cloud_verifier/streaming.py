@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
 from moa.model.target import Target
 from moa.tree import TreeShape
+from moa.utility import Costs, Utility
 from moa.wire.messages import Stream
 
 Draft = tuple[Sequence[int], Sequence[int]]
@@ -41,31 +43,83 @@ class NoDrafting:
         """There is nothing to give back."""
 
 
-class TreeDrafting:
-    """Trees by any drafter of the engine. How a drafter comes to know a session's text is its own: `_catch_up`."""
+@dataclass
+class _Drafted:
+    """A session's latest draft, to be judged by how far the session has come when the next is asked for."""
 
-    def __init__(self, target: Target, drafting: Drafting, shape: TreeShape) -> None:
-        self._target, self._drafting, self._shape = target, drafting, shape
+    utility: Utility
+    base: int = 0
+    levels: int = 0
+
+    def judge(self, base: int) -> None:
+        """The session has come to `base`."""
+        if base > self.base:
+            self.utility.told(self.levels, max(0, min(self.levels, base - self.base - 1)))
+
+
+class TreeDrafting:
+    """Trees by any drafter of the engine, as deep as they are worth their time, down to none. How a drafter comes to
+    know a session's text is its own: `_catch_up`."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafting: Drafting,
+        shape: TreeShape,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._target, self._drafting, self._shape, self._clock = target, drafting, shape, clock
+        self._costs: dict[float, Costs] = {}
+        """By temperature, which decides how well drafts do."""
+        self._drafted: dict[Lease, _Drafted] = {}
+        self._began = 0.0
+        self._before: dict[Lease, _Drafted] = {}
+        """Who took part in the latest round."""
 
     def draft(self, jobs: Sequence[Job]) -> list[Draft]:
         """Trees for all stream rounds of a batch, level by level together."""
+        worth = self._worth(jobs)
         requests, able = [], []
-        for job in jobs:
+        for job, levels in zip(jobs, worth, strict=True):
             room = self._target.pool.capacity - job.base - 1
-            plain = isinstance(job.request, Stream) and not job.request.speculate
-            if plain or room < 1 or not self._catch_up(job):
+            if not levels or room < 1 or not self._catch_up(job):
                 continue
-            shape = replace(self._shape, nodes=min(self._shape.nodes, room))
+            shape = replace(self._shape, depth=levels, nodes=min(self._shape.nodes, room))
             requests.append(DraftRequest(job.lease.drafting, job.ids[-1], shape, job.sampling))
             able.append(job)
         trees = dict(zip(able, self._drafting.draft(requests), strict=True)) if requests else {}
+        for job, tree in trees.items():
+            self._drafted[job.lease].levels = int(max(tree.depths()))
         return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
 
     def close(self, lease: Lease) -> None:
         """Give the drafting slot back."""
+        self._drafted.pop(lease, None)
+        self._before.pop(lease, None)
         if lease.drafting is not None:
             self._drafting.close(lease.drafting)
             lease.drafting = None
+
+    def _worth(self, jobs: Sequence[Job]) -> list[int]:
+        """How many levels to draft for each; learns first what the latest round took and won."""
+        now, before = self._clock(), self._before
+        asked = {job.lease: job for job in jobs if not isinstance(job.request, Stream) or job.request.speculate}
+        if before and all(lease in asked for lease in before):
+            # The same sessions follow each other round by round: the time between is a round's.
+            levels = sum(one.levels for one in before.values()) / len(before)
+            for costs in {id(one.utility.costs): one.utility.costs for one in before.values()}.values():
+                costs.add(now - self._began, levels)
+        self._began, self._before = now, {}
+        for lease, job in asked.items():
+            if lease not in self._drafted:
+                costs = self._costs.setdefault(job.sampling.temperature, Costs())
+                self._drafted[lease] = _Drafted(Utility(costs, self._shape.depth), job.base)
+            one = self._before[lease] = self._drafted[lease]
+            if lease in before:  # else the session has gone on in other ways since
+                one.judge(job.base)
+            one.base, one.levels = job.base, 0
+        return [self._drafted[job.lease].utility.levels() if job.lease in asked else 0 for job in jobs]
 
     def _catch_up(self, job: Job) -> bool:
         """Let the drafter know the session's text, in `lease.drafting`; False when it cannot draft for this one."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from moa.errors import UsageError
 from moa.model.drafting import Drafting, DraftRequest
-from moa.model.target import Row, Step, Target
+from moa.model.target import Committed, Row, Step, Target
 from moa.sampling import SamplingSettings, choose
 from moa.tree import DraftTree, TreeShape, accept
+from moa.utility import Costs, Utility
 from moa.wire.finish import Decode, TurnRules, first_finish
 
 PREFILL_CHUNK = 512
@@ -23,13 +24,17 @@ PREFILL_CHUNK = 512
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSettings:
-    """When to stop, how to sample, how far to draft (`shape=None`: not at all)."""
+    """When to stop, how to sample, how far to draft (`shape=None`: not at all).
+
+    With `adapt`, a draft is only as deep as it is worth its time, down to none; without, always as deep as `shape`.
+    """
 
     max_new_tokens: int = 256
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     shape: TreeShape | None = field(default_factory=TreeShape)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    adapt: bool = True
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -71,6 +76,9 @@ class _Sequence:
     slot: int
     draft_slot: int | None
     out: Generation
+    utility: Utility | None
+    unseen: list[tuple[Sequence[int], Committed]] = field(default_factory=list)
+    """What the drafter has still to be told, once it drafts again."""
 
     @property
     def base(self) -> int:
@@ -84,6 +92,8 @@ class Speculator:
     def __init__(self, target: Target, drafting: Drafting | None = None) -> None:
         self.target, self.drafting = target, drafting
         self.seconds = Seconds()
+        self._costs: dict[float, Costs] = {}
+        """By temperature, which decides how well drafts do."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], settings: GenerationSettings | None = None
@@ -132,7 +142,10 @@ class Speculator:
         rules = TurnRules(len(prompt), settings.max_new_tokens, capacity, frozenset(eos), settings.stop)
         slot = self.target.pool.acquire()
         draft_slot = self.drafting.open() if self.drafting is not None and settings.shape else None
-        sequence = _Sequence(index, list(prompt), rules, slot, draft_slot, out)
+        utility = None
+        if settings.adapt and settings.shape is not None and draft_slot is not None:
+            utility = Utility(self._costs.setdefault(settings.sampling.temperature, Costs()), settings.shape.depth)
+        sequence = _Sequence(index, list(prompt), rules, slot, draft_slot, out, utility)
         began = time.perf_counter()
         for start in range(0, sequence.base, PREFILL_CHUNK):
             chunk = sequence.log[start : min(start + PREFILL_CHUNK, sequence.base)]
@@ -148,8 +161,17 @@ class Speculator:
 
     def _commit(self, sequence: _Sequence, step: Step, row: int, path: list[int], tokens: Sequence[int]) -> None:
         committed = self.target.commit(step, row, path)
-        if sequence.draft_slot is not None and self.drafting is not None:
+        if sequence.draft_slot is not None:
+            sequence.unseen.append((tokens, committed))
+
+    def _catch_up(self, sequence: _Sequence) -> int:
+        """Let the drafter know the text; its slot."""
+        assert sequence.draft_slot is not None
+        assert self.drafting is not None
+        for tokens, committed in sequence.unseen:
             self.drafting.observe(sequence.draft_slot, tokens, committed)
+        sequence.unseen.clear()
+        return sequence.draft_slot
 
     def _round(self, active: list[_Sequence], settings: GenerationSettings) -> list[tuple[_Sequence, list[int]]]:
         """Draft for all, verify all in one forward, and take what each is given."""
@@ -171,10 +193,24 @@ class Speculator:
                 self._commit(sequence, step, b, path, [trees[b].tokens[node] for node in path])
             sequence.log += tokens[:count]
             results.append((sequence, tokens[:count]))
+        ended = time.perf_counter()
         self.seconds.draft += drafted - began
         self.seconds.verify += verified - drafted
-        self.seconds.observe += time.perf_counter() - verified
+        self.seconds.observe += ended - verified
+        self._learn(ended - began, active, trees, [path for path, _ in chosen])
         return results
+
+    def _learn(
+        self, seconds: float, active: list[_Sequence], trees: list[DraftTree], paths: Sequence[Sequence[int]]
+    ) -> None:
+        """Tell what the round took and won, for how far to draft next."""
+        levels = [max(tree.depths()) for tree in trees]
+        for sequence, level, path in zip(active, levels, paths, strict=True):
+            if sequence.utility is not None:
+                sequence.utility.told(level, len(path) - 1)
+        costs = {id(s.utility.costs): s.utility.costs for s in active if s.utility is not None}
+        for one in costs.values():
+            one.add(seconds, sum(levels) / len(levels))
 
     def _draft(self, active: list[_Sequence], settings: GenerationSettings) -> list[DraftTree]:
         requests: list[DraftRequest] = []
@@ -183,9 +219,12 @@ class Speculator:
         for place, sequence in enumerate(active):
             # The pending token needs a place in the cache, and no draft may outgrow what is left.
             room = self.target.pool.capacity - sequence.base - 1
-            if sequence.draft_slot is not None and settings.shape and room > 0:
-                shape = replace(settings.shape, nodes=min(settings.shape.nodes, room))
-                requests.append(DraftRequest(sequence.draft_slot, sequence.log[-1], shape, settings.sampling))
+            if sequence.draft_slot is None or not settings.shape or room < 1:
+                continue
+            depth = settings.shape.depth if sequence.utility is None else sequence.utility.levels()
+            if depth > 0:
+                shape = replace(settings.shape, depth=depth, nodes=min(settings.shape.nodes, room))
+                requests.append(DraftRequest(self._catch_up(sequence), sequence.log[-1], shape, settings.sampling))
                 wishes.append(place)
         if requests and self.drafting is not None:
             for place, tree in zip(wishes, self.drafting.draft(requests), strict=True):

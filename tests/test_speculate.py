@@ -121,7 +121,9 @@ def test_the_same_noise_makes_a_drafter_agree_more_often(monkeypatch: pytest.Mon
     # Hot enough for the noise to matter beside the logits of two models that have nothing to do with each other.
     engine = speculator(Target.from_model(tiny("llama"), slots=4, capacity=128))
     sampling = SamplingSettings(temperature=8.0, seed=5)
-    settings = GenerationSettings(max_new_tokens=40, sampling=sampling, shape=TreeShape.chain(4), ignore_eos=True)
+    settings = GenerationSettings(
+        max_new_tokens=40, sampling=sampling, shape=TreeShape.chain(4), ignore_eos=True, adapt=False
+    )
 
     def acceptance() -> float:
         return float(np.mean([o.acceptance_length for o in engine.generate(prompts_of((9, 20, 30, 40)), settings)]))
@@ -149,7 +151,7 @@ def test_a_context_that_is_full_ends_the_text_where_plain_decoding_ends(engine: 
 
 
 def test_counting(engine: Speculator) -> None:
-    out = engine.generate(prompts_of((5,)), GenerationSettings(max_new_tokens=20, ignore_eos=True))[0]
+    out = engine.generate(prompts_of((5,)), GenerationSettings(max_new_tokens=20, ignore_eos=True, adapt=False))[0]
     assert sum(out.won) == len(out.ids) == 20
     assert out.finish == "length"
     assert out.acceptance_length == 20 / len(out.won)

@@ -37,7 +37,7 @@ def test_text_does_not_depend_on_the_drafter(kind: Kind, sampling: SamplingSetti
     asked = prompts(1, 2, 17, 30)
     plain = Speculator(target).generate(asked, GenerationSettings(max_new_tokens=24, shape=None, sampling=sampling))
     for shape in (TreeShape.chain(4), TreeShape(breadth=4, depth=3, nodes=12)):
-        settings = GenerationSettings(max_new_tokens=24, shape=shape, sampling=sampling)
+        settings = GenerationSettings(max_new_tokens=24, shape=shape, sampling=sampling, adapt=False)
         found = Speculator(target, drafting).generate(asked, settings)
         assert [g.ids for g in found] == [g.ids for g in plain]
         assert all(g.drafted for g in found)
@@ -71,7 +71,7 @@ def test_a_folder_is_the_model(kind: Kind, tmp_path: Path) -> None:
     torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()))
     target = load_target(source, slots=1, capacity=64, drafter=tmp_path / "drafter")
     speculator = Speculator(target, open_drafting(tmp_path / "drafter", target))
-    settings = GenerationSettings(max_new_tokens=8, shape=TreeShape.chain(3))
+    settings = GenerationSettings(max_new_tokens=8, shape=TreeShape.chain(3), adapt=False)
     plain = Speculator(target).generate(prompts(5), GenerationSettings(max_new_tokens=8, shape=None))
     assert speculator.generate(prompts(5), settings)[0].ids == plain[0].ids
 
@@ -81,7 +81,7 @@ def test_a_moa_folder_opens_alike(tmp_path: Path) -> None:
     target = load_target(source, slots=1, capacity=64)
     save_drafter(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "moa")
     target = load_target(source, slots=1, capacity=64, drafter=tmp_path / "moa")
-    settings = GenerationSettings(max_new_tokens=8, shape=TreeShape.chain(3))
+    settings = GenerationSettings(max_new_tokens=8, shape=TreeShape.chain(3), adapt=False)
     assert Speculator(target, open_drafting(tmp_path / "moa", target)).generate(prompts(5), settings)[0].drafted
 
 

@@ -26,7 +26,9 @@ def _drafted(bias: float, sampling: SamplingSettings) -> tuple[list[int], int]:
     drafter = new_drafter(DrafterConfig.for_target(target.facts, confidence=True), target.model).eval()
     torch.nn.init.zeros_(drafter.confidence_head.weight)
     torch.nn.init.constant_(drafter.confidence_head.bias, bias)
-    settings = GenerationSettings(max_new_tokens=8, sampling=sampling, shape=TreeShape.chain(6), ignore_eos=True)
+    settings = GenerationSettings(
+        max_new_tokens=8, sampling=sampling, shape=TreeShape.chain(6), ignore_eos=True, adapt=False
+    )
     (out,) = Speculator(target, MoaDrafting(drafter, capacity=64)).generate([[5, 6, 7]], settings)
     return out.ids, out.drafted
 

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from moa.utility import Acceptance, Costs, Utility
+
+
+def decode(right: float, *, level: float, tokens: int = 4000, costs: Costs | None = None) -> float:
+    """Tokens a second beside plain decoding's, of a text where each level is accepted with this chance."""
+    rng, utility, spent, won = random.Random(0), Utility(costs or Costs(), 8), 0.0, 0
+    while won < tokens:
+        levels = utility.levels()
+        accepted = 0
+        while accepted < levels and rng.random() < right:
+            accepted += 1
+        seconds = (1.0 + levels * level) * rng.uniform(0.9, 1.1)
+        utility.costs.add(seconds, levels)
+        utility.told(levels, accepted)
+        spent += seconds
+        won += accepted + 1
+    return won / spent
+
+
+@pytest.mark.parametrize("right", [0.0, 0.1, 0.3, 0.5])
+@pytest.mark.parametrize("level", [0.3, 0.6])
+def test_it_is_never_slower_than_plain_decoding(right: float, level: float) -> None:
+    costs = Costs()
+    decode(0.5, level=level, costs=costs, tokens=200)
+    assert decode(right, level=level, costs=costs) > 0.98
+
+
+def test_where_drafts_hit_it_drafts_far() -> None:
+    assert decode(0.95, level=0.1) > 3.0
+    assert decode(0.6, level=0.1) > 1.5
+
+
+def test_a_text_that_becomes_easy_is_drafted_for_again() -> None:
+    costs = Costs()
+    utility = Utility(costs, 8)
+    for _ in range(400):
+        levels = utility.levels()
+        costs.add(1.0 + 0.4 * levels, levels)
+        utility.told(levels, 0)
+    assert utility.levels() <= 2
+    rounds = 0
+    while utility.levels() < 4:
+        levels, rounds = utility.levels(), rounds + 1
+        costs.add(1.0 + 0.1 * levels, levels)
+        utility.told(levels, levels)
+        assert rounds < 2000
+
+
+def test_a_new_text_expects_what_the_others_had_but_learns_soon() -> None:
+    usual = Acceptance()
+    for _ in range(200):
+        usual.add(0, 4)
+    fresh = Acceptance.after(usual)
+    assert fresh.chance(0) < 0.45
+    for _ in range(12):
+        fresh.add(4, 4)
+    assert fresh.chance(0) > 0.7
+
+
+def test_one_slow_round_changes_little() -> None:
+    costs = Costs()
+    for _ in range(20):
+        costs.add(1.0, 0)
+        costs.add(1.4, 4)
+    before = costs.level.value
+    costs.add(500.0, 4)
+    assert costs.level.value < 1.5 * before
+
+
+def test_the_first_round_is_plain_and_the_second_drafts() -> None:
+    utility = Utility(Costs(), 6)
+    assert utility.levels() == 0
+    utility.costs.add(1.0, 0)
+    utility.told(0, 0)
+    assert utility.levels() == 6
