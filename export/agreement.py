@@ -144,13 +144,13 @@ def acceptance(chain: Rounds, tree: Rounds) -> Acceptance:
     return Acceptance(chain=chain.by_depth(), tree=tree.by_depth(), tree_shape=shape)
 
 
-def offline(runner: Runner, traces: Sequence[Trace]) -> Offline:
-    """What the link's loss right after the prompt does: agreement by distance from the last record.
+def offline(runner: Runner, traces: Sequence[Trace], *, cold: bool) -> Offline:
+    """What the link's loss right after the prompt does, or having had none: agreement by distance from the prompt.
 
     One pass over the target's text tells both figures: a text drafted alone is the target's own for exactly as long as
     every guess on the target's text was right.
     """
-    right = [_alone(runner, trace) for trace in traces]
+    right = [_alone(runner, trace, 0 if cold else trace.prompt) for trace in traces]
     lengths, agreement, unbroken = [], [], []
     before = 0
     for length in _LENGTHS:
@@ -165,8 +165,8 @@ def offline(runner: Runner, traces: Sequence[Trace]) -> Offline:
     return Offline(lengths=tuple(lengths), agreement=tuple(agreement), unbroken=tuple(unbroken))
 
 
-def _alone(runner: Runner, trace: Trace) -> list[bool]:
+def _alone(runner: Runner, trace: Trace, held: int) -> list[bool]:
     if len(trace.ids) - trace.prompt < 2:
         return []
-    guesses = Replay(runner, trace).guesses(trace.prompt, len(trace.ids) - 1, trace.prompt)
+    guesses = Replay(runner, trace).guesses(trace.prompt, len(trace.ids) - 1, held)
     return [int(guess) == token for guess, token in zip(guesses, trace.ids[trace.prompt + 1 :], strict=True)]

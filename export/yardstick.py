@@ -53,5 +53,6 @@ class Yardstick:
             tokens=self.tokens,
             source=self.origin,
             acceptance=acceptance(rounds(self.reference, self.traces, CHAIN), self._reference_rounds),
-            offline=offline(self.reference, self.traces),
+            offline=offline(self.reference, self.traces, cold=False),
+            cold=offline(self.reference, self.traces, cold=True),
         )

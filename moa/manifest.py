@@ -142,7 +142,7 @@ class Acceptance(Part, frozen=True, kw_only=True):
 
 
 class Offline(Part, frozen=True, kw_only=True):
-    """What becomes of drafting with the records frozen, by tokens since the last record."""
+    """What becomes of drafting alone, by tokens since the last record, or since the prompt where there is none."""
 
     lengths: tuple[int, ...]
     agreement: tuple[float, ...]
@@ -159,6 +159,9 @@ class Calibration(Part, frozen=True, kw_only=True):
     source: str
     acceptance: Acceptance
     offline: Offline
+    """After a cut: with the prompt's records."""
+    cold: Offline | None = None
+    """Asked without a network: with no record at all."""
 
 
 class Manifest(Part, frozen=True, kw_only=True):

@@ -58,10 +58,27 @@ def test_every_round_is_counted_until_the_text_ends(source: Source) -> None:
 
 
 def test_offline_agreement_is_by_distance(source: Source) -> None:
-    found = offline(Oracle(source, 5), [counting(13, 2)])
+    found = offline(Oracle(source, 5), [counting(13, 2)], cold=False)
     assert found.lengths == (1, 2, 4, 8)  # no text is 16 tokens long
     assert found.agreement == (1.0, 1.0, 0.5, 0.75)
     assert found.unbroken == (1.0, 1.0, 0.0, 0.0)
+
+
+def test_a_cold_start_holds_no_record_and_a_cut_those_of_the_prompt(source: Source) -> None:
+    class Spy(Oracle):
+        held = -1
+
+        def step(self, step: StepInput) -> StepOutput:
+            assert step.record_k is not None
+            self.held = step.record_k.shape[1]
+            return super().step(step)
+
+    rows = np.zeros((1, 12, 16), np.float32)
+    trace, spy = Trace(list(range(1, 14)), 2, rows, rows), Spy(source, 5)
+    offline(spy, [trace], cold=True)
+    assert spy.held == 0
+    offline(spy, [trace], cold=False)
+    assert spy.held == 2
 
 
 def test_traces_hold_the_targets_own_text_and_records(pair: Pair, source: Source, traces: list[Trace]) -> None:

@@ -44,6 +44,16 @@ def test_one_partition_and_the_reference_arithmetic(shop: Workshop, kind: str, t
             np.testing.assert_allclose(row, other, atol=0.02)
 
 
+def test_a_body_of_several_layers_has_a_static_form_too(tmp_path: Path) -> None:
+    deep = make_pair(tmp_path, shape={"layers": 3, "final_norm": True, "cross_attention_after": (2, 3)})
+    shop = Workshop(deep.source(), tmp_path, top_k=8)
+    made = make_static(shop, KINDS["nnapi"], tmp_path / "nnapi", SHAPE, None)
+    assert "in one partition" in made.checked_with
+    reference, runner = TorchRunner(shop.source, 8), static_runner(shop, made.files[0], SHAPE)
+    for step in random_steps(shop.source.spec, shop.source.vocabulary, sizes=SIZES):
+        np.testing.assert_allclose(runner.step(step).top_logp, reference.step(step).top_logp, atol=0.05)
+
+
 def test_htp_gets_16_bit_activations_and_8_bit_weights(shop: Workshop, tmp_path: Path) -> None:
     made = make_static(shop, KINDS["npu-qnn"], tmp_path / "qnn", SHAPE, None)
     assert made.precision == "a16w8"
@@ -71,9 +81,9 @@ def test_a_graph_that_would_fall_apart_is_refused(shop: Workshop, tmp_path: Path
 
 @pytest.mark.parametrize("kind", [kind.name for kind in KINDS.values() if kind.form == "static"])
 def test_drafters_that_have_no_static_form_are_refused_before_any_work(pair: Pair, kind: str, tmp_path: Path) -> None:
-    borrows, alone = make_pair(tmp_path, tli=1).drafter, f"independent:{pair.target}"
+    borrows, alone = make_pair(tmp_path, shape={"tli": 1}).drafter, f"independent:{pair.target}"
     for drafter, why in ((str(borrows), "this one has 1"), (alone, "this one is independent")):
-        with pytest.raises(UsageError, match=f"{kind} is only for MoA drafters .* without borrowed layers: {why}"):
+        with pytest.raises(UsageError, match=f"{kind} is only for MoA drafters .* no borrowed layers: {why}"):
             make_plan(str(pair.target), drafter, ["cpu-int4", kind], None)
 
 
