@@ -1,4 +1,4 @@
-"""Tokens won a round by drafting on the device over loopback, for several bundles beside their drafters, on held-out text.
+"""Tokens won a round by drafting on the device over loopback, for several bundles beside their drafters: held-out code.
 
 python -m benchmarks.tokens_a_round embedded=BUNDLE=DRAFTER borrowed=BUNDLE=DRAFTER --pieces 32
 """
