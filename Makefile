@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test newest check fix bench docs clean
@@ -10,7 +11,7 @@ STAMP := $(VENV)/.installed
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
-demo: $(STAMP) ## device and verifier on this machine, with the embedded model pair
+demo: $(DEMO_STAMP) ## device and verifier on this machine, with the embedded model pair
 	$(BIN)/edge-client demo
 
 test: $(STAMP) ## every fast test, with coverage
@@ -44,6 +45,12 @@ docs: $(STAMP) ## regenerate the pictures, the trees, the command reference and 
 clean: ## remove the environment, builds and caches
 	rm -rf $(VENV) $(VENV)5 build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Device and verifier alone: the tools of a developer take minutes more, and nobody needs them to look.
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test $(STAMP) -nt pyproject.toml || $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[demo]"
+	touch $@
 
 # The stamp is older than what it was made from whenever a dependency changes, so an environment never goes stale.
 $(STAMP): pyproject.toml constraints.txt

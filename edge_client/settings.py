@@ -46,6 +46,7 @@ class ClientSettings:
     tls_ca: str = ""
     """A PEM file of the authority that signed the verifier's certificate."""
     offline: bool = False
+    """Only this device: nothing is verified."""
 
     # what
     max_new_tokens: int = 256
@@ -56,7 +57,9 @@ class ClientSettings:
     repetition_penalty: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    """Texts that end the answer and are no part of it."""
     ignore_eos: bool = False
+    """Go on after an end token."""
 
     # how
     draft: Draft = "auto"

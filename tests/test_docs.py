@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import edge_client
+from tools.api import api_page
 from tools.readme import PARSERS, between, cli_reference, digest, file_tree, programs, rendered, results_page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,6 +114,17 @@ def test_file_tree_uses_docstrings_and_refuses_a_module_without(tmp_path: Path) 
     (tmp_path / "moa" / "tree.py").write_text("x = 1\n")
     with pytest.raises(ValueError, match="no docstring"):
         file_tree(tmp_path)
+
+
+def test_the_api_page_has_every_public_name_and_says_something_of_each() -> None:
+    page = api_page(ROOT)
+    names = [name for name in edge_client.__all__ if name not in ("ClientSettings", "Event")]
+    assert [name for name in names if f"# `{name}`\n\n" not in page] == []
+    for line in page.splitlines():
+        if line.startswith("| `"):
+            assert line.rsplit("|", 2)[1].strip(), line
+    assert "`llama`" in page
+    assert "'verified' | 'provisional'" in page
 
 
 def test_results_page_joins_the_tables(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ _BEHAVIOUR = {
     "max_offline_tokens": ("N", "stop after so many unverified tokens (0: never)"),
     "settle_seconds": ("S", "how long to wait at the end for a lost link"),
 }
+HELP = {name: text for flags in (_CONNECTION, _SAMPLING, _BEHAVIOUR) for name, (_, text) in flags.items()}
+"""What each setting's flag does."""
 _LONGEST_PROMPT = 2**22
 """Bytes; far more than any context holds."""
 _FIELDS = {field.name for field in dataclasses.fields(ClientSettings)}
