@@ -92,8 +92,7 @@ async def largest(attempt: Try, start: int, most: int) -> tuple[int, list[Trial]
 
 def drafts_of(device: Device, heard: Heard, depth: int) -> list[list[int]]:
     """What the device drafts after each token of an answer, the records of all before being there."""
-    assert device.drafter.records is not None
-    drafter = client_kit.fresh_drafter(device, RecordBuffer(device.drafter.records.heads))
+    drafter = client_kit.fresh_drafter(device, RecordBuffer(client_kit.record_heads(device)))
     assert drafter.records is not None
     drafts: list[list[int]] = [[]]
     shape = TreeShape.chain(depth, min_score=-1e9)

@@ -21,13 +21,12 @@ from benchmarks.provenance import write_result
 from edge_client.client import EdgeClient
 from edge_client.settings import ClientSettings
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
-from edge_client.turn.controller import Draft
+from edge_client.turn.controller import WhoDrafts
 from moa.errors import MoaError, run_cli
 from moa.sampling import SamplingSettings
 
 _SOON: dict[str, Any] = {
-    "answer_floor_seconds": 0.15,
-    "first_answer_seconds": 1.0,
+    "offline_after": 0.15,
     "reconnect_seconds": 0.05,
     "settle_seconds": 60.0,
 }
@@ -52,25 +51,24 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         async def ask(number: int) -> None:
             """One conversation over a link of its own: a cut should be its own too."""
             ids, rng = prompts[number % len(prompts)], random.Random(f"{options.seed} {number}")
-            draft: Draft = "server" if number % 2 else "device"
+            draft: WhoDrafts = "server" if number % 2 else "device"
             sampling = (
                 SamplingSettings(temperature=0.8, top_p=0.95, seed=number) if number % 4 > 1 else SamplingSettings()
             )
             parts = urlsplit(url)
-            own = dataclasses.replace(device, drafter=client_kit.fresh_drafter(device))
             settings = ClientSettings(
                 draft=draft, max_new_tokens=options.tokens, **dataclasses.asdict(sampling), **_SOON
             )
             async with (
                 LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[options.link], seed=number) as link,
-                EdgeClient(settings, verifier=link.url, device=own) as client,
+                EdgeClient(settings, verifier=link.url, device=device) as client,
             ):
                 cutting = asyncio.create_task(_keep_cutting(link, rng, options.most_bytes))
                 said = await read(client, ids)
                 cutting.cancel()
                 await asyncio.gather(cutting, return_exceptions=True)
                 assert client.link is not None
-                figures["client_cuts"] += max(0, client.link.generation - 1)
+                figures["client_cuts"] += max(0, client.link.connections - 1)
             assert said.done is not None
             figures["answers"] += 1
             figures["sampled"] += not sampling.greedy

@@ -45,8 +45,7 @@ SAMPLINGS = ("greedy", "sampled")
 _LATE_SECONDS = 0.5
 _PATIENCE: dict[str, Any] = {
     # Dozens of conversations share two cores here: answers are slower than over any real link, and not lost.
-    "answer_floor_seconds": 1.0,
-    "first_answer_seconds": 20.0,
+    "offline_after": 20.0,
     "settle_seconds": 60.0,
     "reconnect_seconds": 0.5,
 }
@@ -110,8 +109,7 @@ def cases(links: Sequence[str], prompts: int) -> list[Case]:
 
 async def answer(device: Device, case: Case, url: str, ids: Sequence[int], tokens: int) -> StrictReader:
     """One conversation of its own, over a connection of its own."""
-    assert device.drafter.records is not None
-    heads = device.drafter.records.heads
+    heads = client_kit.record_heads(device)
     buffer = LateBuffer(heads) if case.sync == "late" else RecordBuffer(heads)
     settings = ClientSettings(
         verifier=url,
@@ -121,7 +119,7 @@ async def answer(device: Device, case: Case, url: str, ids: Sequence[int], token
         **dataclasses.asdict(case.settings),
         **_PATIENCE,
     )
-    own = dataclasses.replace(device, drafter=client_kit.fresh_drafter(device, buffer))
+    own = client_kit.with_drafter(device, lambda: client_kit.fresh_drafter(device, buffer))
     async with EdgeClient(settings, device=own) as client:
         return await read(client, ids)
 

@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Iterable, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from benchmarks.prompts import skill_prompts
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.drafter.cache import RecordBuffer
-from edge_client.drafter.onnx import OnnxDrafter
+from edge_client.drafter.graph import Heads
+from edge_client.drafter.onnx import Drafter, OnnxDrafter, run
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import ask
 from edge_client.tools.emulated_network import PROFILES, Profile
@@ -26,7 +28,6 @@ from moa.demo.skills import Example
 from moa.errors import MoaError, UsageError
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
-from moa.wire.messages import Activations
 
 LINKS = ("wifi", "5g", "4g", "4g-weak", "bursty")
 """The paper's; the emulator has more."""
@@ -111,18 +112,20 @@ class Heard:
 
 async def hear(url: str, device: Device, prompts: Sequence[Sequence[int]], tokens: int) -> list[Heard]:
     """Let the target answer, and wait for its records in the best precision on the wire."""
-    if device.drafter.records is None:
-        raise MoaError("this bundle's drafter takes no records")
+    heads = record_heads(device)
     heard = []
     for prompt in prompts:
-        buffer = RecordBuffer(device.drafter.records.heads)
-        own = dataclasses.replace(device, drafter=fresh_drafter(device, buffer))
+        buffer = RecordBuffer(heads)
+        own = with_drafter(device, functools.partial(fresh_drafter, device, buffer))
         settings = ClientSettings(verifier=url, sync="fp16", draft="server", max_new_tokens=tokens)
-        async with EdgeClient(settings, device=own) as client:
+        async with EdgeClient(settings, device=own) as client, client.conversation() as conversation:
             await client.wait_online()
-            answer = await ask(client, prompt)
-            rows = len(prompt) + len(answer.ids) - 1
-            await _all_records(client, rows)
+            answer = await ask(conversation, prompt)
+            rows, ids = len(prompt) + len(answer.ids) - 1, conversation.ids
+            async with asyncio.timeout(_RECORD_SECONDS):
+                while conversation.records.misses(rows):  # the stream is slow on purpose: another turn takes more in
+                    ids = [*ids, ids[-1]]
+                    ids += (await ask(conversation, ids, max_new_tokens=1)).ids
         feeds = buffer.feeds()
         keys, values = (feeds[name][0, :, :rows].transpose(1, 0, 2).copy() for name in ("record_k", "record_v"))
         heard.append(Heard(list(prompt), answer.ids, keys, values))
@@ -149,13 +152,7 @@ def accepted_per_round(
             if start < stop:
                 rows = (feeds[name][0, :, start:stop].transpose(1, 0, 2) for name in ("record_k", "record_v"))
                 drafter.records.put(start, *rows)
-        steps = drafter.draft(heard.log[: base + 1], shape, SamplingSettings())
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                tree = end.value
-                break
+        tree = run(drafter.draft(heard.log[: base + 1], shape, SamplingSettings()))
         node, accepted = 0, 0
         children = {
             (parent, token): n for n, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)) if n
@@ -170,29 +167,21 @@ def accepted_per_round(
 
 def fresh_drafter(device: Device, buffer: RecordBuffer | None = None) -> OnnxDrafter:
     """Another drafter over the same graph, with records of its own."""
-    drafter = device.drafter
+    drafter = device.new_drafter()
     assert isinstance(drafter, OnnxDrafter)
-    manifest = device.bundle.manifest
-    other = OnnxDrafter(
-        drafter.graph, draft_tokens=device.bundle.draft_to_target(), vocab_size=manifest.vocabulary.target
-    )
     if buffer is not None:
-        other.records = buffer
-    return other
+        drafter.records = buffer
+    return drafter
 
 
-async def _all_records(client: EdgeClient, rows: int) -> None:
-    """Take records in until all have arrived; the stream is slow on purpose."""
-    assert client.link is not None
-    assert client.sync is not None
-    assert client.sync.buffer is not None
-    async with asyncio.timeout(_RECORD_SECONDS):
-        while len(client.sync.buffer.held) < rows:
-            while client.link.inbox:
-                arrived, message = client.link.inbox.popleft()
-                if isinstance(message, Activations):
-                    client.sync.arrived(message, arrived)
-                    client.sync.keep(message)
-            if ack := client.sync.acknowledge():
-                await client.link.send(ack)
-            await client.link.wait(0.5)
+def with_drafter(device: Device, new_drafter: Callable[[], Drafter]) -> Device:
+    """The same device with other drafters."""
+    return dataclasses.replace(device, new_drafter=new_drafter)
+
+
+def record_heads(device: Device) -> Heads:
+    """The shape of this device's records."""
+    records = device.new_drafter().records
+    if records is None:
+        raise MoaError("this bundle's drafter takes no records")
+    return records.heads

@@ -24,7 +24,6 @@ SLOWEST = "a call a token"
 WAYS: dict[str, dict[str, Any]] = {
     "plain API streaming": {"draft": "none", "sync": "off"},
     SLOWEST: {"draft": "single", "sync": "off"},
-    "device, waiting idly": {"draft": "device", "ahead": False},
     "device": {"draft": "device"},
     "server-drafted stream": {"draft": "server"},
     "auto": {"draft": "auto"},

@@ -17,7 +17,7 @@ from benchmarks import client_kit, report
 from benchmarks.client_kit import Heard
 from benchmarks.provenance import write_result
 from edge_client.device import Device
-from edge_client.drafter.onnx import OnnxDrafter
+from edge_client.drafter.onnx import OnnxDrafter, run
 from moa.demo.skills import Example, is_right
 from moa.errors import run_cli
 from moa.sampling import SamplingSettings
@@ -43,7 +43,7 @@ def alone(device: Device, tokens: int, *, records: bool) -> Finish:
 def _go_on(drafter: OnnxDrafter, device: Device, heard: Heard, cut: int, tokens: int) -> list[int]:
     ids = [*heard.prompt, *heard.answer[:cut]]
     while len(ids) - len(heard.prompt) < tokens and ids[-1] not in device.codec.eos_ids:
-        ids.append(drafter.guess(ids, SamplingSettings()))
+        ids.append(run(drafter.guess(ids, SamplingSettings())))
     return ids[len(heard.prompt) :]
 
 

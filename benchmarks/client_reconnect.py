@@ -29,7 +29,7 @@ from edge_client.settings import ClientSettings
 from edge_client.tools.compare import Answer, ask_all
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from edge_client.tools.local import LocalVerifier
-from edge_client.turn.reconcile import OnReconnect
+from edge_client.turn.transcript import OnReconnect
 from moa.demo.skills import Example, is_right
 from moa.errors import MoaError, UsageError, run_cli
 
@@ -66,7 +66,6 @@ class Outcome:
 async def converse(url: str, device: Device, ids: Sequence[int], case: Case, options: argparse.Namespace) -> Outcome:
     """One answer, read at the reader's pace, with the link dead for a while in the middle."""
     parts = urlsplit(url)
-    own = dataclasses.replace(device, drafter=client_kit.fresh_drafter(device, _buffer(device)))
     async with LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[options.link]) as link:
         settings = ClientSettings(
             verifier=link.url,
@@ -75,7 +74,7 @@ async def converse(url: str, device: Device, ids: Sequence[int], case: Case, opt
             max_new_tokens=options.tokens,
             settle_seconds=_SETTLE,
         )
-        async with EdgeClient(settings, device=own) as client:
+        async with EdgeClient(settings, device=device) as client:
             await client.wait_online(30)
             cutting: asyncio.Task[None] | None = None
             tokens: list[int] = []
@@ -111,10 +110,6 @@ async def converse(url: str, device: Device, ids: Sequence[int], case: Case, opt
 async def _restore(link: LinkProxy, gap: float) -> None:
     await asyncio.sleep(gap)
     link.restore()
-
-
-def _buffer(device: Device) -> Any:
-    return type(device.drafter.records)(device.drafter.records.heads) if device.drafter.records is not None else None
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:

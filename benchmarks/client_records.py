@@ -76,8 +76,7 @@ def acceptance(device: Device, heard: Sequence[Heard], fill: Fill, lag: int | No
 
 
 def _heads(device: Device) -> Any:
-    assert device.drafter.records is not None
-    return device.drafter.records.heads
+    return client_kit.record_heads(device)
 
 
 def measure(device: Device, heard: Sequence[Heard]) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -28,27 +27,13 @@ from edge_client.client import EdgeClient
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import ask
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
-from edge_client.tools.trace import Trace
+from edge_client.turn.trace import Trace
 from moa.errors import MoaError, UsageError, run_cli
-from moa.wire.messages import Activations, Verdict
+from moa.wire.messages import Activations, ServerMessage, Verdict
 
 LANES = ("device", "link up", "verifier", "link down", "records")
 
 Event = dict[str, Any]
-Heard = deque[tuple[float, Any]]
-
-
-class Inbox(Heard):
-    """An inbox that remembers what came."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard: list[tuple[float, Any]] = []
-
-    def append(self, item: tuple[float, Any]) -> None:
-        """Take in a message with its time of arrival."""
-        self.heard.append(item)
-        super().append(item)
 
 
 @dataclass(frozen=True)
@@ -70,7 +55,8 @@ async def record(options: argparse.Namespace, url: str) -> tuple[list[Event], li
     """The client's events, and what it heard, both in microseconds of the trace."""
     device, _, prompts = client_kit.load(options)
     parts = urlsplit(url)
-    inbox, trace = Inbox(), Trace(enabled=True)
+    trace = Trace(enabled=True)
+    heard: list[tuple[float, Any]] = []
     clock = perf_counter()
     trace.mark("clock")
     async with LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[options.link]) as link:
@@ -78,7 +64,13 @@ async def record(options: argparse.Namespace, url: str) -> tuple[list[Event], li
         async with EdgeClient(settings, device=device, trace=trace) as client:
             await client.wait_online(30)
             assert client.link is not None
-            client.link.inbox = inbox
+            take = client.link.take
+
+            def taking(arrived: float, message: ServerMessage, size: int) -> None:
+                heard.append((arrived, message))
+                take(arrived, message, size)
+
+            client.link.take = taking  # type: ignore[method-assign]
             answer = await ask(client, prompts[-1])
             if not answer.verified:
                 raise MoaError("the link was too bad for a timeline: not all of the answer was verified")
@@ -87,7 +79,7 @@ async def record(options: argparse.Namespace, url: str) -> tuple[list[Event], li
         trace.write(path)
         events: list[Event] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     origin = next(event["ts"] for event in events if event["name"] == "clock")
-    return events, [(origin + 1e6 * (at - clock), message) for at, message in inbox.heard]
+    return events, [(origin + 1e6 * (at - clock), message) for at, message in heard]
 
 
 def rounds_of(events: list[Event], heard: list[tuple[float, Any]]) -> list[Round]:

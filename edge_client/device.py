@@ -1,8 +1,10 @@
-"""What is on the device: a bundle, and from it the drafter and the tokenizer."""
+"""What is on the device, shared by all conversations: a bundle, and from it weights and tokenizer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnxruntime
@@ -11,6 +13,7 @@ from edge_client.drafter.graph import StepGraph
 from edge_client.drafter.onnx import Drafter, OnnxDrafter
 from edge_client.text.codec import TextCodec
 from edge_client.turn.guard import OfflineGuard
+from edge_client.turn.worker import Pace
 from moa import demo
 from moa.bundle import Bundle
 from moa.errors import BundleError
@@ -26,7 +29,11 @@ class Device:
     bundle: Bundle
     variant: str
     codec: TextCodec
-    drafter: Drafter
+    new_drafter: Callable[[], Drafter]
+    """A drafter with caches of its own over the weights that all share: one for each conversation."""
+    pace: Pace = field(default_factory=Pace)
+    thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="drafter"))
+    """Where steps run that take long: one after another, for more would only share the same cores."""
 
     @classmethod
     def load(cls, folder: str | Path = "", *, variant: str = "", threads: int = 0) -> Device:
@@ -41,13 +48,15 @@ class Device:
             )
         bundle.check_runtime(name, onnxruntime.__version__)
         manifest = bundle.manifest
-        drafter = OnnxDrafter(
-            StepGraph(bundle.path(chosen.model), threads=threads),
-            vocab_size=manifest.vocabulary.target,
-            draft_tokens=bundle.draft_to_target(),
-            borrowed=len(manifest.records.borrowed) if manifest.records else 0,
+        graph, draft_tokens = StepGraph(bundle.path(chosen.model), threads=threads), bundle.draft_to_target()
+        vocabulary = manifest.vocabulary.target
+        borrowed = len(manifest.records.borrowed) if manifest.records else 0
+        return cls(
+            bundle,
+            name,
+            TextCodec.of(bundle),
+            lambda: OnnxDrafter(graph, vocab_size=vocabulary, draft_tokens=draft_tokens, borrowed=borrowed),
         )
-        return cls(bundle, name, TextCodec.of(bundle), drafter)
 
     def guard(self, stop_at: int) -> OfflineGuard:
         """The guard as calibrated; `stop_at` >= 0 overrules where it stops."""

@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from edge_client.turn.budget import Budget
-from edge_client.turn.controller import Draft
-from edge_client.turn.reconcile import OnReconnect
-from edge_client.turn.sync import Precision
+from edge_client.turn.controller import WhoDrafts
+from edge_client.turn.patience import Patience
+from edge_client.turn.records import Precision
+from edge_client.turn.transcript import OnReconnect
 from moa.errors import ConfigError, UsageError
 from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
@@ -62,9 +63,7 @@ class ClientSettings:
     """Go on after an end token."""
 
     # how
-    draft: Draft = "auto"
-    ahead: bool = True
-    """Draft on while an answer is awaited; off only to see what it gains."""
+    draft: WhoDrafts = "auto"
     on_reconnect: OnReconnect = "rewind"
     sync: Precision = "auto"
     max_kbps: float = 0.0
@@ -72,13 +71,18 @@ class ClientSettings:
     threads: int = 0
     max_offline_tokens: int = -1
     """Unverified tokens at which to stop: 0 is never, -1 what the bundle's calibration says."""
+    offline_after: float = 1.0
+    """Seconds beyond what the link was used to, after which the device writes by itself."""
     settle_seconds: float = 5.0
-    """At the end, how long to wait for a lost link so that what was written offline is checked."""
-    answer_floor_seconds: float = 0.25
-    """The shortest wait for an answer before the device goes on alone."""
-    first_answer_seconds: float = 5.0
+    """At the end, how long to wait for a verifier that cannot be asked, so that what was written offline is checked."""
+    answer_seconds: float = 120.0
+    """The longest wait for an answer on a live connection; then the round is sent on another one."""
+    connect_seconds: float = 10.0
+    """The longest wait for a connection."""
+    keepalive_seconds: float = 5.0
+    """Between two pings; a connection that answers none for twice as long is given up."""
     reconnect_seconds: float = 5.0
-    """The longest wait between two attempts to reach the verifier."""
+    """The longest pause between two attempts to reach the verifier."""
 
     def __post_init__(self) -> None:
         for field, hint in typing.get_type_hints(type(self)).items():
@@ -92,9 +96,12 @@ class ClientSettings:
             raise ConfigError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
         if self.threads < 0 or self.max_offline_tokens < -1:
             raise ConfigError("threads must be at least 0, max_offline_tokens at least -1")
-        waits = (self.settle_seconds, self.answer_floor_seconds, self.first_answer_seconds, self.reconnect_seconds)
-        if min(waits) < 0:
-            raise ConfigError("waiting times must not be negative")
+        for name in ("offline_after", "settle_seconds"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be negative")
+        for name in ("answer_seconds", "connect_seconds", "keepalive_seconds", "reconnect_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be above 0")
         if "" in self.stop:
             raise ConfigError("a stop string must not be empty")
         if self.verifier and self.verifier != "local":
@@ -108,6 +115,11 @@ class ClientSettings:
         """How tokens are chosen."""
         names = [field.name for field in dataclasses.fields(SamplingSettings)]
         return SamplingSettings(**{name: getattr(self, name) for name in names})
+
+    @property
+    def patience(self) -> Patience:
+        """How long a turn waits for what."""
+        return Patience(self.offline_after, self.settle_seconds, self.answer_seconds)
 
     @property
     def budget(self) -> Budget:
@@ -149,18 +161,39 @@ class SettingChanges(TypedDict, total=False):
     seed: int
     stop: tuple[str, ...]
     ignore_eos: bool
-    draft: Draft
-    ahead: bool
+    draft: WhoDrafts
     on_reconnect: OnReconnect
     sync: Precision
     max_kbps: float
     max_calls: int
     threads: int
     max_offline_tokens: int
+    offline_after: float
     settle_seconds: float
-    answer_floor_seconds: float
-    first_answer_seconds: float
+    answer_seconds: float
+    connect_seconds: float
+    keepalive_seconds: float
     reconnect_seconds: float
+
+
+class TurnChanges(TypedDict, total=False):
+    """The settings that one turn may have to itself."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    draft: WhoDrafts
+    on_reconnect: OnReconnect
+    max_offline_tokens: int
+    offline_after: float
+    settle_seconds: float
+    answer_seconds: float
 
 
 _HINTS: dict[str, Any] = typing.get_type_hints(ClientSettings)

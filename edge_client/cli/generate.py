@@ -15,7 +15,7 @@ from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
 from edge_client.screen.terminal import PipeView, View, make_view, rescue
 from edge_client.settings import ClientSettings
-from edge_client.tools.trace import Trace
+from edge_client.turn.trace import Trace
 from moa.errors import MoaError, UsageError
 
 

@@ -41,6 +41,7 @@ _BEHAVIOUR = {
     "max_kbps": ("N", "never use more than this many kilobits a second"),
     "max_calls": ("N", "never ask the verifier more often than this"),
     "max_offline_tokens": ("N", "stop after so many unverified tokens (0: never)"),
+    "offline_after": ("S", "write provisionally after a wait of S seconds beyond the usual (default: 1)"),
     "settle_seconds": ("S", "how long to wait at the end for a lost link"),
 }
 HELP = {name: text for flags in (_CONNECTION, _SAMPLING, _BEHAVIOUR) for name, (_, text) in flags.items()}

@@ -34,10 +34,7 @@ def default_threads() -> int:
 
 
 class StepGraph:
-    """One ONNX session, with the shapes that its inputs declare.
-
-    `run_seconds` and `runs` add up the time inside ONNX Runtime, so that the client's own overhead can be told apart.
-    """
+    """One ONNX session, with the shapes that its inputs declare."""
 
     def __init__(self, model: Path, *, threads: int = 0, providers: Sequence[str] = ("CPUExecutionProvider",)) -> None:
         options = onnxruntime.SessionOptions()
@@ -51,7 +48,6 @@ class StepGraph:
         except Exception as error:  # onnxruntime raises many types without a common base
             raise BundleError(f"ONNX Runtime cannot load {model}: {error}", hint="run `edge-client doctor`") from None
         self.threads = options.intra_op_num_threads
-        self.run_seconds, self.runs = 0.0, 0
         shapes = {node.name: node.shape for node in self.session.get_inputs()}
         if missing := [name for name in _WANTED if name not in shapes]:
             raise BundleError(f"{model} is no drafter step graph: input {missing[0]} is missing")
@@ -105,15 +101,14 @@ class Call:
             self._binding.bind_output(name, "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
         self._noise: Float | None = None
 
-    def run(self, noise: Float) -> None:
-        """Run the tokens; `noise` is what decides between them, `[1, 1, 1]` of zeros for none."""
+    def run(self, noise: Float) -> float:
+        """Run the tokens; `noise` is what decides between them, `[1, 1, 1]` of zeros for none. Returns the seconds."""
         graph, start = self._graph, perf_counter()
         if noise is not self._noise:
             self._binding.bind_cpu_input("noise", noise)
             self._noise = noise
         graph.session.run_with_iobinding(self._binding)
-        graph.run_seconds += perf_counter() - start
-        graph.runs += 1
+        return perf_counter() - start
 
 
 def _heads(shape: Sequence[int | str]) -> tuple[int, int]:

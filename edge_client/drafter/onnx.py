@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from functools import cache
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,23 +34,31 @@ class Drafter(Protocol):
 
     records: RecordBuffer | None
 
-    @property
-    def run_seconds(self) -> float:
-        """Time spent so far in running the model, and nothing else."""
-        ...
-
-    @property
-    def run_tokens(self) -> int:
-        """Tokens that the latest run of the model was over."""
-        ...
+    run_seconds: float
+    """Time spent so far in running the model, and nothing else."""
+    run_tokens: int
+    """Tokens that the latest run of the model was over."""
 
     def draft(self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings) -> Steps:
         """A tree of guesses after `ids`, whose last is the tree's root."""
         ...
 
-    def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> int:
+    def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, int]:
         """The most likely token after `ids`."""
         ...
+
+
+R = TypeVar("R")
+
+
+def run(steps: Generator[None, None, R]) -> R:
+    """All steps at once, where nothing else waits."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: R = end.value
+            return result
 
 
 class OnnxDrafter:
@@ -77,17 +85,14 @@ class OnnxDrafter:
         self._noise_ids = vocab_size if draft_tokens is None else draft_tokens
         self.run_tokens = 1
         """Tokens that the latest run was over."""
+        self.run_seconds, self.runs = 0.0, 0
+        """Time spent so far in ONNX Runtime, and how often it was called."""
         self._drafts = 0
         """Counts states of the committed rows: what a call's mask was made for."""
         self._silence = np.zeros((1, 1, 1), np.float32)
         self._noise: dict[tuple[int, int], Float] = {}
         self._calls: dict[tuple[int, bool], Call] = {}
         """By tokens at a time, and whether only the last is asked about."""
-
-    @property
-    def run_seconds(self) -> float:
-        """Time spent so far in ONNX Runtime."""
-        return self.graph.run_seconds
 
     def draft(self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings) -> Steps:
         """A tree of guesses after `ids`, whose last is the tree's root."""
@@ -116,15 +121,10 @@ class OnnxDrafter:
             call.mask[0, 0, :, -len(nodes) :] = sees[fed:stop, fed:stop]
             self._run(call, first + fed, sampling)
 
-    def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> int:
+    def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, int]:
         """The most likely token after `ids`."""
-        steps = self._follow(ids, sampling)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                call: Call = end.value
-                return int(call.top_tokens[0, 0, 0])
+        call = yield from self._follow(ids, sampling)
+        return int(call.top_tokens[0, 0, 0])
 
     def _follow(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, Call]:
         """Run what the cache has not seen of `ids`, piece by piece; returns the call whose guesses follow the last.
@@ -197,12 +197,13 @@ class OnnxDrafter:
     def _run(self, call: Call, at: int, sampling: SamplingSettings) -> None:
         """Run a call, and keep its rows."""
         self.run_tokens = call.ids.shape[1]
+        self.runs += 1
         if sampling.greedy:
             call.scale[0] = 1.0
-            call.run(self._silence)
+            self.run_seconds += call.run(self._silence)
         else:
             call.scale[0] = 1.0 / sampling.temperature
-            call.run(self._noise_at(sampling.seed, int(call.positions[0, -1]) + 1))
+            self.run_seconds += call.run(self._noise_at(sampling.seed, int(call.positions[0, -1]) + 1))
         self._rows.write(at, call.rows)
 
     def _noise_at(self, seed: int, position: int) -> Float:

@@ -1,94 +1,165 @@
-"""The connection to the verifier: dialled in the background, again and again, so that the decode loop never waits.
+"""The websocket to the verifier: dialled in the background, shared by all conversations; a shell around `Dialling`.
 
-What arrives lies in `inbox`, and `news` is set. What the messages mean is the business of the loop.
+What arrives goes to the mailbox of the conversation whose session it names. What it means is decided there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
+import contextlib
+import ipaddress
 import secrets
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Literal
+from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI, NegotiationError
+from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from edge_client.turn.estimates import RoundTrip
-from moa.errors import LinkError, MoaError, ProtocolError, RemoteError, UsageError
-from moa.wire import (
-    FEATURES,
-    PROTOCOL_VERSIONS,
-    SUBPROTOCOL,
-    Code,
-    Refusal,
-    decode_server,
-    encode,
-    remote_error,
-)
-from moa.wire.messages import ClientMessage, Error, Goaway, Hello, ServerMessage, Welcome
+from edge_client.link.dialling import Dialling, explain, foreign, refusal
+from edge_client.link.estimates import RoundTrip
+from edge_client.link.flow import RecordFlow
+from moa.errors import LinkError, ProtocolError, UsageError
+from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, Refusal, decode_server, encode
+from moa.wire.messages import Activations, ClientMessage, Close, Error, Goaway, Hello, ServerMessage, Welcome
 from moa.wire.versions import SESSION_HEADER
 
-_MAX_FRAME = 16 * 1024 * 1024
+_MAX_FRAME = 4 * 1024 * 1024
+_MAX_WAITING = 16_384
+_MAX_WAITING_BYTES = 16 * 1024 * 1024
+"""What may wait for one conversation whose reader takes his time; no honest verifier sends more."""
+_MAX_FAREWELLS = 256
 _SEND_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the verifier is and what is said to it first."""
+    """Where the verifier is, what is said to it first, and how long to wait for it."""
 
     url: str
     token: str = ""
     hello: Hello
     tls: ssl.SSLContext | None = None
     connect_seconds: float = 10.0
-    backoff_seconds: tuple[float, float] = (0.1, 5.0)
-    """The first wait before dialling again, and the longest; each is drawn between half of it and all of it."""
+    keepalive_seconds: float = 5.0
+    """A ping is sent this often; a connection whose ping is not answered for twice as long is given up."""
 
 
 @dataclass(eq=False)
-class LinkToVerifier:
+class Mailbox:
+    """What has arrived for one conversation, and when."""
+
+    messages: deque[tuple[float, ServerMessage]] = field(default_factory=deque)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a message arrived, or the link came or went."""
+    sessions: set[bytes] = field(default_factory=set)
+    waiting_bytes: int = 0
+
+    def put(self, arrived: float, message: ServerMessage, size: int) -> None:
+        """Take in a message of `size` bytes."""
+        self.waiting_bytes += size
+        if len(self.messages) >= _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
+            raise ProtocolError(f"the verifier sent {self.waiting_bytes} bytes that nobody asked for")
+        self.messages.append((arrived, message))
+        self.news.set()
+
+    def take(self) -> list[tuple[float, ServerMessage]]:
+        """All that has arrived since the last call."""
+        taken = list(self.messages)
+        self.messages.clear()
+        self.waiting_bytes = 0
+        return taken
+
+    async def wait(self, seconds: float | None) -> None:
+        """Until there is news, or the time is over."""
+        if self.messages:
+            return
+        timer = asyncio.get_running_loop().call_later(seconds, self.news.set) if seconds is not None else None
+        try:
+            await self.news.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+        self.news.clear()
+
+
+@dataclass(eq=False)
+class VerifierLink:
     """One connection at a time, and a new one whenever it is lost."""
 
     endpoint: Endpoint
-    inbox: deque[tuple[float, ServerMessage]] = field(default_factory=deque)
-    """What arrived, and when, in `perf_counter` seconds: the loop may have been drafting at that moment."""
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a message arrived or the link came or went."""
+    dialling: Dialling = field(default_factory=Dialling)
+    flow: RecordFlow = field(default_factory=RecordFlow)
+    rtt: RoundTrip = field(default_factory=RoundTrip)
     welcome: Welcome | None = None
     up: bool = False
-    generation: int = 0
-    """Counts connections that were welcomed."""
-    refused: MoaError | None = None
-    """Why the verifier will never take us; it is not dialled again."""
-    last_error: MoaError | None = None
-    """Why the latest attempt failed."""
+    connections: int = 0
+    """Counts connections that were welcomed: the number of the present one."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
     """Says to proxies and replicas that it is us again: the verifier that has our sessions is the one we want."""
     sent_bytes: int = 0
     received_bytes: int = 0
     server_date: str = ""
     """The Date header of the handshake, if there was one."""
-    last_heard: float = 0.0
-    """When a frame last arrived, in `perf_counter` seconds."""
-    rtt: RoundTrip = field(default_factory=RoundTrip)
+    _mailboxes: dict[bytes, Mailbox] = field(default_factory=dict)
+    _listening: set[Mailbox] = field(default_factory=set)
+    _farewells: deque[bytes] = field(default_factory=deque)
+    """Sessions to close that could not be told so yet."""
     _connection: ClientConnection | None = None
-    _retry_after: float = 0.0
+    _redial: asyncio.Event = field(default_factory=asyncio.Event)
+    _wanted: bool = True
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[LinkToVerifier]:
+    async def running(self) -> AsyncIterator[VerifierLink]:
         """Dial in the background for as long as the body runs."""
+        self.dialling.down_since = perf_counter()
         task = asyncio.create_task(self._keep_connected())
         try:
             yield self
         finally:
+            self._wanted = False
+            if self._connection is not None:
+                with contextlib.suppress(Exception):
+                    await self._connection.close()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    # ---- for conversations
+
+    @property
+    def state(self) -> Literal["up", "down", "refused"]:
+        """Whether the verifier can be asked now; refused: it is not dialled again before the next turn."""
+        return "up" if self.up else "refused" if self.dialling.refused is not None else "down"
+
+    @contextlib.contextmanager
+    def mailbox(self) -> Iterator[Mailbox]:
+        """A mailbox for as long as the body runs."""
+        box = Mailbox()
+        self._listening.add(box)
+        try:
+            yield box
+        finally:
+            self._listening.discard(box)
+            for session in box.sessions:
+                self._mailboxes.pop(session, None)
+            for _, message in box.messages:
+                self._throw_away(message)
+
+    def deliver(self, session: bytes, box: Mailbox) -> None:
+        """Messages of this session go into this mailbox from now on."""
+        box.sessions.add(session)
+        self._mailboxes[session] = box
+
+    def new_turn(self) -> None:
+        """Somebody wants an answer: dial again, even where the verifier has refused us."""
+        self.dialling.new_turn()
+        self._redial.set()
 
     async def send(self, message: ClientMessage) -> None:
         """Send now, or lose the connection trying: what was not answered is sent again after it returns."""
@@ -106,46 +177,55 @@ class LinkToVerifier:
         except (ConnectionClosed, TimeoutError, OSError):
             self.drop()
 
+    async def farewell(self, session: bytes) -> None:
+        """Have the verifier forget a session: now, or as soon as there is a connection."""
+        if self.up:
+            await self.send(Close(session))
+        elif len(self._farewells) < _MAX_FAREWELLS:
+            self._farewells.append(session)
+
     def drop(self) -> None:
         """Give the connection up: it seems dead. Dialling goes on."""
         if self._connection is not None:
             self._connection.transport.abort()
         self.up = False
-        self.news.set()
+        self._tell_all()
 
-    async def wait(self, seconds: float | None) -> None:
-        """Until there is news, or the time is over."""
-        if self.inbox:
-            return
-        timer = asyncio.get_running_loop().call_later(seconds, self.news.set) if seconds is not None else None
-        try:
-            await self.news.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
-        self.news.clear()
+    async def wait_up(self, seconds: float) -> None:
+        """Until the verifier has welcomed us; an error that says why it has not."""
+        failures = self.dialling.failures
+        self.new_turn()
+        with self.mailbox() as box:
+            try:
+                async with asyncio.timeout(seconds):
+                    while not self.up:
+                        if self.dialling.refused is not None and self.dialling.failures > failures:
+                            raise self.dialling.refused
+                        await box.wait(None)
+            except TimeoutError:
+                why = self.dialling.last_error
+                raise why or LinkError(f"no welcome from {self.endpoint.url} within {seconds:.0f} s") from None
 
     # ---- in the background
 
     async def _keep_connected(self) -> None:
-        first, longest = self.endpoint.backoff_seconds
-        pause = first
-        while self.refused is None:
-            before = self.generation
+        while True:
+            self._redial.clear()
+            due = self.dialling.due()
+            if due is None:
+                await self._redial.wait()
+                continue
+            if (pause := due - perf_counter()) > 0:
+                await asyncio.sleep(pause)
             try:
                 await self._one_connection()
-            except MoaError as error:
-                self.last_error = error
-                if not isinstance(error, LinkError) and not error.retryable:
-                    self.refused = error
+            except Exception as error:  # whatever it is, the device goes on and dials again
+                if not self._wanted:
+                    return
+                why = explain(error, self.endpoint.url, tls=self.endpoint.tls is not None)
+                self.dialling.ended(why, perf_counter())
             self.up, self._connection = False, None
-            self.news.set()
-            if self.refused is not None:
-                return
-            pause = first if self.generation > before else min(2 * pause, longest)
-            # Jitter: a thousand devices that lost the same cell must not all come back in the same instant.
-            await asyncio.sleep(max(self._retry_after, pause * random.uniform(0.5, 1.0)))
-            self._retry_after = 0.0
+            self._tell_all()
 
     async def _one_connection(self) -> None:
         """Dial, say hello, and read until the connection ends."""
@@ -153,44 +233,24 @@ class LinkToVerifier:
         headers = {SESSION_HEADER: self.key}
         if endpoint.token:
             headers["Authorization"] = f"Bearer {endpoint.token}"
-        try:
-            async with connect(
-                endpoint.url,
-                ssl=endpoint.tls,
-                additional_headers=headers,
-                subprotocols=[Subprotocol(SUBPROTOCOL)],
-                compression=None,
-                open_timeout=endpoint.connect_seconds,
-                close_timeout=0.5,
-                ping_interval=5.0,
-                ping_timeout=10.0,
-                max_size=_MAX_FRAME,
-            ) as connection:
-                await self._converse(connection)
-        except InvalidStatus as error:
-            raise _status_error(error) from None
-        except InvalidURI as error:
-            raise UsageError(f"{endpoint.url!r} is no verifier address: {error}", hint="like ws://host:8765") from None
-        except ssl.SSLCertVerificationError as error:
-            raise UsageError(
-                f"the verifier's certificate is not trusted: {error.verify_message}",
-                hint="renew it, or pass --tls-ca with the authority that signed it",
-            ) from None
-        except ssl.SSLError as error:
-            raise UsageError(
-                f"TLS with {endpoint.url} failed: {error.reason or error}", hint="check wss:// and the port"
-            ) from None
-        except (NegotiationError, InvalidHandshake) as error:
-            raise LinkError(f"{endpoint.url} does not answer like a verifier: {error}") from None
-        except (ConnectionClosed, TimeoutError, OSError, EOFError) as error:
-            serving = "is `cloud-verifier serve` running there" + (", with --tls-cert?" if endpoint.tls else "?")
-            raise LinkError(f"cannot reach {endpoint.url}: {_cause(error)}", hint=serving) from None
+        async with _Connect(
+            endpoint.url,
+            ssl=endpoint.tls,
+            additional_headers=headers,
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            compression=None,
+            proxy=None if _on_this_machine(endpoint.url) else True,
+            open_timeout=endpoint.connect_seconds,
+            close_timeout=0.5,
+            ping_interval=endpoint.keepalive_seconds,
+            ping_timeout=2 * endpoint.keepalive_seconds,
+            max_size=_MAX_FRAME,
+        ) as connection:
+            await self._converse(connection)
 
     async def _converse(self, connection: ClientConnection) -> None:
         if connection.subprotocol != SUBPROTOCOL:
-            raise ProtocolError(
-                f"{self.endpoint.url} does not speak {SUBPROTOCOL}: it is not a verifier of this version"
-            )
+            raise foreign(self.endpoint.url, SUBPROTOCOL)
         self._connection = connection
         if connection.response is not None:
             self.server_date = connection.response.headers.get("Date", "")
@@ -199,33 +259,66 @@ class LinkToVerifier:
         await connection.send(frame)
         self.sent_bytes += len(frame)
         async with asyncio.timeout(self.endpoint.connect_seconds):
-            message = await self._receive(connection)
+            _, message = await self._receive(connection)
         if isinstance(message, Error):
-            raise _refusal(message)
+            raise refusal(message)
         if not isinstance(message, Welcome):
             raise ProtocolError(f"the verifier began with {type(message).__name__} instead of a welcome")
         if message.version not in PROTOCOL_VERSIONS:
             raise ProtocolError(f"the verifier chose protocol version {message.version}", hint="update the older end")
-        self.rtt.add(perf_counter() - said)
+        now = perf_counter()
+        self.rtt.add(now - said)
+        self.flow.connected()
+        self.dialling.welcomed(now)
         self.welcome, self.up = message, True
-        self.generation += 1
-        self.news.set()
+        self.connections += 1
+        while self._farewells:
+            await self.send(Close(self._farewells.popleft()))
+        self._tell_all()
         while True:
-            message = await self._receive(connection)
-            if isinstance(message, Goaway):
-                self._retry_after = message.retry_after_ms / 1000
-                continue
-            self.inbox.append((self.last_heard, message))
-            self.news.set()
+            size, message = await self._receive(connection)
+            self.take(perf_counter(), message, size)
 
-    async def _receive(self, connection: ClientConnection) -> ServerMessage:
+    async def _receive(self, connection: ClientConnection) -> tuple[int, ServerMessage]:
         frame = await connection.recv(decode=False)
-        self.last_heard = perf_counter()
         self.received_bytes += len(frame)
         try:
-            return decode_server(frame)
+            return len(frame), decode_server(frame)
         except Refusal as error:
             raise ProtocolError(f"the verifier sent what is no message: {error}") from None
+
+    def take(self, arrived: float, message: ServerMessage, size: int) -> None:
+        """Bring a message of `size` bytes to whoever waits for it."""
+        if isinstance(message, Goaway):
+            self.dialling.goaway(message.retry_after_ms / 1000)
+            return
+        session = getattr(message, "session", b"")
+        if isinstance(message, Error) and not session:
+            raise refusal(message)
+        if isinstance(message, Activations):
+            self.flow.arrived(len(message.payload), arrived)
+        box = self._mailboxes.get(session)
+        if box is None:
+            self._throw_away(message)
+            return
+        box.put(arrived, message, size)
+
+    def _throw_away(self, message: ServerMessage) -> None:
+        """Nobody waits for it. Records count all the same, or the verifier would stop sending any."""
+        if isinstance(message, Activations):
+            self.flow.taken(len(message.payload))
+
+    def _tell_all(self) -> None:
+        for box in self._listening:
+            box.news.set()
+
+
+class _Connect(connect):
+    """A verifier that redirects elsewhere would send the prompt there: redirects are not followed."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """The redirect is an answer like any other that is no handshake."""
+        return exc
 
 
 def hello(*, client: str, tokenizer: str, target: str, drafter: str) -> Hello:
@@ -240,28 +333,20 @@ def hello(*, client: str, tokenizer: str, target: str, drafter: str) -> Hello:
     )
 
 
-def _status_error(error: InvalidStatus) -> MoaError:
-    status = error.response.status_code
-    if status in (401, 403):
-        return RemoteError("unauthorized", f"the verifier refused the token (HTTP {status})", hint="pass --token")
-    if status in (429, 503):
-        return LinkError(f"the verifier is busy (HTTP {status})")
-    return ProtocolError(f"the address answers HTTP {status}, not like a verifier", hint="check host, port and path")
+def tls_context(authority: str) -> ssl.SSLContext:
+    """Certificates are always checked; `authority` adds one that the system does not know."""
+    try:
+        return ssl.create_default_context(cafile=authority or None)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"cannot use {authority} as a certificate authority: {error}") from None
 
 
-def _refusal(message: Error) -> MoaError:
-    """Why the verifier does not take us, with what to do about it."""
-    hints = {
-        Code.TOKENIZER: "use the bundle that was made for this target",
-        Code.TARGET: "use the bundle that was made for this target, or the address of its verifier",
-        Code.VERSION: "update the older end",
-    }
-    error = remote_error(message)
-    error.hint = hints.get(Code(message.code), error.hint) if message.code in set(Code) else error.hint
-    return error
-
-
-def _cause(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    return str(error) or type(error).__name__
+def _on_this_machine(url: str) -> bool:
+    """A verifier on this machine is never behind a proxy, whatever the environment says."""
+    host = urlsplit(url).hostname or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -74,15 +74,29 @@ class TextCodec:
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Ids of a conversation, up to where the assistant's answer begins."""
+        return self.encode_rendered(self.render_chat(messages))
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation as one text, up to where the assistant's answer begins."""
         if self._template is None:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
-        text = self._template.render(messages, self._special)
+        return self._template.render(messages, self._special)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a rendered conversation or of a part of one."""
         return self._encode(text, special=False)
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included."""
+        return self._decode(ids, skip_special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""
+        return self._decode(ids, skip_special=True)
+
+    def _decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         with foreign("decode"):
-            text = str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+            text = str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
         if len(text) > _LONGEST_TOKEN * max(1, len(ids)):
             raise BundleError(f"the bundle's tokenizer makes {len(text)} characters of {len(ids)} tokens")
         return text

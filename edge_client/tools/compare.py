@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Unpack
 
 from edge_client.client import EdgeClient
+from edge_client.conversation import Conversation
 from edge_client.device import Device
 from edge_client.events import Done, Event, Retract, Token
-from edge_client.settings import ClientSettings
-from edge_client.tools.trace import Trace
+from edge_client.settings import ClientSettings, TurnChanges
+from edge_client.turn.trace import Trace
 from moa.errors import MoaError
 
 See = Callable[[Event], None]
@@ -29,11 +30,13 @@ class Answer:
     stats: dict[str, Any]
 
 
-async def ask(client: EdgeClient, ids: Sequence[int], see: See | None = None) -> Answer:
+async def ask(
+    client: EdgeClient | Conversation, ids: Sequence[int], see: See | None = None, **changes: Unpack[TurnChanges]
+) -> Answer:
     """Run one turn to its end; `see` gets every event."""
     tokens: list[int] = []
     done: Done | None = None
-    async for event in client.generate(ids=ids):
+    async for event in client.generate(ids=ids, **changes):
         match event:
             case Token():
                 tokens.append(event.id)

@@ -61,7 +61,7 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
         yield Check("drafter", "failed", str(error), error.hint)
         return
     loaded = time.perf_counter() - started
-    try_out(device.drafter)
+    try_out(device.new_drafter())
     first = time.perf_counter() - started
     state: State = "ok" if first < _START_SECONDS else "warning"
     memory = f"{resident_bytes() / 1e6:.0f} MB resident"
@@ -88,7 +88,8 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
 
 
 def _graph(device: Device) -> StepGraph | None:
-    return device.drafter.graph if isinstance(device.drafter, OnnxDrafter) else None
+    drafter = device.new_drafter()
+    return drafter.graph if isinstance(drafter, OnnxDrafter) else None
 
 
 def _golden(bundle: Bundle, device: Device) -> Check:
@@ -120,7 +121,7 @@ def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> list[Che
     times: dict[int, float] = {}
     for threads in sorted({1, settings.threads or default_threads()}):
         other = Device.load(bundle.folder, variant=device.variant, threads=threads)
-        drafter, ids = other.drafter, list(range(8, 24))
+        drafter, ids = other.new_drafter(), list(range(8, 24))
         shape, sampling = TreeShape.chain(4), SamplingSettings()
         samples = []
         for extra in range(8):
@@ -161,7 +162,8 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
             )
         else:
             yield Check("tokenizer", "ok", "the same on both ends")
-        if device.drafter.records is not None and welcome.records is None:
+        reads_records = device.new_drafter().records is not None
+        if reads_records and welcome.records is None:
             reason = "; ".join(welcome.notices) or "no reason was given"
             yield Check(
                 "records",
@@ -169,7 +171,7 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
                 f"none will come: {reason}",
                 "drafts will be accepted less often; check --drafter there",
             )
-        elif device.drafter.records is not None:
+        elif reads_records:
             yield Check(
                 "records",
                 "ok",

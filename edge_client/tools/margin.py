@@ -16,14 +16,15 @@ import numpy as np
 
 from edge_client.client import EdgeClient
 from edge_client.tools.compare import ask
-from moa.sampling import SamplingSettings, gumbel
+from moa.sampling import MIN_TEMPERATURE, SamplingSettings, gumbel
 
-_COLD, _WARM = 1e-7, 1.0
+_COLD, _WARM = MIN_TEMPERATURE, 1.0
 """Temperatures between which the choice is looked for when decoding is greedy."""
 _NARROW = 1.25
 """When it is sampled: how far from the temperature in use a near tie would be decided otherwise."""
 _HALVINGS = 18
-_ENOUGH_NOISE = 1.0
+_ENOUGH_NOISE = (0.5, 0.9)
+"""How much more noise the other token gets: the closest margin that can be told is the coldest temperature times it."""
 
 
 async def margin(
@@ -42,7 +43,9 @@ async def _greedy(
     client: EdgeClient, context: Sequence[int], chosen: int, other: int, sampling: SamplingSettings
 ) -> float | None:
     # A seed whose noise favours `other`: warm enough, that is what is said, if only these two are in the running.
-    seed = next(seed for seed in count() if _favours(other, chosen, seed, len(context)) > _ENOUGH_NOISE)
+    seed = next(
+        seed for seed in count() if _ENOUGH_NOISE[0] < _favours(other, chosen, seed, len(context)) < _ENOUGH_NOISE[1]
+    )
     probe = dataclasses.replace(sampling, top_k=2, top_p=1.0, min_p=0.0, seed=seed)
     cold, warm = _COLD, _WARM
     if await _says(client, context, probe, warm) != other:

@@ -9,9 +9,10 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-from edge_client.client import EdgeClient
 from edge_client.device import Device
+from edge_client.drafter.onnx import run
 from edge_client.settings import ClientSettings
+from edge_client.text.chat import encode
 from moa.errors import MoaError
 from moa.memory import resident_bytes
 from moa.sampling import SamplingSettings
@@ -63,7 +64,6 @@ def measure(settings: ClientSettings, runs: int) -> StartUp:
 def first_draft(bundle: str, variant: str, threads: int) -> None:
     """What the fresh process does: all that stands between a user and the first draft."""
     device = Device.load(bundle, variant=variant, threads=threads)
-    ids = EdgeClient(device=device).encode(_PROMPT, raw=not device.codec.can_chat)
-    for _ in device.drafter.draft(ids, TreeShape.chain(4), SamplingSettings()):
-        pass
+    ids = encode(device.codec, _PROMPT)
+    run(device.new_drafter().draft(ids, TreeShape.chain(4), SamplingSettings()))
     print(json.dumps({"resident_mb": resident_bytes() / 1e6}), flush=True)

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 from edge_client.device import Device
-from edge_client.drafter.onnx import Drafter
+from edge_client.drafter.onnx import Drafter, run
 from moa.errors import run_cli
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
@@ -22,18 +22,13 @@ def try_out(drafter: Drafter) -> None:
     """Guess without records, draft a tree with some, go on along it, and take records of what was drafted before."""
     sampling, shape = SamplingSettings(), TreeShape(breadth=2, depth=3, nodes=5)
     ids = list(_IDS)
-    drafter.guess(ids, sampling)
+    run(drafter.guess(ids, sampling))
     for known in (len(ids) - 1, len(ids) + 1):
         if drafter.records is not None:
             wire = drafter.records.wire
             rows = np.zeros((known, wire.count, wire.width), np.float32)
             drafter.records.put(0, rows, rows)
-        steps = drafter.draft(ids, shape, sampling)
-        try:
-            while True:
-                next(steps)
-        except StopIteration as end:
-            ids += end.value.tokens[1:3]
+        ids += run(drafter.draft(ids, shape, sampling)).tokens[1:3]
     if drafter.records is not None:
         drafter.records.truncate(0)
 
@@ -41,7 +36,7 @@ def try_out(drafter: Drafter) -> None:
 def main() -> int:
     """Entry point."""
     folder, variant = sys.argv[1:]
-    try_out(Device.load(folder, variant=variant, threads=1).drafter)
+    try_out(Device.load(folder, variant=variant, threads=1).new_drafter())
     return 0
 
 

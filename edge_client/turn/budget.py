@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from moa.errors import ConfigError
+from moa.token_bucket import TokenBucket
 
 _BURST_SECONDS = 2.0
 _RECORD_SHARE = 0.7
@@ -21,8 +23,8 @@ class Budget:
     def __post_init__(self) -> None:
         if self.max_calls < 0 or self.max_kbps < 0:
             raise ConfigError("budgets must not be negative (0 is no limit)")
-        if 0 < self.max_kbps < 1:
-            raise ConfigError(f"max_kbps must be at least 1, not {self.max_kbps}")
+        if 0 < self.max_kbps < 1 or not math.isfinite(self.max_kbps):
+            raise ConfigError(f"max_kbps must be a number from 1 on, or 0 for no limit, not {self.max_kbps}")
 
     @property
     def bytes_per_second(self) -> float:
@@ -41,28 +43,25 @@ class Spending:
 
     budget: Budget
     calls: int = 0
-    _credit: float = 0.0
-    _seen_bytes: int = 0
-    _at: float | None = None
-
-    @property
-    def calls_left(self) -> bool:
-        """Whether another request may be sent."""
-        return not self.budget.max_calls or self.calls < self.budget.max_calls
+    passed: int = 0
+    """Bytes that have passed the link so far, either way."""
+    _bytes: TokenBucket | None = None
+    _counted: int = 0
 
     @property
     def left(self) -> int | None:
         """How many requests may be sent; None is any number."""
         return max(0, self.budget.max_calls - self.calls) if self.budget.max_calls else None
 
-    def wait(self, total_bytes: int, now: float) -> float:
-        """Seconds until the next request may go, when `total_bytes` have passed the link so far."""
+    def wait(self, now: float) -> float:
+        """Seconds until the next request may go."""
         rate = self.budget.bytes_per_second
         if not rate:
             return 0.0
-        if self._at is None:
-            self._at, self._credit, self._seen_bytes = now, rate * _BURST_SECONDS, total_bytes
-        self._credit = min(rate * _BURST_SECONDS, self._credit + (now - self._at) * rate)
-        self._credit -= total_bytes - self._seen_bytes
-        self._at, self._seen_bytes = now, total_bytes
-        return max(0.0, -self._credit / rate)
+        if self._bytes is None or self._bytes.rate != rate:
+            self._bytes, self._counted = TokenBucket(rate, rate * _BURST_SECONDS, now), self.passed
+        level = self._bytes.level(now)
+        self._bytes.spend(self.passed - self._counted)
+        level -= self.passed - self._counted
+        self._counted = self.passed
+        return max(0.0, -level / rate)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
-from edge_client.turn.estimates import RoundTrip, Smoothed
+from edge_client.link.estimates import RoundTrip, Smoothed
 from moa.tree import DraftTree, TreeShape
 from moa.wire.messages import Welcome
 
-Draft = Literal["auto", "device", "server", "none", "single"]
+WhoDrafts = Literal["auto", "device", "server", "none", "single"]
 
 _CHAINS = (1, 2, 3, 4, 6, 8, 12, 16)
 _TREES = ((4, 3, 12), (4, 5, 24), (8, 6, 48), (4, 12, 48), (4, 16, 62))
@@ -35,6 +35,8 @@ _PRIOR_ACCEPTANCE = {False: 0.65, True: 0.75}
 _PRIOR_WEIGHT = 4.0
 _CALIBRATED_ROUNDS = 8.0
 _PRIOR_FORWARD = 0.03
+_SHORTEST = 1e-6
+"""Seconds: no forward and no step takes less, whatever a verifier says."""
 _PRIOR_STEP = 0.003
 _PER_NODE = 0.01
 """Cost of one more node in a verification, as a share of a single token's, until it is measured."""
@@ -88,7 +90,6 @@ class Controller:
     """Measures and decides."""
 
     rtt: RoundTrip = field(default_factory=RoundTrip)
-    draft: Draft = "auto"
     can_stream: bool = True
     can_tree: bool = True
     max_nodes: int = 63
@@ -101,8 +102,8 @@ class Controller:
     """Seconds of a step of the drafter, by width."""
     stream_rate: Smoothed = field(default_factory=Smoothed)
     plain_rate: Smoothed = field(default_factory=Smoothed)
-    ahead_hits: Smoothed = field(default_factory=lambda: Smoothed(weight=0.1))
-    """How often the draft made while waiting was the one that was needed."""
+    prefill: Smoothed = field(default_factory=Smoothed)
+    """Seconds that the server needs for a token of a prompt."""
     acceptance: dict[bool, _Acceptance] = field(
         default_factory=lambda: {tree: _Acceptance(prior) for tree, prior in _PRIOR_ACCEPTANCE.items()}
     )
@@ -150,20 +151,28 @@ class Controller:
         if server_seconds > 0:
             self.forward.add(server_seconds)
 
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """The first verdict of a turn waited so long in the server for so many tokens of the prompt."""
+        self.prefill.add(seconds / max(1, tokens))
+
     # ---- what to do
 
-    def plan(self, remaining: int, *, calls_left: int | None = None, blind: bool = False) -> Plan:
-        """The next round, when `remaining` tokens are still wanted at most, in so many calls. Who drafts does not hang
-        on whether this one draft is made `blind`, without the prompt's records; how far it goes does."""
-        plan = self._plan(remaining, calls_left)
+    def plan(
+        self, remaining: int, draft: WhoDrafts = "auto", *, calls_left: int | None = None, blind: bool = False
+    ) -> Plan:
+        """The next round, when `remaining` tokens are still wanted at most, in so many calls.
+
+        `blind` (made without the prompt's records) limits the depth of a draft; it does not change who drafts.
+        """
+        plan = self._plan(remaining, draft, calls_left)
         return self._best_device(min(remaining, _BLIND_WINS)) if blind and plan.draft == "device" else plan
 
-    def _plan(self, remaining: int, calls_left: int | None) -> Plan:
+    def _plan(self, remaining: int, draft: WhoDrafts, calls_left: int | None) -> Plan:
         device = self._best_device(remaining)
-        if self.draft != "auto":
-            if self.draft == "device" or (self.draft != "single" and not self.can_stream):
+        if draft != "auto":
+            if draft == "device" or (draft != "single" and not self.can_stream):
                 return device
-            return Plan(self.draft, device.shape)
+            return Plan(draft, device.shape)
         if not self.can_stream:
             return device
         server = Plan("server", device.shape, self._stream_speed("server", remaining))
@@ -176,16 +185,14 @@ class Controller:
         return device
 
     def _best_device(self, remaining: int) -> Plan:
-        round_trip, hits = self.rtt.smoothed, self.ahead_hits.value
+        round_trip = self.rtt.smoothed
         first, most = self._step(1), max(1, remaining)
         expected = {branching: table.by_depth() for branching, table in self.acceptance.items()}
         best = Plan("device", _CHAIN)
         for shape in _shapes(self.can_tree, self.max_nodes, self.max_chain):
             tokens = min(expected[shape.breadth > 1][shape.depth], most)
             drafting = first + (shape.depth - 1) * self._step(shape.breadth)
-            # A draft made while waiting costs nothing when it was the right one, as long as it fits into the wait.
-            waiting = round_trip + self._verify(shape.nodes + 1)
-            speed = tokens / (waiting + drafting - min(drafting, waiting) * hits)
+            speed = tokens / (round_trip + self._verify(shape.nodes + 1) + drafting)
             if speed > best.tokens_per_second:
                 best = Plan("device", shape, speed, drafting)
         # A level deeper wins a token as often as the best path is right, and costs what could be won in a step's time.
@@ -208,11 +215,11 @@ class Controller:
         return tokens / (self.rtt.smoothed + tokens / rate)
 
     def _verify(self, nodes: int) -> float:
-        base = self.forward.value if self.forward.samples else _PRIOR_FORWARD
+        base = max(_SHORTEST, self.forward.value) if self.forward.samples else _PRIOR_FORWARD
         return base * (1 + (self.per_node.value if self.per_node.samples else _PER_NODE) * nodes)
 
     def _step(self, width: int) -> float:
         """Of the drafter over so many tokens, or over about as many."""
-        if (known := self.step.get(width)) is not None:
-            return known.value
-        return min(((abs(w - width), s.value) for w, s in self.step.items()), default=(0, _PRIOR_STEP))[1]
+        if (known := self.step.get(width)) is None:
+            return min(((abs(w - width), s.value) for w, s in self.step.items()), default=(0, _PRIOR_STEP))[1]
+        return max(_SHORTEST, known.value)

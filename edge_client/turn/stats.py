@@ -15,7 +15,7 @@ class Overhead:
     """The client's own time in the rounds that it drafts: all of a round but the model and the wait for its verdict.
 
     So from the arrival of a verdict to when the next request is with the operating system, less the time inside ONNX
-    Runtime. Drafting ahead is part of the wait.
+    Runtime.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -50,8 +50,6 @@ class Stats:
     """Verified drafts of the device."""
     drafted: int = 0
     accepted: int = 0
-    ahead_hits: int = 0
-    """Drafts that were ready, because what was expected of the verifier came true."""
     offline_tokens: int = 0
     tokens: int = 0
     confirmed: int = 0
@@ -81,9 +79,9 @@ class Stats:
         """Tokens a second so far."""
         return self.tokens / max(1e-3, now - self.started)
 
-    def report(self) -> dict[str, Any]:
+    def report(self, now: float) -> dict[str, Any]:
         """As plain numbers, rounded for reading."""
-        seconds = max(1e-9, self.finished - self.started)
+        seconds = max(1e-3, (self.finished or now) - self.started)
         overheads = sorted(self.overhead.seconds)
         return {
             "seconds": round(seconds, 4),
@@ -97,7 +95,6 @@ class Stats:
             "tokens_per_round": round((self.accepted + self.rounds) / self.rounds, 3) if self.rounds else None,
             "overhead_ms": round(1000 * median(overheads), 3) if overheads else None,
             "overhead_p95_ms": round(1000 * overheads[int(0.95 * len(overheads))], 3) if overheads else None,
-            "ahead_hits": self.ahead_hits,
             "offline_tokens": self.offline_tokens,
             "confirmed": self.confirmed,
             "retracted": self.retracted,

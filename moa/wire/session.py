@@ -59,6 +59,8 @@ class ClientSession:
     records: RecordDtype = "int8"
     record_rate: int = 0
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    vocab_size: int = 2**31
+    """The target's, once it is known: no answer may hold another id."""
 
     settled: int = field(init=False, default=0)
     """How much of the log the server is known to have."""
@@ -85,6 +87,15 @@ class ClientSession:
     def busy(self) -> bool:
         """Whether a round is under way."""
         return any(isinstance(request, Verify | Stream) for request in self.unsettled)
+
+    @property
+    def opening(self) -> bool:
+        """Whether an opening has not been answered yet."""
+        return any(isinstance(request, Open) for request in self.unsettled)
+
+    def waits_for(self, round: int) -> bool:
+        """Whether this round has not been answered yet."""
+        return self._round_of(round) is not None
 
     # ---- what to send
 
@@ -220,6 +231,7 @@ class ClientSession:
         *,
         done: bool,
     ) -> Advanced:
+        self._check(tokens, len(self.log) + len(tokens))
         base = self.base
         self.log += tokens
         self.settled, self.finish = len(self.log), message.finish
@@ -237,6 +249,7 @@ class ClientSession:
             return self._gone()
         if message.length != self.settled + len(message.tail):
             raise ProtocolError("the tail of a resumed session does not reach its length")
+        self._check(message.tail, message.length)
         waiting: list[Request] = []
         base, log = self.settled - 1, self.log[: self.settled] + message.tail
         for request in self.unsettled:
@@ -260,12 +273,12 @@ class ClientSession:
         return Recovered(message.outcome, base, tokens, self.finish, resend)
 
     def _gone(self) -> Recovered:
-        opening = self._open(self.log[: self.settled])
+        opening = self._open(self.log[: self.settled or len(self.log)])
         self.unsettled = [opening, *(r for r in self.unsettled if not isinstance(r, Open))]
         return Recovered("gone", self.settled - 1, (), self.finish, tuple(self.unsettled))
 
     def _error(self, message: Error) -> Refused | Recovered:
-        if message.code in (Code.UNKNOWN_SESSION, Code.QUARANTINED) and self.settled:
+        if message.code in (Code.UNKNOWN_SESSION, Code.QUARANTINED):
             return self._gone()
         retry = message.code in RETRYABLE
         if not retry:
@@ -275,6 +288,13 @@ class ClientSession:
         return Refused(message, retry)
 
     # ---- helpers
+
+    def _check(self, tokens: Sequence[int], length: int) -> None:
+        """An answer must hold tokens of the target, and no more of them than were asked for."""
+        if tokens and max(tokens) >= self.vocab_size:
+            raise ProtocolError(f"token id {max(tokens)} of a vocabulary of {self.vocab_size}")
+        if length - self.turn_start > self.max_new_tokens:
+            raise ProtocolError(f"more than the {self.max_new_tokens} tokens that were asked for")
 
     def _open(self, ids: Sequence[int]) -> Open:
         return Open(

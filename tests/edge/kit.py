@@ -21,6 +21,7 @@ from cloud_verifier.app import Verifier
 from cloud_verifier.auth import Authenticator
 from cloud_verifier.settings import Settings
 from edge_client.client import EdgeClient
+from edge_client.conversation import Conversation
 from edge_client.device import Device
 from edge_client.drafter.cache import RecordBuffer
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
@@ -113,7 +114,8 @@ class OracleDrafter:
             yield
         return grower.tree()
 
-    def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> int:
+    def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, int]:
+        yield from ()
         return self._top(ids)[0]
 
 
@@ -126,14 +128,17 @@ def device() -> Device:
 def oracle(truth: Sequence[int], right: float = 0.8, *, seed: int = 0) -> Device:
     """The same device with a drafter that is right so often."""
     real = device()
-    assert real.drafter.records is not None
-    buffer = RecordBuffer(real.drafter.records.heads)
-    return dataclasses.replace(real, drafter=OracleDrafter(truth, right, seed=seed, records=buffer))
+
+    def drafter() -> OracleDrafter:
+        records = real.new_drafter().records
+        assert records is not None
+        return OracleDrafter(truth, right, seed=seed, records=RecordBuffer(records.heads))
+
+    return dataclasses.replace(real, new_drafter=drafter)
 
 
 FAST: dict[str, Any] = {
-    "answer_floor_seconds": 0.15,
-    "first_answer_seconds": 1.0,
+    "offline_after": 0.15,
     "reconnect_seconds": 0.05,
     "settle_seconds": 20.0,
     "max_offline_tokens": 24,
@@ -182,9 +187,9 @@ class Transcript:
                 pass
 
 
-async def transcribe(client: EdgeClient, ids: Sequence[int]) -> Transcript:
+async def transcribe(client: EdgeClient | Conversation, ids: Sequence[int], **changes: Any) -> Transcript:
     """Run a turn to its end."""
     transcript = Transcript()
-    async for event in client.generate(ids=ids):
+    async for event in client.generate(ids=ids, **changes):
         transcript.take(event)
     return transcript

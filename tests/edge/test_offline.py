@@ -59,7 +59,7 @@ async def test_rewind_ends_in_the_targets_text(fault: str, right: float) -> None
 async def test_a_slow_reader_is_no_slow_link() -> None:
     """Answers that arrive while a person reads are there in time, however long the reading takes."""
     device = kit.oracle([*IDS, *truth()], 0.3)
-    how = kit.FAST | {"max_new_tokens": 12, "draft": "device", "on_reconnect": "keep", "answer_floor_seconds": 0.2}
+    how = kit.FAST | {"max_new_tokens": 12, "draft": "device", "on_reconnect": "keep", "offline_after": 0.2}
     transcript = kit.Transcript()
     async with (
         kit.verifier() as running,
@@ -125,7 +125,7 @@ async def test_a_budget_of_calls_is_kept() -> None:
         ) as client,
     ):
         transcript = await kit.transcribe(client, IDS)
-        assert client.spending.calls == 3
+        assert client.shared.spending.calls == 3
     assert transcript.done is not None
     assert transcript.done.stats["calls"] == 3
     assert len(transcript.tokens) == 20
@@ -139,10 +139,11 @@ async def test_a_conversation_goes_on_over_a_lost_link() -> None:
         kit.verifier() as running,
         LinkProxy("127.0.0.1", running.transport.port) as link,
         EdgeClient(verifier=link.url, device=kit.device(), **how) as client,
+        client.conversation() as conversation,
     ):
         for turn in range(4):
             expected = verifier_kit.generated(ids, 8)
-            transcript = await kit.transcribe(client, ids)
+            transcript = await kit.transcribe(conversation, ids)
             assert transcript.tokens == expected, turn
             assert all(transcript.verified)
             ids = [*ids, *expected, *verifier_kit.prompt(turn, 3)]
@@ -174,16 +175,15 @@ async def test_records_arrive_and_are_used() -> None:
     async with (
         kit.verifier() as running,
         EdgeClient(verifier=running.transport.url, device=device, draft="device", max_new_tokens=COUNT) as client,
+        client.conversation() as conversation,
     ):
-        transcript = await kit.transcribe(client, IDS)
-        assert client.sync is not None
-        async with asyncio.timeout(10):
-            while client.sync.rows < len(IDS):
-                assert client.link is not None
-                await client.link.wait(1)
-                await kit.transcribe(client, [*IDS, *transcript.tokens, 5])
-    assert device.drafter.records is not None
-    assert len(device.drafter.records.held) >= len(IDS)
+        transcript = await kit.transcribe(conversation, IDS)
+        ids = [*IDS, *transcript.tokens]
+        async with asyncio.timeout(60):
+            while conversation.records.misses(len(IDS)):
+                ids = [*ids, 5]
+                ids += (await kit.transcribe(conversation, ids, max_new_tokens=2)).tokens
+    assert conversation.records.rows >= len(IDS)
     assert not [event for event in transcript.events if isinstance(event, Notice)]
 
 

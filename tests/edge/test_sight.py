@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from edge_client.client import EdgeClient
-from edge_client.drafter.ahead import DraftAhead
 from edge_client.tools.emulated_network import LinkProxy, Profile
 from edge_client.tools.emulated_network.profiles import Condition
-from edge_client.tools.trace import Trace
+from edge_client.turn.actions import Draft
 from edge_client.turn.controller import Controller
-from edge_client.turn.sync import RecordSync
+from edge_client.turn.records import Records
+from edge_client.turn.trace import Trace
+from edge_client.turn.worker import Pace, Worker
 from moa.model.target import Row, Step
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
@@ -46,7 +47,7 @@ async def drafts(folder: Path, *, records: bool = True) -> tuple[list[bool], lis
     """What each draft of an answer saw, and for how long records were waited for, in seconds."""
     text = truth(IDS)
     device = kit.oracle([*IDS, *text], 0.6)
-    drafter = Watching([*IDS, *text], 0.6, records=device.drafter.records)
+    drafter = Watching([*IDS, *text], 0.6, records=device.new_drafter().records)
     drafter.saw = []
     trace = Trace(enabled=True)
     async with (
@@ -54,10 +55,11 @@ async def drafts(folder: Path, *, records: bool = True) -> tuple[list[bool], lis
         LinkProxy("127.0.0.1", running.transport.port, FAR) as link,
         EdgeClient(
             verifier=link.url,
-            device=dataclasses.replace(device, drafter=drafter),
+            device=dataclasses.replace(device, new_drafter=lambda: drafter),
             trace=trace,
             draft="device",
             max_new_tokens=12,
+            offline_after=60.0,
         ) as client,
     ):
         transcript = await kit.transcribe(client, IDS)
@@ -75,7 +77,7 @@ async def test_all_drafts_but_the_first_see_the_prompt(tmp_path: Path) -> None:
 
 
 async def test_records_that_never_come_are_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RecordSync, "keep", lambda *_: None)
+    monkeypatch.setattr(Records, "keep", lambda *_: None)
     saw, waits = await drafts(tmp_path)
     assert not any(saw)
     assert 0.1 < sum(waits) < 0.6, "half a round"
@@ -101,20 +103,19 @@ async def test_the_prompt_of_a_first_verdict_is_no_part_of_a_verification(monkey
 
         monkeypatch.setattr(running.engine.target, "forward", slow)
         await kit.transcribe(client, IDS)
-        assert client.controller is not None
-        assert 0.1 <= client.controller.forward.value < 0.3, "four pieces of the prompt took as long each"
+        assert 0.1 <= client.shared.controller.forward.value < 0.3, "four pieces of the prompt took as long each"
 
 
-def test_a_piece_of_a_prompt_is_no_step() -> None:
+async def test_a_piece_of_a_prompt_is_no_step() -> None:
     controller, device = Controller(), kit.device()
-    draft = DraftAhead.after(device.drafter, IDS, TreeShape.chain(3, min_score=-1e9), SamplingSettings())
-    while not draft.step(controller):
+    worker = Worker(device.new_drafter(), SamplingSettings(), controller, Pace(), device.thread)
+    draft = Draft(IDS, TreeShape.chain(3, min_score=-1e9), quick=False)
+    while await worker.draft(draft) is None:
         pass
     assert {width: step.samples for width, step in controller.step.items()} == {1: 2}
 
 
 async def test_a_client_knows_from_the_start_what_a_step_takes() -> None:
     async with EdgeClient(device=kit.device(), offline=True) as client:
-        assert client.controller is not None
-        assert set(client.controller.step) == {1, 4}
-        assert all(0 < step.value < 1 for step in client.controller.step.values())
+        assert set(client.shared.controller.step) == {1, 4}
+        assert all(0 < step.value < 1 for step in client.shared.controller.step.values())

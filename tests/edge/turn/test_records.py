@@ -8,7 +8,7 @@ import pytest
 from edge_client.drafter.cache import RecordBuffer
 from edge_client.drafter.graph import Heads
 from edge_client.turn.budget import Budget
-from edge_client.turn.sync import RecordSync
+from edge_client.turn.records import Records
 from moa import records
 from moa.errors import ProtocolError
 from moa.wire import ClientSession
@@ -17,9 +17,10 @@ from moa.wire.messages import Ack, Activations, Sync
 HEADS = Heads(2, 32)
 
 
-def take(sync: RecordSync, message: Activations, now: float = 0.0) -> None:
-    sync.arrived(message, now)
-    sync.keep(message)
+def take(sync: Records, message: Activations, now: float = 0.0) -> None:
+    sync.flow.arrived(len(message.payload), now)
+    sync.flow.taken(len(message.payload))
+    sync.keep(message, 100)
 
 
 def message(start: int, rows: int, dtype: records.RecordDtype = "int8", heads: int = 2) -> Activations:
@@ -28,8 +29,13 @@ def message(start: int, rows: int, dtype: records.RecordDtype = "int8", heads: i
     return Activations(b"s" * 16, 0, start, rows, dtype, heads, 32, payload)
 
 
+def _at(start: int, rows: int) -> Activations:
+    good = message(0, rows)
+    return Activations(good.session, 0, start, rows, good.dtype, good.heads, good.head_dim, good.payload)
+
+
 def test_rows_arrive_out_of_order_with_holes() -> None:
-    sync = RecordSync(RecordBuffer(HEADS))
+    sync = Records(RecordBuffer(HEADS))
     assert sync.buffer is not None
     for start in (20, 0, 10):
         take(sync, message(start, 5), now=float(start))
@@ -40,21 +46,21 @@ def test_rows_arrive_out_of_order_with_holes() -> None:
 
 
 def test_acknowledgements_count_by_connection() -> None:
-    sync = RecordSync(RecordBuffer(HEADS))
-    assert sync.acknowledge() is None
+    sync = Records(RecordBuffer(HEADS))
+    assert sync.flow.acknowledge() is None
     size = len(message(0, 5).payload)
     take(sync, message(0, 5), 0.0)
     take(sync, message(5, 5), 0.0)
-    assert sync.acknowledge() == Ack(2 * size)
-    assert sync.acknowledge() is None
-    sync.connected()
+    assert sync.flow.acknowledge() == Ack(2 * size)
+    assert sync.flow.acknowledge() is None
+    sync.flow.connected()
     take(sync, message(10, 5), 0.0)
-    assert sync.acknowledge() == Ack(size)
+    assert sync.flow.acknowledge() == Ack(size)
 
 
 def test_a_link_that_cannot_carry_them_gets_smaller_ones() -> None:
     session = ClientSession([1, 2])
-    fast, slow = RecordSync(RecordBuffer(HEADS)), RecordSync(RecordBuffer(HEADS))
+    fast, slow = Records(RecordBuffer(HEADS)), Records(RecordBuffer(HEADS))
     for i in range(12):
         take(fast, message(i, 1), now=1 + i * 0.0001)
         take(slow, message(i, 1), now=1 + i * 0.1)
@@ -65,18 +71,37 @@ def test_a_link_that_cannot_carry_them_gets_smaller_ones() -> None:
 
 
 def test_a_budget_counts_as_a_slow_link() -> None:
-    sync = RecordSync(RecordBuffer(HEADS), budget=Budget(max_kbps=16))
+    sync = Records(RecordBuffer(HEADS), budget=Budget(max_kbps=16))
     for i in range(12):
         take(sync, message(i, 1), now=1 + i * 0.0001)
     assert sync.adjust(ClientSession([1]), tokens_per_second=50) is not None
 
 
+def test_precision_comes_back_with_the_link() -> None:
+    session, sync = ClientSession([1, 2]), Records(RecordBuffer(HEADS))
+    for i in range(12):
+        take(sync, message(i, 1), now=1 + i * 0.1)
+    assert sync.adjust(session, tokens_per_second=20) == Sync(session.id, "int4", 0)
+    for i in range(40):
+        take(sync, message(i, 1, "int4"), now=10 + i * 0.0001)
+    assert sync.adjust(session, tokens_per_second=20) == Sync(session.id, "int8", 0)
+    assert session.records == sync.dtype == "int8"
+
+
+@pytest.mark.parametrize(("start", "rows"), [(98, 5), (2**31 - 1, 1), (100, 1)])
+def test_records_of_tokens_that_are_not_there_take_no_memory(start: int, rows: int) -> None:
+    sync = Records(RecordBuffer(HEADS))
+    with pytest.raises(ProtocolError, match="of 100"):
+        sync.keep(_at(start, rows), 100)
+    assert not sync.held()
+
+
 @pytest.mark.parametrize("precision", ["int8", "int4", "fp16", "off"])
 def test_what_the_user_says_is_asked_for(precision: records.RecordDtype) -> None:
-    assert RecordSync(RecordBuffer(HEADS), precision).dtype == precision
-    assert RecordSync(None, precision).dtype == "off"
+    assert Records(RecordBuffer(HEADS), precision=precision).dtype == precision
+    assert Records(None, precision=precision).dtype == "off"
 
 
 def test_records_of_another_drafter_are_refused() -> None:
     with pytest.raises(ProtocolError, match="3 x 32"):
-        take(RecordSync(RecordBuffer(HEADS)), message(0, 1, heads=3))
+        take(Records(RecordBuffer(HEADS)), message(0, 1, heads=3))

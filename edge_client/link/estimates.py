@@ -23,9 +23,9 @@ class RoundTrip:
             self.smoothed += (seconds - self.smoothed) / 8
         self.samples += 1
 
-    def deadline(self, expected: float, *, floor: float) -> float:
-        """How long to wait for an answer that the server needs `expected` seconds for."""
-        return max(floor, self.smoothed + 4 * self.variation + 2 * expected)
+    def usual(self, expected: float) -> float:
+        """Seconds within which an answer comes that the server needs `expected` seconds for."""
+        return self.smoothed + 4 * self.variation + 2 * expected
 
 
 @dataclass(slots=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
 
 import numpy as np
 import pytest
 
 from edge_client.drafter.cache import RecordBuffer
 from edge_client.drafter.graph import Heads, StepGraph
-from edge_client.drafter.onnx import OnnxDrafter
+from edge_client.drafter.onnx import OnnxDrafter, run
 from moa.errors import BundleError
 from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeShape
@@ -22,17 +21,9 @@ GREEDY, SAMPLED = SamplingSettings(), SamplingSettings(temperature=0.7, seed=11)
 
 
 def fresh() -> OnnxDrafter:
-    drafter = kit.device().drafter
+    drafter = kit.device().new_drafter()
     assert isinstance(drafter, OnnxDrafter)
     return OnnxDrafter(drafter.graph, vocab_size=verifier_kit.VOCAB)
-
-
-def finish(steps: Generator[None, None, DraftTree]) -> DraftTree:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
 
 
 def give_records(drafter: OnnxDrafter, rows: int, *, seed: int = 0, start: int = 0) -> None:
@@ -56,10 +47,10 @@ def test_a_used_cache_drafts_what_a_fresh_one_does(sampling: SamplingSettings) -
     ids = verifier_kit.prompt(0, 20)
     for round in range(12):
         shape = SHAPES[round % 2]
-        tree = finish(used.draft(ids, shape, sampling))
+        tree = run(used.draft(ids, shape, sampling))
         other = fresh()
         give_records(other, 20)
-        same(tree, finish(other.draft(ids, shape, sampling)))
+        same(tree, run(other.draft(ids, shape, sampling)))
         path: list[int] = []
         at = 0
         while rng.random() < 0.7 and (children := [n for n, p in enumerate(tree.parents) if p == at and n]):
@@ -69,16 +60,16 @@ def test_a_used_cache_drafts_what_a_fresh_one_does(sampling: SamplingSettings) -
         if round % 3 == 2:
             ids = ids[: len(ids) - 3]  # a retraction
         ahead = round % 4 == 1  # drafting ahead, or offline
-        ids = [*ids, used.guess(ids, sampling) if ahead else rng.randrange(4, 128)]
+        ids = [*ids, run(used.guess(ids, sampling)) if ahead else rng.randrange(4, 128)]
 
 
 def test_accepted_nodes_are_not_run_again() -> None:
     drafter = fresh()
     ids = verifier_kit.prompt(1, 10)
-    tree = finish(drafter.draft(ids, SHAPES[0], GREEDY))
-    runs = drafter.graph.runs
-    drafter.guess([*ids, *tree.tokens[1:3], 50], GREEDY)
-    assert drafter.graph.runs == runs + 1
+    tree = run(drafter.draft(ids, SHAPES[0], GREEDY))
+    runs = drafter.runs
+    run(drafter.guess([*ids, *tree.tokens[1:3], 50], GREEDY))
+    assert drafter.runs == runs + 1
     assert drafter._calls[1, False].ids.tolist() == [[50]], "only the new token is run"
     assert drafter.ids == [*ids, *tree.tokens[1:3]]
 
@@ -86,11 +77,11 @@ def test_accepted_nodes_are_not_run_again() -> None:
 def test_what_was_not_drafted_is_run_together_with_the_root() -> None:
     drafter = fresh()
     ids = verifier_kit.prompt(1, 10)
-    finish(drafter.draft(ids, SHAPES[0], GREEDY))
-    runs = drafter.graph.runs
-    tree = finish(drafter.draft([*ids, 50, 51, 52], SHAPES[0], GREEDY))
-    assert drafter.graph.runs == runs + SHAPES[0].depth
-    same(tree, finish(fresh().draft([*ids, 50, 51, 52], SHAPES[0], GREEDY)))
+    run(drafter.draft(ids, SHAPES[0], GREEDY))
+    runs = drafter.runs
+    tree = run(drafter.draft([*ids, 50, 51, 52], SHAPES[0], GREEDY))
+    assert drafter.runs == runs + SHAPES[0].depth
+    same(tree, run(fresh().draft([*ids, 50, 51, 52], SHAPES[0], GREEDY)))
 
 
 def test_long_prompts_come_in_pieces_and_outgrow_the_first_arrays() -> None:
@@ -100,8 +91,8 @@ def test_long_prompts_come_in_pieces_and_outgrow_the_first_arrays() -> None:
     assert sum(1 for _ in steps) >= 5  # three pieces of prompt, then level by level
     one_by_one = fresh()
     for length in (100, 200, 257, 300):
-        tree = finish(one_by_one.draft(ids[:length], SHAPES[0], GREEDY))
-    same(tree, finish(fresh().draft(ids, SHAPES[0], GREEDY)))
+        tree = run(one_by_one.draft(ids[:length], SHAPES[0], GREEDY))
+    same(tree, run(fresh().draft(ids, SHAPES[0], GREEDY)))
 
 
 def test_records_are_seen_by_position_and_holes_are_masked() -> None:
@@ -109,22 +100,22 @@ def test_records_are_seen_by_position_and_holes_are_masked() -> None:
     whole, holes, late = fresh(), fresh(), fresh()
     give_records(whole, 20)
     give_records(holes, 20, start=12)
-    without = finish(fresh().draft(ids, SHAPES[1], GREEDY))
-    assert finish(whole.draft(ids, SHAPES[1], GREEDY)).scores != without.scores
-    assert finish(holes.draft(ids, SHAPES[1], GREEDY)).scores != without.scores
+    without = run(fresh().draft(ids, SHAPES[1], GREEDY))
+    assert run(whole.draft(ids, SHAPES[1], GREEDY)).scores != without.scores
+    assert run(holes.draft(ids, SHAPES[1], GREEDY)).scores != without.scores
     give_records(late, 20, start=12)
     give_records(late, 20)
-    same(finish(late.draft(ids, SHAPES[1], GREEDY)), finish(whole.draft(ids, SHAPES[1], GREEDY)))
+    same(run(late.draft(ids, SHAPES[1], GREEDY)), run(whole.draft(ids, SHAPES[1], GREEDY)))
     assert whole.records is not None
     whole.records.truncate(0)
-    same(finish(whole.draft(ids, SHAPES[1], GREEDY)), without)
+    same(run(whole.draft(ids, SHAPES[1], GREEDY)), without)
 
 
 def test_the_noise_is_the_one_that_decides() -> None:
     """With an infinite temperature only noise is left, and the drafter guesses the token that the target takes."""
     ids = verifier_kit.prompt(4, 9)
     sampling = SamplingSettings(temperature=100.0, seed=5)
-    guess = fresh().guess(ids, sampling)
+    guess = run(fresh().guess(ids, sampling))
     expected = int(np.argmax(gumbel(5, len(ids), verifier_kit.VOCAB)))
     assert guess == expected
 

@@ -1,4 +1,4 @@
-"""One turn, without I/O: the verified log, the provisional text after it, and how the two are brought together.
+"""What one turn has said: the verified log, the provisional text after it, and how the two are brought together.
 
 The log of `ClientSession` holds verified tokens only. What was written offline stands after it as `provisional`. Every
 verified token that arrives, by whatever way, passes `absorb`: it confirms the first provisional token, or contradicts
@@ -21,8 +21,8 @@ OnReconnect = Literal["rewind", "keep"]
 
 
 @dataclass
-class Turn:
-    """The state of one answer."""
+class Transcript:
+    """One answer as its reader knows it. Pure."""
 
     session: ClientSession
     rules: TurnRules

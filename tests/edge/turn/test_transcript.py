@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from edge_client.events import Adopt, Confirm, Event, Prompt, Retract, Token
 from edge_client.text.codec import TextStream
-from edge_client.turn.reconcile import Turn
 from edge_client.turn.stats import Overhead
+from edge_client.turn.transcript import Transcript
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
-from tests.edge import kit
+from tests.edge.turn.world import Letters, Reader
 
 PROMPT = [1, 2, 3]
 
 
-class Letters:
-    """Each id is a letter."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(64 + i % 60) for i in ids)
-
-
-def turn(**how: Any) -> Turn:
+def turn(**how: Any) -> Transcript:
     codec: Any = Letters()
     rules = TurnRules(start=3, max_new_tokens=50, max_context=500, eos_ids=frozenset({9}))
-    return Turn(ClientSession(list(PROMPT)), rules, codec.decode, TextStream(codec), **how)
+    return Transcript(ClientSession(list(PROMPT)), rules, codec.decode, TextStream(codec), **how)
 
 
-def verified(a: Turn, *tokens: int, finish: Any = "") -> None:
+def verified(a: Transcript, *tokens: int, finish: Any = "") -> None:
     a.session.log += tokens
     a.session.finish = finish
     a.absorb()
@@ -126,7 +118,7 @@ def test_any_history_is_told_consistently() -> None:
     for seed in range(300):
         rng = random.Random(seed)
         truth = [rng.randrange(10, 60) for _ in range(30)]
-        a, reader = turn(), kit.Transcript()
+        a, reader = turn(), Reader(3)
         events: list[Event] = [Prompt(ids=PROMPT)]
         while len(a.session.log) < 3 + len(truth):
             done = len(a.session.log) - 3

@@ -1,0 +1,270 @@
+"""One conversation: its caches, records and log. Many of them share a device, a connection and its budget."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from time import perf_counter
+from typing import Unpack
+
+from edge_client.events import Done, Event, Notice, Prompt
+from edge_client.link.flow import RecordFlow
+from edge_client.link.websocket import Mailbox
+from edge_client.settings import ClientSettings, TurnChanges
+from edge_client.shared import Shared
+from edge_client.text.chat import ChatLog, Messages, empty_prompt, encode
+from edge_client.text.codec import TextStream
+from edge_client.turn.asking import Asking
+from edge_client.turn.machine import TurnMachine
+from edge_client.turn.measuring import Measuring
+from edge_client.turn.patience import Clockwork
+from edge_client.turn.prediction import Prediction
+from edge_client.turn.records import Records
+from edge_client.turn.shell import TurnShell
+from edge_client.turn.standing import Standing
+from edge_client.turn.stats import Stats
+from edge_client.turn.transcript import Transcript
+from edge_client.turn.worker import Worker
+from moa.errors import UsageError
+from moa.tokens import common_prefix
+from moa.wire import ClientSession
+from moa.wire.finish import TurnRules
+from moa.wire.messages import Sampling
+
+
+class Conversation:
+    """Made by `EdgeClient.conversation`. One turn at a time."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self.drafter = shared.device.new_drafter()
+        self.records = Records(self.drafter.records, shared.link.flow if shared.link is not None else RecordFlow())
+        self.ids: list[int] = []
+        """Everything said so far, prompts included."""
+        self.chat = ChatLog(shared.device.codec)
+        self._chatting = False
+        self._standing: Standing | None = None
+        self._left: list[bytes] = []
+        """Sessions that the verifier still holds and that nothing will go on from."""
+        self._last: TurnShell | None = None
+        self._busy = self._closed = False
+
+    # ---- use
+
+    async def generate(
+        self,
+        prompt: str | Messages | None = None,
+        *,
+        ids: Sequence[int] | None = None,
+        raw: bool = False,
+        prediction: Sequence[int] = (),
+        **changes: Unpack[TurnChanges],
+    ) -> AsyncGenerator[Event, None]:
+        """Answer a prompt: a text, chat messages, or ids as they are. Ends with a `Done` event.
+
+        Ids that go on from the conversation so far continue it, and so keep what both ends have cached. `prediction`
+        is a text that the answer is expected to resemble: it is offered to the target as a draft. Closing the
+        generator cancels the turn.
+        """
+        settings = dataclasses.replace(self._shared.settings, **changes) if changes else self._shared.settings
+        self._check_free()
+        self._chatting = False
+        context = list(ids) if ids is not None else self.encode(prompt or "", raw=raw)
+        self._check(context)
+        with self._turn():
+            shell = self._prepare(context, settings, prediction)
+            yield Prompt(ids=context)
+            async with aclosing(self._run(shell)) as events:
+                async for event in events:
+                    yield event
+
+    async def recheck(self) -> AsyncGenerator[Event, None]:
+        """Have the verifier check what stayed provisional in the latest answer; ends with another `Done`."""
+        shell = self._last
+        if shell is None or not shell.machine.transcript.provisional:
+            return
+        self._check_free()
+        with self._turn():
+            shell.machine.continue_settling(perf_counter())
+            async with aclosing(self._run(shell)) as events:
+                async for event in events:
+                    yield event
+
+    def encode(self, prompt: str | Messages, *, raw: bool = False) -> list[int]:
+        """The ids of a prompt: a text is the user's next message, unless `raw`; a list is the whole chat."""
+        codec = self._shared.device.codec
+        self._chatting = not isinstance(prompt, str) or (codec.can_chat and not raw)
+        return encode(codec, prompt, raw=raw, chat=self.chat)
+
+    @property
+    def unverified(self) -> bool:
+        """Whether the latest answer has tokens that the verifier may still confirm or correct."""
+        return self._last is not None and bool(self._last.machine.transcript.provisional)
+
+    async def aclose(self) -> None:
+        """The conversation is over: the verifier need not keep anything of it."""
+        self._closed = True
+        if self._standing is not None:
+            self._left.append(self._standing.session.id)
+            self._standing = None
+        await self._leave()
+
+    async def __aenter__(self) -> Conversation:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # ---- a turn
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    async def _run(self, shell: TurnShell) -> AsyncGenerator[Event, None]:
+        """Run a turn to its end, or to where its reader leaves."""
+        shared, machine, over = self._shared, shell.machine, False
+        try:
+            if shared.link is None:
+                async with aclosing(shell.events(Mailbox())) as events:
+                    async for event in events:
+                        yield event
+            else:
+                shared.link.new_turn()
+                with shared.link.mailbox() as box:
+                    async with aclosing(shell.events(box)) as events:
+                        async for event in events:
+                            yield event
+                            for notice in shared.news():
+                                yield Notice(message=notice)
+            over = True
+        finally:
+            machine.transcript.stream.flush()
+            self._last, self.ids = shell, machine.transcript.ids
+            if self._chatting:
+                self.chat.answered(self.ids, machine.transcript.stream.text)
+            if not over:
+                await self._cancel(machine)
+                self._left += machine.unsent_farewells()
+            self._standing = machine.standing
+            if machine.session.unsettled:  # it cannot be continued; its successor will share what it has cached
+                self._abandon()
+        yield Done(
+            reason=shell.reason,
+            verified=machine.transcript.verified and bool(machine.transcript.statuses),
+            text=machine.transcript.stream.text,
+            stats=shell.report(),
+        )
+
+    async def _cancel(self, machine: TurnMachine) -> None:
+        """Nobody reads on: the round that is running stops where it is."""
+        cancel = machine.session.cancel()
+        if cancel is not None and self._shared.link is not None:
+            await self._shared.link.send(cancel)
+
+    def _abandon(self) -> None:
+        if self._standing is not None:
+            self._left.append(self._standing.session.id)
+            self._standing = None
+
+    async def _leave(self) -> None:
+        """Have the verifier forget sessions that nothing will go on from."""
+        while self._left and self._shared.link is not None:
+            await self._shared.link.farewell(self._left.pop())
+
+    def _check_free(self) -> None:
+        if self._closed or not self._shared.is_open:
+            raise UsageError("the conversation is closed", hint="use `async with EdgeClient(...)`")
+        if self._busy:
+            raise UsageError(
+                "this conversation is answering already", hint="wait for its end, or use `client.conversation()`"
+            )
+
+    def _check(self, context: Sequence[int]) -> None:
+        if not context:
+            raise empty_prompt()
+        most = self._shared.max_context
+        if len(context) >= most:
+            raise UsageError(
+                f"the prompt has {len(context)} tokens, and the context holds {most}", hint="shorten it, or start anew"
+            )
+
+    def _prepare(self, context: list[int], settings: ClientSettings, prediction: Sequence[int]) -> TurnShell:
+        shared = self._shared
+        self.records.precision, self.records.budget = settings.sync, settings.budget
+        standing = self._continue(context, settings) or self._begin(context, settings)
+        codec, sampling, controller = shared.device.codec, settings.sampling, shared.controller
+        transcript = Transcript(
+            session=standing.session,
+            rules=TurnRules(
+                start=len(context),
+                max_new_tokens=settings.max_new_tokens,
+                max_context=shared.max_context,
+                eos_ids=frozenset() if settings.ignore_eos else codec.eos_ids,
+                stop=settings.stop,
+            ),
+            decode=codec.decode,
+            stream=TextStream(codec, settings.stop),
+            on_reconnect=settings.on_reconnect,
+        )
+        now = perf_counter()
+        expected = Prediction(prediction) if prediction else None
+        unsent = len(context) - standing.session.settled
+        measuring = Measuring(Stats(started=now), controller, shared.controller.rtt, unsent, prediction=expected)
+        machine = TurnMachine(
+            transcript=transcript,
+            standing=standing,
+            asking=Asking(
+                transcript, controller, shared.spending, self.records, measuring, settings.draft, prediction=expected
+            ),
+            records=self.records,
+            guard=shared.device.guard(settings.max_offline_tokens),
+            clockwork=Clockwork(settings.patience, waiting_since=now),
+            linked=shared.link is not None,
+            left=self._left,
+        )
+        worker = Worker(self.drafter, sampling, controller, shared.device.pace, shared.device.thread)
+        return TurnShell(machine, worker, shared.link, shared.trace)
+
+    def _continue(self, context: list[int], settings: ClientSettings) -> Standing | None:
+        """The session of the turn before with the new tokens appended, if it is in a state to go on."""
+        if self._standing is None:
+            return None
+        session = self._standing.session
+        log, same = session.log, session.sampling == _wire_sampling(settings)
+        settled = session.settled == len(log) and not session.unsettled
+        if not (same and settled and len(context) > len(log) and context[: len(log)] == log):
+            self._abandon()
+            return None
+        session.append(
+            context[len(log) :],
+            max_new_tokens=settings.max_new_tokens,
+            stop=settings.stop,
+            ignore_eos=settings.ignore_eos,
+        )
+        return self._standing
+
+    def _begin(self, context: list[int], settings: ClientSettings) -> Standing:
+        session = ClientSession(
+            log=list(context),
+            max_new_tokens=settings.max_new_tokens,
+            sampling=_wire_sampling(settings),
+            stop=list(settings.stop),
+            ignore_eos=settings.ignore_eos,
+            records=self.records.dtype,
+            record_rate=settings.budget.record_rate,
+        )
+        # Records belong to tokens: those of a shared beginning still hold.
+        self.records.truncate(common_prefix(self.ids, context))
+        for start, stop in self.records.held():
+            session.held.add(start, stop)
+        return Standing(session)
+
+
+def _wire_sampling(settings: ClientSettings) -> Sampling:
+    return Sampling(**dataclasses.asdict(settings.sampling))

@@ -1,0 +1,126 @@
+"""When to dial the verifier, and what a failed attempt means. No clock and no I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass, field
+
+from websockets.client import process_exception
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidProxy,
+    InvalidStatus,
+    InvalidURI,
+    NegotiationError,
+)
+
+from edge_client.link.retry import Retry
+from moa.errors import LinkError, MoaError, ProtocolError, RemoteError, UsageError
+from moa.safe_text import safe_line
+from moa.wire import Code, remote_error
+from moa.wire.messages import Error
+
+_SETTLED_SECONDS = 5.0
+"""A connection that lived this long has worked; one that dies sooner counts as another failed attempt."""
+_FINAL = frozenset({"unauthorized", Code.VERSION, Code.TOKENIZER, Code.TARGET})
+"""Wrong credentials, a wrong pair, a wrong version: the same attempt fails again until somebody changes something."""
+_HINTS = {
+    Code.TOKENIZER: "use the bundle that was made for this target",
+    Code.TARGET: "use the bundle that was made for this target, or the address of its verifier",
+    Code.VERSION: "update the older end",
+}
+
+
+@dataclass
+class Dialling:
+    """Which attempt is due when."""
+
+    retry: Retry = field(default_factory=lambda: Retry(0.1, 5.0))
+    refused: MoaError | None = None
+    """Why dialling has stopped; `new_turn` starts it again."""
+    last_error: MoaError | None = None
+    """Why the latest attempt failed."""
+    failures: int = 0
+    """Attempts that have failed so far, in all."""
+    down_since: float = 0.0
+    _up_since: float | None = None
+    _asked_wait: float = 0.0
+
+    def due(self) -> float | None:
+        """When the next attempt may begin; None: not before `new_turn`."""
+        return None if self.refused is not None else self.retry.not_before
+
+    def welcomed(self, now: float) -> None:
+        """The verifier has taken us."""
+        self._up_since, self.last_error = now, None
+
+    def goaway(self, seconds: float) -> None:
+        """The verifier is about to stop, and asked us to stay away for so long."""
+        self._asked_wait = seconds
+
+    def ended(self, error: MoaError, now: float) -> None:
+        """An attempt failed, or a connection ended."""
+        if self._up_since is not None:
+            self.down_since = now
+            if now - self._up_since >= _SETTLED_SECONDS:
+                self.retry.progressed()
+        self._up_since, self.last_error = None, error
+        self.failures += 1
+        if isinstance(error, RemoteError) and error.code in _FINAL:
+            self.refused = error
+        self.retry.failed(now, asked_wait=max(self._asked_wait, getattr(error, "retry_after", None) or 0.0))
+        self._asked_wait = 0.0
+
+    def new_turn(self) -> None:
+        """Somebody wants an answer: a refusal of before may have been mended meanwhile."""
+        self.refused = None
+
+
+def explain(error: BaseException, url: str, *, tls: bool) -> MoaError:
+    """What went wrong with a connection, as one line with a hint."""
+    match error:
+        case MoaError():
+            return error
+        case InvalidStatus() if error.response.status_code in (401, 403):
+            status = error.response.status_code
+            return RemoteError("unauthorized", f"the verifier refused the token (HTTP {status})", hint="pass --token")
+        case InvalidStatus():
+            status = error.response.status_code
+            if process_exception(error) is None or status == 429:
+                return LinkError(f"the verifier is not there for us now (HTTP {status})")
+            return LinkError(f"{url} answers HTTP {status}, not like a verifier", hint="check host, port and path")
+        case InvalidURI():
+            return UsageError(f"{url!r} is no verifier address: {error}", hint="like ws://host:8765")
+        case InvalidProxy():
+            return LinkError(f"the proxy of the environment is none: {error}", hint="check http_proxy, https_proxy")
+        case ssl.SSLCertVerificationError():
+            return LinkError(
+                f"the verifier's certificate is not trusted: {error.verify_message}",
+                hint="renew it, or pass --tls-ca with the authority that signed it",
+            )
+        case ssl.SSLError():
+            return LinkError(f"TLS with {url} failed: {error.reason or error}", hint="check wss:// and the port")
+        case NegotiationError() | InvalidHandshake():
+            hint = "" if tls else "is it a TLS port? then wss://"
+            return LinkError(f"{url} does not answer like a verifier: {safe_line(str(error))}", hint=hint)
+        case TimeoutError() | asyncio.TimeoutError():
+            return LinkError(f"cannot reach {url}: no answer in time")
+        case ConnectionClosed() | OSError() | EOFError():
+            serving = "is `cloud-verifier serve` running there" + (", with --tls-cert?" if tls else "?")
+            return LinkError(f"cannot reach {url}: {safe_line(str(error)) or type(error).__name__}", hint=serving)
+        case _:
+            return LinkError(f"cannot reach {url}: {type(error).__name__}: {safe_line(str(error))}")
+
+
+def refusal(message: Error) -> MoaError:
+    """Why the verifier does not take us, with what to do about it."""
+    error = remote_error(message)
+    error.hint = _HINTS.get(Code(message.code), error.hint) if message.code in set(Code) else error.hint
+    return error
+
+
+def foreign(url: str, subprotocol: str) -> ProtocolError:
+    """The other end speaks websocket, and nothing of ours."""
+    return ProtocolError(f"{url} does not speak {subprotocol}: it is not a verifier of this version")

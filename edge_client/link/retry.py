@@ -1,0 +1,37 @@
+"""When to try again: one back-off rule for everything that the device repeats. No clock and no I/O."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+LONGEST_WAIT = 300.0
+"""Seconds. A verifier may ask for a pause, but not for an hour of silence."""
+
+
+@dataclass(slots=True)
+class Retry:
+    """Attempts in a row that brought no progress. The pause doubles from `first` to `longest` seconds.
+
+    Every pause is drawn between half of it and all of it: a thousand devices that lost the same cell must not come
+    back in the same instant.
+    """
+
+    first: float
+    longest: float
+    jitter: Callable[[], float] = random.random
+    attempts: int = 0
+    not_before: float = 0.0
+
+    def failed(self, now: float, *, asked_wait: float = 0.0) -> None:
+        """An attempt failed; the other end may have asked for a pause of `asked_wait` seconds."""
+        pause = min(self.longest, self.first * 2.0 ** min(self.attempts, 30))
+        pause *= 0.5 + 0.5 * self.jitter()
+        asked = min(asked_wait, LONGEST_WAIT) * (1 + 0.25 * self.jitter())
+        self.attempts += 1
+        self.not_before = now + max(pause, asked)
+
+    def progressed(self) -> None:
+        """Something worked: the next failure is the first one again."""
+        self.attempts, self.not_before = 0, 0.0

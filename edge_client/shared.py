@@ -1,0 +1,47 @@
+"""What all conversations of a client share: device, connection, budget, what was measured, and the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edge_client.device import Device
+from edge_client.link.websocket import VerifierLink
+from edge_client.settings import ClientSettings
+from edge_client.turn.budget import Budget, Spending
+from edge_client.turn.controller import Controller
+from edge_client.turn.trace import Trace
+
+
+@dataclass
+class Shared:
+    """One for each client."""
+
+    device: Device
+    settings: ClientSettings
+    controller: Controller
+    trace: Trace
+    link: VerifierLink | None = None
+    is_open: bool = True
+    _spending: Spending = field(default_factory=lambda: Spending(Budget()))
+    _told: list[str] = field(default_factory=list)
+
+    @property
+    def spending(self) -> Spending:
+        """What is left of the budget."""
+        self._spending.budget = self.settings.budget
+        return self._spending
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        most = self.device.bundle.manifest.target.facts.max_positions
+        if self.link is not None and self.link.welcome is not None:
+            most = min(most, self.link.welcome.limits.max_context_tokens)
+        return most
+
+    def news(self) -> list[str]:
+        """What the verifier remarked in its welcome, once."""
+        welcome = self.link.welcome if self.link is not None else None
+        news = [notice for notice in welcome.notices if notice not in self._told] if welcome is not None else []
+        self._told += news
+        return news

@@ -1,0 +1,61 @@
+"""A chat as ids that only ever grow: what was said is not rendered and tokenized again, so both ends keep its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from edge_client.text.codec import TextCodec
+from moa.errors import UsageError
+
+Messages = Sequence[Mapping[str, str]]
+
+
+class ChatLog:
+    """The messages of a conversation, and the ids that they stand for."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self.messages: list[dict[str, str]] = []
+        self._ids: list[int] = []
+        self._text = ""
+        """What the ids say, special tokens included."""
+        self._start, self._prompt, self._question = 0, "", False
+        """Where the latest answer starts, what is said before it, and whether it is still to come."""
+
+    def ask(self, messages: Messages) -> list[int]:
+        """The ids up to where the assistant's next answer begins."""
+        self.messages = [dict(message) for message in messages]
+        text = self._codec.render_chat(messages)
+        if self._text and text.startswith(self._text):
+            ids = self._ids + self._codec.encode_rendered(text[len(self._text) :])
+        else:
+            ids = self._codec.encode_rendered(text)
+        self._ids, self._text = ids, text
+        self._start, self._question = len(ids), True
+        return list(ids)
+
+    def answered(self, ids: Sequence[int], text: str) -> None:
+        """The assistant's answer as it was shown, or as a later check has corrected it; `ids` are all of the chat's."""
+        if self._question:
+            self._prompt, self._question = self._text, False
+            self.messages.append({})
+        self.messages[-1] = {"role": "assistant", "content": text}
+        self._text = self._prompt + self._codec.decode_all(ids[self._start :])
+        self._ids = list(ids)
+
+
+def encode(codec: TextCodec, prompt: str | Messages, *, raw: bool = False, chat: ChatLog | None = None) -> list[int]:
+    """The ids of a prompt: a text is the user's next message in `chat`, unless `raw`; a list is the whole chat."""
+    chat = chat or ChatLog(codec)
+    if not isinstance(prompt, str):
+        return chat.ask(prompt)
+    if not prompt.strip():
+        raise empty_prompt()
+    if raw or not codec.can_chat:
+        return codec.encode(prompt)
+    return chat.ask([*chat.messages, {"role": "user", "content": prompt}])
+
+
+def empty_prompt() -> UsageError:
+    """There is nothing to answer."""
+    return UsageError("the prompt is empty", hint="give it as an argument or on standard input")

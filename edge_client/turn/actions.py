@@ -1,0 +1,58 @@
+"""What the turn machine asks of its shell, one thing at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_client.events import Reason
+from moa.tree import TreeShape
+from moa.wire.messages import ClientMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send these messages, in this order."""
+
+    messages: tuple[ClientMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Draft a tree after `ids` and hand it to `TurnMachine.drafted`; ask again after every few milliseconds of work."""
+
+    ids: Sequence[int]
+    shape: TreeShape
+    quick: bool
+    """Soon done: the tokens that came last can be told while the draft is on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Find the likeliest token after `ids` and hand it to `TurnMachine.guessed`: the device writes by itself."""
+
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait for news until the clock says `until`; None is until there is news."""
+
+    until: float | None
+    why: str = "wait"
+    """For the timeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Give the connection up, and then go on: its answers do not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The turn is over."""
+
+    reason: Reason
+
+
+Action = Send | Draft | Guess | Wait | Drop | End

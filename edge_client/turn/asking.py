@@ -1,0 +1,112 @@
+"""What to ask the verifier next, once it can be asked. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_client.turn.actions import Draft
+from edge_client.turn.budget import Spending
+from edge_client.turn.controller import Controller, Plan, WhoDrafts
+from edge_client.turn.measuring import Measuring
+from edge_client.turn.prediction import Prediction
+from edge_client.turn.records import Records
+from edge_client.turn.transcript import Transcript
+from moa.tree import DraftTree
+from moa.wire.messages import Stream, Verify, Welcome
+
+_QUICK = 0.005
+"""Seconds that a draft may take for the next request to go out before the tokens of the last verdict are told."""
+
+
+@dataclass
+class Asking:
+    """The next round of a turn."""
+
+    transcript: Transcript
+    controller: Controller
+    spending: Spending
+    records: Records
+    measuring: Measuring
+    draft: WhoDrafts = "auto"
+    prediction: Prediction | None = None
+    welcome: Welcome | None = None
+    not_before: float = 0.0
+    """The budget of bytes, or the prompt's records, allow no request before."""
+    _plan: Plan | None = None
+    """For the next round, when it has been made already."""
+    _records_until: float | None = None
+    """Until then a draft waits for the prompt's records; None before the first verdict."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether the budget of calls is used up."""
+        return self.spending.left == 0
+
+    def next(self, now: float) -> Verify | Stream | Draft | None:
+        """What was written alone first, then whatever promises most; None: not before `not_before`."""
+        session = self.transcript.session
+        if self.spent:
+            return None
+        if (wait := self.spending.wait(now)) > 0:
+            self.not_before = now + wait
+            return None
+        if self.transcript.provisional:
+            return session.verify(self.transcript.bulk(self.controller.max_chain + 1))
+        if expected := self._predicted():
+            return session.verify([session.log[-1], *expected])
+        plan = self._plan = self._plan or self._next_plan()
+        match plan.draft:
+            case "device":
+                if self._waits_for_records(now):
+                    return None
+                return Draft(session.log, plan.shape, quick=plan.drafting < _QUICK)
+            case "single":
+                return self.verify(DraftTree([session.log[-1]], [-1], [0.0]))
+            case who:
+                self.measuring.streams(speculating=who == "server")
+                return session.stream(speculate=who == "server")
+
+    @property
+    def waits_for_records(self) -> bool:
+        """Whether the next draft waits for the prompt's records."""
+        return self._records_until is not None and self.not_before == self._records_until
+
+    def verify(self, tree: DraftTree) -> Verify:
+        """The round of a draft."""
+        self.measuring.asked = tree
+        chain = tree.parents == list(range(-1, len(tree) - 1))
+        return self.transcript.session.verify(tree.tokens, [] if chain else tree.parents)
+
+    def plan_ahead(self) -> None:
+        """Plan the round after the one under way, while its answer is awaited."""
+        if self._plan is None and self.transcript.length:
+            self._plan = self._next_plan()
+
+    def forget(self) -> None:
+        """What was planned does not hold any more."""
+        self._plan = None
+
+    def _predicted(self) -> list[int]:
+        if self.prediction is None:
+            return []
+        return self.prediction.after(self.transcript.output, min(self.controller.max_chain, self._remaining))
+
+    @property
+    def _remaining(self) -> int:
+        return self.transcript.rules.max_new_tokens - self.transcript.length
+
+    def _next_plan(self) -> Plan:
+        blind = not self.transcript.length and self.records.misses(self.transcript.rules.start)
+        return self.controller.plan(self._remaining, self.draft, calls_left=self.spending.left, blind=blind)
+
+    def _waits_for_records(self, now: float) -> bool:
+        """The prompt's records follow its first verdict, and a draft without them wins half as much: they are waited
+        for, but never for longer than half a round."""
+        if not self.transcript.length or self.welcome is None or self.welcome.records is None:
+            return False
+        if not self.records.misses(self.transcript.rules.start):
+            return False
+        if self._records_until is None:
+            self._records_until = now + (self.measuring.rtt.smoothed + self.controller.forward.value) / 2
+        self.not_before = self._records_until
+        return now < self._records_until

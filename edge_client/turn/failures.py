@@ -1,0 +1,38 @@
+"""What a refusal of the verifier means for a turn: decided here and nowhere else."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from moa.wire import Code
+from moa.wire.messages import Error
+
+
+class Failure(Enum):
+    """Classes of failure. Each has one answer, whatever its cause."""
+
+    NOT_NOW = "refused for now"
+    """Send the same again after a pause."""
+    UNKNOWN = "never heard of"
+    """The verifier does not have this session (any more): open it again with all its ids."""
+    BROKEN = "broken"
+    """The two ends disagree about the past, or one of them broke a rule: go on in a new session."""
+    FOR_GOOD = "refused for good"
+    """It will be refused again: the device goes on alone in this turn."""
+
+
+_CLASSES = {
+    Code.BUSY: Failure.NOT_NOW,
+    Code.DEADLINE: Failure.NOT_NOW,
+    Code.DRAINING: Failure.NOT_NOW,
+    Code.INTERNAL: Failure.NOT_NOW,
+    Code.CANCELLED: Failure.NOT_NOW,  # nothing of a turn that goes on was cancelled by us
+    Code.UNKNOWN_SESSION: Failure.UNKNOWN,
+    Code.QUARANTINED: Failure.UNKNOWN,
+    Code.CONFLICT: Failure.BROKEN,
+}
+
+
+def classify(error: Error) -> Failure:
+    """The class of a refusal; a code that we do not know is final for what it concerns."""
+    return _CLASSES.get(Code(error.code), Failure.FOR_GOOD) if error.code in set(Code) else Failure.FOR_GOOD

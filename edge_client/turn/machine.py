@@ -1,0 +1,421 @@
+"""One turn as a pure machine: messages and time go in, actions come out. No I/O, no clock of its own, no await.
+
+    machine.link_up(welcome, connection, now)        machine.link_down(since, why, now)
+    machine.receive(message, now)
+    match machine.next_action(now):
+        Send(messages)    the shell sends them
+        Draft(ids)        the shell runs the drafter, then `machine.drafted(draft, tree, now)`
+        Guess(ids)        the shell runs the drafter, then `machine.guessed(guess, token, now)`
+        Wait(until)       the shell waits for news
+        Drop()            the shell gives the connection up
+        End(reason)       the turn is over
+    machine.drain()       what the user is told, at any time
+
+Deadlines are in `patience.py`, classes of refusal in `failures.py`, pauses between attempts in `link/retry.py`. What
+the user sees does not depend on the cause of a failure: once he has waited for longer than his patience, the device
+writes, and what it wrote is checked as soon as the verifier can be asked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edge_client.events import Event, Link, LinkState, Notice, Reason
+from edge_client.link.retry import Retry
+from edge_client.turn.actions import Action, Draft, Drop, End, Guess, Send, Wait
+from edge_client.turn.asking import Asking
+from edge_client.turn.failures import Failure, classify
+from edge_client.turn.guard import OfflineGuard
+from edge_client.turn.patience import Clockwork
+from edge_client.turn.records import Records
+from edge_client.turn.standing import Standing
+from edge_client.turn.transcript import Transcript
+from moa.errors import MoaError, ProtocolError
+from moa.safe_text import safe_line
+from moa.tree import DraftTree
+from moa.wire import Advanced, ClientSession, Ready, Recovered
+from moa.wire.messages import Activations, ClientMessage, Close, Error, ServerMessage, Stream, Verify, Welcome
+
+_SETBACKS = 8
+"""Attempts to set a session right without a verified token in between; then the device goes on alone in this turn."""
+_LOSSES = 32
+"""The same for connections: a bad link loses many."""
+
+
+@dataclass
+class TurnMachine:
+    """Decides what a turn does next."""
+
+    transcript: Transcript
+    standing: Standing
+    asking: Asking
+    records: Records
+    guard: OfflineGuard
+    clockwork: Clockwork
+    left: list[bytes] = field(default_factory=list)
+    """Sessions of earlier turns to close, once this turn's own is open: it shares what the verifier has cached."""
+    linked: bool = True
+    """Whether there is a verifier at all; without one the device writes at once."""
+    retry: Retry = field(default_factory=lambda: Retry(0.1, 1.0))
+    _link: Literal["down", "up", "refused"] = "down"
+    _why_down: str = ""
+    _given_up: str = ""
+    """Why the verifier is not asked any more in this turn."""
+    _setbacks: int = 0
+    _losses: int = 0
+    _outbox: list[ClientMessage] = field(default_factory=list)
+    _rows: deque[Activations] = field(default_factory=deque)
+    """Records that have arrived; they wait for as long as a request may be made."""
+    _state: LinkState | None = None
+    _events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.measuring = self.asking.measuring
+        self.stats = self.measuring.stats
+
+    @property
+    def session(self) -> ClientSession:
+        """The session of this turn; another one after the ends have disagreed."""
+        return self.transcript.session
+
+    # ---- the link
+
+    def link_up(self, welcome: Welcome, connection: int, now: float) -> None:
+        """There is a connection: bring the session up on it."""
+        self._link, self.asking.welcome = "up", welcome
+        self.asking.controller.agreed(welcome)
+        self.clockwork.connected()
+        if not self._given_up and not self.transcript.over:
+            self._bring_up(connection, now)
+
+    def link_down(self, since: float, why: MoaError | None, *, refused: bool = False) -> None:
+        """There is no connection; `refused`: nobody dials before the next turn."""
+        if self._link == "up":
+            self._losses += 1
+            if self._losses >= _LOSSES:
+                self._give_up("the connection is lost again and again")
+        self._link, self._why_down = "refused" if refused else "down", safe_line(why.line()) if why else ""
+        self.clockwork.lost(since)
+        self.standing.lost()
+        self.asking.forget()
+        self.stats.overhead.void()
+
+    def receive(self, message: ServerMessage, now: float) -> None:
+        """Take in a message that arrived at `now`."""
+        if isinstance(message, Activations):
+            self._rows.append(message)
+        elif getattr(message, "session", b"") != self.session.id:
+            pass  # of a session that was left behind
+        elif isinstance(message, Error):
+            self._refused(message, now)
+        else:
+            try:
+                event = self.session.receive(message)
+            except ProtocolError as error:
+                self._broken(error, now)
+                return
+            match event:
+                case Ready():
+                    self.standing.stands = True
+                case Advanced():
+                    self._advanced(event, now)
+                case Recovered():
+                    self._recovered(event, now)
+                case _:
+                    pass
+
+    # ---- what the drafter has done
+
+    def drafted(self, draft: Draft, tree: DraftTree, now: float) -> None:
+        """The tree that was asked for; void if the turn has gone on meanwhile."""
+        self.stats.drafted += len(tree) - 1
+        log = self.session.log
+        if self._may_ask and not self.transcript.provisional and draft.ids is log and tree.tokens[0] == log[-1]:
+            self._request(self.asking.verify(tree), now)
+
+    def guessed(self, guess: Guess, token: int, now: float) -> None:
+        """The provisional token that was asked for; void if the turn has gone on meanwhile."""
+        if guess.ids != self.transcript.ids or not self._may_write:
+            return
+        self.transcript.extend(token)
+        self.stats.offline_tokens += 1
+        self.clockwork.written_at = now
+        self.asking.forget()
+        if warning := self.guard.warning(len(self.transcript.provisional)):
+            self._events.append(Notice(message=warning))
+
+    # ---- what to do
+
+    def next_action(self, now: float) -> Action:
+        """The most useful thing to do now."""
+        if self._link == "up" and not self._given_up and not self.transcript.over:
+            if again := self.standing.due(now):
+                self._repeat(again, now)
+            elif self.session.unsettled and now >= self.clockwork.give_up_at():
+                return Drop()
+        if not self._outbox and self._may_ask:
+            match self.asking.next(now):
+                case Draft() as draft:
+                    self._say("online")
+                    return draft
+                case None if self._rows:  # what it waits for may be among them
+                    self._take_rows()
+                    return self.next_action(now)
+                case None:
+                    self.stats.overhead.void()
+                case request:
+                    self._say("online")
+                    self._request(request, now)
+        if self._outbox:
+            messages, self._outbox = tuple(self._outbox), []
+            return Send(messages)
+        return End(self._reason()) if self.transcript.over else self._meanwhile(now)
+
+    def drain(self) -> list[Event]:
+        """What the user is to be told since the last call."""
+        events, self._events = self._events + self.transcript.drain(), []
+        return events
+
+    def told(self, now: float) -> None:
+        """The user has taken the events: what arrived while he read is not late."""
+        if not self.transcript.provisional:
+            self.clockwork.waiting_since = now
+
+    def wind_up(self) -> Sequence[ClientMessage]:
+        """The turn is over: take in what still lies here; what to send last."""
+        self._take_rows()
+        self.measuring.learn()
+        ack = self.records.flow.acknowledge() if self._link == "up" else None
+        return [*self._outbox, ack] if ack is not None else self._outbox
+
+    def unsent_farewells(self) -> list[bytes]:
+        """Sessions that were to be closed when the turn was cancelled."""
+        return [message.session for message in self._outbox if isinstance(message, Close)]
+
+    def continue_settling(self, now: float) -> None:
+        """The user is ready to wait once more for what stayed unverified at the end."""
+        self._given_up, self._setbacks, self._losses, self.clockwork.stuck_since = "", 0, 0, None
+        self.clockwork.waiting_since = now
+
+    @property
+    def _may_ask(self) -> bool:
+        return self._link == "up" and not self._given_up and self.standing.ready and not self.transcript.over
+
+    def _request(self, request: Verify | Stream, now: float) -> None:
+        """Send a round, and know when its answer is late."""
+        self.asking.spending.calls += 1
+        self.stats.calls += 1
+        self.asking.forget()
+        self.clockwork.asked(now, self.measuring.usual, writing=bool(self.transcript.provisional))
+        self._outbox.append(request)
+
+    def _repeat(self, messages: Sequence[ClientMessage], now: float) -> None:
+        """Send what has been sent before; the user's patience is not renewed by that."""
+        self._outbox += messages
+        self.clockwork.asked_at = now
+
+    def _bring_up(self, connection: int, now: float) -> None:
+        self._agree()
+        self._repeat(self.standing.bring_up(connection), now)
+        while self.left:
+            self._outbox.append(Close(self.left.pop()))
+
+    def _agree(self) -> None:
+        """What is asked of, and expected from, this verifier."""
+        self.session.records = self.records.dtype
+        if self.asking.welcome is not None:
+            self.session.vocab_size = self.asking.welcome.vocab_size
+
+    # ---- what an answer means
+
+    def _advanced(self, event: Advanced, now: float) -> None:
+        self.measuring.answered(event, self.clockwork.asked_at, now)
+        if event.tokens:
+            self._progressed(now, (event.queue_ms + event.forward_ms) / 1000)
+        elif event.done:  # a round that brought nothing is no reason to ask at once again
+            self._try_again(now)
+        self._absorb(now)
+
+    def _recovered(self, event: Recovered, now: float) -> None:
+        self.measuring.asked = None
+        if event.outcome == "gone":
+            self._reopen(now)
+            return
+        self.stats.resumes += 1
+        self.standing.stands = True
+        if event.tokens:
+            self._progressed(now)
+        if self._absorb(now):
+            self._repeat(event.resend, now)
+
+    def _progressed(self, now: float, server: float = 0.0) -> None:
+        self.retry.progressed()
+        self._setbacks = self._losses = 0
+        self.clockwork.progressed(now, self.measuring.usual + server)
+
+    def _refused(self, error: Error, now: float) -> None:
+        if error.round and not self.session.waits_for(error.round):
+            return  # it has been answered meanwhile
+        match classify(error):
+            case Failure.NOT_NOW:
+                self.session.receive(error)
+                self._pause(now, error.retry_after_ms / 1000)
+            case Failure.UNKNOWN if error.round and self.session.opening:
+                pass  # it answers a round that followed an opening: the opening's own answer counts
+            case Failure.UNKNOWN:
+                self.session.receive(error)
+                self._reopen(now)
+            case Failure.BROKEN:
+                self._broken(ProtocolError(error.message), now)
+            case Failure.FOR_GOOD:
+                self.session.receive(error)
+                self._give_up(f"the verifier refuses: {error.message}")
+
+    def _pause(self, now: float, asked_wait: float = 0.0) -> None:
+        """After a pause, what still stands is sent again, or a new round."""
+        self.retry.failed(now, asked_wait=asked_wait)
+        self.standing.repeat(self.retry.not_before)
+        self.stats.overhead.void()
+
+    def _try_again(self, now: float) -> None:
+        """The same, for what should not have happened: not for ever."""
+        self._setbacks += 1
+        if self._setbacks >= _SETBACKS:
+            self._give_up("the verifier answers, and gets nowhere")
+        else:
+            self._pause(now)
+
+    def _reopen(self, now: float) -> None:
+        """The verifier has lost the session; its opening stands among the unsettled requests."""
+        self._try_again(now)
+        if self._setbacks == 1:
+            self.standing.repeat(now)
+
+    def _broken(self, error: MoaError, now: float) -> None:
+        """The ends disagree about the past, or the verifier broke a rule: our log is complete, go on from it."""
+        if not self._setbacks:
+            self._events.append(Notice(message=f"the verifier is asked anew: {safe_line(error.line())}"))
+        self.transcript.begin_anew()
+        self._try_again(now)
+        self._absorb(now)
+
+    def _give_up(self, why: str) -> None:
+        self._given_up = safe_line(why)
+        self.session.unsettled.clear()
+
+    def _absorb(self, now: float) -> bool:
+        """Bring verified and provisional text together; False when the turn went over to another session."""
+        self.transcript.absorb()
+        if not self.transcript.provisional:
+            self.guard.reset()
+        if (old := self.transcript.superseded) is None:
+            return True
+        self.transcript.superseded = None
+        self.measuring.asked = None
+        self._agree()
+        self.asking.forget()
+        self.records.truncate(max((stop for _, stop in self.session.held), default=0))
+        before, self.standing = self.standing, Standing(self.session)
+        if self._link != "up":
+            return False
+        if not self.transcript.over and not self._given_up:
+            opening = self.standing.bring_up(before.connection)
+            if before.again_at is None:
+                self._repeat(opening, now)  # first the successor: it shares what the verifier has cached
+            else:
+                self.standing.repeat(before.again_at)
+        self._outbox.append(Close(old.id))
+        return False
+
+    # ---- while nothing can be asked
+
+    @property
+    def _may_write(self) -> bool:
+        return not self.transcript.finish and not self.guard.stops(len(self.transcript.provisional))
+
+    @property
+    def _alone(self) -> bool:
+        """Whether waiting for the verifier is no use in this turn."""
+        spent = self.asking.spent and not self.session.busy
+        return not self.linked or self._link == "refused" or bool(self._given_up) or spent
+
+    def _meanwhile(self, now: float) -> Action:
+        """Write when the user has waited for long enough; else wait, and use the time."""
+        deadlines = []
+        unreachable = self._link == "down" or self.standing.again_at is not None
+        if self._may_write:
+            write_at = now if self._alone else self.clockwork.write_at()
+            if now >= write_at:
+                self._say(*self._news())
+                return Guess(self.transcript.ids)
+            deadlines.append(write_at)
+        elif self._alone or (unreachable and now >= self.clockwork.end_at(now)):
+            self._say(*self._news())
+            return End(self._reason())
+        elif unreachable:
+            self._say(*self._news())
+            deadlines.append(self.clockwork.end_at(now))
+        else:
+            self.clockwork.stuck_since = None
+        self._use_the_wait(now)
+        if self._outbox:
+            return self.next_action(now)
+        if self._link == "up":
+            deadlines += [at for at in (self.standing.again_at, self.asking.not_before) if at is not None and at > now]
+            if self.session.unsettled:
+                deadlines.append(self.clockwork.give_up_at())
+        for_records = self._may_ask and self.asking.waits_for_records
+        return Wait(min(deadlines, default=None), "wait for records" if for_records else "wait")
+
+    def _use_the_wait(self, now: float) -> None:
+        """Nobody waits for us: put records away, learn from the last round, plan the next."""
+        self._take_rows()
+        self.measuring.learn()
+        if self._link != "up":
+            return
+        if self.session.busy:
+            self.asking.plan_ahead()
+        if ack := self.records.flow.acknowledge():
+            self._outbox.append(ack)
+            if change := self.records.adjust(self.session, self.stats.speed(now)):
+                self._outbox.append(change)
+
+    def _take_rows(self) -> None:
+        while self._rows:
+            message = self._rows.popleft()
+            self.records.flow.taken(len(message.payload))
+            if message.session != self.session.id:
+                continue
+            try:
+                self.records.keep(message, len(self.session.log))
+            except ProtocolError as error:
+                self._give_up(str(error))
+                return
+            self.session.receive(message)
+
+    def _news(self) -> tuple[LinkState, str]:
+        """The state of the link, while the device is on its own."""
+        if not self.linked:
+            return "none", ""
+        if self._given_up:
+            return "refused", self._given_up
+        if self._link == "up":
+            return ("online", "the budget of calls is used up") if self.asking.spent else ("late", "")
+        if self._link == "refused":
+            return "refused", self._why_down
+        return ("offline", self._why_down) if self._why_down else ("connecting", "")
+
+    def _say(self, state: LinkState, detail: str = "") -> None:
+        if state != self._state:
+            self._state = state
+            self._events.append(Link(state=state, detail=detail))
+
+    def _reason(self) -> Reason:
+        if self.transcript.finish:
+            return self.transcript.finish
+        if self.guard.stops(len(self.transcript.provisional)):
+            return "guard"
+        return "budget" if self.asking.spent else "link"

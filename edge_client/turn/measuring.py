@@ -1,0 +1,81 @@
+"""What the answers of a turn say about link, server and drafter. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_client.link.estimates import RoundTrip
+from edge_client.turn.controller import Controller
+from edge_client.turn.prediction import Prediction
+from edge_client.turn.stats import Stats
+from moa.tree import DraftTree
+from moa.wire import Advanced
+
+
+@dataclass
+class Measuring:
+    """Keeps the books; what takes time is learned while nobody waits."""
+
+    stats: Stats
+    controller: Controller
+    rtt: RoundTrip
+    unsent: int
+    """Tokens of the prompt that the verifier has not run yet."""
+    asked: DraftTree | None = None
+    """The draft that is being verified."""
+    speculating: bool = True
+    """Whether the running stream is drafted by the server."""
+    prediction: Prediction | None = None
+    _lesson: tuple[DraftTree, int, float, float] | None = None
+    """A verified draft, how much of it was accepted, and the seconds of the round trip and of the verification."""
+    _streamed_at: float | None = None
+
+    @property
+    def usual(self) -> float:
+        """Seconds in which this link and this server answer, the rest of the prompt included."""
+        return self.rtt.usual(self.controller.forward.value) + self.unsent * self.controller.prefill.value
+
+    def streams(self, *, speculating: bool) -> None:
+        """A stream is asked for."""
+        self.asked, self.speculating, self._streamed_at = None, speculating, None
+
+    def answered(self, event: Advanced, asked_at: float, now: float) -> None:
+        """A round that was asked for at `asked_at` has advanced the log."""
+        server = (event.queue_ms + event.forward_ms) / 1000
+        accepted = len(event.path) - 1
+        if event.path:
+            self.stats.rounds += 1
+            self.stats.accepted += accepted
+            if self.asked is not None:
+                # The first verdict of a turn waited for the prompt as well, which says nothing of the next.
+                verifying = server if not self.unsent else event.forward_ms / 1000
+                self._lesson = self.asked, accepted, now - asked_at - server, verifying
+            else:
+                if not self.controller.forward.samples:
+                    self.controller.forward.add(event.forward_ms / 1000)
+                if self.prediction is not None:
+                    self.prediction.judged(accepted)
+        else:
+            self._stream(event, now)
+        self.asked = None
+        if self.unsent and event.tokens:
+            self.controller.prefilled(self.unsent, event.queue_ms / 1000)
+            self.unsent = 0
+
+    def learn(self) -> None:
+        """Take in the latest lesson."""
+        if self._lesson is not None:
+            asked, accepted, round_trip, verifying = self._lesson
+            self._lesson = None
+            self.controller.verified(asked, accepted, verifying)
+            self.rtt.add(round_trip)
+
+    def _stream(self, event: Advanced, now: float) -> None:
+        if self._streamed_at is not None and event.tokens:
+            self.controller.streamed(
+                len(event.tokens),
+                now - self._streamed_at,
+                speculating=self.speculating,
+                server_seconds=event.forward_ms / 1000,
+            )
+        self._streamed_at = now

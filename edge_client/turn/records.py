@@ -1,0 +1,95 @@
+"""The activation records of one conversation: put rows where they belong, and choose how precise they are.
+
+Which rows are sent, newest first, is the verifier's part; how fast, the connection's (`edge_client/link/flow.py`).
+Tokens are exact whatever happens to records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edge_client.drafter.cache import RecordBuffer
+from edge_client.link.flow import RecordFlow
+from edge_client.turn.budget import Budget
+from moa import records
+from moa.errors import ProtocolError
+from moa.wire import ClientSession
+from moa.wire.messages import Activations, RecordDtype, Sync
+
+Precision = Literal["auto", "int8", "int4", "fp16", "off"]
+
+_TOO_SLOW, _FAST_ENOUGH = 1.5, 4.0
+"""Times the rate that int8 records of new tokens need: below the first, int4 is asked for; above the second, int8."""
+_SAMPLES = 8
+"""Measurements of the bandwidth before the precision is changed, and again before it is changed back."""
+
+
+@dataclass
+class Records:
+    """One conversation's records."""
+
+    buffer: RecordBuffer | None
+    flow: RecordFlow = field(default_factory=RecordFlow)
+    precision: Precision = "auto"
+    budget: Budget = field(default_factory=Budget)
+    rows: int = 0
+    """Rows received."""
+    _lowered: bool = False
+    _judged_at: int = 0
+    """Bandwidth samples there were when the precision was last changed."""
+
+    @property
+    def dtype(self) -> RecordDtype:
+        """What to ask for now."""
+        if self.buffer is None:
+            return "off"
+        if self.precision == "auto":
+            return "int4" if self._lowered and self.buffer.wire.width % 2 == 0 else "int8"
+        return self.precision
+
+    def held(self) -> list[tuple[int, int]]:
+        """The rows that are here."""
+        return list(self.buffer.held) if self.buffer is not None else []
+
+    def misses(self, rows: int) -> bool:
+        """Whether records of the first `rows` tokens are wanted, and not all of them are here."""
+        return self.buffer is not None and self.dtype != "off" and self.buffer.held.newest_missing(rows, 1) is not None
+
+    def keep(self, message: Activations, length: int) -> None:
+        """Put the rows into the buffer; the log has `length` tokens, and a record belongs to one of them."""
+        if message.start + message.rows > length:
+            raise ProtocolError(f"records of tokens {message.start}..{message.start + message.rows} of {length}")
+        self.rows += message.rows
+        if self.buffer is None or message.dtype == "off":
+            return
+        heads = self.buffer.wire
+        if (message.heads, message.head_dim) != (heads.count, heads.width):
+            raise ProtocolError(
+                f"records of {message.heads} x {message.head_dim}, the drafter's are {heads.count} x {heads.width}"
+            )
+        self.buffer.put(
+            message.start, *records.decode(message.payload, message.dtype, message.rows, heads.count, heads.width)
+        )
+
+    def truncate(self, length: int) -> None:
+        """Forget the records of positions from `length` on: another token stands there now."""
+        if self.buffer is not None:
+            self.buffer.truncate(length)
+
+    def adjust(self, session: ClientSession, tokens_per_second: float) -> Sync | None:
+        """Match the precision to what the link carries; perhaps a message to send."""
+        samples = self.flow.bandwidth.samples
+        if self.buffer is None or self.precision != "auto" or samples - self._judged_at < _SAMPLES:
+            return None
+        heads = self.buffer.wire
+        needed = tokens_per_second * records.row_bytes("int8", heads.count, heads.width)
+        room = self.flow.bandwidth.value
+        if self.budget.record_rate:
+            room = min(room, float(self.budget.record_rate))
+        lowered = room < (_FAST_ENOUGH if self._lowered else _TOO_SLOW) * needed
+        if lowered == self._lowered:
+            return None
+        self._lowered, self._judged_at = lowered, samples
+        session.records = self.dtype
+        return Sync(session.id, self.dtype, session.record_rate)

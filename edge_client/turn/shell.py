@@ -1,0 +1,117 @@
+"""The shell around the turn machine: the link, the drafter's worker, the clock, and the user."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from time import perf_counter
+from typing import Any
+
+from edge_client.events import Event, Reason
+from edge_client.link.websocket import Mailbox, VerifierLink
+from edge_client.turn.actions import Draft, Drop, End, Guess, Send, Wait
+from edge_client.turn.machine import TurnMachine
+from edge_client.turn.trace import Trace
+from edge_client.turn.worker import Worker
+from moa.wire import ClientSession
+from moa.wire.messages import Verdict, Verify
+
+
+class TurnShell:
+    """Runs one turn; `events()` yields what happens until it is over. Without a link the device is alone."""
+
+    def __init__(self, machine: TurnMachine, worker: Worker, link: VerifierLink | None, trace: Trace) -> None:
+        self.machine, self.worker, self.link, self.trace = machine, worker, link, trace
+        self._bytes_before = (link.sent_bytes, link.received_bytes) if link else (0, 0)
+        self._box = Mailbox()
+        self._seen: tuple[str, int, int] | None = None
+        self._session: ClientSession | None = None
+        self.reason: Reason = "link"
+
+    async def events(self, box: Mailbox) -> AsyncGenerator[Event, None]:
+        """Everything that happens, to the end of the turn; what arrives for it lies in `box`."""
+        machine = self.machine
+        self._box, self._session, self._seen = box, None, None
+        while True:
+            self._take(box)
+            action = machine.next_action(perf_counter())
+            urgent = isinstance(action, Send) or (isinstance(action, Draft) and action.quick)
+            if not urgent and (told := self._drain()):
+                for event in told:
+                    yield event
+                machine.told(perf_counter())
+                if not isinstance(action, End):
+                    continue
+            match action:
+                case Send(messages):
+                    await self._send(*messages)
+                case Draft():
+                    with self.trace.span("draft"):
+                        tree = await self.worker.draft(action)
+                    if tree is not None:
+                        machine.drafted(action, tree, perf_counter())
+                case Guess(ids):
+                    with self.trace.span("offline token"):
+                        token = await self.worker.guess(ids)
+                    if token is not None:
+                        machine.guessed(action, token, perf_counter())
+                case Wait(until, why):
+                    with self.trace.span(why):
+                        await box.wait(None if until is None else max(0.0, until - perf_counter()))
+                case Drop():
+                    assert self.link is not None
+                    self.link.drop()
+                case End(reason):
+                    self.reason = reason
+                    break
+        await self._send(*machine.wind_up())
+        machine.stats.finished = perf_counter()
+        for event in self._drain():
+            yield event
+
+    def report(self) -> dict[str, Any]:
+        """Figures of the turn, with what passed the link."""
+        report = self.machine.stats.report(perf_counter())
+        if (link := self.link) is not None:
+            sent, received = self._bytes_before
+            report |= {"sent_bytes": link.sent_bytes - sent, "received_bytes": link.received_bytes - received}
+            report |= {"record_rows": self.machine.records.rows, "rtt_ms": round(1000 * link.rtt.smoothed, 2)}
+        return report
+
+    def _take(self, box: Mailbox) -> None:
+        """Bring the machine up to date: the state of the link, then what has arrived."""
+        machine, link = self.machine, self.link
+        if link is None:
+            return
+        for arrived, message in box.take():
+            if isinstance(message, Verdict):
+                self.trace.mark("verdict", tokens=len(message.path))
+                machine.stats.overhead.begin(arrived, self.worker.drafter.run_seconds)
+            machine.receive(message, arrived)
+        seen = link.state, link.connections, link.dialling.failures
+        if seen != self._seen:
+            before, self._seen = self._seen, seen
+            lost = before is not None and before[0] == "up" and (link.state != "up" or link.connections != before[1])
+            if lost or link.state != "up":
+                dialling = link.dialling
+                machine.link_down(dialling.down_since, dialling.last_error, refused=link.state == "refused")
+            if link.state == "up" and link.welcome is not None:
+                machine.link_up(link.welcome, link.connections, perf_counter())
+        machine.asking.spending.passed = link.sent_bytes + link.received_bytes
+
+    async def _send(self, *messages: Any) -> None:
+        if self.link is None:
+            return
+        if self.machine.session is not self._session:  # answers come to the session that asks
+            self._session = self.machine.session
+            self.link.deliver(self._session.id, self._box)
+        for message in messages:
+            await self.link.send(message)
+            self.trace.mark("ask", kind=type(message).__name__, round=getattr(message, "round", 0))
+            if isinstance(message, Verify):
+                self.machine.stats.overhead.end(perf_counter(), self.worker.drafter.run_seconds)
+
+    def _drain(self) -> list[Event]:
+        events = self.machine.drain()
+        if events:
+            self.machine.stats.count(events, perf_counter())
+        return events

@@ -1,0 +1,138 @@
+"""Runs the drafter for a turn, in small pieces, so that nothing else in the program has to wait for it.
+
+A step that is expected to take longer than a few milliseconds runs in the device's own thread, where ONNX Runtime lets
+other threads run; a shorter one would lose as much again by being handed over, and runs where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from edge_client.drafter.onnx import Drafter
+from edge_client.turn.actions import Draft
+from edge_client.turn.controller import Controller
+from moa.sampling import SamplingSettings
+from moa.tree import DraftTree, TreeShape
+
+BLOCKING = 0.005
+"""Seconds for which the event loop may be kept from other work."""
+_TRIED = TreeShape(4, 3, 12)
+_PIECE = 16
+"""New tokens above which a step runs a piece of a prompt."""
+
+
+@dataclass
+class Pace:
+    """How long the steps of a drafter take here; shared by all conversations of a device."""
+
+    level: float = 0.0
+    """Seconds of a step over a few tokens."""
+    piece: float = float("inf")
+    """Seconds of a step over a piece of a prompt; nobody knows before the first."""
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """A step is done."""
+        if tokens > _PIECE:
+            self.piece = seconds
+        else:
+            self.level += (seconds - self.level) / 4
+
+
+def time_steps(drafter: Drafter, controller: Controller) -> None:
+    """See what the drafter's steps take here, over one token and over a few, before the first draft is planned."""
+    for books in (Controller(), controller):  # the first run makes room and is slow: it does not count
+        steps = drafter.draft([0], _TRIED, SamplingSettings())
+        while True:
+            start = perf_counter()
+            try:
+                next(steps)
+            except StopIteration:
+                break
+            finally:
+                books.drafted(drafter.run_tokens, perf_counter() - start)
+
+
+@dataclass
+class Worker:
+    """One conversation's drafter at work."""
+
+    drafter: Drafter
+    sampling: SamplingSettings
+    controller: Controller
+    pace: Pace
+    thread: Executor
+    _steps: Generator[None, None, Any] | None = None
+    _ids: Sequence[int] | None = None
+    """What the work in hand is about, and how long that was."""
+    _length: int = 0
+    _guessing: bool = False
+    _seen: int = 0
+    """Tokens that the drafter has seen, about."""
+    _new: int = 0
+    """Tokens that it has still to see, about."""
+
+    async def draft(self, draft: Draft) -> DraftTree | None:
+        """Work on a draft for a few milliseconds; the tree, once it is ready."""
+        if not self._is_about(draft.ids, guessing=False):
+            self._begin(draft.ids, self.drafter.draft(list(draft.ids), draft.shape, self.sampling))
+        tree: DraftTree | None = await self._work()
+        return tree
+
+    async def guess(self, ids: Sequence[int]) -> int | None:
+        """Work on the likeliest token after `ids` for a few milliseconds; the token, once it is known."""
+        if not self._is_about(ids, guessing=True):
+            self._begin(ids, self.drafter.guess(list(ids), self.sampling), guessing=True)
+        token: int | None = await self._work()
+        return token
+
+    def _is_about(self, ids: Sequence[int], *, guessing: bool) -> bool:
+        """Whether this is the work in hand; a log grows in place, and is another one then."""
+        if self._steps is None or self._guessing != guessing or self._length != len(ids):
+            return False
+        return self._ids is ids or self._ids == ids
+
+    def _begin(self, ids: Sequence[int], steps: Generator[None, None, Any], *, guessing: bool = False) -> None:
+        self._ids, self._steps, self._length, self._guessing = ids, steps, len(ids), guessing
+        self._new = len(ids) - self._seen
+
+    async def _work(self) -> Any:
+        """Steps until the result is there, or time is up."""
+        assert self._steps is not None
+        until = perf_counter() + BLOCKING
+        while True:
+            expected = self.pace.piece if self._new > _PIECE else self.pace.level
+            done, result = await self._in_thread() if expected > BLOCKING else self._step()
+            if done:
+                self._seen, self._steps, self._ids = self._length, None, None
+                return result
+            if perf_counter() > until:
+                await asyncio.sleep(0)
+                return None
+
+    def _step(self) -> tuple[bool, Any]:
+        assert self._steps is not None
+        start = perf_counter()
+        done, result = False, None
+        try:
+            next(self._steps)
+        except StopIteration as end:
+            done, result = True, end.value
+        seconds, tokens = perf_counter() - start, self.drafter.run_tokens
+        self.pace.took(tokens, seconds)
+        if tokens <= _PIECE:
+            self.controller.drafted(tokens, seconds)
+        self._new -= tokens
+        return done, result
+
+    async def _in_thread(self) -> tuple[bool, Any]:
+        step = asyncio.get_running_loop().run_in_executor(self.thread, self._step)
+        try:
+            return await asyncio.shield(step)
+        except asyncio.CancelledError:
+            await asyncio.wait([step])  # the drafter's caches must not change under the next turn
+            raise

@@ -1,0 +1,166 @@
+"""Many conversations over one device and one connection; what a cancelled one leaves behind; settings of a turn."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from edge_client.client import EdgeClient
+from edge_client.events import Done, Token
+from edge_client.tools.emulated_network import LinkProxy
+from moa.errors import UsageError
+from tests.edge import kit
+from tests.edge.test_exact import truth
+from tests.verifier import kit as verifier_kit
+
+COUNT = 16
+
+
+@pytest.mark.parametrize("draft", ["device", "server"])
+async def test_sixteen_at_once_are_exact_and_share_fairly(draft: Any) -> None:
+    order: list[int] = []
+
+    async def converse(client: EdgeClient, seed: int) -> None:
+        ids, tokens = verifier_kit.prompt(seed, 12), []
+        async for event in client.generate(ids=ids, max_new_tokens=COUNT):
+            if isinstance(event, Token):
+                assert event.status == "verified"
+                tokens.append(event.id)
+                order.append(seed)
+        assert tokens == truth(ids)[:COUNT]
+
+    settings = verifier_kit.SETTINGS
+    async with (
+        kit.verifier(settings) as running,
+        EdgeClient(verifier=running.transport.url, device=kit.device(), draft=draft, offline_after=60.0) as client,
+    ):
+        await client.wait_online()
+        await asyncio.gather(*(converse(client, seed) for seed in range(16)))
+        assert client.link is not None
+        assert client.link.connections == 1
+    ends = sorted(max(i for i, seed in enumerate(order) if seed == one) for one in set(order))
+    assert len(ends) == 16
+
+
+async def test_a_conversation_takes_little_memory() -> None:
+    async with EdgeClient(device=kit.device(), offline=True) as client:
+        conversations = [client.conversation()]  # the first one loads what all share
+        await kit.transcribe(conversations[0], verifier_kit.prompt(0, 12), max_new_tokens=4)
+        tracemalloc.start()
+        for seed in range(1, 9):
+            conversations.append(client.conversation())
+            await kit.transcribe(conversations[seed], verifier_kit.prompt(seed, 12), max_new_tokens=4)
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert size / 8 < 2_000_000
+
+
+async def test_a_second_turn_of_the_same_conversation_at_once_is_refused() -> None:
+    async with EdgeClient(device=kit.device(), offline=True) as client, client.conversation() as conversation:
+        turn = conversation.generate(ids=verifier_kit.prompt(0, 12))
+        await anext(turn)
+        with pytest.raises(UsageError, match="answering already"):
+            await anext(conversation.generate(ids=[5]))
+        await turn.aclose()
+        assert (await kit.transcribe(conversation, [5, 6], max_new_tokens=3)).tokens
+
+
+async def test_a_client_that_is_closed_answers_nothing() -> None:
+    async with EdgeClient(device=kit.device(), offline=True) as client:
+        conversation = client.conversation()
+    for generate in (client.generate, conversation.generate):
+        with pytest.raises(UsageError, match="closed"):
+            await anext(generate(ids=[5, 6]))
+
+
+@pytest.mark.parametrize("draft", ["device", "server"])
+async def test_cancelled_turns_leave_nothing_behind(draft: Any) -> None:
+    """Left at every moment, from before the opening is answered to the end."""
+    async with (
+        kit.verifier() as running,
+        EdgeClient(verifier=running.transport.url, device=kit.device(), draft=draft) as client,
+    ):
+        await client.wait_online()
+        for leave_after in range(40):
+            turn = client.generate(ids=verifier_kit.prompt(leave_after, 12), max_new_tokens=20)
+            if leave_after % 2:
+                task = asyncio.ensure_future(_take(turn, 10**6))
+                for _ in range(leave_after):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            else:
+                await _take(turn, 1 + leave_after // 2)
+            await turn.aclose()
+        ids = verifier_kit.prompt(99, 12)
+        assert (await kit.transcribe(client, ids, max_new_tokens=COUNT)).tokens == truth(ids)[:COUNT]
+        async with asyncio.timeout(60):
+            while len(running.service.store):
+                await asyncio.sleep(0.01)
+
+
+async def _take(turn: Any, events: int) -> None:
+    async for _ in turn:
+        events -= 1
+        if not events:
+            return
+
+
+async def test_settings_of_a_turn_and_between_turns() -> None:
+    ids = verifier_kit.prompt(3, 12)
+    async with (
+        kit.verifier() as running,
+        EdgeClient(verifier=running.transport.url, device=kit.device(), offline_after=60.0) as client,
+        client.conversation() as conversation,
+    ):
+        warm = {"temperature": 0.9, "seed": 4}
+        for sampling in ({}, warm, {}):
+            transcript = await kit.transcribe(conversation, ids, max_new_tokens=COUNT, **sampling)
+            assert transcript.tokens == truth(ids, **sampling)[:COUNT]
+        client.settings = dataclasses.replace(client.settings, max_new_tokens=5, **warm)
+        assert (await kit.transcribe(conversation, ids)).tokens == truth(ids, **warm)[:5]
+
+
+async def test_the_next_turn_of_a_chat_only_adds_ids() -> None:
+    async with EdgeClient(offline=True, max_new_tokens=12) as client, client.conversation() as conversation:
+        said: list[int] = []
+        for question in ("What is 17 plus 25?", "And what is 3 plus 4?", "Thanks!"):
+            async for event in conversation.generate(question):
+                if isinstance(event, Done):
+                    done = event
+            assert conversation.ids[: len(said)] == said
+            said = conversation.ids
+            assert conversation.chat.messages[-1] == {"role": "assistant", "content": done.text}
+        assert [message["role"] for message in conversation.chat.messages] == ["user", "assistant"] * 3
+        whole = client.encode([*conversation.chat.messages, {"role": "user", "content": "x"}])
+        codec = client.device.codec
+        assert codec.decode_all(whole).startswith(codec.decode_all(said).removesuffix("<|end|>"))
+
+
+async def test_what_stayed_provisional_is_checked_later() -> None:
+    ids = verifier_kit.prompt(5, 12)
+    async with (
+        kit.verifier() as running,
+        LinkProxy("127.0.0.1", running.transport.port) as proxy,
+        EdgeClient(
+            verifier=proxy.url, device=kit.device(), offline_after=0.05, settle_seconds=0.1, reconnect_seconds=0.05
+        ) as client,
+        client.conversation() as conversation,
+    ):
+        proxy.go_down()
+        transcript = await kit.transcribe(conversation, ids, max_new_tokens=COUNT, max_offline_tokens=0)
+        assert not any(transcript.verified)
+        assert conversation.unverified
+        proxy.restore()
+        await client.wait_online(30)
+        transcript.done = None
+        async for event in conversation.recheck():
+            transcript.take(event)
+        assert transcript.tokens == truth(ids)[:COUNT]
+        assert all(transcript.verified)
+        assert not conversation.unverified
+        assert conversation.ids == [*ids, *transcript.tokens]

@@ -1,0 +1,389 @@
+"""A world in virtual time around the turn machine: a verifier made of the real session histories, a link, a drafter.
+
+No sockets, no torch, no sleeping. The verifier's faults are switches that a test throws, also while a turn runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
+from edge_client.link.estimates import RoundTrip
+from edge_client.text.codec import TextStream
+from edge_client.turn.actions import Draft, Drop, End, Guess, Send, Wait
+from edge_client.turn.asking import Asking
+from edge_client.turn.budget import Budget, Spending
+from edge_client.turn.controller import Controller, WhoDrafts
+from edge_client.turn.guard import OfflineGuard
+from edge_client.turn.machine import TurnMachine
+from edge_client.turn.measuring import Measuring
+from edge_client.turn.patience import Clockwork, Patience
+from edge_client.turn.prediction import Prediction
+from edge_client.turn.records import Records
+from edge_client.turn.standing import Standing
+from edge_client.turn.stats import Stats
+from edge_client.turn.transcript import OnReconnect, Transcript
+from moa.errors import LinkError, MoaError
+from moa.tree import DraftTree, accept
+from moa.wire import ClientSession, Code, History, Refusal, Timing
+from moa.wire.finish import TurnRules, cut_path, first_finish
+from moa.wire.messages import (
+    Ack,
+    Append,
+    Cancel,
+    ClientMessage,
+    Close,
+    Error,
+    Open,
+    Resume,
+    Resumed,
+    Stream,
+    Sync,
+    Verify,
+    Welcome,
+    WireLimits,
+)
+
+VOCAB, EOS = 60, 1
+LIMITS = WireLimits(2**18, 8192, 8192, 4096, 64, 256)
+WELCOME = Welcome(2, ["append", "records", "resume", "stream", "tree"], "v", "i", "", "", "", VOCAB, [EOS], LIMITS)
+
+
+def says(log: Sequence[int]) -> int:
+    """The target: a fixed function of the log."""
+    mixed = (sum(log[-3:]) * 31 + len(log) * 7 + log[-1]) % 997
+    return 2 + mixed % (VOCAB - 3)
+
+
+def truth(prompt: Sequence[int], count: int) -> list[int]:
+    log = list(prompt)
+    for _ in range(count):
+        log.append(says(log))
+    return log[len(prompt) :]
+
+
+class Letters:
+    """Each id is a letter."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(64 + i % 60) for i in ids)
+
+
+class Verifier:
+    """Many sessions, and every fault that a verifier may show."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, History] = {}
+        self.fault: str = ""
+        """A code with which everything is refused, or `mute`: nothing is answered."""
+        self.forward = 0.01
+        self.retry_after_ms = 0
+        self.requests: list[tuple[float, ClientMessage]] = []
+        self.slots = 10**9
+
+    def handle(self, message: ClientMessage, now: float) -> list[Any]:
+        self.requests.append((now, message))
+        if isinstance(message, Ack | Sync) or self.fault == "mute":
+            return []
+        session: bytes = getattr(message, "session", b"")
+        round = getattr(message, "round", 0)
+        if isinstance(message, Close):
+            self.known.pop(session, None)
+            return []
+        if self.fault and not isinstance(message, Cancel):
+            if self.fault in ("quarantined", "unknown_session"):
+                self.known.pop(session, None)
+            if isinstance(message, Resume):
+                return [Resumed(session, "gone")]
+            return [Error(self.fault, "as the test has it", session, round, self.retry_after_ms)]
+        history = self.known.get(session)
+        try:
+            match message:
+                case Open():
+                    if history is None:
+                        history = History(message, message.ids, eos_ids=frozenset({EOS}), max_context=8192)
+                        self.known[session] = history
+                    return [history.reopen(message.ids)]
+                case Resume() if history is None:
+                    return [Resumed(session, "gone")]
+                case _ if history is None:
+                    raise Refusal(Code.UNKNOWN_SESSION, "no such session", session=session)
+                case Resume():
+                    return [history.resume(message, "resumed")]
+                case Append():
+                    return [history.append(message)]
+                case Verify() | Stream():
+                    settled = history.admit(message)
+                    return self._run(history) if settled is None else [] if settled == "running" else [settled]
+                case _:
+                    return []
+        except Refusal as refusal:
+            return [refusal.error(session=session, round=round)]
+
+    def _run(self, history: History) -> list[Any]:
+        request, timing = history.running, Timing(0.0, 1000 * self.forward)
+        if isinstance(request, Stream):
+            answers = []
+            while True:
+                new = [says(history.ids)]
+                _, finish = first_finish(history.rules, history.ids, new, Letters().decode)
+                answers.append(history.emit(new, finish, timing, drafted=0, done=bool(finish)))
+                if finish:
+                    return answers
+        assert isinstance(request, Verify)
+        parents = request.parents or range(-1, len(request.tokens) - 1)
+
+        def choose(node: int) -> int:
+            path = []
+            while node > 0:
+                path.append(request.tokens[node])
+                node = parents[node]
+            return says([*history.ids, *reversed(path)])
+
+        found = accept(request.tokens, parents, choose)
+        cut = cut_path(history.rules, history.ids, request.tokens, found.path, found.next_token, Letters().decode)
+        return [history.settle(*cut, timing)]
+
+
+class Reader:
+    """What a user was told, replayed strictly: an event that does not fit fails the test."""
+
+    def __init__(self, start: int) -> None:
+        self.start, self.events = start, list[Event]()
+        self.tokens: list[int] = []
+        self.verified: list[bool] = []
+        self.adopted = 0
+        self.text = ""
+
+    def take(self, event: Event) -> None:
+        self.events.append(event)
+        end = self.start + len(self.tokens)
+        match event:
+            case Token():
+                assert event.position == end
+                assert event.status == "provisional" or all(self.verified[self.adopted :]), (
+                    "verified text after provisional text"
+                )
+                self.tokens.append(event.id)
+                self.verified.append(event.status == "verified")
+                self.text += event.text
+            case Confirm():
+                for position in range(event.start, event.stop):
+                    assert not self.verified[position - self.start]
+                    self.verified[position - self.start] = True
+            case Retract():
+                assert event.stop == end
+                assert not any(self.verified[event.start - self.start :]), "a verified token was taken back"
+                del self.tokens[event.start - self.start :], self.verified[event.start - self.start :]
+                self.text = self.text[: event.characters]
+            case Adopt():
+                assert event.stop == end
+                self.adopted = len(self.tokens)
+            case Link() | Notice() | Prompt() | Done():
+                pass
+
+    @property
+    def states(self) -> list[str]:
+        return [event.state for event in self.events if isinstance(event, Link)]
+
+
+@dataclasses.dataclass
+class World:
+    """One device, one verifier, and the time."""
+
+    prompt: Sequence[int] = (3, 1, 4)
+    count: int = 40
+    right: float = 0.8
+    seed: int = 0
+    latency: float = 0.02
+    """One way."""
+    draft: WhoDrafts = "device"
+    patience: Patience = dataclasses.field(default_factory=Patience)
+    on_reconnect: OnReconnect = "rewind"
+    budget: Budget = dataclasses.field(default_factory=Budget)
+    stop_at: int = 0
+    """Of the offline guard."""
+    up_after: float | None = 0.05
+    """When the first connection is welcomed; None is never."""
+    redial: float = 0.1
+    """After a loss; the verifier of `unreachable` is not reached."""
+    linked: bool = True
+    stop: tuple[str, ...] = ()
+    prediction: Sequence[int] = ()
+    step: float = 0.001
+    """Seconds of a draft, and of a guess."""
+
+    def __post_init__(self) -> None:
+        self.now, self.verifier, self.random = 0.0, Verifier(), random.Random(self.seed)
+        self.loss = self.repeat = 0.0
+        self.unreachable = self.refusing = False
+        self.connection, self.is_up, self.down_since = 0, False, 0.0
+        self.controller, self.rtt = Controller(), RoundTrip()
+        self.controller.rtt = self.rtt
+        self._line_free = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.ends: deque[str] = deque()
+        self.standing: Standing | None = None
+        self.left: list[bytes] = []
+        self.log = list(self.prompt)
+        self.begin()
+        if self.up_after is not None:
+            self.at(self.up_after, self.connect)
+
+    def begin(self, *, count: int | None = None, **sampling: Any) -> None:
+        """A turn begins; the log is its prompt."""
+        self.count = count or self.count
+        if self.standing is None:
+            self.standing = Standing(ClientSession(list(self.log), max_new_tokens=self.count, stop=list(self.stop)))
+        codec: Any = Letters()
+        rules = TurnRules(len(self.log), self.count, 8192, frozenset({EOS}), self.stop)
+        self.transcript = Transcript(
+            self.standing.session, rules, codec.decode, TextStream(codec, self.stop), self.on_reconnect
+        )
+        expected = Prediction(self.prediction) if self.prediction else None
+        unsent = len(self.log) - self.standing.session.settled
+        measuring = Measuring(Stats(started=self.now), self.controller, self.rtt, unsent, prediction=expected)
+        records = Records(None)
+        asking = Asking(
+            self.transcript, self.controller, Spending(self.budget), records, measuring, self.draft, prediction=expected
+        )
+        self.machine = TurnMachine(
+            transcript=self.transcript,
+            standing=self.standing,
+            asking=asking,
+            records=records,
+            guard=OfflineGuard(warn_at=0, stop_at=self.stop_at),
+            clockwork=Clockwork(self.patience, waiting_since=self.now),
+            left=self.left,
+            linked=self.linked,
+        )
+        self.machine.retry.jitter = self.random.random
+        self.reader = Reader(len(self.log))
+        if self.is_up:
+            self.machine.link_up(WELCOME, self.connection, self.now)
+        elif self.linked:
+            self.machine.link_down(self.down_since, None)
+
+    # ---- the link
+
+    def at(self, seconds: float, happen: Callable[[], None]) -> None:
+        """Let something happen `seconds` from now."""
+        heapq.heappush(self._queue, (self.now + seconds, next(self._order), happen))
+
+    def connect(self) -> None:
+        if self.is_up:
+            return
+        if self.unreachable:
+            self.machine.link_down(self.down_since, LinkError("cannot reach it"), refused=self.refusing)
+            self.at(self.redial, self.connect)
+            return
+        self.connection += 1
+        self.is_up = True
+        self.machine.link_up(WELCOME, self.connection, self.now)
+
+    def cut(self, why: MoaError | None = None) -> None:
+        """The connection is lost, with all that is under way."""
+        if not self.is_up:
+            return
+        self.is_up, self.down_since = False, self.now
+        self.machine.link_down(self.now, why or LinkError("cut"))
+        self.at(self.redial, self.connect)
+
+    def _send(self, message: ClientMessage) -> None:
+        connection = self.connection
+        if not self.is_up:
+            return
+        self._line_free = max(self._line_free, self.now + self.latency)  # a connection keeps the order
+
+        def arrive() -> None:
+            if connection != self.connection or not self.is_up:
+                return
+            if self.random.random() < self.loss:  # messages are only ever lost with their connection
+                self.cut()
+                return
+            for _ in range(2 if self.random.random() < self.repeat else 1):
+                free = self.now
+                for answer in self.verifier.handle(message, self.now):
+                    free += self.verifier.forward
+                    self.at(free - self.now + self.latency, lambda answer=answer: self._deliver(connection, answer))
+
+        self.at(self._line_free - self.now, arrive)
+
+    def _deliver(self, connection: int, answer: Any) -> None:
+        if connection == self.connection and self.is_up:
+            self.machine.receive(answer, self.now)
+
+    # ---- the drafter
+
+    def _guess(self, ids: Sequence[int]) -> int:
+        chance = random.Random(f"{self.seed} {list(ids[-4:])} {len(ids)}")
+        return says(ids) if chance.random() < self.right else chance.randrange(2, VOCAB)
+
+    def _tree(self, ids: Sequence[int], depth: int) -> DraftTree:
+        tokens = [ids[-1]]
+        for _ in range(depth):
+            tokens.append(self._guess([*ids[:-1], *tokens]))
+        return DraftTree(tokens, list(range(-1, depth)), [0.0] * (depth + 1))
+
+    # ---- time
+
+    def run(self, *, seconds: float = 600.0, steps: int = 100_000) -> str:
+        """To the end of the turn; why it ended. "" when the time was over first."""
+        until = self.now + seconds
+        for _ in range(steps):
+            while self._queue and self._queue[0][0] <= self.now:
+                heapq.heappop(self._queue)[2]()
+            action = self.machine.next_action(self.now)
+            for event in self.machine.drain():
+                self.reader.take(event)
+            match action:
+                case Send(messages):
+                    for message in messages:
+                        self._send(message)
+                case Draft(ids, shape):
+                    tree = self._tree(ids, shape.depth)
+                    self.now += self.step
+                    self.machine.drafted(action, tree, self.now)
+                case Guess(ids):
+                    self.now += self.step
+                    self.machine.guessed(action, self._guess(ids), self.now)
+                case Drop():
+                    self.cut()
+                case Wait(wake):
+                    next_event = self._queue[0][0] if self._queue else None
+                    times = [t for t in (wake, next_event) if t is not None]
+                    assert times, "waits for what never comes"
+                    self.now = max(self.now, min(*times, until) if len(times) > 1 else min(times[0], until))
+                case End(reason):
+                    for message in self.machine.wind_up():
+                        self._send(message)
+                    for event in self.machine.drain():
+                        self.reader.take(event)
+                    self.log = self.transcript.ids
+                    self.standing = self.machine.standing
+                    return reason
+            if self.now >= until:
+                return ""
+        raise AssertionError(f"{steps} steps, and the turn is not over at {self.now:.1f} s")
+
+    # ---- what must hold
+
+    @property
+    def answer(self) -> list[int]:
+        return self.reader.tokens
+
+    @property
+    def expected(self) -> list[int]:
+        return truth(self.log[: self.reader.start], self.count)
+
+    def most_requests_per_second(self) -> int:
+        """Openings, appends and resumes in any second."""
+        times = [at for at, message in self.verifier.requests if isinstance(message, Open | Append | Resume)]
+        return max((sum(1 for other in times if at <= other < at + 1) for at in times), default=0)
