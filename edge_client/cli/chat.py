@@ -6,25 +6,30 @@ import argparse
 import asyncio
 import contextlib
 import signal
-import sys
-import threading
+from collections.abc import AsyncIterator
 
 from rich.console import Console
+from rich.text import Text
 
 from edge_client.cli import options
+from edge_client.cli.dialogue import Ask, Dialogue, Quit
 from edge_client.client import EdgeClient
+from edge_client.conversation import Conversation
 from edge_client.events import Done
-from edge_client.screen.terminal import make_view
-from edge_client.settings import ClientSettings
-from moa.errors import MoaError, UsageError
+from edge_client.screen.console import make_console
+from edge_client.screen.reader import Interrupted, Reader, make_reader
+from edge_client.screen.terminal import Pieces, make_view
+from moa.errors import LinkError, MoaError, UsageError
+from moa.safe_text import safe_text
 
-_HELP = "/new starts a new conversation, /quit (or Ctrl-D) ends, Ctrl-C stops an answer"
+_HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends"
+_RETRY_SECONDS = 1.0
 
 
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command.description = f"A conversation. {_HELP}."
-    command.add_argument("--system", metavar="TEXT", help="what the assistant is told first")
+    command.description = f"A conversation. {_HINT}."
+    command.add_argument("--system", default="", metavar="TEXT", help="what the assistant is told first")
     options.add_connection(command)
     options.add_generation(command)
     command.set_defaults(run=run)
@@ -32,91 +37,146 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until the end of the input."""
-    settings = options.settings_from(arguments)
-    with contextlib.suppress(ImportError):  # line editing and history, where there is such a library
-        import readline  # noqa: F401
-    asyncio.run(_talk(settings, arguments.system))
+    seed = options.draw_seed()
+    settings = options.settings_from(arguments, seed=seed)
+    options.tell_seed(settings, seed)
+    asyncio.run(_talk(Dialogue(settings, arguments.system)))
     return 0
 
 
-async def _talk(settings: ClientSettings, system: str | None) -> None:
-    first = [{"role": "system", "content": system}] if system else []
-    messages = list(first)
-    console = Console(highlight=False)
-    interactive = sys.stdin.isatty()
-    async with EdgeClient(settings) as client:
+async def _talk(dialogue: Dialogue) -> None:
+    reader, console = make_reader(dialogue.completions), make_console()
+    async with EdgeClient(dialogue.settings) as client, client.conversation() as conversation:
         if not client.device.codec.can_chat:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
-        if interactive:
-            console.print(_HELP, style="dim")
-        while (line := await _read_line("> " if interactive else "")) is not None:
-            if line in ("/quit", "/exit"):
-                break
-            if line == "/new":
-                messages = list(first)
-                continue
-            if not line.strip():
-                continue
-            messages.append({"role": "user", "content": line})
+        if reader.interactive:
+            console.print(_HINT, style="dim")
+        await Talk(client, conversation, dialogue, reader, console).run()
+
+
+class Talk:
+    """Reads, has answered, shows; between the answers it has checked what was written offline."""
+
+    def __init__(
+        self, client: EdgeClient, conversation: Conversation, dialogue: Dialogue, reader: Reader, console: Console
+    ) -> None:
+        self._client, self._conversation, self._dialogue = client, conversation, dialogue
+        self._reader, self._console = reader, console
+
+    async def run(self) -> None:
+        """Until the user has had enough."""
+        leaving = False
+        while True:
             try:
-                answer = await _turn(client, messages, console)
-            except UsageError as error:
-                # The conversation stands: only this turn could not be had.
-                console.print(f"edge-client: {error.line()}", style="red")
-                messages.pop()
+                async with self._checking_meanwhile():
+                    line = await self._reader.read()
+            except Interrupted:
+                if leaving:
+                    return
+                leaving = True
+                self._console.print("Ctrl-C once more, or Ctrl-D, to leave", style="dim")
                 continue
-            messages.append({"role": "assistant", "content": answer})
+            leaving = False
+            if line is None:
+                return
+            try:
+                step = self._dialogue.take(line)
+                if isinstance(step, Quit):
+                    return
+                if isinstance(step, Ask):
+                    await self._answer()
+                elif step is not None:
+                    self._console.print(safe_text(step.text), style="dim")
+            except UsageError as error:
+                # The conversation stands: only this line could not be had.
+                self._console.print(f"edge-client: {error.line()}", style="red")
+
+    async def _answer(self) -> None:
+        """One answer; Ctrl-C ends it where it is."""
+        dialogue, pieces = self._dialogue, Pieces()
+        most = self._client.shared.max_context
+        wanted = dialogue.changes.get("max_new_tokens", dialogue.settings.max_new_tokens)
+        messages, left_out = dialogue.to_send(
+            lambda chat: len(self._client.encode(chat)), most - min(wanted, most // 2)
+        )
+        if left_out:
+            self._console.print(
+                f"the context is full: the first {left_out} messages are no longer sent", style="yellow"
+            )
+        done: Done | None = None
+        try:
+            async with _stopped_by_ctrl_c():
+                events = self._conversation.generate(messages, **dialogue.changes)
+                with make_view(console=self._console) as view:
+                    async with contextlib.aclosing(events):
+                        async for event in events:
+                            view.take(event)
+                            pieces.take(event)
+                            done = event if isinstance(event, Done) else None
+        except _Stopped:
+            self._console.print("stopped", style="dim")
+        except MoaError:
+            dialogue.unanswered()
+            raise
+        dialogue.answered(done.text if done is not None else pieces.text(0))
+
+    # ---- what was written offline
+
+    @contextlib.asynccontextmanager
+    async def _checking_meanwhile(self) -> AsyncIterator[None]:
+        """While the user types, what stayed provisional is checked as soon as the verifier is back."""
+        begun = asyncio.Event()
+        task = asyncio.create_task(self._check(begun))
+        try:
+            yield
+        finally:
+            if not begun.is_set():
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _check(self, begun: asyncio.Event) -> None:
+        link = self._client.link
+        if link is None or not self._conversation.unverified:
+            return
+        while not link.up:
+            try:
+                await self._client.wait_online()
+            except LinkError:
+                await asyncio.sleep(_RETRY_SECONDS)
+            except MoaError:  # it will not have us: what was written stays as it is
+                return
+        begun.set()
+        done: Done | None = None
+        async for event in self._conversation.recheck():
+            done = event if isinstance(event, Done) else done
+        if done is None or not done.verified:
+            return
+        changed = done.text != self._dialogue.messages[-1]["content"]
+        self._dialogue.answered(done.text)
+        with self._reader.above():
+            if changed:
+                self._console.print("the verifier is back, and corrects the last answer:", style="yellow")
+                self._console.print(Text(safe_text(done.text)))
+            else:
+                self._console.print("the verifier is back: the last answer is the target's own", style="dim")
 
 
-async def _turn(client: EdgeClient, messages: list[dict[str, str]], console: Console) -> str:
-    """One answer; Ctrl-C ends it where it is."""
+class _Stopped(Exception):
+    """Ctrl-C during an answer."""
+
+
+@contextlib.asynccontextmanager
+async def _stopped_by_ctrl_c() -> AsyncIterator[None]:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    text = ""
     with contextlib.suppress(NotImplementedError):  # not on every system; there Ctrl-C ends the program
         loop.add_signal_handler(signal.SIGINT, task.cancel)
-    events = client.generate(messages)
     try:
-        with make_view(console=console) as view:
-            async with contextlib.aclosing(events):
-                async for event in events:
-                    view.take(event)
-                    text = event.text if isinstance(event, Done) else text + getattr(event, "text", "")
+        yield
     except asyncio.CancelledError:
         task.uncancel()
-        console.print("stopped", style="dim")
+        raise _Stopped from None
     finally:
         with contextlib.suppress(NotImplementedError):
             loop.remove_signal_handler(signal.SIGINT)
-    return text
-
-
-async def _read_line(prompt: str) -> str | None:
-    """A line of input, or None at its end. In a thread that may be left behind, so that the link stays alive."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[str | None] = loop.create_future()
-
-    def settle(line: str | None, error: Exception | None) -> None:
-        if result.done():
-            return
-        if error is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(line)
-
-    def read() -> None:
-        line: str | None = None
-        problem: MoaError | None = None
-        try:
-            line = input(prompt)
-        except EOFError:
-            pass
-        except UnicodeDecodeError:
-            problem = UsageError("standard input is not text (UTF-8)")
-        except (OSError, ValueError) as error:
-            problem = MoaError(f"cannot read the input: {error}")
-        with contextlib.suppress(RuntimeError):  # the program has ended meanwhile
-            loop.call_soon_threadsafe(settle, line, problem)
-
-    threading.Thread(target=read, daemon=True).start()
-    return await result

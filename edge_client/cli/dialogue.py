@@ -1,0 +1,205 @@
+"""What a chat knows and what its commands do, without a terminal or a network: lines in, what is to be done out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from edge_client.settings import ClientSettings, from_text
+from moa.errors import UsageError
+from moa.safe_text import safe_line
+
+COMMANDS = {
+    "/help": "this list",
+    "/new": "forget the conversation and begin another",
+    "/system": "TEXT: what the assistant is told first; alone: show it",
+    "/set": "NAME VALUE: change a setting from the next answer on; alone: show all",
+    "/retry": "answer the last question again, with another seed",
+    "/save": "FILE: write the conversation",
+    "/load": "FILE: go on with a conversation that was saved",
+    "/quit": "end (also Ctrl-D)",
+}
+KEYS = 'Ctrl-C stops an answer. Alt-Enter begins a new line; without it, """ opens a message of many lines and ends it.'
+SETTABLE = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens", "stop"),
+    *("draft", "on_reconnect", "max_offline_tokens", "settle_seconds"),
+)
+_LARGEST_FILE = 2**24
+
+Message = dict[str, str]
+
+
+class Say(msgspec.Struct, frozen=True):
+    """Show this to the user."""
+
+    text: str
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Have the latest message answered."""
+
+
+class Quit(msgspec.Struct, frozen=True):
+    """The end."""
+
+
+Step = Say | Ask | Quit
+
+
+class _Said(msgspec.Struct, forbid_unknown_fields=True):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class _File(msgspec.Struct):
+    messages: list[_Said]
+
+
+@dataclass
+class Dialogue:
+    """The messages so far, and the settings that were changed since the start."""
+
+    settings: ClientSettings
+    system: str = ""
+    messages: list[Message] = field(default_factory=list)
+    """Without the system message."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    _forgotten: int = 0
+    """Messages from the beginning that are no longer sent, for want of room."""
+
+    def take(self, line: str) -> Step | None:
+        """What a line of the user's calls for; None is nothing. Only what is meant for the model reaches it."""
+        if not line.strip():
+            return None
+        if not line.startswith("/"):
+            self.messages.append({"role": "user", "content": line})
+            return Ask()
+        name, _, rest = line.strip().partition(" ")
+        name = {"/exit": "/quit", "/?": "/help"}.get(name, name)
+        if name not in COMMANDS:
+            close = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else "/help lists the commands"
+            raise UsageError(f"there is no {safe_line(name, 40)}", hint=f"{hint}; to say it, put a space before it")
+        step: Step = getattr(self, f"_{name[1:]}")(rest.strip())
+        return step
+
+    def answered(self, text: str) -> None:
+        """The answer to the latest question, or a correction of it."""
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            self.messages[-1] = {"role": "assistant", "content": text}
+        else:
+            self.messages.append({"role": "assistant", "content": text})
+
+    def unanswered(self) -> None:
+        """The latest question could not be asked: the conversation stands without it."""
+        if self.messages and self.messages[-1]["role"] == "user":
+            self.messages.pop()
+
+    def to_send(self, length: Callable[[Sequence[Message]], int], room: int) -> tuple[list[Message], int]:
+        """What is sent, and how many messages had to be left out of it now so that it takes `room` tokens at most.
+
+        Some more than need be are left out, so that both ends keep what they have cached for the turns after.
+        """
+        before = self._forgotten
+        if length(self._sent()) > room:
+            while len(self.messages) - self._forgotten > 2 and length(self._sent()) > 3 * room // 4:
+                self._forgotten += 2
+        return self._sent(), self._forgotten - before
+
+    def completions(self, text: str) -> list[str]:
+        """Words that may stand at the end of what is typed so far."""
+        words = text.split(" ")
+        if len(words) == 1:
+            return [name for name in COMMANDS if text and name.startswith(text)]
+        if words[0] == "/set" and len(words) == 2:
+            return [name for name in SETTABLE if name.startswith(words[1])]
+        return []
+
+    def _sent(self) -> list[Message]:
+        return self._opening() + self.messages[self._forgotten :]
+
+    def _opening(self) -> list[Message]:
+        return [{"role": "system", "content": self.system}] if self.system else []
+
+    # ---- the commands
+
+    def _help(self, _: str) -> Step:
+        lines = [f"{name:8} {says}" for name, says in COMMANDS.items()]
+        return Say("\n".join([*lines, KEYS]))
+
+    def _new(self, _: str) -> Step:
+        self.messages.clear()
+        self._forgotten = 0
+        return Say("a new conversation")
+
+    def _system(self, text: str) -> Step:
+        if not text:
+            return Say(self.system or "nothing is said first")
+        self.system = text
+        return Say("said first from now on")
+
+    def _set(self, rest: str) -> Step:
+        name, _, text = rest.partition(" ")
+        if not rest:
+            shown = {name: self.changes.get(name, getattr(self.settings, name)) for name in SETTABLE}
+            return Say("\n".join(f"{name:20} {value}" for name, value in shown.items()))
+        if name not in SETTABLE:
+            raise UsageError(f"{safe_line(name, 40)} cannot be set here", hint=f"known: {', '.join(SETTABLE)}")
+        value = from_text(name, text)
+        changed = {**self.changes, name: value}
+        dataclasses.replace(self.settings, **changed)  # refuses what is out of range
+        self.changes = changed
+        return Say(f"{name} is {value} from the next answer on")
+
+    def _retry(self, _: str) -> Step:
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            self.messages.pop()
+        if not self.messages:
+            raise UsageError("nothing was asked yet")
+        self.changes["seed"] = self.changes.get("seed", self.settings.seed) + 1
+        return Ask()
+
+    def _save(self, name: str) -> Step:
+        path = _path(name)
+        said = msgspec.convert([*self._opening(), *self.messages], list[_Said])
+        content = msgspec.json.format(msgspec.json.encode(_File(said)), indent=1)
+        try:
+            # All of it or nothing: a conversation that is there is not lost to a full disk.
+            with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=path.name, delete=False) as file:
+                file.write(content + b"\n")
+            os.replace(file.name, path)
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        return Say(f"{len(self.messages)} messages are in {path}")
+
+    def _load(self, name: str) -> Step:
+        path = _path(name)
+        try:
+            if path.stat().st_size > _LARGEST_FILE:
+                raise UsageError(f"{path} is too large for a conversation")
+            said = msgspec.json.decode(path.read_bytes(), type=_File).messages
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UsageError(f"{path} is no conversation: {safe_line(str(error))}", hint="/save writes one") from None
+        messages = [{"role": one.role, "content": one.content} for one in said]
+        self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
+        self.messages, self._forgotten = messages, 0
+        return Say("\n\n".join(f"{m['role']}: {m['content']}" for m in messages) or "an empty conversation")
+
+    def _quit(self, _: str) -> Step:
+        return Quit()
+
+
+def _path(name: str) -> Path:
+    if not name:
+        raise UsageError("name a file")
+    return Path(name).expanduser()

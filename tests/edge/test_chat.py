@@ -1,0 +1,143 @@
+"""A chat's turns, with the network played: what was written offline is corrected, and Ctrl-C asks first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from collections.abc import AsyncGenerator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from edge_client.cli.chat import Talk
+from edge_client.cli.dialogue import Dialogue
+from edge_client.events import Done, Event, Prompt, Token
+from edge_client.screen.reader import Interrupted
+from edge_client.settings import ClientSettings
+from moa.errors import LinkError, UsageError
+
+STATS = {"tokens": 1, "tokens_per_second": 5.0, "calls": 1, "tokens_per_round": None, "retracted": 0}
+
+
+def done(text: str, *, verified: bool) -> Done:
+    return Done(reason="length", verified=verified, text=text, stats=STATS)
+
+
+class Lines:
+    """Lines of a user's; an exception is raised in its turn."""
+
+    interactive = False
+
+    def __init__(self, *lines: str | type[Exception]) -> None:
+        self._lines = list(lines)
+
+    async def read(self) -> str | None:
+        for _ in range(10):  # whoever types takes his time: the network has some of it
+            await asyncio.sleep(0)
+        line = self._lines.pop(0) if self._lines else None
+        if isinstance(line, type):
+            raise line
+        return line
+
+    def above(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class Played:
+    """A conversation whose answers are written down before."""
+
+    def __init__(self, answers: Sequence[Done | Exception], checked: Done | None = None) -> None:
+        self.asked: list[list[dict[str, str]]] = []
+        self.changes: list[dict[str, Any]] = []
+        self.unverified = False
+        self._answers, self._checked = list(answers), checked
+
+    async def generate(self, messages: list[dict[str, str]], **changes: Any) -> AsyncGenerator[Event, None]:
+        self.asked.append(messages)
+        self.changes.append(changes)
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        yield Prompt(ids=[1])
+        yield Token(position=1, id=2, text=answer.text, status="verified" if answer.verified else "provisional")
+        self.unverified = not answer.verified
+        yield answer
+
+    async def recheck(self) -> AsyncGenerator[Event, None]:
+        self.unverified = False
+        assert self._checked is not None
+        yield self._checked
+
+
+async def talk(played: Played, *lines: str | type[Exception], online: Sequence[bool] = (True,)) -> tuple[Dialogue, str]:
+    """The dialogue and the screen after a talk; `online` is what each look at the link finds, the last for ever."""
+    looks = list(online)
+
+    async def wait_online() -> None:
+        raise LinkError("not yet")
+
+    class Link:
+        @property
+        def up(self) -> bool:
+            return looks.pop(0) if len(looks) > 1 else looks[0]
+
+    client = SimpleNamespace(
+        link=Link(),
+        shared=SimpleNamespace(max_context=100),
+        encode=lambda chat: [0] * (10 * len(chat)),
+        wait_online=wait_online,
+    )
+    screen = io.StringIO()
+    dialogue = Dialogue(ClientSettings(max_new_tokens=20))
+    console = Console(file=screen, width=200, markup=False, highlight=False)
+    parts: Any = (client, played, dialogue, Lines(*lines), console)
+    await Talk(*parts).run()
+    return dialogue, screen.getvalue()
+
+
+async def test_what_was_written_offline_is_corrected_in_the_history(capsys: pytest.CaptureFixture[str]) -> None:
+    played = Played([done("wrong", verified=False), done("fine", verified=True)], done("right", verified=True))
+    dialogue, screen = await talk(played, "one", "two")
+    assert "corrects the last answer:\nright" in screen
+    assert [message["content"] for message in played.asked[1]] == ["one", "right", "two"]
+    assert [message["content"] for message in dialogue.messages] == ["one", "right", "two", "fine"]
+    assert capsys.readouterr().out == "wrong\nfine\n"
+
+
+async def test_what_was_written_offline_is_confirmed() -> None:
+    _, screen = await talk(Played([done("same", verified=False)], done("same", verified=True)), "one")
+    assert "the target's own" in screen
+
+
+async def test_while_the_verifier_is_away_nothing_is_checked() -> None:
+    played = Played([done("a", verified=False), done("b", verified=True)], done("never", verified=True))
+    dialogue, screen = await talk(played, "one", "two", online=(False,))
+    assert screen == ""
+    assert dialogue.messages[1]["content"] == "a"
+
+
+async def test_ctrl_c_at_the_prompt_asks_first() -> None:
+    dialogue, screen = await talk(
+        Played([done("a", verified=True)]), Interrupted, "one", Interrupted, Interrupted, "two"
+    )
+    assert screen.count("Ctrl-C once more") == 2
+    assert [message["content"] for message in dialogue.messages] == ["one", "a"]
+
+
+async def test_a_turn_that_cannot_be_had_leaves_the_conversation_as_it_was() -> None:
+    played = Played([UsageError("the prompt has 99 tokens"), done("b", verified=True), done("c", verified=True)])
+    dialogue, screen = await talk(played, "one", "/nonsense", "two", "/set top_k 3", "/retry", "/quit", "never")
+    assert "the prompt has 99 tokens" in screen
+    assert "there is no /nonsense" in screen
+    assert [message["content"] for message in dialogue.messages] == ["two", "c"]
+    assert played.changes[-1] == {"top_k": 3, "seed": 1}
+
+
+async def test_a_full_context_is_trimmed_with_a_word() -> None:
+    questions = [f"q{n}" for n in range(8)]
+    dialogue, screen = await talk(Played([done("a", verified=True)] * 8), *questions)
+    assert "the context is full: the first" in screen
+    assert len(dialogue.messages) == 16

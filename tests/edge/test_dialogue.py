@@ -1,0 +1,155 @@
+"""What a chat's commands do, without a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edge_client.cli.dialogue import COMMANDS, Ask, Dialogue, Message, Quit, Say
+from edge_client.settings import ClientSettings
+from moa.errors import UsageError
+
+
+@pytest.fixture
+def dialogue() -> Dialogue:
+    return Dialogue(ClientSettings())
+
+
+def said(dialogue: Dialogue, line: str) -> str:
+    step = dialogue.take(line)
+    assert isinstance(step, Say)
+    return step.text
+
+
+def test_a_line_is_a_question_and_has_an_answer(dialogue: Dialogue) -> None:
+    assert dialogue.take("  ") is None
+    assert dialogue.take("two\nlines") == Ask()
+    dialogue.answered("yes")
+    dialogue.answered("no")  # a correction
+    assert dialogue.messages == [
+        {"role": "user", "content": "two\nlines"},
+        {"role": "assistant", "content": "no"},
+    ]
+    dialogue.take("and?")
+    dialogue.unanswered()
+    assert len(dialogue.messages) == 2
+
+
+@pytest.mark.parametrize(("line", "hint"), [("/sysetm x", "/system"), ("/etc/passwd", "/help"), ("/\x1b[2J", "/help")])
+def test_an_unknown_command_never_reaches_the_model(dialogue: Dialogue, line: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        dialogue.take(line)
+    assert hint in caught.value.line()
+    assert "\x1b" not in str(caught.value)
+    assert dialogue.messages == []
+    assert dialogue.take(" " + line) == Ask()
+
+
+def test_every_command_is_in_the_help(dialogue: Dialogue) -> None:
+    shown = said(dialogue, "/help")
+    assert all(name in shown for name in COMMANDS)
+    assert dialogue.take("/quit") == dialogue.take("/exit") == Quit()
+
+
+def test_system(dialogue: Dialogue) -> None:
+    assert said(dialogue, "/system") == "nothing is said first"
+    said(dialogue, "/system Be brief.")
+    dialogue.take("hi")
+    sent, left_out = dialogue.to_send(lambda chat: 1, 10)
+    assert sent == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert left_out == 0
+    said(dialogue, "/new")
+    assert dialogue.to_send(lambda chat: 1, 10)[0] == [{"role": "system", "content": "Be brief."}]
+
+
+def test_set(dialogue: Dialogue) -> None:
+    said(dialogue, "/set temperature 0.8")
+    said(dialogue, "/set stop a,b")
+    assert dialogue.changes == {"temperature": 0.8, "stop": ("a", "b")}
+    said(dialogue, "/set stop")
+    assert dialogue.changes["stop"] == ()
+    assert "temperature          0.8" in said(dialogue, "/set")
+    for line, what in (
+        ("/set temperature hot", "temperature is 'hot': expected `float`"),
+        ("/set temperature -1", "temperature must be"),
+        ("/set token x", "token cannot be set here"),
+        ("/set draft nobody", "draft must be one of"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            dialogue.take(line)
+    assert dialogue.changes["temperature"] == 0.8
+
+
+def test_retry_asks_again_with_another_seed(dialogue: Dialogue) -> None:
+    with pytest.raises(UsageError, match="nothing was asked"):
+        dialogue.take("/retry")
+    dialogue.take("hi")
+    dialogue.answered("ho")
+    assert dialogue.take("/retry") == Ask()
+    assert dialogue.messages == [{"role": "user", "content": "hi"}]
+    assert dialogue.changes["seed"] == 1
+    dialogue.answered("hu")
+    dialogue.take("/retry")
+    assert dialogue.changes["seed"] == 2
+
+
+def test_save_and_load(dialogue: Dialogue, tmp_path: Path) -> None:
+    said(dialogue, "/system Be brief.")
+    dialogue.take("hi")
+    dialogue.answered("ho\x1b[2J")
+    assert "2 messages" in said(dialogue, f"/save {tmp_path}/chat.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["chat.json"]
+    other = Dialogue(ClientSettings())
+    said(other, f"/load {tmp_path}/chat.json")
+    assert (other.system, other.messages) == (dialogue.system, dialogue.messages)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"{", "is no conversation"),
+        (b'{"messages": [{"role": "tool", "content": ""}]}', "is no conversation"),
+        (b'{"messages": ' + b"[" * 100_000, "is no conversation"),
+        (b"\xff", "is no conversation"),
+        (b" " * (2**24 + 1), "too large"),
+    ],
+)
+def test_what_is_no_conversation_changes_nothing(dialogue: Dialogue, tmp_path: Path, content: bytes, what: str) -> None:
+    dialogue.take("hi")
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(UsageError, match=what):
+        dialogue.take(f"/load {tmp_path}/x")
+    for line, what in ((f"/load {tmp_path}/y", "cannot read"), ("/save /nowhere/x", "cannot write"), ("/save", "name")):
+        with pytest.raises(UsageError, match=what):
+            dialogue.take(line)
+    assert len(dialogue.messages) == 1
+
+
+def test_a_full_context_is_trimmed_and_not_with_every_turn(dialogue: Dialogue) -> None:
+    def length(chat: Sequence[Message]) -> int:
+        return 10 * len(chat)
+
+    trims, sent = [], []
+    for turn in range(40):
+        dialogue.take(f"question {turn}")
+        sent, left_out = dialogue.to_send(length, 100)
+        assert length(sent) <= 100
+        assert sent[0]["role"] == "user"
+        assert sent[-1]["content"] == f"question {turn}"
+        trims.append(left_out)
+        dialogue.answered("answer")
+    assert sum(map(bool, trims)) < 25
+    assert len(dialogue.messages) == 80, "nothing is lost for /save"
+
+
+def test_one_message_that_is_too_long_is_sent_as_it_is(dialogue: Dialogue) -> None:
+    dialogue.take("long")
+    assert dialogue.to_send(lambda chat: 1000, 100) == ([{"role": "user", "content": "long"}], 0)
+
+
+def test_completions(dialogue: Dialogue) -> None:
+    assert dialogue.completions("/s") == ["/system", "/set", "/save"]
+    assert dialogue.completions("/set temp") == ["temperature"]
+    assert dialogue.completions("") == dialogue.completions("hello wor") == []

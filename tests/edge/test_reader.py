@@ -1,0 +1,83 @@
+"""Lines that a person types, with prompt_toolkit and without."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from edge_client.screen.reader import EditingReader, Interrupted, PlainReader, history_file, make_reader
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+async def typed(*keys: str, times: int = 1) -> list[str | None]:
+    with create_pipe_input() as pipe:
+        reader = EditingReader(lambda text: [], input=pipe, output=DummyOutput())
+        for key in keys:
+            pipe.send_text(key)
+        async with asyncio.timeout(60):
+            return [await reader.read() for _ in range(times)]
+
+
+async def test_history_is_there_in_the_next_run() -> None:
+    assert await typed("first\r") == ["first"]
+    assert history_file().stat().st_mode & 0o077 == 0
+    assert await typed("\x1b[A\r") == ["first"]
+
+
+async def test_pasted_text_is_one_message() -> None:
+    assert await typed("\x1b[200~one\ntwo\n\x1b[201~three\r") == ["one\ntwo\nthree"]
+
+
+async def test_a_new_line_by_key() -> None:
+    assert await typed("one\x1b\rtwo\r") == ["one\ntwo"]
+
+
+def test_completion_replaces_the_last_word() -> None:
+    with create_pipe_input() as pipe:
+        reader = EditingReader(lambda text: ["temperature"], input=pipe, output=DummyOutput())
+        (found,) = reader._session.completer.get_completions(Document("/set temp"), CompleteEvent())
+    assert (found.text, found.start_position) == ("temperature", -4)
+
+
+async def test_the_end_and_ctrl_c() -> None:
+    assert await typed("\x04") == [None]
+    with pytest.raises(Interrupted):
+        await typed("half\x03")
+
+
+async def test_plain_lines_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO('one\n"""two\nthree\n"""\n"""open\nend'))
+    reader = make_reader(lambda text: [])
+    assert isinstance(reader, PlainReader)
+    assert not reader.interactive
+    async with asyncio.timeout(60):
+        assert [await reader.read() for _ in range(4)] == ["one", "two\nthree", "open\nend", None]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+async def test_ctrl_c_does_not_lose_the_line_that_is_being_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, encoding="utf-8") as stdin, os.fdopen(writing, "w", encoding="utf-8") as keyboard:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        reader = PlainReader("> ")
+        asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(60):
+            with pytest.raises(Interrupted):
+                await reader.read()
+            keyboard.write("still here\n")
+            keyboard.flush()
+            assert await reader.read() == "still here"
