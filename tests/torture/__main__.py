@@ -1,0 +1,147 @@
+"""`make torture`: every part, as long as it is told to take. Each part prints what it found, and fails when it must.
+
+python -m tests.torture                                  minutes: a bit of everything
+python -m tests.torture --full                           the counts of docs/reliability.md: hours
+python -m tests.torture fuzz --frames 100000 --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.torture import kills, sharing, soak
+from tests.torture.device import beside
+from tests.torture.fake_verifier import BEHAVIOURS
+from tests.torture.fuzz import UNBOUNDED, fuzz, seed_from_clock
+from tests.torture.neighbour import neighbour, same_text
+from tests.torture.neighbours import all_floods
+from tests.torture.server import Server, server
+
+_FULL = {"frames": 2_000_000, "kills": 1000, "cuts": 10_000, "seconds": 20.0, "hours": 2.0}
+_SHORT = {"frames": 20_000, "kills": 20, "cuts": 200, "seconds": 5.0, "hours": 0.05}
+_PARTS = ("fuzz", "floods", "shares", "overload", "kills", "device", "soak")
+
+
+def main() -> None:
+    """Run the parts that are named, or all."""
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_PARTS)} (default: all)")
+    parser.add_argument("--full", action="store_true", help="the counts of docs/reliability.md: hours")
+    parser.add_argument("--seed", type=int, default=None, help="repeat a run")
+    parser.add_argument("--out", type=Path, default=None, help="write what was found as JSON")
+    for name, value in _SHORT.items():
+        parser.add_argument(f"--{name}", type=type(value), default=None)
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(_PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    for name, value in (_FULL if options.full else _SHORT).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    options.seed = seed_from_clock() if options.seed is None else options.seed
+    print(f"seed {options.seed}", flush=True)
+    found, wrong = asyncio.run(_run(options))
+    if options.out is not None:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit("\n".join(wrong) if wrong else 0)
+
+
+async def _run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    found: dict[str, Any] = {"seed": options.seed}
+    wrong: list[str] = []
+    for part in options.parts or _PARTS:
+        began = time.monotonic()
+        result, problems = await _RUN[part](options)
+        found[part] = result | {"seconds": round(time.monotonic() - began, 1)}
+        wrong += [f"{part}: {problem}" for problem in problems]
+        print(part, json.dumps(found[part]), *problems, sep="\n  ", flush=True)
+    return found, wrong
+
+
+def _log_problems(running: Server) -> list[str]:
+    return [line[:2000] for line in running.said.splitlines() if '"exception"' in line or "Traceback" in line][:3]
+
+
+async def _fuzz(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    async with server(*UNBOUNDED) as running:
+        before = await neighbour(running.port, running.honest, 2.0)
+        memory, descriptors = running.memory, running.descriptors
+        beside = asyncio.create_task(neighbour(running.port, running.honest, 10.0))
+        counts = await fuzz(running.port, running.greedy, options.frames, options.seed)
+        seen = await beside
+        await asyncio.sleep(3.0)
+        after = await neighbour(running.port, running.honest, 2.0)
+        problems = _log_problems(running)
+        if not same_text([*before.texts, *seen.texts, *after.texts]):
+            problems.append("the neighbour's text changed")
+        grown, more = running.memory - memory, running.descriptors - descriptors
+        if more > 8:
+            problems.append(f"{more} descriptors leaked")
+    return {"frames": dict(counts), "megabytes": round(grown, 1), "descriptors": more}, problems
+
+
+async def _floods(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    async with server() as running:
+        results = await all_floods(running, options.seconds, [])
+        problems = [f"{one.flood}: the neighbour's text changed" for one in results if not one.right]
+        problems += [f"{one.flood}: {one.megabytes:.0f} MB" for one in results if one.megabytes > 100]
+        log = len(running.said)
+        problems += _log_problems(running)
+    return {"floods": [dataclasses.asdict(one) for one in results], "log_bytes": log}, problems
+
+
+async def _shares(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    async with server() as running:
+        shares = await sharing.two_principals(running, options.seconds)
+    problems = [] if shares.share >= 0.4 else [f"{shares.share:.0%} of the rounds that it gets alone"]
+    problems += [] if shares.admitted <= 2.0 else [f"admitted after {shares.admitted:.1f} s"]
+    return dataclasses.asdict(shares), problems
+
+
+async def _overload(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    async with server() as running:
+        result = await sharing.overload(running, options.seconds, sessions=160)
+        return dataclasses.asdict(result), _log_problems(running)
+
+
+async def _kills(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    async with kills.nursery() as place:
+        toll = await kills.run(place, kills=options.kills, cuts=options.cuts, seed=options.seed)
+    return dataclasses.asdict(toll), toll.wrong[:5]
+
+
+async def _soak(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    async with server(*UNBOUNDED[:-2]) as running:
+        slopes = await soak.soak(running, 3600 * options.hours, options.seed)
+        problems = _log_problems(running)
+    problems += [f"{name} grows: {one}" for name, one in slopes.items() if not one.flat and one.an_hour > 0]
+    return {name: dataclasses.asdict(one) for name, one in slopes.items()}, problems
+
+
+async def _device(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    outcomes = []
+    for name in BEHAVIOURS:
+        outcomes.append(await beside(name))
+        print(outcomes[-1].row(), flush=True)
+    problems = [f"{one.behaviour}: {problem}" for one in outcomes for problem in one.problems]
+    return {"outcomes": [dataclasses.asdict(one) for one in outcomes]}, problems
+
+
+_RUN = {
+    "fuzz": _fuzz,
+    "floods": _floods,
+    "shares": _shares,
+    "overload": _overload,
+    "kills": _kills,
+    "device": _device,
+    "soak": _soak,
+}
+
+if __name__ == "__main__":
+    main()

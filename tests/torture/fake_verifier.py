@@ -1,0 +1,280 @@
+"""A verifier that breaks the rules, one way at a time. It stands on the wire alone and knows nothing of any client.
+
+A behaviour looks at a message and says what to send: messages, raw frames, or an `End` of the connection. What it does
+not care about is answered as an honest verifier would, one token a round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from moa.wire import SUBPROTOCOL, Refusal, decode_client, encode
+from moa.wire.messages import (
+    Activations,
+    Append,
+    ClientMessage,
+    Close,
+    Error,
+    Goaway,
+    Hello,
+    Message,
+    Open,
+    Opened,
+    RecordContract,
+    Resume,
+    Resumed,
+    Stream,
+    StreamTokens,
+    Verdict,
+    Verify,
+    Welcome,
+    WireLimits,
+)
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\x1b[31m\u202e"
+"""What no terminal may be given."""
+HUGE = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class End:
+    """End the connection: with a close code, or without a word."""
+
+    code: int = 0
+    reason: str = ""
+
+
+Reply = Message | bytes | str | End | float
+"""A message, a frame as it is, an end, or seconds to wait."""
+
+
+@dataclass
+class Seen:
+    """What a client has done."""
+
+    requests: list[tuple[float, str]] = field(default_factory=list)
+    """When, and of which kind."""
+    connections: list[float] = field(default_factory=list)
+    sent: int = 0
+    """Bytes that it was sent."""
+
+    def busiest_second(self) -> int:
+        """The most requests and connections within a second."""
+        times = sorted([*(at for at, _ in self.requests), *self.connections])
+        return max((sum(at <= other < at + 1 for other in times) for at in times), default=0)
+
+
+Behaviour = Callable[[ClientMessage, list[Message]], Sequence[Reply]]
+"""Looks at a message and at what an honest verifier would answer."""
+
+LIMITS = WireLimits(
+    max_frame_bytes=262144,
+    max_prompt_tokens=8192,
+    max_context_tokens=8192,
+    max_new_tokens=4096,
+    max_tree_nodes=64,
+    max_chain_tokens=256,
+)
+WELCOME = Welcome(
+    version=2,
+    features=["append", "records", "resume", "stream", "tree"],
+    server="fake",
+    instance="fake",
+    tokenizer="",
+    target="",
+    drafter="",
+    vocab_size=4096,
+    eos_ids=[2],
+    limits=LIMITS,
+    records=RecordContract(2, 32, ["int8", "int4", "fp16"]),
+)
+
+
+def honest(message: ClientMessage, token: int) -> list[Message]:
+    """The right answer to a message, when the target says `token`."""
+    match message:
+        case Hello():
+            return [WELCOME]
+        case Open():
+            return [Opened(message.session, len(message.ids))]
+        case Append():
+            return [Opened(message.session, message.base + len(message.ids))]
+        case Resume():
+            return [Resumed(message.session, "gone")]
+        case Verify():
+            return [Verdict(message.session, message.round, message.base, [0], token, forward_ms=1.0)]
+        case Stream():
+            return [StreamTokens(message.session, message.round, message.base, [token] * 4, True)]
+        case _:
+            return []
+
+
+# ---- ways of being wrong
+
+
+def _verdict(**fields: Any) -> Behaviour:
+    """Verdicts with other fields."""
+    return lambda message, right: [
+        msgspec.structs.replace(one, **fields) if isinstance(one, Verdict) else one for one in right
+    ]
+
+
+def _welcome(**fields: Any) -> Behaviour:
+    return lambda message, right: [
+        msgspec.structs.replace(one, **fields) if isinstance(one, Welcome) else one for one in right
+    ]
+
+
+def _instead(kinds: tuple[type, ...], make: Callable[[Any], Sequence[Reply]]) -> Behaviour:
+    """Something else as an answer to these kinds of messages."""
+    return lambda message, right: make(message) if isinstance(message, kinds) else right
+
+
+def _behind(kinds: tuple[type, ...], make: Callable[[Any], Sequence[Reply]]) -> Behaviour:
+    """The right answer, and something behind it."""
+    return lambda message, right: [*right, *(make(message) if isinstance(message, kinds) else [])]
+
+
+def _error(code: str, *, retry: int = 0, limit: str = "") -> Callable[[Any], Sequence[Reply]]:
+    def make(message: Any) -> Sequence[Reply]:
+        number = getattr(message, "round", 0) if isinstance(message, Verify | Stream) else 0
+        return [Error(code, f"{code} {ESCAPE}", message.session, number, retry, limit)]
+
+    return make
+
+
+def _activations(**fields: Any) -> Callable[[Any], Sequence[Reply]]:
+    def make(message: Any) -> Sequence[Reply]:
+        right = {"epoch": 0, "start": 0, "rows": 1, "dtype": "int8", "heads": 2, "head_dim": 32, "payload": bytes(136)}
+        return [Activations(message.session, **(right | fields))]
+
+    return make
+
+
+_ASKS = (Open, Append, Verify, Stream, Resume)
+_ROUNDS = (Verify, Stream)
+
+BEHAVIOURS: dict[str, Behaviour] = {
+    "honest": lambda message, right: right,
+    "forward of 0 ms": _verdict(forward_ms=0.0),
+    "forward of 1e300 ms": _verdict(forward_ms=1e300),
+    "forward of infinite ms": _verdict(forward_ms=float("inf"), queue_ms=float("inf")),
+    "forward that is no number": _verdict(forward_ms=float("nan"), queue_ms=float("nan")),
+    "token outside the vocabulary": _verdict(next_token=HUGE),
+    "path outside the draft": _verdict(path=[0, 4000]),
+    "empty path": _verdict(path=[]),
+    "path of a million": _verdict(path=[0] * 1_000_000),
+    "another base": _verdict(base=HUGE),
+    "another round": _verdict(round=HUGE),
+    "unknown finish": _instead(_ROUNDS, lambda m: [encode(Verdict(m.session, m.round, m.base, [0], 40)) + b"\xa3xxx"]),
+    "quarantined": _instead((Open, *_ROUNDS), _error("quarantined")),
+    "unknown session": _instead(_ROUNDS, _error("unknown_session")),
+    "cancelled": _instead(_ROUNDS, _error("cancelled")),
+    "busy without a wait": _instead(_ROUNDS, _error("busy")),
+    "busy for ever": _instead(_ASKS, _error("busy", retry=HUGE)),
+    "internal": _instead(_ASKS, _error("internal")),
+    "an unknown code": _instead(_ROUNDS, _error(f"new{ESCAPE}")),
+    "a limit": _instead(_ASKS, _error("limit", limit=ESCAPE)),
+    "empty stream tokens": _instead(
+        _ROUNDS, lambda m: [StreamTokens(m.session, m.round, m.base, [], done=False), 0.01] * 100
+    ),
+    "tokens without end": _instead(
+        _ROUNDS, lambda m: [StreamTokens(m.session, m.round, m.base, [40 + n % 9 for n in range(100_000)])] * 20
+    ),
+    "stream tokens for a verify": _instead((Verify,), lambda m: [StreamTokens(m.session, m.round, m.base, [40], True)]),
+    "unrelated frames": _instead(_ROUNDS, lambda m: [Opened(bytes(16), 3), 2.0, Opened(bytes(16), 3), 2.0]),
+    "silence": _instead(_ROUNDS, lambda m: []),
+    "silence to hello": _instead((Hello,), lambda m: []),
+    "activations at 2^31": _behind(_ROUNDS, _activations(start=HUGE)),
+    "activations of 2^31 rows": _behind(_ROUNDS, _activations(rows=HUGE)),
+    "activations of other heads": _behind(_ROUNDS, _activations(heads=HUGE, head_dim=HUGE)),
+    "activations of no rows": _behind(_ROUNDS, _activations(rows=0, payload=b"")),
+    "activations that are no numbers": _behind(_ROUNDS, _activations(dtype="fp16", payload=b"\xff" * 256)),
+    "activations of another epoch": _behind(_ROUNDS, _activations(epoch=HUGE)),
+    "opened far too long": _instead((Open,), lambda m: [Opened(m.session, HUGE)]),
+    "opened twice": _behind((Open,), lambda m: [Opened(m.session, len(m.ids)), Opened(m.session, 1)]),
+    "resumed with a wrong tail": _instead((Resume,), lambda m: [Resumed(m.session, "resumed", HUGE, HUGE, [1] * 9)]),
+    "limits of 0": _welcome(limits=WireLimits(0, 0, 0, 0, 0, 0)),
+    "limits of 1": _welcome(limits=WireLimits(1, 1, 1, 1, 1, 1)),
+    "huge limits": _welcome(limits=WireLimits(HUGE, HUGE, HUGE, HUGE, HUGE, HUGE)),
+    "a vocabulary of 1": _welcome(vocab_size=1),
+    "records of 2^31 heads": _welcome(records=RecordContract(HUGE, HUGE, ["int8"])),
+    "records of no kind": _welcome(records=RecordContract(0, 0, [])),
+    "another version": _welcome(version=99),
+    "notices with escapes": _welcome(notices=[ESCAPE * 50] * 20, server=ESCAPE, instance=ESCAPE),
+    "goaway at once": _behind((Hello,), lambda m: [Goaway(ESCAPE), End(1012, "bye")]),
+    "goaway for 2^31 ms": _behind((Hello,), lambda m: [Goaway(ESCAPE, HUGE, HUGE)]),
+    "frames that are none": _behind(_ROUNDS, lambda m: [b"\xc1", b"", b"\x90", b"\x92\xa5error\xc0"]),
+    "text frames": _behind(_ROUNDS, lambda m: ["hello \x1b[2J"]),
+    "a frame of 16 MB": _behind(_ROUNDS, lambda m: [bytes(16 * 2**20)]),
+    "nested frames": _behind(_ROUNDS, lambda m: [b"\x91" * 100_000]),
+    "closed with a reason": _instead(_ROUNDS, lambda m: [End(1008, ESCAPE)]),
+    "cut": _instead(_ROUNDS, lambda m: [End()]),
+    "cut at hello": _instead((Hello,), lambda m: [End()]),
+}
+
+
+class Fake:
+    """A running fake."""
+
+    def __init__(self, behaviour: Behaviour, tokens: Sequence[int]) -> None:
+        self._behaviour, self._tokens, self.seen, self.url = behaviour, tokens, Seen(), ""
+        self._next = 0
+
+    async def serve(self, connection: ServerConnection) -> None:
+        """One connection."""
+        self.seen.connections.append(time.monotonic())
+        with contextlib.suppress(ConnectionClosed):
+            async for frame in connection:
+                with contextlib.suppress(Refusal):
+                    message = decode_client(frame if isinstance(frame, bytes) else frame.encode())
+                    if not isinstance(message, Close):
+                        self.seen.requests.append((time.monotonic(), type(message).__name__))
+                    if isinstance(message, Verify | Stream):
+                        self._next += 1
+                    right = honest(message, self._tokens[self._next % len(self._tokens)])
+                    for reply in self._behaviour(message, right):
+                        await self._reply(connection, reply)
+
+    async def _reply(self, connection: ServerConnection, reply: Reply) -> None:
+        match reply:
+            case End(0):
+                connection.transport.abort()
+                raise ConnectionClosed(None, None)
+            case End(code, reason):
+                await connection.close(code, reason)
+            case float():
+                await asyncio.sleep(reply)
+            case str() | bytes():
+                self.seen.sent += len(reply)
+                await connection.send(reply)
+            case _:
+                frame = encode(reply)
+                self.seen.sent += len(frame)
+                await connection.send(frame)
+
+
+@contextlib.asynccontextmanager
+async def fake(behaviour: Behaviour, tokens: Sequence[int] = tuple(range(300, 340))) -> AsyncIterator[Fake]:
+    """A fake verifier on loopback."""
+    made = Fake(behaviour, tokens)
+    async with serve(
+        made.serve,
+        "127.0.0.1",
+        0,
+        subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]
+        compression=None,
+        close_timeout=1,
+        max_size=2**24,
+    ) as running:
+        made.url = f"ws://127.0.0.1:{next(iter(running.sockets)).getsockname()[1]}"
+        yield made

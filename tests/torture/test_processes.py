@@ -1,0 +1,41 @@
+"""A short form of each part that needs processes: `make torture` takes them further."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.torture import kills, sharing
+from tests.torture.device import beside
+from tests.torture.neighbour import neighbour
+from tests.torture.neighbours import under
+from tests.torture.server import server
+
+pytestmark = pytest.mark.timeout(900)  # processes start slowly on a busy machine
+
+
+async def test_a_flood_of_pings_is_cut_and_the_neighbour_and_the_memory_are_well() -> None:
+    async with server("--max-empty-frames-per-second", "100", "--flood-seconds", "0.5") as running:
+        idle = await neighbour(running.port, running.honest, 1.0)
+        result = await under(running, "pings", 4.0, idle, running.memory)
+        assert result.right
+        assert result.rounds > 0
+        assert result.megabytes < 100
+        assert set(result.report["limits"]) == {"max_empty_frames_per_second"}
+        shares = await sharing.two_principals(running, 2.0)
+        assert shares.beside > 0
+        assert "Traceback" not in running.said
+
+
+async def test_texts_survive_kills_and_cuts() -> None:
+    async with kills.nursery() as place:
+        toll = await kills.run(place, kills=2, cuts=6, clients=2)
+    assert toll.wrong == []
+    assert (toll.kills, toll.cuts) == (2, 6)
+    assert toll.answers >= 2
+
+
+@pytest.mark.parametrize("behaviour", ["honest"])
+async def test_a_device_beside_a_fake_verifier(behaviour: str) -> None:
+    outcome = await beside(behaviour, patience=300.0)
+    assert outcome.problems == ()
+    assert outcome.code == 0
