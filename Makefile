@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test newest check fix bench docs clean
+.PHONY: help demo test torture audit newest check fix bench docs clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -16,6 +16,12 @@ demo: $(DEMO_STAMP) ## device and verifier on this machine, with the embedded mo
 
 test: $(STAMP) ## every fast test, with coverage
 	$(BIN)/python -m pytest --cov --cov-report=term
+
+torture: $(STAMP) ## fuzzers, floods, kills, overload and a soak: minutes (FULL=1: the counts of docs/reliability.md, hours)
+	$(BIN)/python -m tests.torture $(if $(FULL),--full)
+
+audit: $(STAMP) ## known vulnerabilities of what we depend on; asks a public database
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 # optimum keeps transformers below 5, so the two cannot share an environment. int8 is then quantized by ONNX Runtime alone.
 newest: ## export and model tests beside transformers 5, in an environment of their own
@@ -29,6 +35,7 @@ check: $(STAMP) ## formatting, lint, types, import arrows
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml moa edge_client cloud_verifier export
 
 fix: $(STAMP) ## repair formatting and what lint can repair
 	$(BIN)/ruff check --fix .

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moa.wire import ClientSession, Refused
-from moa.wire.events import Advanced
+from moa.wire.events import Advanced, Ready
 from moa.wire.messages import Ack, Activations
 from tests.torture.raw import Raw, binary
 
@@ -47,7 +47,6 @@ async def neighbour(port: int, token: str, seconds: float) -> Watched:
         session = ClientSession(list(PROMPT), max_new_tokens=TOKENS, ignore_eos=True)
         raw.write(binary(session.open()))
         asked = time.monotonic()
-        raw.write(binary(session.verify([session.log[-1]])))
         while not session.finish and time.monotonic() - began < seconds:
             message = await raw.message()
             if isinstance(message, Activations):
@@ -62,12 +61,13 @@ async def neighbour(port: int, token: str, seconds: float) -> Watched:
                 await asyncio.sleep(event.retry_after)
                 for again in session.unsettled:
                     raw.write(binary(again))
-            elif isinstance(event, Advanced):
+                continue
+            if isinstance(event, Advanced):
                 watched.admitted = watched.admitted or time.monotonic() - began
                 watched.seconds.append(time.monotonic() - asked)
-                if not event.finish:
-                    asked = time.monotonic()
-                    raw.write(binary(session.verify([session.log[-1]])))
+            if isinstance(event, Ready | Advanced) and not session.finish:
+                asked = time.monotonic()
+                raw.write(binary(session.verify([session.log[-1]])))
         watched.texts.append(session.log[len(PROMPT) :])
         raw.write(binary(session.close()))
     raw.abort()
