@@ -47,9 +47,7 @@ DRAFTER_SHAPE = {
     "final_norm": True,
     "final_state": True,
 }
-DRAFTER_TRAINING = DistillSettings(
-    anchors=AnchorRule(spacings=(Spacing(4, 12, 0.45), Spacing(32, 64, 0.08)), cold=0.4)
-)
+DRAFTER_TRAINING = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.45), Spacing(32, 64, 0.08)), cold=0.4))
 """Nearly half a few tokens behind, as in drafting; nearly half with nothing, as without a network; the others far
 behind, or with the prompt alone."""
 LONGEST_CHAT = 3
