@@ -20,10 +20,10 @@ from edge_client.device import Device
 from edge_client.drafter.cache import RecordBuffer
 from edge_client.drafter.graph import Heads
 from edge_client.drafter.onnx import Drafter, OnnxDrafter, run
+from edge_client.link.local import LocalVerifier
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import ask
 from edge_client.tools.emulated_network import PROFILES, Profile
-from edge_client.tools.local import LocalVerifier
 from moa.demo.skills import Example
 from moa.errors import MoaError, UsageError
 from moa.sampling import SamplingSettings

@@ -25,10 +25,10 @@ from benchmarks.provenance import write_result
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.events import Done, Retract, Token
+from edge_client.link.local import LocalVerifier
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import Answer, ask_all
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
-from edge_client.tools.local import LocalVerifier
 from edge_client.turn.transcript import OnReconnect
 from moa.demo.skills import Example, is_right
 from moa.errors import MoaError, UsageError, run_cli

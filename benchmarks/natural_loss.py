@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     for folder in args.models:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(folder)  # type: ignore[no-untyped-call]
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         rows.append([folder.name, *(f"{loss(model, tokenizer, examples):.3f}" for examples in chosen.values())])
     print(table(["loss per token", *chosen], rows))
     return 0

@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.prompts import code_prompts, encode
 from benchmarks.provenance import write_result
 from edge_client.device import Device
+from edge_client.link.local import LocalVerifier
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import ask_all
-from edge_client.tools.local import LocalVerifier
 from moa.demo import paths
 from moa.errors import UsageError, run_cli
 from moa.model.loading import load_tokenizer, locate

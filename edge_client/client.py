@@ -59,7 +59,7 @@ class EdgeClient:
         shared = Shared(device, settings, controller, self.trace)
         address = settings.verifier
         if address == "local":
-            from edge_client.tools.local import LocalVerifier
+            from edge_client.link.local import LocalVerifier
 
             address = await self._stack.enter_async_context(LocalVerifier().running())
         if address and not settings.offline:

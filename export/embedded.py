@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import islice
 
 from moa.demo import paths
-from moa.demo.corpus import Split, examples
+from moa.demo.corpus import examples
+from moa.demo.natural import Split
 from moa.errors import UsageError
 
 

@@ -16,11 +16,11 @@ from rich.console import Console
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.device import Device
+from edge_client.link.local import LocalVerifier
 from edge_client.screen.console import make_console
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from edge_client.tools.compare import Answer, ask_all, first_difference
-from edge_client.tools.local import LocalVerifier
 from edge_client.tools.margin import margin
 from moa.errors import UsageError
 

@@ -16,11 +16,11 @@ from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.events import Event, Notice, Token
+from edge_client.link.local import LocalVerifier
 from edge_client.screen.terminal import make_view
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import Answer, ask, ask_all, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
-from edge_client.tools.local import LocalVerifier
 
 _PROMPTS = (
     "What is 17 + 25 - 9?",

@@ -1,1 +1,1 @@
-"""Around an answer: doctor, comparisons, start-up times, timelines, a local verifier, an emulated network."""
+"""Around an answer: doctor, comparisons, audits, start-up times, an emulated network."""

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from edge_client.client import EdgeClient
-from edge_client.tools import local
-from edge_client.tools.local import LocalVerifier
+from edge_client.link import local
+from edge_client.link.local import LocalVerifier
 from moa.errors import LinkError, UsageError
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit
@@ -50,7 +50,7 @@ async def test_a_start_that_fails_says_why() -> None:
 
 _PARENT = """
 import asyncio, sys
-from edge_client.tools.local import LocalVerifier
+from edge_client.link.local import LocalVerifier
 
 async def main():
     async with LocalVerifier(sys.argv[1:]).running() as url:
