@@ -1,14 +1,18 @@
 """The device: ONNX drafter, decode loop, transport, offline mode, and synchronisation. Never imports torch."""
 
+from edge_client.blocking import Answer, ask
 from edge_client.client import EdgeClient
+from edge_client.conversation import Conversation
 from edge_client.device import Device
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.settings import ClientSettings
 
 __all__ = [
     "Adopt",
+    "Answer",
     "ClientSettings",
     "Confirm",
+    "Conversation",
     "Device",
     "Done",
     "EdgeClient",
@@ -18,4 +22,5 @@ __all__ = [
     "Prompt",
     "Retract",
     "Token",
+    "ask",
 ]
