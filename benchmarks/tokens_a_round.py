@@ -11,6 +11,7 @@ import statistics
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.prompts import code_prompts, encode
 from benchmarks.provenance import write_result
@@ -18,9 +19,11 @@ from edge_client.device import Device
 from edge_client.link.local import LocalVerifier
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import ask_all
+from edge_client.turn.controller import Controller, Plan
 from moa.demo import paths
 from moa.errors import UsageError, run_cli
 from moa.model.loading import load_tokenizer, locate
+from moa.tree import TreeShape
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -36,7 +39,10 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             settings = ClientSettings(verifier=url, max_new_tokens=options.tokens)
             if not truth:
                 truth = [a.ids for a in await ask_all(settings, device, pieces, draft="none", sync="off")]
-            answers = await ask_all(settings, device, pieces, draft="device")
+            # What is compared is drafters: how deep a draft is worth its time depends on the machine.
+            plan = Plan("device", TreeShape.chain(options.depth))
+            with mock.patch.object(Controller, "plan", lambda *_, **__: plan):
+                answers = await ask_all(settings, device, pieces, draft="device")
         won = [len(a.ids) / max(1, a.stats["rounds"]) for a in answers]
         runs.append(
             {
@@ -48,7 +54,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             }
         )
         print(runs[-1], file=sys.stderr)
-    return {"tokens": options.tokens, "variant": options.variant, "runs": runs}
+    return {"tokens": options.tokens, "depth": options.depth, "variant": options.variant, "runs": runs}
 
 
 def _named(text: str) -> tuple[str, str, str]:
@@ -66,6 +72,7 @@ def main() -> int:
     parser.add_argument("--variant", default="cpu-int8")
     parser.add_argument("--pieces", type=int, default=32, help="held-out functions, without their ends")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--depth", type=int, default=6, help="of every draft, a chain")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     result = asyncio.run(measure(options))

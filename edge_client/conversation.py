@@ -223,7 +223,7 @@ class Conversation:
                 transcript, controller, shared.spending, self.records, measuring, settings.draft, prediction=expected
             ),
             records=self.records,
-            guard=shared.device.guard(settings.max_offline_tokens),
+            guard=shared.device.guard(settings.max_offline_tokens, lambda: bool(self.records.held())),
             clockwork=Clockwork(settings.patience, waiting_since=now),
             linked=shared.link is not None,
             left=self._left,

@@ -18,9 +18,6 @@ from moa import demo
 from moa.bundle import Bundle
 from moa.errors import BundleError
 
-_WARN_AGREEMENT, _STOP_AGREEMENT = 0.6, 0.3
-"""Share of tokens that are still the target's, below which the user is warned, and the device stops."""
-
 
 @dataclass(frozen=True)
 class Device:
@@ -58,14 +55,9 @@ class Device:
             lambda: OnnxDrafter(graph, vocab_size=vocabulary, draft_tokens=draft_tokens, borrowed=borrowed),
         )
 
-    def guard(self, stop_at: int) -> OfflineGuard:
-        """The guard as calibrated; `stop_at` >= 0 overrules where it stops."""
-        warn, stop = 64, 0
-        if (calibration := self.bundle.manifest.calibration) is not None:
-            curve = list(zip(calibration.offline.lengths, calibration.offline.agreement, strict=True))
-            warn = next((length for length, agreement in curve if agreement < _WARN_AGREEMENT), 0)
-            stop = next((length for length, agreement in curve if agreement < _STOP_AGREEMENT), 0)
-        return OfflineGuard(warn_at=warn, stop_at=stop if stop_at < 0 else stop_at)
+    def guard(self, stop_at: int, informed: Callable[[], bool]) -> OfflineGuard:
+        """The guard as calibrated; `stop_at` >= 0 overrules where it stops. `informed`: whether there are records."""
+        return OfflineGuard.of(self.bundle.manifest.calibration, stop_at, informed)
 
     def acceptance(self) -> tuple[list[float], list[float]]:
         """Calibrated chances that a level of a chain, and of a tree, is accepted, given the level before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from export.place import gigabytes
-from moa.manifest import Manifest, Variant
+from moa.manifest import Manifest, Offline, Variant
 
 
 def model_card(manifest: Manifest) -> str:
@@ -18,8 +18,9 @@ def _lines(manifest: Manifest) -> Iterator[str]:
     yield f"# Drafter for {manifest.target.source}"
     yield ""
     if manifest.records:
-        yield "A Mixture-of-Attentions drafter: it guesses what its target will say, from the text and from the"
-        yield "target's activations as they trickle in. A verifier that runs the target makes the result exact."
+        yield "A Mixture-of-Attentions drafter: a small language model that guesses what its target will say, from the"
+        yield "text alone or with the target's activations as they trickle in. A verifier that runs the target makes the"
+        yield "result exact."
     else:
         yield "A small language model that drafts for a larger one, without its activations."
     yield "Made by `moa-export`; every figure below was measured when it was built, none is typed in by hand."
@@ -87,7 +88,14 @@ def _calibration(manifest: Manifest) -> Iterator[str]:
     yield "| chain | " + " | ".join(f"{share:.2f}" for share in found.acceptance.chain) + " |"
     yield "| tree | " + " | ".join(f"{share:.2f}" for share in found.acceptance.tree) + " |"
     yield ""
-    yield "| offline, tokens since the link was lost | " + " | ".join(map(str, found.offline.lengths)) + " |"
-    yield "|---" * (len(found.offline.lengths) + 1) + "|"
-    yield "| agreement with the target | " + " | ".join(f"{share:.2f}" for share in found.offline.agreement) + " |"
-    yield "| text still the target's own | " + " | ".join(f"{share:.2f}" for share in found.offline.unbroken) + " |"
+    yield from _alone("after the link was lost, tokens", found.offline)
+    if found.cold is not None:
+        yield ""
+        yield from _alone("asked without a network, tokens", found.cold)
+
+
+def _alone(when: str, curve: Offline) -> Iterator[str]:
+    yield f"| {when} | " + " | ".join(map(str, curve.lengths)) + " |"
+    yield "|---" * (len(curve.lengths) + 1) + "|"
+    yield "| agreement with the target | " + " | ".join(f"{share:.2f}" for share in curve.agreement) + " |"
+    yield "| text still the target's own | " + " | ".join(f"{share:.2f}" for share in curve.unbroken) + " |"

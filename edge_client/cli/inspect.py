@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         table.add_row(*map(safe_line, cells))
     console.print(table)
     if manifest.calibration is not None:
-        offline = manifest.calibration.offline
-        pairs = zip(offline.lengths, offline.agreement, strict=True)
-        say("offline   " + ", ".join(f"{share:.2f} up to {length}" for length, share in pairs))
+        for name, curve in (("after cut", manifest.calibration.offline), ("cold", manifest.calibration.cold)):
+            if curve is not None:
+                pairs = zip(curve.lengths, curve.agreement, strict=True)
+                say(f"{name:9} " + ", ".join(f"{share:.2f} up to {length}" for length, share in pairs))
     return 0

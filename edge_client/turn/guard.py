@@ -1,29 +1,78 @@
-"""How far the device may go on alone, as it was calibrated for this drafter when its bundle was made."""
+"""How far the device may go on alone, as it was calibrated for this drafter when its bundle was made.
+
+After a cut the drafter has the target's records of what came before; asked without a network it has none, and may be
+trusted less far. Where not even its first tokens would be the target's, nothing is shown.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
+
+from moa.manifest import Calibration, Offline
+
+_WARN_AGREEMENT, _STOP_AGREEMENT = 0.6, 0.3
+"""Share of tokens that are still the target's, below which the user is warned, and the device stops."""
+_FIRST_TOKENS = 4
+"""Where agreement is too low within so many tokens, an answer is not worth showing."""
 
 
-@dataclass(slots=True)
-class OfflineGuard:
+@dataclass(frozen=True, slots=True)
+class Limits:
     """Lengths of unverified text at which to warn and to stop; 0 is never."""
 
     warn_at: int = 64
     stop_at: int = 0
+    worthless: bool = False
+    """Not even the first token is to be shown."""
+
+    @classmethod
+    def of(cls, curve: Offline, stop_at: int) -> Self:
+        """As calibrated; `stop_at` >= 0 overrules where it stops."""
+        pairs = list(zip(curve.lengths, curve.agreement, strict=True))
+        warn = next((length for length, agreement in pairs if agreement < _WARN_AGREEMENT), 0)
+        stop = next((length for length, agreement in pairs if agreement < _STOP_AGREEMENT), 0)
+        if stop_at >= 0:
+            return cls(warn, stop_at)
+        return cls(warn, stop, worthless=0 < stop <= _FIRST_TOKENS)
+
+
+@dataclass(slots=True)
+class OfflineGuard:
+    """Says when to warn and when to stop, for one turn."""
+
+    limits: Limits = Limits()
+    cold: Limits | None = None
+    """Without any record; None: as with them."""
+    informed: Callable[[], bool] = lambda: True
+    """Whether there are records of the target's."""
     _warned: bool = False
+
+    @classmethod
+    def of(cls, calibration: Calibration | None, stop_at: int, informed: Callable[[], bool]) -> Self:
+        """As calibrated; `stop_at` >= 0 overrules where it stops."""
+        if calibration is None:
+            return cls(Limits(stop_at=max(0, stop_at)))
+        cold = Limits.of(calibration.cold, stop_at) if calibration.cold is not None else None
+        return cls(Limits.of(calibration.offline, stop_at), cold, informed)
 
     def warning(self, offline: int) -> str:
         """What to tell the user when the unverified text has this many tokens; once for each time offline."""
-        if not self.warn_at or offline < self.warn_at or self._warned:
+        warn_at = self._now.warn_at
+        if not warn_at or offline < warn_at or self._warned:
             return ""
         self._warned = True
         return f"{offline} tokens without the verifier: from here on expect mistakes"
 
     def stops(self, offline: int) -> bool:
         """Whether the unverified text must not grow."""
-        return bool(self.stop_at) and offline >= self.stop_at
+        return self._now.worthless or (bool(self._now.stop_at) and offline >= self._now.stop_at)
 
     def reset(self) -> None:
         """The verifier has seen everything."""
         self._warned = False
+
+    @property
+    def _now(self) -> Limits:
+        return self.limits if self.cold is None or self.informed() else self.cold

@@ -10,8 +10,9 @@ import pytest
 
 from edge_client.settings import ClientSettings, SettingChanges
 from edge_client.turn.budget import Budget, Spending
-from edge_client.turn.guard import OfflineGuard
+from edge_client.turn.guard import Limits, OfflineGuard
 from moa.errors import ConfigError, UsageError
+from moa.manifest import Acceptance, Calibration, Offline, TreeUsed
 
 
 def load(tmp_path: Path, text: str = "", flags: dict[str, Any] | None = None, **environment: str) -> ClientSettings:
@@ -115,8 +116,37 @@ def test_budgets_out_of_range() -> None:
 
 
 def test_the_guard_warns_once_for_each_time_offline() -> None:
-    guard = OfflineGuard(warn_at=3, stop_at=5)
+    guard = OfflineGuard(Limits(warn_at=3, stop_at=5))
     assert [bool(guard.warning(n)) for n in (1, 2, 3, 4)] == [False, False, True, False]
     assert [guard.stops(n) for n in (4, 5)] == [False, True]
     guard.reset()
     assert guard.warning(3)
+
+
+def _curve(*agreement: float) -> Offline:
+    return Offline(lengths=(1, 2, 4, 8, 16)[: len(agreement)], agreement=agreement, unbroken=agreement)
+
+
+def _calibrated(offline: Offline, cold: Offline | None) -> Calibration:
+    shape = TreeUsed(breadth=1, depth=1, nodes=1)
+    reached = Acceptance(chain=(0.5,), tree=(0.5,), tree_shape=shape)
+    return Calibration(prompts=1, tokens=1, source="", acceptance=reached, offline=offline, cold=cold)
+
+
+def test_the_guard_trusts_a_drafter_less_that_has_no_records() -> None:
+    informed = True
+    calibration = _calibrated(_curve(0.9, 0.9, 0.9, 0.5, 0.2), _curve(0.9, 0.5, 0.4, 0.2))
+    guard = OfflineGuard.of(calibration, -1, lambda: informed)
+    assert [guard.stops(n) for n in (8, 15, 16)] == [False, False, True]
+    informed = False
+    assert [guard.stops(n) for n in (0, 7, 8)] == [False, False, True]
+    assert guard.warning(2)
+
+
+def test_an_answer_that_is_not_worth_showing_is_not_shown_unless_asked_for() -> None:
+    calibration = _calibrated(_curve(0.9, 0.9), _curve(0.4, 0.2, 0.1))
+    assert OfflineGuard.of(calibration, -1, lambda: False).stops(0)
+    assert not OfflineGuard.of(calibration, -1, lambda: True).stops(0)
+    assert not OfflineGuard.of(calibration, 0, lambda: False).stops(500)
+    assert OfflineGuard.of(calibration, 5, lambda: False).stops(5)
+    assert not OfflineGuard.of(_calibrated(_curve(0.9), None), -1, lambda: False).stops(0)  # a bundle from before

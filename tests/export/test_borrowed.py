@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge_client.device import Device
-from edge_client.drafter.onnx import OnnxDrafter
+from edge_client.drafter.onnx import OnnxDrafter, run
 from export.build import BuildSettings, build
 from export.verify import draft_with_client
 from moa.bundle import Bundle
@@ -65,17 +65,11 @@ class Beside:
 
 
 def drafted(drafter: OnnxDrafter, ids: list[int]) -> DraftTree:
-    steps = drafter.draft(ids, SHAPE, SamplingSettings())
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            tree: DraftTree = end.value
-            return tree
+    return run(drafter.draft(ids, SHAPE, SamplingSettings()))
 
 
 def device_drafter(bundle: Bundle) -> OnnxDrafter:
-    drafter = Device.load(bundle.folder, variant="cpu-fp32", threads=1).drafter
+    drafter = Device.load(bundle.folder, variant="cpu-fp32", threads=1).new_drafter()
     assert isinstance(drafter, OnnxDrafter)
     return drafter
 
