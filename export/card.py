@@ -19,8 +19,8 @@ def _lines(manifest: Manifest) -> Iterator[str]:
     yield ""
     if manifest.records:
         yield "A Mixture-of-Attentions drafter: a small language model that guesses what its target will say, from the"
-        yield "text alone or with the target's activations as they trickle in. A verifier that runs the target makes the"
-        yield "result exact."
+        yield "text alone or with the target's activations as they trickle in. A verifier that runs the target makes"
+        yield "the result exact."
     else:
         yield "A small language model that drafts for a larger one, without its activations."
     yield "Made by `moa-export`; every figure below was measured when it was built, none is typed in by hand."
