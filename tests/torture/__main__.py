@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.torture import kills, sharing, soak
-from tests.torture.device import beside
+from tests.torture.device import beside, demo_device
 from tests.torture.fake_verifier import BEHAVIOURS
 from tests.torture.fuzz import UNBOUNDED, fuzz, seed_from_clock
 from tests.torture.neighbour import neighbour, same_text
@@ -125,9 +125,9 @@ async def _soak(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]
 
 
 async def _device(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    outcomes = []
+    outcomes, device = [], demo_device()
     for name in BEHAVIOURS:
-        outcomes.append(await beside(name))
+        outcomes.append(await beside(name, device))
         print(outcomes[-1].row(), flush=True)
     problems = [f"{one.behaviour}: {problem}" for one in outcomes for problem in one.problems]
     return {"outcomes": [dataclasses.asdict(one) for one in outcomes]}, problems

@@ -1,30 +1,31 @@
-"""A device beside a fake verifier, as a user would start it: what it prints, how long it takes, how much it holds."""
+"""A device beside a fake verifier that breaks a rule: does it end, in order, without loops, with a possible story?"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import re
+import contextlib
 import resource
-import sys
-import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edge_client import EdgeClient
+from edge_client.device import Device
+from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
+from moa.errors import MoaError
 from tests.torture.fake_verifier import BEHAVIOURS, fake
+from tests.torture.history import Entry, Finished, Opened, Provisional, Resolved, Verified, violations
 
-_COMMAND = "from edge_client.cli import main; main()"
-_MAX_TOKENS = 40
-_MEMORY = 6 * 2**30
-_UNSAFE = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xe2\x80\xae|\xc2[\x80-\x9f]")
-
-
+_TOKENS = 24
 _A_SECOND, _AT_ONCE = 5, 10
+_PROMPT = tuple(range(40, 60))
 
 PROGRESS = frozenset(
     name
     for name in BEHAVIOURS
-    if name.startswith(("honest", "forward", "activations", "notices", "huge", "opened twice"))
+    if name.startswith(
+        ("honest", "forward", "activations", "notices", "huge", "opened twice", "records", "text frames")
+    )
 )
 """Behaviours beside which tokens are still won: there the client may ask as fast as it is answered."""
 
@@ -34,69 +35,95 @@ class Outcome:
     """What came of it."""
 
     behaviour: str
-    code: int
     seconds: float
-    requests: int
-    a_second: int
-    """Requests and connections in the busiest second."""
+    asked: int
+    """Requests and connections."""
+    tokens: int
+    verified: bool
     megabytes: float
+    """Growth of the process."""
     problems: tuple[str, ...]
 
     def row(self) -> str:
         """One line of a table."""
         return (
-            f"| {self.behaviour} | {self.code} | {self.seconds:.1f} | {self.requests} | {self.a_second} "
-            f"| {self.megabytes:.0f} | {'; '.join(self.problems) or '-'} |"
+            f"| {self.behaviour} | {self.seconds:.1f} | {self.asked} | {self.tokens} "
+            f"| {'yes' if self.verified else 'no'} | {self.megabytes:.0f} | {'; '.join(self.problems) or '-'} |"
         )
 
 
-async def beside(behaviour: str, patience: float = 60.0) -> Outcome:
-    """Ask for a short answer; the client must end by itself, in order, whatever it is told."""
-    with tempfile.TemporaryDirectory() as home:
-        async with fake(BEHAVIOURS[behaviour]) as made:
-            began = time.monotonic()
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", _COMMAND, "generate", "def add(a, b):", "--raw", "--verifier", made.url),
-                *("--max-new-tokens", str(_MAX_TOKENS), "--settle-seconds", "2"),
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "HOME": home, "XDG_CONFIG_HOME": home},
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY)),
-            )
-            problems, most = [], 0.0
+def story(events: Iterable[Event]) -> list[Entry]:
+    """What a user was told, as the checker of histories reads it."""
+    entries: list[Entry] = []
+    log: dict[int, int] = {}
+    for event in events:
+        match event:
+            case Prompt():
+                log = dict(enumerate(event.ids))
+                entries.append(Opened("turn", list(event.ids)))
+            case Token():
+                log[event.position] = event.id
+                kind = Verified if event.status == "verified" else Provisional
+                entries.append(kind("turn", event.position, [event.id]))
+            case Confirm():
+                entries.append(Resolved("turn", "confirmed", event.stop - event.start))
+            case Adopt():
+                entries.append(Resolved("turn", "adopted", event.stop - event.start))
+            case Retract():
+                log = {position: token for position, token in log.items() if position < event.start}
+                entries.append(Resolved("turn", "retracted", event.stop - event.start))
+            case Done(verified=True):
+                entries.append(Finished("turn", [log[position] for position in sorted(log)]))
+            case _:
+                pass
+    return entries
 
-            async def watch() -> None:
-                nonlocal most
-                while True:
-                    try:
-                        with open(f"/proc/{process.pid}/status") as status:
-                            most = max(most, int(status.read().split("VmHWM:")[1].split()[0]) / 1024)
-                    except (OSError, IndexError):
-                        return
-                    await asyncio.sleep(0.2)
 
-            watching = asyncio.create_task(watch())
-            try:
-                out, err = await asyncio.wait_for(process.communicate(), patience)
-            except TimeoutError:
-                process.kill()
-                out, err = await process.communicate()
-                problems.append(f"did not end within {patience:.0f} s")
-            watching.cancel()
-            seconds = time.monotonic() - began
-    if b"Traceback" in err + out:
-        problems.append("a traceback: " + err.decode(errors="replace").strip().splitlines()[-1][:200])
-    if found := _UNSAFE.search(out + err):
-        problems.append(f"control characters on the terminal: {found[0]!r}")
+async def beside(behaviour: str, device: Device, patience: float = 60.0) -> Outcome:
+    """Ask for a short answer; the client must end by itself, whatever it is told."""
+    before, problems, events = _megabytes(), list[str](), list[Event]()
+    welcome = {"vocab_size": device.bundle.manifest.target.facts.vocab_size}
+    async with fake(BEHAVIOURS[behaviour], tuple(range(60, 90)), welcome) as made:
+        began = time.monotonic()
+        settings = {"settle_seconds": 0.5, "offline_after": 0.3, "answer_seconds": 5.0, "connect_seconds": 3.0}
+        try:
+            async with asyncio.timeout(patience):
+                async with EdgeClient(device=device, verifier=made.url, **settings) as client:  # type: ignore[arg-type]
+                    with contextlib.suppress(MoaError):
+                        await client.wait_online(2.0)
+                    turn = client.generate(ids=list(_PROMPT), max_new_tokens=_TOKENS, ignore_eos=True)
+                    async for event in turn:
+                        events.append(event)
+        except TimeoutError:
+            problems.append(f"did not end within {patience:.0f} s")
+        except MoaError as error:
+            problems += [] if str(error) else ["an error without a word"]
+        except Exception as error:
+            problems.append(f"{type(error).__name__}: {error}"[:200])
+        seconds = time.monotonic() - began
+    tokens = sum(isinstance(event, Token) for event in events)
+    if tokens > 4 * _TOKENS:
+        problems.append(f"{tokens} tokens for a limit of {_TOKENS}")
     asked = len(made.seen.requests) + len(made.seen.connections)
     if behaviour not in PROGRESS and asked > _AT_ONCE + _A_SECOND * seconds:
-        problems.append(f"{asked} requests and connections in {seconds:.0f} s, without progress")
+        problems.append(f"{asked} requests and connections in {seconds:.1f} s, without progress")
+    problems += violations(story(events))[:3]
+    done = next((event for event in events if isinstance(event, Done)), None)
     return Outcome(
         behaviour=behaviour,
-        code=process.returncode or 0,
         seconds=seconds,
-        requests=len(made.seen.requests),
-        a_second=made.seen.busiest_second(),
-        megabytes=most,
+        asked=asked,
+        tokens=tokens,
+        verified=done is not None and done.verified,
+        megabytes=max(0.0, _megabytes() - before),
         problems=tuple(problems),
     )
+
+
+def _megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def demo_device() -> Device:
+    """The embedded bundle."""
+    return Device.load(threads=1)

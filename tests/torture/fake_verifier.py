@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
-from moa.wire import SUBPROTOCOL, Refusal, decode_client, encode
+from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Refusal, decode_client, encode
 from moa.wire.messages import (
     Activations,
     Append,
@@ -85,7 +85,7 @@ LIMITS = WireLimits(
     max_chain_tokens=256,
 )
 WELCOME = Welcome(
-    version=2,
+    version=PROTOCOL_VERSIONS[0],
     features=["append", "records", "resume", "stream", "tree"],
     server="fake",
     instance="fake",
@@ -226,14 +226,15 @@ BEHAVIOURS: dict[str, Behaviour] = {
 class Fake:
     """A running fake."""
 
-    def __init__(self, behaviour: Behaviour, tokens: Sequence[int]) -> None:
+    def __init__(self, behaviour: Behaviour, tokens: Sequence[int], welcome: dict[str, Any]) -> None:
         self._behaviour, self._tokens, self.seen, self.url = behaviour, tokens, Seen(), ""
+        self._welcome = msgspec.structs.replace(WELCOME, **welcome)
         self._next = 0
 
     async def serve(self, connection: ServerConnection) -> None:
         """One connection."""
         self.seen.connections.append(time.monotonic())
-        with contextlib.suppress(ConnectionClosed):
+        with contextlib.suppress(ConnectionClosed, OSError):
             async for frame in connection:
                 with contextlib.suppress(Refusal):
                     message = decode_client(frame if isinstance(frame, bytes) else frame.encode())
@@ -242,6 +243,8 @@ class Fake:
                     if isinstance(message, Verify | Stream):
                         self._next += 1
                     right = honest(message, self._tokens[self._next % len(self._tokens)])
+                    if isinstance(message, Hello):
+                        right = [self._welcome]
                     for reply in self._behaviour(message, right):
                         await self._reply(connection, reply)
 
@@ -249,7 +252,7 @@ class Fake:
         match reply:
             case End(0):
                 connection.transport.abort()
-                raise ConnectionClosed(None, None)
+                raise ConnectionClosedError(None, None)
             case End(code, reason):
                 await connection.close(code, reason)
             case float():
@@ -264,9 +267,9 @@ class Fake:
 
 
 @contextlib.asynccontextmanager
-async def fake(behaviour: Behaviour, tokens: Sequence[int] = tuple(range(300, 340))) -> AsyncIterator[Fake]:
-    """A fake verifier on loopback."""
-    made = Fake(behaviour, tokens)
+async def fake(behaviour: Behaviour, tokens: Sequence[int], welcome: dict[str, Any]) -> AsyncIterator[Fake]:
+    """A fake verifier on loopback, whose target says these tokens over and over."""
+    made = Fake(behaviour, tokens, welcome)
     async with serve(
         made.serve,
         "127.0.0.1",

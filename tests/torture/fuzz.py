@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -219,14 +218,6 @@ async def fuzz(port: int, token: str, frames: int, seed: int, *, a_connection: i
             finally:
                 counts.update(fuzzer.kinds)
                 raw.abort()
-    return counts
-
-
-async def fuzz_for(port: int, token: str, seconds: float, seed: int) -> Counter[str]:
-    """The same by the clock."""
-    until, counts = time.monotonic() + seconds, Counter[str]()
-    while time.monotonic() < until:
-        counts += await fuzz(port, token, 1000, seed := seed + 1)
     return counts
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.torture import kills
-from tests.torture.device import beside
 from tests.torture.neighbour import neighbour
 from tests.torture.neighbours import under
 from tests.torture.server import server
@@ -30,10 +29,3 @@ async def test_texts_survive_kills_and_cuts() -> None:
     assert toll.wrong == []
     assert (toll.kills, toll.cuts) == (2, 6)
     assert toll.answers >= 2
-
-
-@pytest.mark.parametrize("behaviour", ["honest"])
-async def test_a_device_beside_a_fake_verifier(behaviour: str) -> None:
-    outcome = await beside(behaviour, patience=300.0)
-    assert outcome.problems == ()
-    assert outcome.code == 0

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from edge_client.device import Device
+from edge_client.events import Confirm, Done, Prompt, Retract, Token
+from tests.torture.device import beside, demo_device, story
+from tests.torture.history import violations
+
+device = functools.cache(demo_device)
+
+_WORST = (
+    "forward of infinite ms",
+    "quarantined",
+    "cancelled",
+    "tokens without end",
+    "activations at 2^31",
+    "limits of 0",
+    "goaway at once",
+    "cut",
+)
+"""What looped, crashed or asked for a terabyte before; `make torture` goes through all of them."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("behaviour", _WORST)
+async def test_a_device_goes_on_whatever_a_verifier_says(behaviour: str) -> None:
+    loaded: Device = device()
+    outcome = await beside(behaviour, loaded, patience=300.0)
+    assert outcome.problems == ()
+    assert outcome.tokens > 0
+    assert outcome.megabytes < 500
+
+
+def test_events_are_a_story_that_can_be_checked() -> None:
+    def token(position: int, id: int, status: str) -> Token:
+        return Token(position=position, id=id, text="", status=status)  # type: ignore[arg-type]
+
+    events = [
+        Prompt(ids=[1, 2]),
+        token(2, 3, "verified"),
+        token(3, 9, "provisional"),
+        token(4, 9, "provisional"),
+        Confirm(start=3, stop=4),
+        Retract(start=4, stop=5, characters=0),
+        token(4, 5, "verified"),
+        Done(reason="length", verified=True, text="", stats={}),
+    ]
+    assert violations(story(events)) == []
+    assert violations(story([*events[:3], *events[4:]])) != []
