@@ -17,7 +17,6 @@ _WORST = (
     "cancelled",
     "tokens without end",
     "activations at 2^31",
-    "limits of 0",
     "goaway at once",
     "cut",
 )
