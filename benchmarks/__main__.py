@@ -84,6 +84,7 @@ def experiments() -> list[Experiment]:
         Experiment("client_records", "acceptance by lag, precision and rows held", ("client_records",), 0.5),
         Experiment("client_offline", "accuracy after the link is cut", ("client_offline", "--per-skill", "2"), 0.5),
         Experiment("client_reconnect", "the link returns after 1, 5, 20 s", ("client_reconnect",), 1),
+        Experiment("client_many", "sixteen conversations over one connection", ("client_many",), 0.5),
         Experiment("client_cuts", "the link cut at random bytes", ("client_cuts", "--cuts", "200"), 1),
         Experiment("capacity", "readers that one verifier holds", ("capacity",), 4),
         Experiment("timeline", "one round as a trace", ("timeline",), 0.2),

@@ -116,7 +116,7 @@ def training_table(results: Sequence[Result]) -> str:
     return table(["preset", "parameters", "steps", "loss", "agreement", "tokens/s", "what it is"], rows)
 
 
-_BY_MODULE = ("capacity", "client_links", "client_reconnect", "client_slow", "drafters_offline")
+_BY_MODULE = ("capacity", "client_links", "client_many", "client_reconnect", "client_slow", "drafters_offline")
 """Results under the name of the module that made them, which also knows their tables."""
 
 
