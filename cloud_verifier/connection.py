@@ -28,6 +28,12 @@ _PIECE = 1024
 _TURN_SECONDS = 0.001
 """How long one connection keeps the event loop before others get their turn."""
 _LONGEST_NAP = 0.25
+_WORDS = b"this port speaks websocket: point edge-client at it\n"
+_ONLY_GET = (
+    b"HTTP/1.1 405 Method Not Allowed\r\nAllow: GET\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(_WORDS), _WORDS)
+)
+"""The library hangs up without a word on whoever sends a POST."""
 
 
 class Connection(ServerConnection):
@@ -82,8 +88,12 @@ class Connection(ServerConnection):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the socket."""
-        self.arrived = time.monotonic()
-        if not self._ended:
+        first, self.arrived = not self.arrived, time.monotonic()
+        if first and data[:1].isalpha() and not b"GET ".startswith(data[:4]):
+            self.end()
+            self.transport.write(_ONLY_GET)
+            self.transport.close()
+        elif not self._ended:
             self._bytes += data
             self._take()
 

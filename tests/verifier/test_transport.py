@@ -98,6 +98,17 @@ async def test_health_and_metrics() -> None:
         assert (await _get(running, "/health/live"))[0] == 200
 
 
+async def test_whoever_posts_is_told_what_this_port_is_for() -> None:
+    async with kit.verifier() as running, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.transport.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    assert answer.startswith(b"HTTP/1.1 405 Method Not Allowed\r\nAllow: GET\r\n")
+    assert answer.endswith(b"websocket: point edge-client at it\n")
+
+
 async def test_a_token_is_needed_where_there_is_a_token_file(tokens: tuple[Authenticator, str, str]) -> None:
     auth, alice, _ = tokens
     async with kit.verifier(auth=auth) as running:
