@@ -30,7 +30,6 @@ class Verifier:
     """One verifier: everything between a loaded model and an open port."""
 
     def __init__(self, served: Served, settings: Settings, auth: Credentials | None = None) -> None:
-        self.settings = settings
         self.metrics = Metrics()
         self.scheduler = Scheduler(
             settings.limits,

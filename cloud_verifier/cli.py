@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
+import functools
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.described import described
-from moa.errors import run_cli
+from moa.errors import UsageError, run_cli
 from moa.wire.limits import Limits
 
 _SERVE_FLAGS = (
@@ -29,6 +31,10 @@ _SERVE_FLAGS = (
     "batch_wait_ms",
     "near_tie",
 )
+
+
+Endpoint = Callable[[Any], contextlib.AbstractAsyncContextManager[str]]
+"""What listens beside the verifier's own port; its address."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -62,6 +68,13 @@ def parser() -> argparse.ArgumentParser:
         "slots and limits are for each (default: %(default)s)",
     )
     serve.add_argument(
+        "--openai", default="", metavar="[HOST:]PORT", help="serve OpenAI's API and the operator's page there, too"
+    )
+    serve.add_argument("--model-name", default="", metavar="NAME", help="what that API calls the target")
+    serve.add_argument(
+        "--openai-host", action="append", default=[], metavar="NAME", help="a DNS name under which it may be called"
+    )
+    serve.add_argument(
         "--log-level",
         default="info",
         choices=("debug", "info", "warning", "error"),
@@ -89,9 +102,10 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     if (context := limits.get("max_context_tokens")) is not None:
         limits.setdefault("max_prompt_tokens", context)
         limits.setdefault("max_frame_bytes", max(Limits.max_frame_bytes, Limits.least_frame_bytes(context)))
-    names = {f.name for f in dataclasses.fields(Settings)} - {"limits", "origins"}
+    names = {f.name for f in dataclasses.fields(Settings)} - {"limits", "origins", "openai_hosts"}
     values: dict[str, Any] = {name: given[name] for name in names if name in given}
-    return Settings(limits=Limits(**limits), origins=tuple(given.get("origin", ())), **values)
+    origins, hosts = tuple(given.get("origin", ())), tuple(given.get("openai_host", ()))
+    return Settings(limits=Limits(**limits), origins=origins, openai_hosts=hosts, **values)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -99,6 +113,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     auth = TokenFile(settings.auth_tokens) if settings.auth_tokens else Authenticator()
     logs.configure(arguments.log_level, settings.limits)
+    if arguments.workers > 1 and settings.openai:
+        raise UsageError("--openai is served by one process", hint="leave --workers away")
     if arguments.workers > 1:
         from cloud_verifier.workers.serve import serve
 
@@ -109,17 +125,30 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     logs.take_over_libraries()
     served = load(settings)
-    loop.run(_until_stopped(Verifier(served, settings, auth)))
+    beside = _no_endpoint
+    if settings.openai:
+        from cloud_verifier.openai.endpoint import endpoint
+
+        tokenizer = served.target.tokenizer
+        beside = functools.partial(endpoint, tokenizer=tokenizer, settings=settings, principals=auth.principal)
+    loop.run(_until_stopped(Verifier(served, settings, auth), beside))
     return 0
 
 
-async def _until_stopped(verifier: Any) -> None:
+@contextlib.asynccontextmanager
+async def _no_endpoint(verifier: Any) -> AsyncIterator[str]:
+    yield ""
+
+
+async def _until_stopped(verifier: Any, beside: Endpoint) -> None:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    async with verifier.open():
+    async with verifier.open(), beside(verifier) as address:
         log.info("listening", extra={"event": "listening", "url": verifier.transport.url})
         print(f"listening on {verifier.transport.url}", flush=True)
+        if address:
+            print(f"API at {address}/v1, operator's page at {address}/ui", flush=True)
         await stop.wait()
         await verifier.drain()
 

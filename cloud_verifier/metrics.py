@@ -65,12 +65,6 @@ class Metrics:
         for counter in self._accepted_at[:accepted]:
             counter.inc()
 
-    def queued_so_far(self) -> tuple[float, float]:
-        """Seconds that rounds have waited in all, and how many rounds that were."""
-        (family,) = self.queue_seconds.collect()
-        values = {sample.name: sample.value for sample in family.samples}
-        return values["moa_queue_seconds_sum"], values["moa_queue_seconds_count"]
-
     def page(self) -> bytes:
         """The text of /metrics."""
         return generate_latest(self.registry)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moa.api.access import is_loopback
 from moa.errors import ConfigError
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
@@ -31,6 +31,13 @@ class Settings:
     tls_key: Path | None = None
     origins: tuple[str, ...] = ()
     """Browser origins that may connect; a request without an Origin header is no browser's and always may."""
+
+    openai: str = ""
+    """`[HOST:]PORT` of the OpenAI-shaped endpoint and the operator's page; empty is none."""
+    model_name: str = ""
+    """What the endpoint calls the target; empty is the target's own name."""
+    openai_hosts: tuple[str, ...] = ()
+    """DNS names under which the endpoint may be called."""
 
     slots: int = 16
     """Sessions whose keys and values are in memory at once."""
@@ -62,6 +69,8 @@ class Settings:
                 f"refusing to listen on {self.host} without authentication",
                 hint="give --auth-tokens FILE (make one with `cloud-verifier token new`), or listen on 127.0.0.1",
             )
+        if self.openai and not self.auth_tokens and not is_loopback(self.openai_address[0]):
+            raise ConfigError("refusing to serve --openai to others without authentication", hint="give --auth-tokens")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be 0..65535, not {self.port}")
         for name in ("slots", "max_batch_rows", "max_batch_tokens", "prefill_tokens", "project_rows", "stream_nodes"):
@@ -69,6 +78,14 @@ class Settings:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.batch_wait_ms <= 1000:
             raise ConfigError(f"batch_wait_ms must be 0..1000, not {self.batch_wait_ms}")
+
+    @property
+    def openai_address(self) -> tuple[str, int]:
+        """Host and port of the endpoint; without a host, that of the verifier."""
+        host, _, port = self.openai.rpartition(":")
+        if not port.isdecimal() or int(port) > 65535:
+            raise ConfigError(f"--openai takes [HOST:]PORT, not {self.openai!r}")
+        return host.strip("[]") or self.host, int(port)
 
     @property
     def stream_shape(self) -> TreeShape:
@@ -80,13 +97,3 @@ class Settings:
     def slot_capacity(self) -> int:
         """Columns of a slot: a full context, and the largest draft behind it."""
         return self.limits.max_context_tokens + max(self.limits.max_tree_nodes, self.limits.max_chain_tokens)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -19,7 +19,6 @@ from edge_client.turn.asking import Asking
 from edge_client.turn.machine import TurnMachine
 from edge_client.turn.measuring import Measuring
 from edge_client.turn.patience import Clockwork
-from edge_client.turn.prediction import Prediction
 from edge_client.turn.records import Records
 from edge_client.turn.shell import TurnShell
 from edge_client.turn.standing import Standing
@@ -27,6 +26,7 @@ from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
 from edge_client.turn.worker import Worker
 from moa.errors import UsageError
+from moa.prediction import Prediction
 from moa.tokens import common_prefix
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules

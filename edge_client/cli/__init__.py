@@ -13,6 +13,7 @@ from moa.errors import UsageError, run_cli
 _COMMANDS = {
     "generate": "answer one prompt",
     "chat": "talk",
+    "serve": "be an OpenAI-shaped endpoint, with a chat page",
     "pull": "get a bundle",
     "list": "the bundles that are here",
     "use": "remember a bundle and a verifier",

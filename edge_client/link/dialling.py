@@ -42,6 +42,8 @@ class Dialling:
     """Why dialling has stopped; `new_turn` starts it again."""
     last_error: MoaError | None = None
     """Why the latest attempt failed."""
+    cut: bool = False
+    """Cut off on purpose: no attempt is due."""
     failures: int = 0
     """Attempts that have failed so far, in all."""
     down_since: float = 0.0
@@ -49,8 +51,8 @@ class Dialling:
     _asked_wait: float = 0.0
 
     def due(self) -> float | None:
-        """When the next attempt may begin; None: not before `new_turn`."""
-        return None if self.refused is not None else self.retry.not_before
+        """When the next attempt may begin; None: not before `new_turn`, or while cut off."""
+        return None if self.cut or self.refused is not None else self.retry.not_before
 
     def welcomed(self, now: float) -> None:
         """The verifier has taken us."""

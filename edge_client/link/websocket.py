@@ -191,6 +191,13 @@ class VerifierLink:
         self.up = False
         self._tell_all()
 
+    def cut_off(self, *, cut: bool) -> None:
+        """Lose the connection and dial no more, or dial again: to try what happens without a network."""
+        self.dialling.cut = cut
+        if cut:
+            self.drop()
+        self._redial.set()
+
     async def wait_up(self, seconds: float) -> None:
         """Until the verifier has welcomed us; an error that says why it has not."""
         failures = self.dialling.failures
@@ -217,6 +224,7 @@ class VerifierLink:
                 continue
             if (pause := due - perf_counter()) > 0:
                 await asyncio.sleep(pause)
+                continue  # much may have changed meanwhile
             try:
                 await self._one_connection()
             except Exception as error:  # whatever it is, the device goes on and dials again
@@ -251,6 +259,8 @@ class VerifierLink:
     async def _converse(self, connection: ClientConnection) -> None:
         if connection.subprotocol != SUBPROTOCOL:
             raise foreign(self.endpoint.url, SUBPROTOCOL)
+        if self.dialling.cut:  # while it was dialled
+            raise LinkError("cut off on purpose")
         self._connection = connection
         if connection.response is not None:
             self.server_date = connection.response.headers.get("Date", "")

@@ -8,9 +8,9 @@ from edge_client.turn.actions import Draft
 from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller, Plan, WhoDrafts
 from edge_client.turn.measuring import Measuring
-from edge_client.turn.prediction import Prediction
 from edge_client.turn.records import Records
 from edge_client.turn.transcript import Transcript
+from moa.prediction import Prediction
 from moa.tree import DraftTree
 from moa.wire.messages import Stream, Verify, Welcome
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from edge_client.link.estimates import RoundTrip
 from edge_client.turn.controller import Controller
-from edge_client.turn.prediction import Prediction
 from edge_client.turn.stats import Stats
+from moa.prediction import Prediction
 from moa.tree import DraftTree
 from moa.wire import Advanced
 

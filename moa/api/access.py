@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from moa.api.errors import ApiError
 
-Principals = Callable[[str | None], str | None]
-"""From an Authorization header to the caller's name; None turns it away."""
+Principals = Callable[[Sequence[str]], str | None]
+"""From the Authorization headers to the caller's name; None turns it away."""
 ANONYMOUS = "anonymous"
 
 
@@ -26,11 +26,11 @@ class ApiKeys:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
-    def __call__(self, authorization: str | None) -> str | None:
-        """The caller's name: a hash of its key."""
+    def __call__(self, authorization: Sequence[str]) -> str | None:
+        """The caller's name: a hash of its key. Of several headers none is believed."""
         if not self._digests:
             return ANONYMOUS
-        scheme, _, key = (authorization or "").partition(" ")
+        scheme, _, key = (authorization[0] if len(authorization) == 1 else "").partition(" ")
         presented = _digest(key.strip())
         # Every key is compared, in constant time each: the time says nothing of which one, or whether any, fits.
         matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
@@ -63,9 +63,9 @@ class Access:
         if not origin and headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
 
-    def principal(self, headers: Mapping[str, str]) -> str:
-        """Who calls."""
-        name = self._principals(headers.get("authorization"))
+    def principal(self, authorization: Sequence[str]) -> str:
+        """Who calls, from the Authorization headers."""
+        name = self._principals(authorization)
         if name is None:
             raise ApiError(401, "a valid api key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         return name

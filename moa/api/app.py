@@ -78,7 +78,7 @@ class Api:
 
     def app(self, more: Sequence[BaseRoute] = (), origins: Sequence[str] = ()) -> Guard:
         """The ASGI application; `more` routes come first."""
-        keyed = self._keyed
+        keyed = self.keyed
         routes = [
             *more,
             Route("/health", self._health),
@@ -263,9 +263,11 @@ class Api:
                 code="model_not_found",
             )
 
-    def _keyed(self, endpoint: Callable[[Request, str], Any]) -> Callable[[Request], Any]:
+    def keyed(self, endpoint: Callable[[Request, str], Any]) -> Callable[[Request], Any]:
+        """A route's function that learns who calls, and is not called for strangers."""
+
         async def checked(request: Request) -> Response:
-            principal = self.access.principal(request.headers)
+            principal = self.access.principal(request.headers.getlist("authorization"))
             try:
                 response: Response = await endpoint(request, principal)
             except HungUp:

@@ -19,6 +19,7 @@ class Counted:
     def __init__(self, inner: Answerer, metrics: ApiMetrics, most: int) -> None:
         self._inner, self._metrics, self._most = inner, metrics, most
         self._running: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
 
     @property
     def model(self) -> str:
@@ -31,8 +32,10 @@ class Counted:
         return self._running.total()
 
     def status(self) -> dict[str, Any]:
-        """The inner one's, and the load."""
-        return {**self._inner.status(), "running": self.running, "most_running": self._most}
+        """The inner one's, the load, and what all answers took: tokens as they come, the rest at an answer's end."""
+        load = {"running": self.running, "most_running": self._most}
+        totals = {name: self._totals[name] for name in ("tokens", "drafted", "accepted", "calls")}
+        return {**self._inner.status(), **load, **totals}
 
     def not_ready(self) -> str:
         """What is wrong, if anything."""
@@ -53,6 +56,7 @@ class Counted:
                     match event:
                         case Piece():
                             length += len(event.text)
+                            self._totals["tokens"] += 1
                             if first and event.text:
                                 first = False
                                 self._metrics.first_text.observe(time.monotonic() - began)
@@ -62,6 +66,7 @@ class Counted:
                         case Ended(counts=counts):
                             self._metrics.tokens.labels("prompt").inc(counts.prompt_tokens)
                             self._metrics.tokens.labels("answer").inc(counts.tokens)
+                            self._totals.update(drafted=counts.drafted, accepted=counts.accepted, calls=counts.calls)
                         case _:
                             pass
                     yield event

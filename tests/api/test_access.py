@@ -55,21 +55,26 @@ def test_a_request_that_the_browser_calls_cross_site_is_refused() -> None:
     assert judge(sec_fetch_site="cross-site", sec_fetch_mode="navigate") is None  # a link to the page
 
 
-@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "Basic right", "right", "Bearer rightx"])
-def test_a_wrong_key_is_turned_away(header: str | None) -> None:
-    assert ApiKeys(["right", "other"])(header) is None
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", "Basic right", "right", "Bearer rightx"])
+def test_a_wrong_key_is_turned_away(header: str) -> None:
+    assert ApiKeys(["right", "other"])([header]) is None
+
+
+@pytest.mark.parametrize("headers", [[], ["Bearer right", "Bearer right"], ["Bearer right", "Bearer wrong"]])
+def test_no_key_or_several_are_none(headers: list[str]) -> None:
+    assert ApiKeys(["right"])(headers) is None
 
 
 def test_each_key_is_a_principal_of_its_own() -> None:
     keys = ApiKeys(["right", "other"])
-    names = {keys("Bearer right"), keys("bearer other")}
+    names = {keys(["Bearer right"]), keys(["bearer other"])}
     assert None not in names
     assert len(names) == 2
     assert not any("right" in str(name) for name in names)
 
 
 def test_without_keys_everybody_is_the_same() -> None:
-    assert ApiKeys([])(None) == ApiKeys([])("Bearer x")
+    assert ApiKeys([])([]) == ApiKeys([])(["Bearer x"])
 
 
 def test_loopback() -> None:

@@ -24,12 +24,12 @@ from edge_client.turn.guard import Limits, OfflineGuard
 from edge_client.turn.machine import TurnMachine
 from edge_client.turn.measuring import Measuring
 from edge_client.turn.patience import Clockwork, Patience
-from edge_client.turn.prediction import Prediction
 from edge_client.turn.records import Records
 from edge_client.turn.standing import Standing
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError
+from moa.prediction import Prediction
 from moa.tree import DraftTree, accept
 from moa.wire import ClientSession, Code, History, Refusal, Timing
 from moa.wire.finish import TurnRules, cut_path, first_finish

@@ -1,0 +1,44 @@
+"""The endpoint beside a verifier's port: the API's routes, the operator's page, and who may use them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from cloud_verifier.app import Verifier
+from cloud_verifier.openai.answerer import Tokenizer, VerifierAnswerer
+from cloud_verifier.settings import Settings
+from moa.api.access import Access, Principals
+from moa.api.app import Api, ApiLimits
+from moa.api.http import serving
+from moa.api.metrics import ApiMetrics
+from moa.api.pages import page
+
+
+@contextlib.asynccontextmanager
+async def endpoint(
+    verifier: Verifier, *, tokenizer: Any, settings: Settings, principals: Principals
+) -> AsyncIterator[str]:
+    """Serve `--openai` for as long as the body runs; the address."""
+    host, port = settings.openai_address
+    service = verifier.service
+    answerer = VerifierAnswerer(service, Tokenizer(tokenizer), model_name(settings), verifier.wrong)
+    access = Access(principals, host=host, hosts=settings.openai_hosts, origins=settings.origins)
+    api = Api(
+        answerer,
+        access,
+        ApiLimits(max_running=settings.limits.max_connections_per_principal),
+        metrics=ApiMetrics(verifier.metrics.registry),
+        observe=service.observe,
+    )
+    tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key} if settings.tls_cert else {}
+    routes = [*page("cloud_verifier.openai", "page", "/ui"), *page("moa.api", "assets", "/ui")]
+    async with api.running(), serving(api.app(routes, settings.origins), host, port, **tls) as address:
+        yield address
+
+
+def model_name(settings: Settings) -> str:
+    """What clients call the target."""
+    return settings.model_name or Path(settings.target).name or "moa-demo"

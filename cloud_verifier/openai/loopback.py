@@ -1,0 +1,82 @@
+"""A connection to this very process, in memory: the same limits, fairness and metrics as one from a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+from cloud_verifier.budgets import Meter
+from cloud_verifier.conversation import converse
+from cloud_verifier.service import Service
+from moa.errors import CapacityError, RemoteError
+from moa.wire import FEATURES, PROTOCOL_VERSIONS, decode_server, encode, remote_error
+from moa.wire.messages import ClientMessage, Error, Hello, ServerMessage, Welcome
+
+
+class Loopback:
+    """A connection's near end; `converse` has the other one. What waits is bounded by the answer it belongs to."""
+
+    peer = "openai"
+
+    def __init__(self, service: Service) -> None:
+        self.meter = Meter(service.limits, service.clock())
+        self.flooded: Callable[[str], None] = lambda limit: None
+        self.arrived = 0.0
+        self._up: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._down: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._why = ""
+
+    # ---- what `converse` sees
+
+    async def __aiter__(self) -> AsyncIterator[str | bytes]:
+        while (frame := await self._up.get()) is not None:
+            yield frame
+
+    async def send(self, frame: bytes, /) -> None:
+        """To us."""
+        self._down.put_nowait(frame)
+
+    async def close(self, code: int, reason: str) -> None:
+        """No more comes, either way."""
+        self._why = reason
+        self.abort()
+
+    def abort(self) -> None:
+        """The same, at once."""
+        self._up.put_nowait(None)
+        self._down.put_nowait(None)
+
+    # ---- what we see
+
+    def put(self, message: ClientMessage) -> None:
+        """To the service."""
+        self.arrived = time.monotonic()
+        self._up.put_nowait(encode(message))
+
+    async def get(self) -> ServerMessage:
+        """From the service."""
+        frame = await self._down.get()
+        if frame is None:
+            raise CapacityError(f"the verifier ended the connection: {self._why or 'no reason'}")
+        return decode_server(frame)
+
+
+@contextlib.asynccontextmanager
+async def connected(service: Service, principal: str) -> AsyncIterator[Loopback]:
+    """A connection of this principal that has been welcomed, for as long as the body runs."""
+    line = Loopback(service)
+    task = asyncio.create_task(converse(service, line, principal))
+    try:
+        line.put(Hello(versions=list(PROTOCOL_VERSIONS), features=sorted(FEATURES), client="openai"))
+        match await line.get():
+            case Welcome():
+                yield line
+            case Error() as error:
+                raise remote_error(error)
+            case other:
+                raise RemoteError("internal", f"the verifier began with {type(other).__name__}")
+    finally:
+        line.abort()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,144 @@
+"""Answers for the endpoint: an `EdgeClient`'s events, with positions in tokens turned into positions in the text."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+from edge_client.client import EdgeClient
+from edge_client.events import Adopt, Confirm, Done, Link, Notice, Prompt, Retract, Token
+from edge_client.events import Event as EdgeEvent
+from edge_client.settings import TurnChanges
+from moa.api.answer import Ask, Began, Counts, Cut, Ended, Event, LinkNews, Note, Piece, Verified
+from moa.errors import UsageError
+
+_FIGURES = (
+    "seconds",
+    "first_token_seconds",
+    "rounds",
+    "offline_tokens",
+    "confirmed",
+    "retracted",
+    "adopted",
+    "resumes",
+)
+_LINK_FIGURES = ("rtt_ms", "sent_bytes", "received_bytes")
+
+
+class EdgeAnswerer:
+    """Answers with a client that is open."""
+
+    def __init__(self, client: EdgeClient, model: str) -> None:
+        self._client, self._model = client, model
+
+    @property
+    def model(self) -> str:
+        """The target's name: its text is what is given out."""
+        return self._model
+
+    async def answer(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        """The events of one answer, in a conversation of its own."""
+        marks = Marks()
+        async with contextlib.aclosing(self._events(ask)) as events:
+            async for event in events:
+                if (told := marks.take(event)) is not None:
+                    yield told
+
+    def _events(self, ask: Ask) -> AsyncGenerator[EdgeEvent, None]:
+        client, changes = self._client, changes_of(ask)
+        guess = client.device.codec.encode_rendered(ask.prediction) if ask.prediction else ()
+        if ask.messages is not None:
+            return client.generate(ask.messages, prediction=guess, **changes)
+        if ask.text is not None:
+            return client.generate(ask.text, raw=True, prediction=guess, **changes)
+        return client.generate(ids=ask.ids, prediction=guess, **changes)
+
+    def status(self) -> dict[str, Any]:
+        """The link, in plain numbers."""
+        link = self._client.link
+        if link is None:
+            return {"link": "none"}
+        dialling = link.dialling
+        why = "cut off on purpose" if dialling.cut else str(dialling.refused or dialling.last_error or "connecting")
+        return {
+            "link": {"up": "online", "down": "offline", "refused": "refused"}[link.state],
+            "cut": dialling.cut,
+            "detail": "" if link.up else why,
+            "rtt_ms": round(1000 * link.rtt.smoothed, 2) if link.rtt.samples else None,
+            "sent_bytes": link.sent_bytes,
+            "received_bytes": link.received_bytes,
+        }
+
+    def cut_off(self, *, cut: bool) -> None:
+        """Cut the verifier off on purpose, or let it come back."""
+        if self._client.link is None:
+            raise UsageError("there is no verifier to cut off", hint="start with --verifier")
+        self._client.link.cut_off(cut=cut)
+
+    def not_ready(self) -> str:
+        """A device can always answer."""
+        return ""
+
+
+def changes_of(ask: Ask) -> TurnChanges:
+    """What an ask changes in the client's settings for its own turn."""
+    given: dict[str, Any] = {
+        "max_new_tokens": ask.max_tokens,
+        "temperature": ask.temperature,
+        "top_p": ask.top_p,
+        "top_k": ask.top_k,
+        "min_p": ask.min_p,
+        "repetition_penalty": ask.repetition_penalty,
+        "seed": ask.seed,
+        "stop": ask.stop,
+        "ignore_eos": ask.ignore_eos,
+        "settle_seconds": ask.patience,
+        "on_reconnect": "keep" if ask.mode == "keep" else "rewind",
+    }
+    return cast(TurnChanges, {name: value for name, value in given.items() if value is not None})
+
+
+class Marks:
+    """Where each token of the answer ends in its text."""
+
+    def __init__(self) -> None:
+        self._start = 0
+        self._ends: list[int] = []
+
+    def take(self, event: EdgeEvent) -> Event | None:
+        """The same event for a client that counts characters."""
+        match event:
+            case Prompt(ids=ids):
+                self._start = len(ids)
+                return Began(len(ids))
+            case Token(text=text, status=status):
+                self._ends.append(self._end(len(self._ends)) + len(text))
+                return Piece(text, status == "verified")
+            case Confirm(stop=stop) | Adopt(stop=stop):
+                return Verified(self._end(stop - self._start))
+            case Retract(start=start, characters=characters):
+                del self._ends[start - self._start :]
+                return Cut(characters)
+            case Link(state=state, detail=detail):
+                return LinkNews(state, detail)
+            case Notice(message=message):
+                return Note(message)
+            case Done():
+                return self._ended(event)
+        return None
+
+    def _end(self, tokens: int) -> int:
+        return self._ends[tokens - 1] if tokens else 0
+
+    def _ended(self, done: Done) -> Ended:
+        stats = done.stats
+        counts = Counts(
+            prompt_tokens=self._start,
+            tokens=stats["tokens"],
+            drafted=stats["drafted"],
+            accepted=stats["accepted"],
+            calls=stats["calls"],
+            more={name: stats[name] for name in (*_FIGURES, *_LINK_FIGURES) if name in stats},
+        )
+        return Ended(reason=done.reason, verified=done.verified, text=done.text, counts=counts)

@@ -1,0 +1,84 @@
+"""The endpoint on the device: the API's routes over one client, the chat page, and the switch of the link."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from edge_client.client import EdgeClient
+from edge_client.serve.answerer import EdgeAnswerer
+from moa.api.access import Access, ApiKeys, is_loopback
+from moa.api.app import Api, ApiLimits
+from moa.api.http import Json, read_body, serving
+from moa.api.pages import page
+from moa.api.requests import Defaults, decode
+from moa.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """Where to listen, for whom, and within which bounds."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    """Names, beside addresses and localhost, under which this endpoint may be called."""
+    origins: tuple[str, ...] = ()
+    """Other websites whose pages may use the endpoint."""
+    limits: ApiLimits = field(default_factory=ApiLimits)
+    defaults: Defaults = field(default_factory=Defaults)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be 0..65535, not {self.port}")
+        if not self.api_keys and not is_loopback(self.host):
+            raise ConfigError(
+                f"refusing to listen on {self.host} without an api key", hint="give --api-key, or listen on 127.0.0.1"
+            )
+        if any(not key.strip() or not key.isascii() for key in self.api_keys):
+            raise ConfigError("an api key is empty or not ASCII")
+
+
+@contextlib.asynccontextmanager
+async def endpoint(client: EdgeClient, settings: ServeSettings, model: str) -> AsyncIterator[str]:
+    """Serve an open client for as long as the body runs; the address."""
+    answerer = EdgeAnswerer(client, model)
+    access = Access(
+        ApiKeys(settings.api_keys), host=settings.host, hosts=settings.allowed_hosts, origins=settings.origins
+    )
+    api = Api(answerer, access, settings.limits, settings.defaults)
+    async with api.running():
+        routes = [
+            *page("edge_client.serve", "page", "/"),
+            *page("moa.api", "assets", "/"),
+            _link_route(api, answerer),
+        ]
+        async with serving(api.app(routes, settings.origins), settings.host, settings.port) as address:
+            yield address
+
+
+def model_name(source: str) -> str:
+    """A target's name for clients: the last part of where it came from."""
+    return source.rstrip("/").rpartition("/")[2] or "target"
+
+
+def _link_route(api: Api, answerer: EdgeAnswerer) -> Route:
+    """The switch that cuts the verifier off, to see what the device does alone."""
+
+    async def switch(request: Request, principal: str) -> Response:
+        body = await read_body(request, 1000)
+        answerer.cut_off(cut=not decode(body, _Switch).connected)
+        return Json(answerer.status())
+
+    return Route("/moa/link", api.keyed(switch), methods=["POST"])
+
+
+class _Switch(msgspec.Struct):
+    connected: bool

@@ -1,0 +1,37 @@
+// The text of one answer while it is written: what is verified, what is not yet, and what was withdrawn.
+// Positions count characters (code points), as the endpoint does.
+
+export class Answer {
+  constructor() {
+    this.characters = [];
+    this.verified = 0;
+    this.reason = "";
+    this.allVerified = true;
+    this.usage = null;
+  }
+
+  get text() { return this.characters.join(""); }
+  get settled() { return this.characters.slice(0, this.verified).join(""); }
+  get provisional() { return this.characters.slice(this.verified).join(""); }
+
+  // Takes a chunk of the stream; returns the text that it withdrew, if any.
+  take(chunk) {
+    let withdrawn = "";
+    if (chunk.usage) this.usage = chunk.usage;
+    for (const choice of chunk.choices ?? []) {
+      const marks = choice.moa ?? {};
+      if (marks.cut !== undefined) {
+        withdrawn = this.characters.slice(marks.cut).join("");
+        this.characters.length = Math.min(this.characters.length, marks.cut);
+      }
+      if (choice.delta?.content) this.characters.push(...choice.delta.content);
+      this.verified = Math.min(this.characters.length, marks.verified ?? this.verified);
+      if (choice.finish_reason) {
+        this.reason = marks.reason ?? choice.finish_reason;
+        this.allVerified = marks.all_verified ?? true;
+        if (this.allVerified) this.verified = this.characters.length;
+      }
+    }
+    return withdrawn;
+  }
+}

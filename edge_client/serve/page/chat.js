@@ -1,0 +1,140 @@
+// The conversation on the screen: messages, what can be done with each, and answers while they are written.
+
+import { Answer } from "./answer.js";
+import { markdown } from "./render.js";
+import { newestLeaf, path, siblings } from "./store.js";
+
+const STILL_SHOWN = 1500;  // ms that withdrawn text stays to be seen
+
+function button(text, label, act) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.textContent = text;
+  if (label) made.setAttribute("aria-label", label);
+  made.addEventListener("click", act);
+  return made;
+}
+
+export class ChatView {
+  // `act` does what the buttons ask: { retry(node), edit(node, text), show(leaf), copied() }.
+  constructor(parent, act) {
+    this.parent = parent;
+    this.act = act;
+    this.boxes = new Map();
+  }
+
+  show(conversation) {
+    this.conversation = conversation;
+    this.boxes.clear();
+    const nodes = path(conversation);
+    const empty = document.createElement("p");
+    empty.className = "empty";
+    empty.textContent = "Ask something. The device drafts, the verifier checks; when the link dies, the answer goes on.";
+    this.parent.replaceChildren(...(nodes.length ? nodes.map((node) => this.#message(node)) : [empty]));
+    this.toEnd();
+  }
+
+  toEnd() { this.parent.scrollTop = this.parent.scrollHeight; }
+  get atEnd() { return this.parent.scrollHeight - this.parent.scrollTop - this.parent.clientHeight < 80; }
+
+  // Shows the text of a message as it is now; `live` is the `Answer` behind it while it is written.
+  draw(node, live = null, withdrawn = "") {
+    const box = this.boxes.get(node.id);
+    if (!box) return;
+    const follow = this.atEnd;
+    const body = box.querySelector(".body");
+    box.setAttribute("aria-busy", String(Boolean(live)));
+    body.classList.toggle("caret", Boolean(live) && !withdrawn);
+    if (node.role === "user") {
+      body.textContent = node.text;
+    } else {
+      const unsettled = node.text.slice(node.settled ?? node.text.length);
+      body.replaceChildren(live ? markdown(live.settled, live.provisional) : markdown(node.text.slice(0, node.text.length - unsettled.length), unsettled));
+      if (withdrawn) this.#strike(body, withdrawn);
+    }
+    this.#note(box, node, live);
+    if (follow) this.toEnd();
+  }
+
+  #strike(body, text) {
+    const gone = document.createElement("del");
+    gone.className = "retracted";
+    gone.textContent = text;
+    (body.lastElementChild ?? body).append(gone);
+    clearTimeout(this.timer);
+    this.struck = { body, gone };
+    this.timer = setTimeout(() => gone.remove(), STILL_SHOWN);
+  }
+
+  #message(node) {
+    const box = document.createElement("article");
+    box.className = `message ${node.role}`;
+    const who = document.createElement("div");
+    who.className = "who";
+    who.textContent = node.role === "user" ? "You" : "Assistant";
+    const body = document.createElement("div");
+    body.className = "body";
+    const note = document.createElement("div");
+    note.className = "note";
+    box.append(who, body, note, this.#tools(node, box));
+    this.boxes.set(node.id, box);
+    this.draw(node);
+    return box;
+  }
+
+  #note(box, node, live) {
+    const note = box.querySelector(".note");
+    note.classList.toggle("error", Boolean(node.error));
+    const open = live ? live.characters.length - live.verified : 0;
+    if (node.error) note.textContent = node.error;
+    else if (open) note.textContent = `${open} characters not verified yet`;
+    else if (!live && node.role === "assistant" && node.reason === "stopped") note.textContent = "stopped";
+    else if (!live && node.role === "assistant" && node.verified === false) note.textContent = "not all of it was verified";
+    else note.textContent = "";
+  }
+
+  #tools(node, box) {
+    const tools = document.createElement("div");
+    tools.className = "tools";
+    const family = siblings(this.conversation, node);
+    if (family.length > 1) {
+      const at = family.indexOf(node);
+      const turn = (by) => this.act.show(newestLeaf(this.conversation, family[at + by]));
+      const back = button("‹", "Earlier version", () => turn(-1));
+      const on = button("›", "Later version", () => turn(1));
+      back.disabled = at === 0;
+      on.disabled = at === family.length - 1;
+      tools.append(back, `${at + 1}/${family.length}`, on);
+    }
+    tools.append(button("Copy", "Copy this message", async () => {
+      await navigator.clipboard?.writeText(node.text);
+      this.act.copied();
+    }));
+    if (node.role === "user") tools.append(button("Edit", "Edit this message", () => this.#edit(node, box)));
+    else tools.append(button("Again", "Another answer", () => this.act.retry(node)));
+    return tools;
+  }
+
+  #edit(node, box) {
+    const field = document.createElement("textarea");
+    field.className = "edit";
+    field.value = node.text;
+    field.setAttribute("aria-label", "Edited message");
+    const done = (send) => {
+      if (send && field.value.trim()) this.act.edit(node, field.value);
+      else this.show(this.conversation);
+    };
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") done(false);
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); done(true); }
+    });
+    const row = document.createElement("div");
+    row.className = "tools";
+    row.append(button("Send", "", () => done(true)), button("Cancel", "", () => done(false)));
+    box.querySelector(".body").replaceChildren(field);
+    box.querySelector(".tools").replaceWith(row);
+    field.focus();
+  }
+}
+
+export { Answer };

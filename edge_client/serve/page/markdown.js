@@ -1,0 +1,135 @@
+// Markdown to a tree of plain objects { tag, attrs, children }, which `render.js` turns into elements. No HTML is ever
+// parsed: what looks like markup in the text stays text, and only the tags and attributes named here can come out.
+
+import { highlight } from "./highlight.js";
+
+export const TAGS = new Set(["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p",
+  "pre", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"]);
+const DEEPEST = 8;
+
+const element = (tag, children = [], attrs = {}) => ({ tag, attrs, children });
+
+export function parse(text) { return blocks(text.replace(/\r\n?/g, "\n").split("\n"), 0); }
+
+// ---- blocks
+
+const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
+const BULLET = /^( {0,3})([-*+]|\d{1,9}[.)])(\s+|$)/;
+const QUOTE = /^ {0,3}> ?/;
+const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)+\|?\s*$/;
+
+function blocks(lines, depth) {
+  const out = [];
+  let at = 0;
+  while (at < lines.length) {
+    const line = lines[at];
+    let match;
+    if (!line.trim()) {
+      at++;
+    } else if ((match = FENCE.exec(line))) {
+      const close = new RegExp(`^ {0,3}${match[1][0]}{${match[1].length},}\\s*$`);
+      let end = at + 1;
+      while (end < lines.length && !close.test(lines[end])) end++;
+      out.push(codeBlock(lines.slice(at + 1, end).join("\n"), match[2]));
+      at = end + 1;
+    } else if ((match = HEADING.exec(line))) {
+      out.push(element(`h${match[1].length}`, inline(match[2])));
+      at++;
+    } else if (RULE.test(line)) {
+      out.push(element("hr"));
+      at++;
+    } else if (QUOTE.test(line) && depth < DEEPEST) {
+      const end = span(lines, at, (next) => QUOTE.test(next));
+      out.push(element("blockquote", blocks(lines.slice(at, end).map((l) => l.replace(QUOTE, "")), depth + 1)));
+      at = end;
+    } else if ((match = BULLET.exec(line)) && depth < DEEPEST) {
+      at = list(lines, at, match, depth, out);
+    } else if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "")) {
+      const end = span(lines, at + 2, (next) => next.includes("|"));
+      out.push(table(line, lines.slice(at + 2, end)));
+      at = end;
+    } else {
+      const end = span(lines, at + 1, (next) => next.trim() && !starts(next));
+      out.push(element("p", inline(lines.slice(at, end).join("\n"))));
+      at = end;
+    }
+  }
+  return out;
+}
+
+const starts = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || BULLET.test(line);
+
+function span(lines, at, goesOn) {
+  while (at < lines.length && goesOn(lines[at])) at++;
+  return at;
+}
+
+function list(lines, at, first, depth, out) {
+  const ordered = /\d/.test(first[2]);
+  const items = [];
+  while (at < lines.length) {
+    const match = BULLET.exec(lines[at]);
+    if (!match || /\d/.test(match[2]) !== ordered) break;
+    const indent = match[0].length;
+    const item = [lines[at].slice(indent)];
+    at++;
+    while (at < lines.length && (!lines[at].trim() ? /^\s{2,}/.test(lines[at + 1] ?? "") : /^\s{2,}/.test(lines[at]) || !starts(lines[at]))) {
+      item.push(lines[at].replace(new RegExp(`^ {0,${indent}}`), ""));
+      at++;
+    }
+    const inner = blocks(item, depth + 1);
+    const tight = item.every((line) => line.trim());
+    items.push(element("li", tight ? inner.flatMap((node) => (node.tag === "p" ? node.children : [node])) : inner));
+    while (at < lines.length && !lines[at].trim() && BULLET.test(lines[at + 1] ?? "")) at++;
+  }
+  const start = ordered ? Number.parseInt(first[2], 10) : 1;
+  out.push(element(ordered ? "ol" : "ul", items, start !== 1 ? { start: String(start) } : {}));
+  return at;
+}
+
+function table(head, rows) {
+  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+  const row = (line, tag) => element("tr", cells(line).map((cell) => element(tag, inline(cell))));
+  return element("table", [element("thead", [row(head, "th")]), element("tbody", rows.map((line) => row(line, "td")))]);
+}
+
+function codeBlock(code, language) {
+  const plain = /^(te?xt|plain|output|console)?$/i.test(language) || code.length > 20000;
+  const pieces = plain ? [["", code]] : highlight(code);
+  return element("pre", [element("code", pieces.map(([kind, text]) => (kind ? element("span", [text], { class: kind }) : text)))], { tabindex: "0" });
+}
+
+// ---- inline
+
+const INLINE = /(`+)([\s\S]*?[^`])\1(?!`)|!?\[([^\]\n]{0,500})\]\(([^()\s]{0,2000})(?:\s+"[^"]*")?\)|(\*\*|__)(?=\S)([\s\S]*?\S)\5|(\*|_)(?=\S)([^*_]*?\S)\7(?!\w)|~~(?=\S)([\s\S]*?\S)~~|(https?:\/\/[^\s<>"')\]]{1,2000})|\\([\\`*_{}[\]()#+\-.!|~>])|( {2,}\n|\n)/g;
+
+function inline(text, depth = 0) {
+  const out = [];
+  let last = 0;
+  for (const match of text.matchAll(INLINE)) {
+    const [whole, ticks, code, label, target, strongMark, strong, emMark, em, struck, bare, escaped, newline] = match;
+    const before = text[match.index - 1] ?? " ";
+    if (emMark === "_" && /\w/.test(before)) continue;  // snake_case
+    if (match.index > last) out.push(text.slice(last, match.index));
+    last = match.index + whole.length;
+    const inner = (part) => (depth < DEEPEST ? inline(part, depth + 1) : [part]);
+    if (ticks) out.push(element("code", [code.replace(/^ (.*) $/s, "$1")]));
+    else if (target !== undefined) out.push(link(target, label ? inner(label) : [target], whole));
+    else if (strongMark) out.push(element("strong", inner(strong)));
+    else if (emMark) out.push(element("em", inner(em)));
+    else if (struck !== undefined) out.push(element("del", inner(struck)));
+    else if (bare) out.push(link(bare, [bare], whole));
+    else if (escaped) out.push(escaped);
+    else if (newline) out.push(element("br"));
+  }
+  if (last < text.length) out.push(text.slice(last));
+  return out;
+}
+
+// Only addresses that cannot run anything. Pictures become links: nothing is loaded from elsewhere.
+function link(target, children, whole) {
+  if (!/^(https?:\/\/|mailto:)/i.test(target)) return whole;
+  return element("a", children, { href: target, target: "_blank", rel: "noopener noreferrer" });
+}

@@ -1,0 +1,67 @@
+// Conversations, kept in this browser only. A conversation is a tree: an edited question or a second answer is a branch.
+
+const STORE = "conversations";
+
+function wish(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+export class Store {
+  static async open() {
+    const request = indexedDB.open("moa-edge", 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
+    const store = new Store();
+    store.database = await wish(request);
+    return store;
+  }
+
+  #table(mode) { return this.database.transaction(STORE, mode).objectStore(STORE); }
+  all() { return wish(this.#table("readonly").getAll()); }
+  put(conversation) { return wish(this.#table("readwrite").put(conversation)); }
+  remove(id) { return wish(this.#table("readwrite").delete(id)); }
+}
+
+const id = () => crypto.randomUUID?.() ?? Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0")).join("");
+
+export function newConversation() {
+  return { id: id(), title: "", system: "", updated: Date.now(), nodes: {}, leaf: "" };
+}
+
+export function add(conversation, parent, role, text) {
+  const node = { id: id(), parent, role, text, at: Date.now() };
+  conversation.nodes[node.id] = node;
+  conversation.leaf = node.id;
+  conversation.updated = node.at;
+  if (role === "user" && !conversation.title) conversation.title = text.trim().slice(0, 80);
+  return node;
+}
+
+// From the first message to the leaf that is shown.
+export function path(conversation, leaf = conversation.leaf) {
+  const nodes = [];
+  for (let node = conversation.nodes[leaf]; node; node = conversation.nodes[node.parent]) nodes.unshift(node);
+  return nodes;
+}
+
+export function siblings(conversation, node) {
+  return Object.values(conversation.nodes).filter((other) => other.parent === node.parent).sort((a, b) => a.at - b.at);
+}
+
+// The newest leaf below a node.
+export function newestLeaf(conversation, node) {
+  const children = Object.values(conversation.nodes).filter((other) => other.parent === node.id).sort((a, b) => b.at - a.at);
+  return children.length ? newestLeaf(conversation, children[0]) : node.id;
+}
+
+export function matches(conversation, words) {
+  const text = [conversation.title, ...Object.values(conversation.nodes).map((node) => node.text)].join("\n").toLowerCase();
+  return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+}
+
+export function asMarkdown(conversation) {
+  const said = path(conversation).map((node) => `## ${node.role === "user" ? "You" : "Assistant"}\n\n${node.text}\n`);
+  return `# ${conversation.title || "Conversation"}\n\n${said.join("\n")}`;
+}

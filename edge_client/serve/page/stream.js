@@ -1,0 +1,103 @@
+// Server-sent events over fetch, which can send a key, and can go on where a stream broke off.
+
+export class ApiError extends Error {
+  constructor(status, body) {
+    super(body?.error?.message ?? `the endpoint answered ${status}`);
+    this.status = status;
+    this.code = body?.error?.code;
+  }
+}
+
+export function headers(key, more = {}) {
+  return key ? { Authorization: `Bearer ${key}`, ...more } : more;
+}
+
+async function checked(response) {
+  if (response.ok) return response;
+  throw new ApiError(response.status, await response.json().catch(() => null));
+}
+
+// Yields { id, data } for each event of a response.
+async function* events(response) {
+  let buffer = "";
+  const decoder = new TextDecoder();
+  for await (const bytes of readable(response.body)) {
+    buffer += decoder.decode(bytes, { stream: true });
+    const frames = buffer.split("\n\n");
+    buffer = frames.pop();
+    for (const frame of frames) {
+      const event = { id: "", data: "" };
+      for (const line of frame.split("\n")) {
+        if (line.startsWith("id: ")) event.id = line.slice(4);
+        if (line.startsWith("data: ")) event.data += line.slice(6);
+      }
+      if (event.data) yield event;
+    }
+  }
+}
+
+async function* readable(body) {
+  const reader = body.getReader();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+const pause = (ms, signal) => new Promise((resolve) => {
+  const timer = setTimeout(resolve, ms);
+  signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+});
+
+// Starts an answer, or takes up the stream `id`; yields its chunks, and goes on by itself after a broken connection.
+// `started` learns the stream's id.
+export async function* chunks({ body, id = "", key, signal, started = () => {} }) {
+  let seen = "";
+  let tries = 0;
+  while (!signal.aborted) {
+    try {
+      const response = await checked(id
+        ? await fetch(`/v1/streams/${id}`, { headers: headers(key, seen ? { "Last-Event-ID": seen } : {}), signal })
+        : await fetch("/v1/chat/completions", {
+            method: "POST",
+            headers: headers(key, { "Content-Type": "application/json" }),
+            body: JSON.stringify(body),
+            signal,
+          }));
+      if (!id) {
+        id = response.headers.get("X-Request-Id") ?? "";
+        started(id);
+      }
+      for await (const event of events(response)) {
+        tries = 0;
+        seen = event.id || seen;
+        if (event.data === "[DONE]") return;
+        const chunk = JSON.parse(event.data);
+        if (chunk.error) throw new ApiError(503, chunk);
+        yield chunk;
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof ApiError || !id) throw error;
+    }
+    await pause(Math.min(5000, 200 * 2 ** tries++), signal);  // the connection broke: take the stream up again
+  }
+}
+
+export async function stop(id, key) {
+  await fetch(`/v1/streams/${id}`, { method: "DELETE", headers: headers(key) }).catch(() => {});
+}
+
+export async function get(path, key) {
+  return (await checked(await fetch(path, { headers: headers(key) }))).json();
+}
+
+export async function post(path, body, key) {
+  const json = { "Content-Type": "application/json" };
+  return (await checked(await fetch(path, { method: "POST", headers: headers(key, json), body: JSON.stringify(body) }))).json();
+}

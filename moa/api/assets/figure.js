@@ -1,0 +1,36 @@
+// A small live chart: a name, the latest value, and its last minute as a line.
+
+const POINTS = 60;
+const SVG = "http://www.w3.org/2000/svg";
+
+export class Figure {
+  constructor(parent, name, write) {
+    this.values = [];
+    this.write = write;
+    const box = document.createElement("div");
+    box.className = "figure";
+    const list = document.createElement("dl");
+    const term = document.createElement("dt");
+    term.textContent = name;
+    this.value = document.createElement("dd");
+    this.value.textContent = "–";
+    list.append(term, this.value);
+    const chart = document.createElementNS(SVG, "svg");
+    chart.setAttribute("viewBox", `0 0 ${POINTS - 1} 20`);
+    chart.setAttribute("preserveAspectRatio", "none");
+    chart.setAttribute("aria-hidden", "true");
+    this.line = document.createElementNS(SVG, "polyline");
+    chart.append(this.line);
+    box.append(list, chart);
+    parent.append(box);
+  }
+
+  add(value) {
+    this.values.push(value);
+    if (this.values.length > POINTS) this.values.shift();
+    this.value.textContent = value === null ? "–" : this.write(value);
+    const most = Math.max(...this.values.map((v) => v ?? 0)) || 1;
+    const start = POINTS - this.values.length;
+    this.line.setAttribute("points", this.values.map((v, i) => `${start + i},${19 - (18 * (v ?? 0)) / most}`).join(" "));
+  }
+}

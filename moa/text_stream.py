@@ -1,0 +1,98 @@
+"""The text of a growing list of tokens, piece by piece. Tokens can be taken back; nothing of a stop string shows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Decoder(Protocol):
+    """A tokenizer, as far as it is needed here."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, without special tokens."""
+
+
+@dataclass
+class TextStream:
+    """The text of a growing list of tokens, piece by piece; tokens can be taken back.
+
+    A piece is decoded together with the token before it, since many tokenizers join words by context. Two things are
+    held back: characters that are not complete yet, and what may turn out to be the beginning of a stop string. From
+    a stop string on there is no text.
+    """
+
+    codec: Decoder
+    stop: tuple[str, ...] = ()
+    _raw: str = ""
+    _ids: list[int] = field(default_factory=list)
+    _marks: list[_Mark] = field(default_factory=lambda: [_Mark()])
+    """After each token."""
+
+    @property
+    def text(self) -> str:
+        """What may be shown."""
+        return self._raw[: self._marks[-1].shown]
+
+    def add(self, token: int) -> str:
+        """The text that this token adds."""
+        self._ids.append(token)
+        mark = self._marks[-1]
+        before = self.codec.decode(self._ids[mark.context : mark.done])
+        after = self.codec.decode(self._ids[mark.context :])
+        if len(after) <= len(before) or after.endswith("\ufffd"):
+            self._marks.append(mark)
+            return ""
+        self._raw += after[len(before) :]
+        self._marks.append(_Mark(mark.done, len(self._ids), len(self._raw), *self._visible(mark)))
+        return self._raw[mark.shown : self._marks[-1].shown]
+
+    def cut(self, tokens: int) -> int:
+        """Take back all but the first `tokens`; how many characters remain."""
+        del self._ids[tokens:], self._marks[tokens + 1 :]
+        self._raw = self._raw[: self._marks[-1].length]
+        return self._marks[-1].shown
+
+    def flush(self) -> str:
+        """What was held back, complete or not; nothing may be added after it."""
+        mark = self._marks[-1]
+        if mark.stopped:
+            return ""
+        decoded = self.codec.decode(self._ids[mark.context :])
+        self._raw += decoded[len(self.codec.decode(self._ids[mark.context : mark.done])) :]
+        end, _ = self._find_stop(mark.shown)
+        self._marks[-1] = dataclasses.replace(mark, shown=end)
+        return self._raw[mark.shown : end]
+
+    def _visible(self, before: _Mark) -> tuple[int, bool]:
+        """How much of the text may be shown, and whether a stop string ends it."""
+        if before.stopped:
+            return before.shown, True
+        end, stopped = self._find_stop(before.shown)
+        if not stopped:
+            # The longest end of the text with which some stop string begins.
+            longest = max(map(len, self.stop), default=1) - 1
+            tails = (self._raw[at:] for at in range(max(before.shown, end - longest), end))
+            end -= next((len(tail) for tail in tails if any(stop.startswith(tail) for stop in self.stop)), 0)
+        return end, stopped
+
+    def _find_stop(self, start: int) -> tuple[int, bool]:
+        """Where the text ends; what was shown already holds no beginning of a stop string."""
+        found = [at for stop in self.stop if (at := self._raw.find(stop, start)) >= 0]
+        return (min(found), True) if found else (len(self._raw), False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """The stream after a token."""
+
+    context: int = 0
+    """Where the decoding context starts."""
+    done: int = 0
+    """How many tokens are in the text."""
+    length: int = 0
+    """The text's length, held back parts included."""
+    shown: int = 0
+    stopped: bool = False

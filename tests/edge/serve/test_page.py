@@ -1,0 +1,184 @@
+"""The chat page: small, from this package alone, and text of a model that can never become markup or script."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge_client.serve
+import moa.api
+from moa.api.pages import POLICY, page
+
+FOLDER = Path(edge_client.serve.__file__).parent / "page"
+SHARED = Path(moa.api.__file__).parent / "assets"
+FILES = sorted([*FOLDER.iterdir(), *SHARED.iterdir()])
+INJECTIONS = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<svg/onload=alert(1)>",
+    "<iframe src=javascript:alert(1)>",
+    "[x](javascript:alert(1))",
+    "[x](JaVaScRiPt:alert(1))",
+    "[x](\tjavascript:alert(1))",
+    "[x](java\nscript:alert(1))",
+    "[x](data:text/html;base64,PHNjcmlwdD4=)",
+    "[x](vbscript:msgbox(1))",
+    "[x](//evil.example)",
+    "[x](https://a.example\"onmouseover=\"alert(1))",
+    "![x](https://evil.example/pixel.png)",
+    "![x](javascript:alert(1))",
+    "[<img src=x onerror=alert(1)>](https://a.example)",
+    "`<b>`<i onclick=alert(1)>",
+    "```html\n<script>alert(1)</script>\n```",
+    "```\"onload=alert(1)\nx\n```",
+    "# <h1 onclick=alert(1)>",
+    "> <style>*{display:none}</style>",
+    "- <a href=javascript:alert(1)>x</a>",
+    "| <b> | a |\n|---|---|\n| <script>x</script> | y |",
+    "**<u>**",
+    "&lt;script&gt;alert(1)&lt;/script&gt;",
+    "&#106;avascript:alert(1)",
+    "https://a.example/<script>",
+    "\ue000<b>",
+    "[a]: javascript:alert(1)\n\n[a]",
+    "<!-- --><![CDATA[<script>]]>",
+    "{{constructor.constructor('alert(1)')()}}",
+]  # fmt: skip
+TAGS = {
+    *("a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre"),
+    *("span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+}
+MARKDOWN = """\
+# T
+
+a **b** *c* `d` ~~e~~ snake_case_name
+f [g](https://h.example)
+
+1. i
+   - j
+2. k
+
+> l
+
+| m | n |
+|---|---|
+| o | p |
+
+```py
+if x: 1
+```
+"""
+SLOW = [
+    "*" * 4000,
+    "`" * 4000,
+    "[" * 4000,
+    "> " * 2000 + "x",
+    "- " * 2000,
+    "**a " * 1500,
+    "_a_" * 1500,
+    "|" * 4000 + "\n|-|-|",
+    "~" * 4000,
+]
+
+
+def parsed(texts: list[str]) -> list[list[Any]]:
+    """The trees that the page's own parser makes of these texts."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs node")
+    program = f"""
+        import {{ parse }} from "{FOLDER.as_uri()}/markdown.js";
+        let input = "";
+        for await (const part of process.stdin) input += part;
+        console.log(JSON.stringify(JSON.parse(input).map(parse)));
+    """
+    done = subprocess.run(
+        [node, "--input-type=module", "--disable-warning=MODULE_TYPELESS_PACKAGE_JSON", "-e", program],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    trees: list[list[Any]] = json.loads(done.stdout)
+    return trees
+
+
+def elements(nodes: list[Any]) -> Any:
+    for node in nodes:
+        if not isinstance(node, str):
+            yield node
+            yield from elements(node["children"])
+
+
+def text_of(nodes: list[Any]) -> str:
+    return "".join(node if isinstance(node, str) else text_of(node["children"]) for node in nodes)
+
+
+def test_no_text_becomes_anything_but_the_named_elements() -> None:
+    allowed = {"a": {"href", "target", "rel"}, "pre": {"tabindex"}, "span": {"class"}, "ol": {"start"}}
+    for text, tree in zip(INJECTIONS, parsed(INJECTIONS), strict=True):
+        for element in elements(tree):
+            assert element["tag"] in TAGS, text
+            assert set(element["attrs"]) <= allowed.get(element["tag"], set()), text
+            if element["tag"] == "a":
+                assert re.match(r"https?://|mailto:", element["attrs"]["href"]), text
+                assert element["attrs"]["rel"] == "noopener noreferrer"
+
+
+def test_markup_in_a_text_stays_to_be_read() -> None:
+    for text, tree in zip(INJECTIONS[:4], parsed(INJECTIONS[:4]), strict=True):
+        assert text_of(tree) == text
+
+
+def test_the_usual_markdown() -> None:
+    (tree,) = parsed([MARKDOWN])
+    tags = [element["tag"] for element in elements(tree)]
+    assert tags == [
+        *("h1", "p", "strong", "em", "code", "del", "br", "a", "ol", "li", "ul", "li", "li", "blockquote", "p"),
+        *("table", "thead", "tr", "th", "th", "tbody", "tr", "td", "td", "pre", "code", "span", "span"),
+    ]
+    assert "snake_case_name" in text_of(tree)
+
+
+def test_no_text_takes_the_parser_long() -> None:
+    assert len(parsed(SLOW)) == len(SLOW)  # within the time that a process has
+
+
+def test_a_page_is_small() -> None:
+    assert sum(file.stat().st_size for file in FILES) < 200_000
+
+
+def test_nothing_comes_from_another_host() -> None:
+    for file in FILES:
+        text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"""["'(]\s*(https?:)?//\w""", text), file.name
+        if file.suffix == ".html":
+            assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", text)
+
+
+def test_scripts_write_no_markup() -> None:
+    for file in FILES:
+        if file.suffix == ".js":
+            code = file.read_text(encoding="utf-8")
+            assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", code)
+
+
+def test_the_service_worker_keeps_every_file() -> None:
+    worker = (FOLDER / "sw.js").read_text(encoding="utf-8")
+    listed = set(json.loads(re.search(r"FILES = (\[.*?\]);", worker, re.DOTALL).group(1)))  # type: ignore[union-attr]
+    assert listed == {"./"} | {file.name for file in FILES} - {"index.html", "sw.js"}
+
+
+def test_every_file_is_served_under_the_policy() -> None:
+    routes = [*page("edge_client.serve", "page", "/"), *page("moa.api", "assets", "/")]
+    paths = {route.path for route in routes}
+    assert paths == {"/"} | {f"/{file.name}" for file in FILES} - {"/index.html"}
+    assert "unsafe" not in POLICY
+    assert "default-src 'none'" in POLICY
