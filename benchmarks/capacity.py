@@ -62,6 +62,7 @@ def flags(slots: int) -> list[str]:
     return [
         *(part for name in names for part in (f"--{name}", many)),
         *("--max-connections-per-principal", many, "--max-sessions-per-principal", many),
+        *("--kv-tokens", str((slots + 8) * (_CONTEXT + 64))),
         *("--max-context-tokens", str(_CONTEXT), "--max-prompt-tokens", str(_CONTEXT // 2)),
         *("--max-chain-tokens", "32", "--max-batch-tokens", "8192"),
     ]

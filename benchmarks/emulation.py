@@ -73,7 +73,7 @@ class SlowTarget(Target):
         """Commit, and keep it for whoever drafts."""
         committed = super().commit(step, b, path)
         if self.watching:
-            self.seen.setdefault(step.batch.slots[step._places[b]], []).append(committed)
+            self.seen.setdefault(step.batch.slots[b], []).append(committed)
         return committed
 
 

@@ -42,7 +42,7 @@ heads = max(2, hidden // 64)
 wide = int(2.75 * hidden) // 32 * 32
 model = LlamaForCausalLM(LlamaConfig(vocab_size=vocab, hidden_size=hidden, intermediate_size=wide,
     num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=max(1, heads // 4), head_dim=64,
-    max_position_embeddings=4096, bos_token_id=1, eos_token_id=2, pad_token_id=0, tie_word_embeddings=False))
+    max_position_embeddings=16384, bos_token_id=1, eos_token_id=2, pad_token_id=0, tie_word_embeddings=False))
 model.save_pretrained(folder + "/target")
 tiny_tokenizer(vocab).save_pretrained(folder + "/target")
 target = Target.load(folder + "/target")

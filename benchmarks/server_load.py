@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import write_result
-from benchmarks.server import batching, lifetimes, overload, stopping, verdicts, wire
+from benchmarks.server import batching, lifetimes, overload, prompts, stopping, verdicts, wire
 from benchmarks.server.options import Options
 from benchmarks.server_kit import Pair, folder_of, random_pair
 from moa.errors import UsageError, run_cli
@@ -41,6 +41,7 @@ class Scenario:
 SCENARIOS = {
     "batching": Scenario("Throughput by concurrent clients", batching.measure, batching.tables),
     "verdicts": Scenario("Verdicts and activation records", verdicts.measure, verdicts.tables),
+    "prompts": Scenario("Verdicts beside a long prompt", prompts.measure, prompts.tables),
     "bytes": Scenario("Bytes on the wire", wire.measure, wire.tables),
     "sessions": Scenario("Sessions opened and dropped", lifetimes.measure, lifetimes.tables),
     "overload": Scenario("Ten times over capacity", overload.measure, overload.tables),

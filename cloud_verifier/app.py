@@ -38,7 +38,14 @@ class Verifier:
             prefill_tokens=settings.prefill_tokens,
             batch_wait=settings.batch_wait_ms / 1000,
         )
-        self.service = Service(served.facts, settings.limits, self.scheduler, text=served.text, metrics=self.metrics)
+        self.service = Service(
+            served.facts,
+            settings.limits,
+            self.scheduler,
+            text=served.text,
+            metrics=self.metrics,
+            free_pages=lambda: served.target.pool.free_pages,
+        )
         recorder = Recorder(served.drafter, self._post, rows=settings.project_rows, metrics=self.metrics)
         drafting: ServerDrafting = NoDrafting()
         if served.drafter is not None:

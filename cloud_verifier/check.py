@@ -14,10 +14,12 @@ from rich.table import Table
 
 from cloud_verifier.model import load
 from cloud_verifier.settings import Settings
+from moa.model.pages import PAGE
 from moa.model.target import Row, Target
 
 _TREES = (1, 8, 16, 32, 64)
 _CONTEXT = 128
+_LENGTHS = (256, 1024, 4096, 16384)
 _SECONDS = 1.0
 
 
@@ -45,7 +47,9 @@ def measure(settings: Settings) -> dict[str, Any]:
         "slots": facts.slots,
         "context_tokens": facts.capacity - max(settings.limits.max_tree_nodes, settings.limits.max_chain_tokens),
         "kv_bytes_per_token": facts.kv_bytes_per_token,
-        "kv_bytes": facts.kv_bytes_per_token * facts.slots * facts.capacity,
+        "kv_tokens": target.pool.pages * PAGE,
+        "kv_bytes": facts.kv_bytes_per_token * target.pool.pages * PAGE,
+        "fits": [{"tokens": n, "sessions": _fits(target, n)} for n in _LENGTHS if n <= target.pool.capacity],
         "records": facts.records is not None,
         "context": context,
         "trees": trees,
@@ -61,9 +65,14 @@ def show(figures: dict[str, Any], *, as_json: bool) -> None:
     console.print(f"{figures['target']} target, {figures['dtype']} on {figures['machine']}")
     console.print(f"loaded in {figures['load_seconds']} s; activation records: {'yes' if figures['records'] else 'no'}")
     console.print(
-        f"{figures['slots']} slots of {figures['context_tokens']} tokens, "
-        f"{figures['kv_bytes_per_token']:,} bytes a token, {figures['kv_bytes'] / 2**20:,.1f} MiB in all"
+        f"memory for {figures['kv_tokens']:,} tokens, {figures['kv_bytes_per_token']:,} bytes each, "
+        f"{figures['kv_bytes'] / 2**20:,.1f} MiB in all; at most {figures['slots']} sessions "
+        f"of up to {figures['context_tokens']:,} tokens"
     )
+    table = Table("tokens of a session", "sessions that fit")
+    for fit in figures["fits"]:
+        table.add_row(f"{fit['tokens']:,}", f"{fit['sessions']:,}")
+    console.print(table)
     table = Table("nodes in the tree", "ms a forward", "nodes a second", title=f"behind {figures['context']} tokens")
     for tree in figures["trees"]:
         table.add_row(str(tree["nodes"]), f"{tree['ms']:.2f}", f"{tree['verified_per_second']:,.0f}")
@@ -80,6 +89,11 @@ def _time(target: Target, slot: int, nodes: int) -> float:
         target.forward([row]).argmax(0)  # reading the answer waits for the device
         times.append(time.perf_counter() - started)
     return median(times[1:])
+
+
+def _fits(target: Target, tokens: int) -> int:
+    """Sessions of so many tokens, drafts included, that find memory."""
+    return min(target.pool.slots, target.pool.pages // -(-tokens // PAGE))
 
 
 def _machine(target: Target) -> str:

@@ -24,6 +24,7 @@ from moa.wire.limits import Limits
 
 _SERVE_FLAGS = (
     "slots",
+    "kv_tokens",
     "max_batch_rows",
     "max_batch_tokens",
     "prefill_tokens",
@@ -88,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("check", help="load, run, and say what this machine can do", description=_check.__doc__)
     _add_model_flags(check)
-    _add_fields(check.add_argument_group("batching"), Settings, ("slots",))
+    _add_fields(check.add_argument_group("batching"), Settings, ("slots", "kv_tokens"))
     _add_fields(check.add_argument_group("limits"), Limits, ("max_context_tokens", "max_prompt_tokens"))
     check.add_argument("--json", action="store_true", help="print the figures as JSON")
     check.set_defaults(run=_check)

@@ -14,16 +14,20 @@ from cloud_verifier.deciding import decide
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.recording import Recorder
-from cloud_verifier.scheduler import Chunk, DraftBatch, PromptBatch, Releases, Scheduler
+from cloud_verifier.scheduler import Batch, Chunk, Releases, Scheduler
 from cloud_verifier.streaming import Draft, NoDrafting, ServerDrafting
 from cloud_verifier.work import Dropped, Failed, Job, Lease, Post, Report, Settled, Streamed, Text
+from moa.errors import FullError
+from moa.model.choosing import Judged, accept_rows
 from moa.model.target import Row, Step, Target
+from moa.tree import Accepted
 from moa.wire.codes import Code, Refusal
 from moa.wire.history import Timing
 from moa.wire.messages import Stream, Verify
 
 _PAUSE = 0.001
 """Seconds without work in which records are made: a client close by has sent its next draft before that."""
+_FULL_RETRY_SECONDS = 0.25
 PROBE_SECONDS = 5.0
 """An idle engine runs one token this often, so that its health is a fact and not a memory."""
 
@@ -86,37 +90,42 @@ class Engine:
             case Releases(leases):
                 for lease in leases:
                     self._release(lease)
-            case DraftBatch(jobs, expired):
+            case Batch(jobs, expired, chunks):
                 self._drop(expired)
-                self._verify([job for job in jobs if not job.lease.revoked])
+                self._run_batch(jobs, chunks)
                 self._recorder.tell()
-            case PromptBatch(chunks):
-                self._prefill([chunk for chunk in chunks if not chunk.lease.revoked])
             case None if not busy and not self._stopping:
                 self._probe()
         if work is None or self._recorder.overdue:
             self._recorder.go()
         return busy
 
-    # ---- drafts
+    # ---- forwards
 
-    def _verify(self, jobs: list[Job]) -> None:
-        if not jobs:
+    def _run_batch(self, jobs: Sequence[Job], chunks: Sequence[Chunk]) -> None:
+        """Drafts and chunks of prompts in one forward; what cannot run is reported alone, and the others run."""
+        jobs = [job for job in jobs if self._claim(job.lease, job)]
+        chunks = [chunk for chunk in chunks if self._claim(chunk.lease, None) and self._some_left(chunk)]
+        if not jobs and not chunks:
             return
         started = self._clock()
         try:
-            for job in jobs:
-                self._claim(job.lease)
             drafts = self._drafts(jobs)
             drafted = self._clock()
-            step = self.target.forward([self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)])
-            step.argmax(0)  # one pass of the head for all rows; reading it waits for the device
+            rows = [self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
+            step = self.target.forward([*rows, *(_chunk_row(chunk) for chunk in chunks)])
+            for lease in [*(job.lease for job in jobs), *(chunk.lease for chunk in chunks)]:
+                self._note_held(lease)
+            judged = [Judged(*draft, job.ids, job.sampling) for job, draft in zip(jobs, drafts, strict=True)]
+            accepted = accept_rows(step, judged)  # reading it waits for the device
         except Exception as error:
-            if len(jobs) == 1:
-                self._fail(jobs[0].lease, jobs[0], error)
+            if len(jobs) + len(chunks) == 1:
+                self._fail_row(jobs[0].lease if jobs else chunks[0].lease, jobs[0] if jobs else None, error)
             else:  # which of them it was shows when each runs alone
                 for job in jobs:
-                    self._verify([job])
+                    self._run_batch([job], [])
+                for chunk in chunks:
+                    self._run_batch([], [chunk])
             return
         self.alive_at = ended = self._clock()
         reports: list[Report] = []
@@ -124,17 +133,26 @@ class Engine:
             began = drafted if isinstance(job.request, Verify) else started
             timing = Timing(1000 * (began - job.enqueued), 1000 * (ended - began), len(jobs))
             try:
-                reports.append(self._settle(step, b, job, draft, timing))
+                reports.append(self._settle(step, b, job, draft, accepted[b], timing))
             except Exception as error:
                 self._fail(job.lease, job, error)
-        self._post(reports)
-        self._metrics.forward_seconds.labels("draft").observe(ended - drafted)
-        self._metrics.batch_rows.observe(len(jobs))
+        if reports:
+            self._post(reports)
+        for b, chunk in enumerate(chunks, len(jobs)):
+            self._commit(step, b, chunk.lease, range(step.batch.sizes[b]))
+            self._scheduler.prefilled(chunk.lease)
+        self._count(jobs, sum(step.batch.sizes[len(jobs) :]), ended - drafted)
         for report in reports:
             if isinstance(report, Streamed) and not report.done:
                 self._scheduler.again(report.job)
 
-    def _drafts(self, jobs: list[Job]) -> list[Draft]:
+    def _count(self, jobs: Sequence[Job], prompt_tokens: int, seconds: float) -> None:
+        self._metrics.forward_seconds.labels("draft" if jobs else "prompt").observe(seconds)
+        self._metrics.prompt_tokens.inc(prompt_tokens)
+        if jobs:
+            self._metrics.batch_rows.observe(len(jobs))
+
+    def _drafts(self, jobs: Sequence[Job]) -> list[Draft]:
         streams = [job for job in jobs if isinstance(job.request, Stream)]
         made = dict(zip(streams, self._drafting.draft(streams), strict=True)) if streams else {}
         return [made[job] if job in made else _as_sent(job) for job in jobs]
@@ -145,8 +163,10 @@ class Engine:
         # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the best token of every node.
         return Row(job.lease.slot, *draft, judged="all" if job.sampling.plain_greedy else "none")
 
-    def _settle(self, step: Step, b: int, job: Job, draft: Draft, timing: Timing) -> Report:
-        path, next_token, finish, done = decide(step, b, job, draft, self._decode)
+    def _settle(
+        self, step: Step, b: int, job: Job, draft: Draft, accepted: Accepted, timing: Timing
+    ) -> Settled | Streamed:
+        path, next_token, finish, done = decide(accepted, job, draft, self._decode)
         if self._near_tie:
             self._metrics.near_ties.inc(int((step.margins(b, path) < self._near_tie).sum()))
         self._commit(step, b, job.lease, path)
@@ -158,61 +178,48 @@ class Engine:
         job.deadline = float("inf")  # it has begun
         return Streamed(job, new, finish, len(tokens) - 1, done, timing)
 
-    # ---- prompts and slots
+    # ---- slots
 
-    def _prefill(self, chunks: list[Chunk]) -> None:
-        started = self._clock()
-        rows, run = [], []
-        for chunk in chunks:
-            lease = chunk.lease
-            try:
-                self._claim(lease)
-            except Exception as error:
-                self._fail(lease, None, error)
-                continue
-            tokens = chunk.ids[lease.length : min(chunk.goal, lease.length + chunk.size)]
-            if tokens and lease.slot is not None:
-                rows.append(Row.chain(lease.slot, tokens, judged="none"))
-                run.append(chunk)
-            else:
-                self._scheduler.prefilled(lease)  # copied from another slot, to the end
-        if not rows:
-            return
-        try:
-            step = self.target.forward(rows)
-        except Exception as error:
-            if len(run) == 1:
-                self._fail(run[0].lease, None, error)
-            else:
-                for chunk in run:
-                    self._prefill([chunk])
-            return
-        for b, (chunk, row) in enumerate(zip(run, rows, strict=True)):
-            self._commit(step, b, chunk.lease, range(len(row.tokens)))
-            self._scheduler.prefilled(chunk.lease)
-        self.alive_at = self._clock()
-        self._metrics.prompt_tokens.inc(sum(len(row.tokens) for row in rows))
-        self._metrics.forward_seconds.labels("prompt").observe(self.alive_at - started)
-
-    def _claim(self, lease: Lease) -> None:
+    def _claim(self, lease: Lease, job: Job | None) -> bool:
         """See that the lease has a slot; a new one begins with what another of the same principal has already run."""
+        if lease.revoked:
+            return False
         if lease.slot is not None:
-            return
-        lease.slot = self.target.pool.acquire()
-        self._leases[lease] = None
+            return True
+        try:
+            self._take_slot(lease)
+        except Exception as error:
+            self._fail_row(lease, job, error)
+            return False
+        return True
+
+    def _take_slot(self, lease: Lease) -> None:
         source, lease.share = lease.share, None
-        if source is None or source.slot is None or source.revoked:
-            return
-        tokens = min(lease.share_tokens, source.length)
-        if not tokens or not self._recorder.copy(source, lease, tokens):
-            return
-        pool = self.target.pool
-        pool.begin([lease.slot], [tokens])
-        pool.k[:, lease.slot, :, :tokens] = pool.k[:, source.slot, :, :tokens]
-        pool.v[:, lease.slot, :, :tokens] = pool.v[:, source.slot, :, :tokens]
-        pool.commit(lease.slot, range(tokens))
-        lease.length = tokens
-        self._metrics.shared_tokens.inc(tokens)
+        pool, tokens = self.target.pool, 0
+        if source is not None and source.slot is not None and not source.revoked:
+            tokens = min(lease.share_tokens, source.length)
+            if not tokens or not self._recorder.can_copy(source, lease, tokens):
+                tokens = 0
+        if source is None or source.slot is None or not tokens:
+            lease.slot = pool.acquire()
+        else:
+            lease.slot = pool.share(source.slot, tokens)
+            self._recorder.copy(source, lease, tokens)
+            lease.length = tokens
+            self._metrics.shared_tokens.inc(tokens)
+        self._leases[lease] = None
+        self._note_held(lease)
+
+    def _note_held(self, lease: Lease) -> None:
+        if lease.slot is not None:
+            lease.held = self.target.pool.held[lease.slot]
+
+    def _some_left(self, chunk: Chunk) -> bool:
+        """Whether there is anything to run: a prompt may have come to its end by what it shares."""
+        if chunk.lease.length < chunk.goal:
+            return True
+        self._scheduler.prefilled(chunk.lease)
+        return False
 
     def _commit(self, step: Step, b: int, lease: Lease, path: Sequence[int]) -> None:
         self._recorder.add(lease, lease.length, self.target.commit(step, b, path))
@@ -223,6 +230,7 @@ class Engine:
         self._drafting.close(lease)
         self._leases.pop(lease, None)
         if lease.slot is not None:
+            lease.held = 0  # before its pages are free: who counts both must not count them twice
             self.target.pool.release(lease.slot)
             lease.slot = None
 
@@ -240,6 +248,18 @@ class Engine:
                 reports.append(Dropped(job, Refusal(Code.DEADLINE, f"not run within {waited:.2f} s")))
         if reports:
             self._post(reports)
+
+    def _fail_row(self, lease: Lease, job: Job | None, error: Exception) -> None:
+        """Report that this row alone did not run: the memory is full for now, or its work raises."""
+        if not isinstance(error, FullError):
+            self._fail(lease, job, error)
+            return
+        job = job or self._scheduler.give_up(lease)
+        if job is not None and isinstance(job.request, Stream) and job.base > job.request.base:
+            self._post([Streamed(job, [], "", 0, True, Timing())])  # it has begun: what it has said stands
+        elif job is not None:
+            wait = int(1000 * _FULL_RETRY_SECONDS)
+            self._post([Dropped(job, Refusal(Code.BUSY, str(error), limit="kv_tokens", retry_after_ms=wait))])
 
     def _fail(self, lease: Lease, job: Job | None, error: Exception) -> None:
         log.error(
@@ -271,6 +291,13 @@ class Engine:
             log.error("the model does not run: %s", error, exc_info=error, extra={"event": "unhealthy"})
             return
         self.alive_at = self._clock()
+
+
+def _chunk_row(chunk: Chunk) -> Row:
+    if chunk.lease.slot is None:
+        raise RuntimeError("a row without a slot")
+    start = chunk.lease.length
+    return Row.chain(chunk.lease.slot, chunk.ids[start : min(chunk.goal, start + chunk.size)], judged="none")
 
 
 def _as_sent(job: Job) -> Draft:

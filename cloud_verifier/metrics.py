@@ -30,6 +30,7 @@ class Metrics:
         self.sessions = self._gauge("sessions", "Sessions by state", "state")
         self.connections = self._gauge("connections", "Open connections")
         self.slots_free = self._gauge("slots_free", "Slots that no session claims")
+        self.pages_free = self._gauge("kv_pages_free", "Pages of key/value memory that no session holds")
         self.queue = self._gauge("queued_rounds", "Rounds waiting for the model")
         self.opens = self._counter("session_opens", "Sessions opened")
         self.evictions = self._counter("session_evictions", "Slots or sessions taken away, by reason", "reason")
@@ -52,7 +53,7 @@ class Metrics:
         self.batch_rows = self._histogram("batch_rows", "Sessions in one forward of drafts", _ROWS)
         self.record_bytes = self._counter("record_bytes", "Activation payload bytes sent, by precision", "dtype")
         self.record_rows = self._counter("record_rows", "Activation records sent, by precision", "dtype")
-        self.shared_tokens = self._counter("shared_prefix_tokens", "Prompt tokens copied instead of run")
+        self.shared_tokens = self._counter("shared_prefix_tokens", "Prompt tokens shared instead of run")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens run")
         self.sent_bytes = self._counter("sent_bytes", "Bytes of frames sent, by kind", "kind")
 

@@ -18,6 +18,7 @@ from moa.errors import ConfigError, UsageError
 from moa.model.checkpoint import load_drafter
 from moa.model.drafter import Drafter
 from moa.model.identity import weights_id
+from moa.model.pages import PAGE
 from moa.model.target import Target
 from moa.records import DTYPES
 from moa.wire.messages import RecordContract
@@ -56,12 +57,19 @@ def load(settings: Settings) -> Served:
     device = pick_device(settings.device)
     dtype = pick_dtype(settings.dtype, device)
     try:
-        target = Target.load(source, device=device, dtype=dtype, slots=settings.slots, capacity=settings.slot_capacity)
+        target = Target.load(
+            source,
+            device=device,
+            dtype=dtype,
+            slots=settings.slots,
+            capacity=settings.slot_capacity,
+            kv_tokens=settings.kv_tokens,
+            pack_weights=True,
+        )
     except (MemoryError, RuntimeError) as error:
-        # The model itself was refused with a line of its own, if it was: what is left is the memory of the slots.
+        # The model itself was refused with a line of its own, if it was: what is left is key/value memory.
         raise UsageError(
-            f"no memory on {device} for {settings.slots} slots of {settings.slot_capacity} tokens",
-            hint="lower --slots or --max-context-tokens",
+            f"no memory on {device} for the keys and values of {settings.kv_tokens} tokens", hint="lower --kv-tokens"
         ) from error
     folder = Path(drafter_folder) if drafter_folder else None
     if folder is not None and not folder.is_dir():
@@ -109,6 +117,8 @@ def facts_of(target: Target, drafter: Drafter | None, drafter_name: str = "") ->
         max_positions=target.facts.max_positions,
         kv_bytes_per_token=target.pool.bytes_per_token,
         records=records,
+        pages=target.pool.pages if target.pool.pages < target.pool.slots * target.pool.per_slot else 0,
+        page_tokens=PAGE,
     )
 
 

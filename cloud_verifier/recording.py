@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -14,6 +14,7 @@ from cloud_verifier.metrics import Metrics
 from cloud_verifier.work import Lease, Post, Recorded, Report
 from moa.model.drafter import Drafter
 from moa.model.target import Committed
+from moa.wire.ranges import Ranges
 
 _LEASES_AT_ONCE = 64
 _LINGER = 0.02  # seconds that records may wait for a pause between forwards
@@ -35,6 +36,11 @@ class _Backlog:
         newest = _Backlog(self.start + cut, _rows(self.rows, cut, len(self)))
         self.rows = _rows(self.rows, 0, cut)
         return newest
+
+    def head(self, most: int) -> _Backlog:
+        """A copy of the first rows, `most` at most."""
+        rows = _rows(self.rows, 0, min(most, len(self)))
+        return _Backlog(self.start, replace(rows, k=rows.k.clone(), v=rows.v.clone()))
 
 
 class Recorder:
@@ -82,19 +88,8 @@ class Recorder:
 
     def go(self) -> None:
         """Make some records: of the sessions that moved last, their newest rows first."""
-        room = self._rows
-        pieces: list[tuple[Lease, _Backlog]] = []
-        for lease in list(islice(reversed(self._pending), _LEASES_AT_ONCE)):
-            while room > 0 and lease.backlog:
-                newest = lease.backlog[-1].take_newest(room)
-                if not len(lease.backlog[-1]):
-                    lease.backlog.pop()
-                room -= len(newest)
-                pieces.append((lease, newest))
-            if not lease.backlog:
-                self._pending.pop(lease, None)
         self._since = self._clock()
-        self._make(pieces)
+        self._make(self._newest(list(islice(reversed(self._pending), _LEASES_AT_ONCE))))
         self.tell()
 
     def tell(self) -> None:
@@ -103,26 +98,50 @@ class Recorder:
             self._post(self._untold)
             self._untold = []
 
-    def finish(self, lease: Lease) -> None:
-        """Make all records that this lease still waits for; they are told later."""
-        pieces = [(lease, piece) for piece in lease.backlog]
-        lease.backlog = []
-        self._pending.pop(lease, None)
-        self._make(pieces)
+    def finish(self, lease: Lease) -> bool:
+        """Make a go's worth of the records that this lease waits for, to be told later; whether that was all."""
+        self._make(self._newest([lease]))
+        return not lease.backlog
 
-    def copy(self, source: Lease, lease: Lease, rows: int) -> bool:
-        """Give `lease` the first rows of `source`; False when they are not all there."""
+    def can_copy(self, source: Lease, lease: Lease, rows: int) -> bool:
+        """Whether `lease` would lack no record of the first `rows` rows of `source`."""
         if lease.records is None:
             return True
-        self.finish(source)
-        if source.records is None or source.made.newest_missing(rows, 1) is not None:
-            return False
-        lease.records.write(0, *source.records.read(0, rows))
-        lease.made.add(0, rows)
+        known = Ranges(source.made)
+        for piece in source.backlog:
+            known.add(piece.start, piece.start + len(piece))
+        return source.records is not None and known.newest_missing(rows, 1) is None
+
+    def copy(self, source: Lease, lease: Lease, rows: int) -> None:
+        """Give `lease` the first rows of `source`: what is made is copied, what still waits will be made for each."""
+        if lease.records is None or source.records is None:
+            return
         if not self.pending:
             self._since = self._clock()
-        self._untold.append(Recorded(lease, 0, rows))
-        return True
+        for start, stop in source.made:
+            if start < rows:
+                lease.records.write(start, *source.records.read(start, min(stop, rows)))
+                lease.made.add(start, min(stop, rows))
+                self._untold.append(Recorded(lease, start, min(stop, rows)))
+        # Copies, for the source's slot may be zeroed before they are used.
+        lease.backlog = [piece.head(rows - piece.start) for piece in source.backlog if piece.start < rows]
+        if lease.backlog:
+            self._pending[lease] = None
+
+    def _newest(self, leases: Iterable[Lease]) -> list[tuple[Lease, _Backlog]]:
+        """Take up to a go's rows off the ends of what these leases wait for."""
+        room = self._rows
+        pieces: list[tuple[Lease, _Backlog]] = []
+        for lease in leases:
+            while room > 0 and lease.backlog:
+                newest = lease.backlog[-1].take_newest(room)
+                if not len(lease.backlog[-1]):
+                    lease.backlog.pop()
+                room -= len(newest)
+                pieces.append((lease, newest))
+            if not lease.backlog:
+                self._pending.pop(lease, None)
+        return pieces
 
     @torch.inference_mode()
     def _make(self, pieces: list[tuple[Lease, _Backlog]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Literal
 
@@ -35,6 +36,7 @@ class Rounds:
     def prepare(self, session: Session) -> None:
         """See that the session has a slot, and that all but its pending token are on their way into it."""
         self._store.ensure_lease(session)
+        self._store.make_room(session, session.history.base)
         self.prepare_if_held(session)
 
     def prepare_if_held(self, session: Session) -> None:
@@ -53,6 +55,7 @@ class Rounds:
         if session.lease is None:
             raise Refusal(Code.INTERNAL, "no slot")
         ids = session.history.ids
+        self._store.make_room(session, session.history.base + self._tokens(message))
         job = Job(
             lease=session.lease,
             request=message,
@@ -64,6 +67,10 @@ class Rounds:
         )
         self._scheduler.submit(job)
         session.job = job
+
+    def _tokens(self, message: Verify | Stream) -> int:
+        """What the next forward of a round may write."""
+        return len(message.tokens) if isinstance(message, Verify) else self._limits.max_tree_nodes
 
     def cancel(self, session: Session, round: int) -> None:
         """Ask that the round stop; its answer says where it did."""
@@ -78,32 +85,41 @@ class Rounds:
     # ---- from the engine
 
     def take(self, reports: list[Report]) -> None:
-        """Take in what the engine has found."""
+        """Take in what the engine has found. A report that cannot be taken in costs its own session, and no other."""
         for report in reports:
             lease = report.lease if isinstance(report, Recorded | Failed) else report.job.lease
             session = self._session(lease)
             if session is None:
                 continue
-            match report:
-                case Settled():
-                    self._settled(session, report)
-                case Streamed():
-                    self._streamed(session, report)
-                case Dropped():
-                    session.history.give_up()
-                    session.job = None
-                    self._refused(session, report.refusal, report.job.request.round)
-                case Recorded():
-                    session.ready.add(report.start, report.stop)
-                    if session.owner is not None:
-                        session.owner.outbox.offer(session)
-                case Failed():
-                    round = report.job.request.round if report.job is not None else 0
-                    refusal = Refusal(Code.QUARANTINED, "this session's work failed here: open it again")
-                    self._refused(session, refusal, round)
-                    if session.owner is not None:
-                        session.owner.let_go(session)
-                    self._store.remove(session, "quarantined")
+            try:
+                self._take_in(session, report)
+            except Exception as error:
+                log.exception("a report could not be taken in", extra={"session": session.id, "event": "quarantine"})
+                self._metrics.quarantined.inc()
+                job = None if isinstance(report, Recorded | Failed) else report.job
+                self._take_in(session, Failed(lease, job, type(error).__name__))
+
+    def _take_in(self, session: Session, report: Report) -> None:
+        match report:
+            case Settled():
+                self._settled(session, report)
+            case Streamed():
+                self._streamed(session, report)
+            case Dropped():
+                session.history.give_up()
+                session.job = None
+                self._refused(session, report.refusal, report.job.request.round)
+            case Recorded():
+                session.ready.add(report.start, report.stop)
+                if session.owner is not None:
+                    session.owner.outbox.offer(session)
+            case Failed():
+                round = report.job.request.round if report.job is not None else 0
+                refusal = Refusal(Code.QUARANTINED, "this session's work failed here: open it again")
+                self._refused(session, refusal, round)
+                if session.owner is not None:
+                    session.owner.let_go(session)
+                self._store.remove(session, "quarantined")
 
     def _settled(self, session: Session, report: Settled) -> None:
         verdict = session.history.settle(report.path, report.next_token, report.finish, report.timing)
@@ -128,6 +144,9 @@ class Rounds:
             self._store.pass_on(session)
         elif session.job is not None and self._store.must_yield(session):
             session.job.cancelled = True  # it ends with what it has sent; the edge asks for the rest
+        elif session.job is not None:
+            with contextlib.suppress(Refusal):  # where there is no room the engine ends the stream
+                self._store.make_room(session, session.history.base + self._tokens(session.job.request))
         if report.tokens:
             self._metrics.accepted(report.drafted, len(report.tokens) - 1, len(report.tokens), "stream")
 

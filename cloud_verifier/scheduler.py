@@ -1,9 +1,9 @@
 """What the model runs next. Bounded, fair between principals, and nobody starves: no torch, no clock of its own.
 
-Drafts go first, all that are ready in one batch. After each batch of drafts one chunk of a waiting prompt gets its
-turn, so a long prompt cannot hold drafts up for longer than one chunk, nor drafts a prompt for ever. Between
-principals the one that has been served least goes first (virtual time: tokens run), so that a hundred sessions of one
-leave room for the single session of another.
+Drafts go first, all that are ready in one batch. Beside them go chunks of waiting prompts, in the same forward and as
+many tokens as make it longer by a stated share, so a long prompt cannot hold drafts up, nor drafts a prompt for ever.
+Between principals the one that has been served least goes first (virtual time: tokens run), so that a hundred sessions
+of one leave room for the single session of another.
 """
 
 from __future__ import annotations
@@ -14,20 +14,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from cloud_verifier.pace import Pace
 from cloud_verifier.work import Job, Lease
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 
 _WORTH_WAITING = 0.25  # of the last batch's time
 _RECENT = 0.1  # seconds: a session that got its verdict this lately is about to send the next draft
-
-
-@dataclass(frozen=True, slots=True)
-class DraftBatch:
-    """Rounds to run in one forward."""
-
-    jobs: list[Job]
-    expired: list[Job]
+_PROMPT_SHARE = 0.25
+"""How much longer than its drafts alone a forward may take for the prompts that go along."""
+_LEAST_CHUNK = 16
+"""Prompt tokens of a forward, however short its drafts are: a prompt must come to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +38,12 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptBatch:
-    """Chunks of prompts to run in one forward."""
+class Batch:
+    """Rounds and chunks of prompts to run in one forward."""
 
-    chunks: list[Chunk]
+    jobs: list[Job]
+    expired: list[Job] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Releases:
     leases: list[Lease]
 
 
-Work = DraftBatch | PromptBatch | Releases
+Work = Batch | Releases
 
 
 @dataclass(slots=True)
@@ -94,8 +93,8 @@ class Scheduler:
         self._releases: list[Lease] = []
         self._recent: dict[Lease, float] = {}
         self._queued = 0
-        self._drafts_last = False
-        self._handed: tuple[float, list[Job]] | None = None
+        self._handed: tuple[float, Batch] | None = None
+        self._pace = Pace()
         self._took = 0.0  # seconds that the last batch of drafts ran
         self._stopped = False
 
@@ -172,9 +171,10 @@ class Scheduler:
                 if self._stopped:
                     return None
                 if (work := self._pick()) is not None:
-                    if isinstance(work, DraftBatch):
-                        self._handed = self._clock(), work.jobs
+                    self._handed = self._clock(), work
                     return work
+                if self._releases:
+                    continue  # they came while a batch waited for company, and its rows may need their slots
                 if timeout == 0 or not self._changed.wait(timeout):
                     return None
 
@@ -187,6 +187,15 @@ class Scheduler:
             del self._prompts[lease]
             if (job := self._parked.pop(lease, None)) is not None:
                 self._principal(lease.principal).ready.append(job)
+
+    def give_up(self, lease: Lease) -> Job | None:
+        """Run no more of the lease's prompt, for there is no memory; returns the round that waited for it, if any."""
+        with self._changed:
+            self._prompts.pop(lease, None)
+            job = self._parked.pop(lease, None)
+            if job is not None:
+                self._forget(job)
+            return job
 
     def again(self, job: Job) -> None:
         """Put a running stream back in the queue for its next forward."""
@@ -202,18 +211,41 @@ class Scheduler:
     def _note_end(self) -> None:
         """The thread is back from a batch: its sessions have their verdicts, and will soon be here again."""
         if self._handed is not None:
-            now, (since, jobs) = self._clock(), self._handed
-            self._handed, self._took = None, now - since
-            self._recent |= {job.lease: now for job in jobs if not job.lease.revoked}
+            now, (since, batch) = self._clock(), self._handed
+            self._handed = None
+            tokens = sum(job.cost for job in batch.jobs) + sum(chunk.size for chunk in batch.chunks)
+            if tokens:
+                self._pace.observe(tokens, now - since)
+            if batch.jobs:
+                self._took = now - since
+            self._recent |= {job.lease: now for job in batch.jobs if not job.lease.revoked}
 
-    def _pick(self) -> Work | None:
-        ready = sum(len(p.ready) for p in self._principals.values())
-        if ready and not (self._prompts and self._drafts_last):
+    def _pick(self) -> Batch | None:
+        if ready := self._ready():
             self._await_company(ready)
-            self._drafts_last = True
-            return self._drafts()
-        self._drafts_last = False
-        return self._prompt_chunks() if self._prompts else (self._drafts() if ready else None)
+            if self._releases:
+                return None
+            jobs, expired = self._drafts()
+            room = self._room(sum(job.cost for job in jobs), _PROMPT_SHARE) if jobs else self._prefill_tokens
+            return Batch(jobs, expired, self._chunks(room))
+        if not self._prompts:
+            return None
+        # A round that comes now waits for this forward: where rounds are about to come, it is a short one.
+        return Batch([], chunks=self._chunks(self._room(0, 1.0) if self._expected() else self._prefill_tokens))
+
+    def _room(self, tokens: int, share: float) -> int:
+        """Prompt tokens that may go along with so many others."""
+        most = self._prefill_tokens
+        return max(min(_LEAST_CHUNK, most), self._pace.beside(tokens, share, most))
+
+    def _ready(self) -> int:
+        return sum(len(p.ready) for p in self._principals.values())
+
+    def _expected(self) -> int:
+        """Sessions that are about to send a round, or have."""
+        now = self._clock()
+        self._recent = {lease: at for lease, at in self._recent.items() if now - at < _RECENT}
+        return sum(lease not in self._parked for lease in self._recent)
 
     def _await_company(self, ready: int) -> None:
         """A larger batch costs hardly more than a small one, and the verdicts of one bring the drafts of the next in a
@@ -221,52 +253,49 @@ class Scheduler:
         now = self._clock()
         until = now + max(self._batch_wait, _WORTH_WAITING * self._took)
         while self._batch_wait and ready < self._max_rows and not self._releases:
-            self._recent = {lease: at for lease, at in self._recent.items() if now - at < _RECENT}
-            if ready >= len(self._recent) - len(self._parked) or now >= until:
+            if ready >= self._expected() or now >= until:
                 return
             self._changed.wait(min(self._batch_wait, until - now))
             now, before = self._clock(), ready
-            ready = sum(len(p.ready) for p in self._principals.values())
+            ready = self._ready()
             if ready == before:
                 return
 
-    def _drafts(self) -> DraftBatch:
+    def _drafts(self) -> tuple[list[Job], list[Job]]:
         now = self._clock()
         jobs: list[Job] = []
         expired: list[Job] = []
-        longest = 0
+        tokens = 0
         while len(jobs) < self._max_rows:
             names = [name for name, p in self._principals.items() if p.ready]
             if not names:
                 break
             principal = self._principals[min(names, key=lambda name: self._principals[name].served)]
             job = principal.ready[0]
-            widest = max(longest, job.cost)
-            if jobs and widest * (len(jobs) + 1) > self._max_tokens:
+            if jobs and tokens + job.cost > self._max_tokens:
                 break
             principal.ready.popleft()
             self._forget(job)
             if job.cancelled or job.deadline <= now:
                 expired.append(job)
                 continue
-            longest = widest
+            tokens += job.cost
             principal.served += job.cost
             jobs.append(job)
-        return DraftBatch(jobs, expired)
+        return jobs, expired
 
-    def _prompt_chunks(self) -> PromptBatch:
+    def _chunks(self, room: int) -> list[Chunk]:
+        """Pieces of waiting prompts, `room` tokens in all; those of principals that were served least come first."""
         chunks: list[Chunk] = []
-        longest = 0
         by_need = sorted(self._prompts.items(), key=lambda item: self._principal(item[0].principal).served)
-        for lease, prompt in by_need:
-            size = min(prompt.goal - lease.length, self._prefill_tokens)
-            widest = max(longest, size)
-            if chunks and (widest * (len(chunks) + 1) > self._prefill_tokens or len(chunks) >= self._max_rows):
-                continue
-            longest = widest
+        for lease, prompt in by_need[: self._max_rows]:
+            if room <= 0:
+                break
+            size = min(prompt.goal - lease.length, room)
+            room -= size
             self._principal(lease.principal).served += size
             chunks.append(Chunk(lease, prompt.ids, prompt.goal, size))
-        return PromptBatch(chunks)
+        return chunks
 
     def _want(self, lease: Lease, ids: Sequence[int], goal: int) -> None:
         if lease.length < goal:

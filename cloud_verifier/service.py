@@ -32,16 +32,18 @@ class Service:
         text: Text | None = None,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
+        free_pages: Callable[[], int] = lambda: 0,
     ) -> None:
         self.facts, self.limits, self.text, self.clock = facts, limits, text, clock
         self.metrics = metrics or Metrics()
-        self.scheduler = scheduler
+        self.scheduler, self.free_pages = scheduler, free_pages
         self.store = SessionStore(
             limits,
             facts,
             clock=clock,
             release=scheduler.release,
             evicted=lambda reason: self.metrics.evictions.labels(reason).inc(),
+            free_pages=free_pages,
         )
         self.rounds = Rounds(self.store, scheduler, self.metrics, limits, clock)
         self.channels: set[Channel] = set()
@@ -116,4 +118,5 @@ class Service:
             self.metrics.sessions.labels(state).set(count)
         self.metrics.connections.set(len(self.channels))
         self.metrics.slots_free.set(self.store.slots_free)
+        self.metrics.pages_free.set(self.free_pages())
         self.metrics.queue.set(self.scheduler.queued)

@@ -5,8 +5,8 @@
     cold        no slot; the token log is kept, and the slot's content is recomputed from it when needed
     gone        nothing is kept
 
-Two budgets: slots (`slots.py`) and bytes of token logs. Both are shared between principals: one that holds more than
-its share gives way to one that holds less.
+Three budgets: slots (`slots.py`), pages of key/value memory (`promises.py`) and bytes of token logs. They are shared
+between principals: one that holds more than its share gives way to one that holds less.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cloud_verifier.logs import log
+from cloud_verifier.promises import PagePromises
 from cloud_verifier.slots import SlotShares
 from cloud_verifier.work import Job, Lease, ModelFacts, RecordRows
 from moa.sampling import SamplingSettings
@@ -89,6 +90,7 @@ class SessionStore:
         clock: Callable[[], float],
         release: Callable[[Lease], Any],
         evicted: Callable[[str], None] = lambda reason: None,
+        free_pages: Callable[[], int] = lambda: 0,
     ) -> None:
         self._limits, self._facts, self._clock = limits, facts, clock
         self._release, self._evicted = release, evicted
@@ -97,6 +99,7 @@ class SessionStore:
         self._owned: Counter[str] = Counter()
         self._slots = SlotShares(facts.slots, limits.idle_seconds, claim_seconds=8 * limits.busy_retry_seconds)
         self._log_bytes = 0
+        self._pages = PagePromises(facts.page_tokens, free_pages) if facts.pages else None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -193,6 +196,18 @@ class SessionStore:
         if self.must_yield(session):
             self.chill(session, "fair_share")
 
+    def make_room(self, session: Session, tokens: int) -> None:
+        """See that the session's slot can come to hold so many tokens; `busy` when others need the memory."""
+        if self._pages is None or session.lease is None:
+            return
+        before = self._pages.promise(session.lease, tokens)
+        while self._pages.missing:
+            victim = self._slots.victim(session, self._sessions.values(), self._clock())
+            if victim is None:
+                self._pages.take_back(session.lease, before)
+                raise self._busy(session.id, "the key/value memory is in use", "kv_tokens")
+            self.chill(victim, "pages_needed")
+
     def fit_records(self, session: Session) -> None:
         """Have records made from now on, when the edge or the server's own drafter wants them."""
         contract, lease = self._facts.records, session.lease
@@ -205,6 +220,8 @@ class SessionStore:
         if session.lease is None:
             return
         self._release(session.lease)
+        if self._pages is not None:
+            self._pages.release(session.lease)
         session.lease = None
         session.job = None
         session.ready = Ranges()

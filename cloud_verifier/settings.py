@@ -39,14 +39,16 @@ class Settings:
     openai_hosts: tuple[str, ...] = ()
     """DNS names under which the endpoint may be called."""
 
-    slots: int = 16
-    """Sessions whose keys and values are in memory at once."""
+    slots: int = 256
+    """Sessions whose keys and values are held, at most."""
+    kv_tokens: int = 131072
+    """Tokens whose keys and values are held, over all sessions; more would not fit into `slots` full contexts."""
     max_batch_rows: int = 64
     """Sessions in one forward."""
     max_batch_tokens: int = 2048
-    """Padded tokens in one forward of drafts."""
+    """Draft tokens in one forward."""
     prefill_tokens: int = 256
-    """Padded prompt tokens in one forward, and so the longest that a waiting draft can be held up by a prompt."""
+    """Prompt tokens in one forward while nobody drafts; beside drafts as many as take a quarter of the drafts' time."""
     project_rows: int = 64
     """Activation records made in one go between forwards."""
     near_tie: float = 0.0
@@ -73,9 +75,19 @@ class Settings:
             raise ConfigError("refusing to serve --openai to others without authentication", hint="give --auth-tokens")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be 0..65535, not {self.port}")
-        for name in ("slots", "max_batch_rows", "max_batch_tokens", "prefill_tokens", "project_rows", "stream_nodes"):
+        for name in (
+            "slots",
+            "kv_tokens",
+            "max_batch_rows",
+            "max_batch_tokens",
+            "prefill_tokens",
+            "project_rows",
+            "stream_nodes",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.slots > 65536:
+            raise ConfigError(f"slots must be at most 65536, not {self.slots}")
         if not 0 <= self.batch_wait_ms <= 1000:
             raise ConfigError(f"batch_wait_ms must be 0..1000, not {self.batch_wait_ms}")
 
@@ -95,5 +107,5 @@ class Settings:
 
     @property
     def slot_capacity(self) -> int:
-        """Columns of a slot: a full context, and the largest draft behind it."""
+        """Tokens of a slot at most: a full context, and the largest draft behind it."""
         return self.limits.max_context_tokens + max(self.limits.max_tree_nodes, self.limits.max_chain_tokens)

@@ -135,7 +135,8 @@ class MoaServerDrafting(TreeDrafting):
     def __init__(self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape) -> None:
         drafting = MoaDrafting(
             drafter,
-            slots=target.pool.slots,
+            # As many full contexts as the target's own memory holds: what is beyond them streams undrafted.
+            slots=max(1, min(target.pool.slots, target.pool.pages // target.pool.per_slot)),
             capacity=target.pool.capacity,
             scratch=shape.breadth * (shape.depth + 1) + 8,
         )
@@ -148,11 +149,14 @@ class MoaServerDrafting(TreeDrafting):
         if lease.records is None:
             return False
         if lease.drafting is None:
+            if not drafting.pool.free:
+                return False
             lease.drafting = drafting.open()
         slot, start, stop = lease.drafting, drafting.pool.lengths[lease.drafting], lease.length
         if start == stop or lease.slot is None:
             return True
-        self._recorder.finish(lease)
+        if not self._recorder.finish(lease):
+            return False  # a long prompt: the stream goes on undrafted while its records are made, go by go
         if drafting.records is not None:
             # A row that could not be made stays zero, and says nothing to the attention.
             halves = [self._drafter.layout.split(half)[0] for half in lease.records.read(start, stop)]
@@ -160,8 +164,7 @@ class MoaServerDrafting(TreeDrafting):
             append(drafting.records, slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))
         if drafting.borrowed is not None:
             last = slice(-self._drafter.config.tli, None)
-            pool = self._target.pool
-            keys, values = (half[last, lease.slot, :, start:stop] for half in (pool.k, pool.v))
-            append(drafting.borrowed, slot, keys, values)
+            keys, values = self._target.pool.read(lease.slot, start, stop)
+            append(drafting.borrowed, slot, keys[last].transpose(1, 2), values[last].transpose(1, 2))
         drafting.read(slot, job.ids[start:stop])
         return True

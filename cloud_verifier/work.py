@@ -35,6 +35,9 @@ class ModelFacts:
     max_positions: int
     kv_bytes_per_token: int
     records: RecordContract | None
+    pages: int = 0
+    """Pages of key/value memory; 0 when there is enough for every slot to be full."""
+    page_tokens: int = 16
 
 
 class Text(Protocol):
@@ -88,6 +91,8 @@ class Lease:
     slot: int | None = None
     length: int = 0
     """Tokens whose keys and values are in the slot."""
+    held: int = 0
+    """Pages that the slot holds."""
     backlog: list[Any] = field(default_factory=list)
     """Committed tokens whose records have not been made yet."""
     made: Ranges = field(default_factory=Ranges)

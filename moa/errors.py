@@ -6,6 +6,7 @@ MoaError                     anything this project reports on purpose           
 │   ├── UnsupportedModelError  an architecture that cannot work, by name and reason
 │   └── BundleError          an exported bundle is damaged, foreign or incomplete
 ├── CapacityError            a bounded resource is used up (slots, context, memory)
+│   └── FullError            for now: it works again when others have given theirs back
 ├── ProtocolError            the other end broke the wire protocol              fatal
 ├── RemoteError              the other end refused, with a typed code           fatal or retryable
 └── LinkError                the network failed                                 retryable
@@ -60,6 +61,10 @@ class BundleError(UsageError):
 
 class CapacityError(MoaError):
     """A bounded resource is used up."""
+
+
+class FullError(CapacityError):
+    """A bounded resource is used up for now, until others give theirs back."""
 
 
 class ProtocolError(MoaError):

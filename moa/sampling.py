@@ -20,6 +20,8 @@ MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE = 1e-3
 """The smallest temperature but 0. Below it logits divided by the temperature leave the range of floats, and long before
 that the text is the greedy one."""
+_SORTED_FIRST = 256
+"""Tokens that top-p looks at first; the rest of a large vocabulary is seldom needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +100,29 @@ def candidates(logits: NDArray[np.float64], settings: SamplingSettings) -> NDArr
         edge = np.partition(logits, -settings.top_k)[-settings.top_k]
         ids = ids[logits >= edge]
     if settings.top_p < 1.0 or settings.min_p > 0.0:
-        ids = ids[np.lexsort((ids, -logits[ids]))]
-        probability = np.exp(logits[ids] - logits[ids[0]])
-        probability /= probability.sum()
+        ids = _nucleus(logits[ids], settings, ids)
+    return ids
+
+
+def _nucleus(logits: NDArray[np.float64], settings: SamplingSettings, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of `ids` that top-p and min-p keep, the likeliest first. Sorts no more of them than it needs."""
+    best = logits.max()
+    mass = np.exp(logits - best).sum()
+    count = _SORTED_FIRST
+    while True:
+        # Ties at the edge stay in, so that the set does not depend on the order of a partial sort.
+        some = (
+            np.flatnonzero(logits >= np.partition(logits, -count)[-count]) if count < len(ids) else np.arange(len(ids))
+        )
+        some = some[np.lexsort((ids[some], -logits[some]))]
+        probability = np.exp(logits[some] - best) / mass
         # A token stays while the mass before it has not reached top_p: the first always stays.
         before = np.cumsum(probability) - probability
         keep = (before < settings.top_p) & (probability >= settings.min_p * probability[0])
-        ids = ids[keep]
-    return ids
+        if len(some) == len(ids) or not keep.all():
+            found: NDArray[np.int64] = ids[some[keep]]
+            return found
+        count *= 16
 
 
 def choose(logits: NDArray[np.float32], settings: SamplingSettings, position: int, context: Sequence[int] = ()) -> int:

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from moa.errors import UsageError
+from moa.model.choosing import Judged, accept_rows
 from moa.model.drafting import Drafting, DraftRequest
 from moa.model.target import Committed, Row, Step, Target
-from moa.sampling import SamplingSettings, choose
-from moa.tree import DraftTree, TreeShape, accept
+from moa.sampling import SamplingSettings
+from moa.tree import DraftTree, TreeShape
 from moa.utility import Costs, Utility
 from moa.wire.finish import Decode, TurnRules, first_finish
 
@@ -180,11 +181,13 @@ class Speculator:
         drafted = time.perf_counter()
         rows = [Row(s.slot, tree.tokens, tree.parents) for s, tree in zip(active, trees, strict=True)]
         step = self.target.forward(rows)
-        pairs = enumerate(zip(active, trees, strict=True))
-        chosen = [self._accept(step, b, sequence, tree, settings) for b, (sequence, tree) in pairs]
+        judged = [Judged(t.tokens, t.parents, s.log, settings.sampling) for s, t in zip(active, trees, strict=True)]
+        chosen = accept_rows(step, judged)
         verified = time.perf_counter()
         results = []
-        for b, (sequence, (path, tokens)) in enumerate(zip(active, chosen, strict=True)):
+        for b, (sequence, accepted) in enumerate(zip(active, chosen, strict=True)):
+            path = accepted.path
+            tokens = [*(trees[b].tokens[node] for node in path[1:]), accepted.next_token]
             count, finish = first_finish(sequence.rules, sequence.log, tokens, self._decode(settings))
             sequence.out.finish = finish
             sequence.out.won.append(count)
@@ -197,7 +200,7 @@ class Speculator:
         self.seconds.draft += drafted - began
         self.seconds.verify += verified - drafted
         self.seconds.observe += ended - verified
-        self._learn(ended - began, active, trees, [path for path, _ in chosen])
+        self._learn(ended - began, active, trees, [accepted.path for accepted in chosen])
         return results
 
     def _learn(
@@ -230,24 +233,6 @@ class Speculator:
             for place, tree in zip(wishes, self.drafting.draft(requests), strict=True):
                 trees[place] = tree
         return trees
-
-    def _accept(
-        self, step: Step, b: int, sequence: _Sequence, tree: DraftTree, settings: GenerationSettings
-    ) -> tuple[list[int], list[int]]:
-        if settings.sampling.plain_greedy:
-            accepted = accept(tree.tokens, tree.parents, step.argmax(b).tolist().__getitem__)
-        else:
-            path: list[int] = []  # the tokens walked so far, which a repetition penalty counts
-
-            def say(node: int) -> int:
-                if node:
-                    path.append(tree.tokens[node])
-                logits = step.logits(b, [node])[0].cpu().numpy()
-                context = [*sequence.log, *path] if settings.sampling.repetition_penalty != 1.0 else ()
-                return choose(logits, settings.sampling, sequence.base + len(path) + 1, context)
-
-            accepted = accept(tree.tokens, tree.parents, say)
-        return accepted.path, [*(tree.tokens[node] for node in accepted.path[1:]), accepted.next_token]
 
     def _decode(self, settings: GenerationSettings) -> Decode | None:
         if not settings.stop:

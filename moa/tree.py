@@ -6,7 +6,7 @@ the next position, and so on. A chain is a tree of breadth 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,10 +81,10 @@ class Accepted:
     next_token: int
 
 
-def accept(tokens: Sequence[int], parents: Sequence[int], choose: Callable[[int], int]) -> Accepted:
+def walk(tokens: Sequence[int], parents: Sequence[int]) -> Generator[int, int, Accepted]:
     """Walk from node 0 along the target's own choices for as long as the tree holds them.
 
-    `choose(node)` is the target's token after `node`: the same function of its logits, the sampling settings, the
+    Yields a node, and is sent the target's token after it: the same function of its logits, the sampling settings, the
     seed and the position that decides without any draft. That is why speculation cannot change the text.
     """
     children: dict[tuple[int, int], int] = {}
@@ -92,11 +92,23 @@ def accept(tokens: Sequence[int], parents: Sequence[int], choose: Callable[[int]
         children[parents[node], tokens[node]] = node
     path = [0]
     while True:
-        token = choose(path[-1])
+        token = yield path[-1]
         child = children.get((path[-1], token))
         if child is None:
             return Accepted(path, token)
         path.append(child)
+
+
+def accept(tokens: Sequence[int], parents: Sequence[int], choose: Callable[[int], int]) -> Accepted:
+    """The walk of one tree, where `choose(node)` is the target's token after `node`."""
+    steps = walk(tokens, parents)
+    node = next(steps)
+    while True:
+        try:
+            node = steps.send(choose(node))
+        except StopIteration as end:
+            accepted: Accepted = end.value
+            return accepted
 
 
 @dataclass(slots=True)

@@ -57,7 +57,13 @@ class Taps:
 
 
 class TappedTarget(Target):
-    """A target whose commits carry the states of the tapped layers in place of the final one."""
+    """A target whose commits carry the states of the tapped layers in place of the final one.
+
+    It runs the library's own model, whose layers can be listened to.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **(keywords | {"packed": False}))
 
     def tap(self, layers: Sequence[int]) -> None:
         """Say which layers; once, before the first forward."""
@@ -75,7 +81,7 @@ class TappedTarget(Target):
         """As the target's own, of the latest forward."""
         if self._latest is None or step is not self._latest[0]:
             raise UsageError("a tapped target commits what its latest forward found, nothing older")
-        tapped = self._latest[1][step._places[b]]
+        tapped = self._latest[1][b]
         committed = super().commit(step, b, path)
         return replace(committed, hidden=tapped[torch.tensor(path, dtype=torch.long, device=tapped.device)])
 

@@ -1,4 +1,4 @@
-"""Tree attention: the attention function given to `transformers`, and the masks that make a batch of trees.
+"""Tree attention: the attention function given to `transformers`, and who is whose ancestor in a batch of trees.
 
 The function does not repeat keys and values for grouped-query attention, as the library's own does once a mask is
 given: the query heads of a group become rows of one product with their shared key head, and the mask is repeated
@@ -74,46 +74,3 @@ def ancestors(parents: IntArray) -> BoolArray:
         seen |= seen[jump]
         jump = jump[jump]
     return seen[:-1].reshape(batch, size, size)
-
-
-def tree_masks(
-    lengths: Tensor,
-    tree: Tensor,
-    *,
-    view: int,
-    windows: tuple[int | None, ...],
-    groups: int,
-    dtype: torch.dtype,
-) -> list[Tensor]:
-    """One additive mask [B,1,G*T,view] for each window: row b's nodes stand in columns `lengths[b]` and up.
-
-    `tree` [B,T,T] is ancestor-or-self. A window counts positions along the tree's path, where siblings share one,
-    and not columns, which is what makes a window exact for a tree.
-    """
-    size = tree.shape[1]
-    columns = torch.arange(view, device=tree.device)
-    node = columns - lengths[:, None]  # [B,view]: the node in this column, negative in the prefix
-    in_prefix = node < 0
-    in_tree = ~in_prefix & (node < size)
-    node = node.clamp_(0, size - 1)
-    visible = tree.gather(2, node[:, None, :].expand(-1, size, -1))
-    visible = (visible & in_tree[:, None]) | in_prefix[:, None]
-    full: Tensor | None = None
-    masks = []
-    for window in windows:
-        if window is None or view <= window:
-            if full is None:
-                full = _additive(visible, groups, dtype)
-            masks.append(full)
-        else:
-            depths = tree.sum(-1) - 1  # [B,T]
-            position = torch.where(in_prefix, columns, lengths[:, None] + depths.gather(1, node))
-            near = (lengths[:, None] + depths)[:, :, None] - position[:, None, :] < window
-            masks.append(_additive(visible & near, groups, dtype))
-    return masks
-
-
-def _additive(visible: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    mask.masked_fill_(~visible, torch.finfo(dtype).min)
-    return mask[:, None].repeat(1, 1, groups, 1) if groups > 1 else mask[:, None]

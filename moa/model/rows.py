@@ -1,9 +1,10 @@
-"""The rows of one batched forward: what callers ask for, checked and padded into arrays."""
+"""The rows of one batched forward: what callers ask for, checked, and laid side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Self
 
 import numpy as np
@@ -35,51 +36,62 @@ class Row:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows padded to one width. Padding nodes are children of node 0 and nobody's parent, so nothing sees them."""
+    """Rows checked and laid side by side: row b's nodes are `starts[b]` to `starts[b + 1]` of every array here."""
 
     rows: list[Row]
     slots: list[int]
     sizes: list[int]
+    starts: IntArray
     ids: IntArray
     parents: IntArray
+    """Of each node, counted within its row."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], vocab_size: int) -> Self:
-        """Check everything that a model would not survive, and pad."""
+        """Check everything that a model would not survive."""
         if not rows:
             raise UsageError("a forward needs at least one row")
         slots = [row.slot for row in rows]
         if len(set(slots)) < len(slots):
             raise UsageError("two rows of one forward use the same slot")
         sizes = [len(row.tokens) for row in rows]
-        ids = np.zeros((len(rows), max(sizes)), dtype=np.int64)
-        parents = np.zeros_like(ids)
-        for b, row in enumerate(rows):
-            if not sizes[b] or len(row.parents) != sizes[b]:
+        for row, size in zip(rows, sizes, strict=True):
+            if not size or len(row.parents) != size:
                 raise UsageError(
-                    f"slot {row.slot}: a row needs tokens and a parent for each, not {sizes[b]} and {len(row.parents)}"
+                    f"slot {row.slot}: a row needs tokens and a parent for each, not {size} and {len(row.parents)}"
                 )
-            ids[b, : sizes[b]] = _integers(row.tokens, row.slot)
-            parents[b, : sizes[b]] = _integers(row.parents, row.slot)
+        ids = np.concatenate([_integers(row.tokens, row.slot) for row in rows])
+        parents = np.concatenate([_integers(row.parents, row.slot) for row in rows])
+        batch = cls(list(rows), slots, sizes, np.concatenate([[0], np.cumsum(sizes)]), ids, parents)
         if ids.min() < 0 or ids.max() >= vocab_size:
-            b = int(((ids < 0) | (ids >= vocab_size)).any(axis=1).argmax())
-            raise UsageError(f"slot {slots[b]}: token ids must be 0..{vocab_size - 1}")
-        misplaced = (parents < -1) | (parents >= np.arange(ids.shape[1]))
-        misplaced[:, 0] = parents[:, 0] != -1
+            wrong = batch.row_of((ids < 0) | (ids >= vocab_size))
+            raise UsageError(f"slot {wrong}: token ids must be 0..{vocab_size - 1}")
+        misplaced = (parents < -1) | (parents >= batch.nodes)
         if misplaced.any():
-            b = int(misplaced.any(axis=1).argmax())
-            raise UsageError(f"slot {slots[b]}: a node's parent must come before it, or be -1")
-        return cls(list(rows), slots, sizes, ids, parents)
+            raise UsageError(f"slot {batch.row_of(misplaced)}: a node's parent must come before it, or be -1")
+        return batch
+
+    @cached_property
+    def nodes(self) -> IntArray:
+        """Each node's number within its row."""
+        return np.arange(len(self.ids)) - np.repeat(self.starts[:-1], self.sizes)
+
+    def row_of(self, nodes: npt.NDArray[np.bool_]) -> int:
+        """The slot of the first of these nodes."""
+        return self.slots[int(np.searchsorted(self.starts, nodes.argmax(), side="right")) - 1]
+
+    def chain(self, b: int) -> bool:
+        """Whether row b is a plain run of tokens, each the next one's parent."""
+        span = slice(self.starts[b], self.starts[b + 1])
+        return bool((self.parents[span] == self.nodes[span] - 1).all())
 
     def judged(self) -> npt.NDArray[np.bool_]:
-        """Which nodes [B,T] the LM head must look at."""
-        node = np.arange(self.ids.shape[1])
-        sizes = np.asarray(self.sizes)[:, None]
+        """Which nodes the LM head must look at."""
         first = [
             {"all": 0, "last": size - 1, "none": size}[row.judged]
             for row, size in zip(self.rows, self.sizes, strict=True)
         ]
-        return (node >= np.asarray(first)[:, None]) & (node < sizes)
+        return self.nodes >= np.repeat(first, self.sizes)
 
 
 def _integers(values: Sequence[int], slot: int) -> IntArray:

@@ -1,15 +1,11 @@
-"""The target's key/value memory: one slot per sequence, and the view of it that one batched forward writes to."""
+"""A drafter's key/value memory: a slot of a fixed size for each sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import Cache
 
 from moa.errors import CapacityError, UsageError
 
@@ -110,64 +106,3 @@ class SlotPool:
         self.lengths[slot] = end
         self.versions[slot] += 1
         return k[:, :, start:end].transpose(1, 2), v[:, :, start:end].transpose(1, 2)
-
-
-class SlotView(Cache):
-    """What one forward over some slots sees of the pool, in the form that `transformers` layers ask for.
-
-    New keys and values go straight into the pool, behind each row's prefix. Reading is a slice without a copy when
-    the slots are evenly spaced, as they are for one slot or a full pool, and a gather of `view` columns otherwise.
-    """
-
-    def __init__(self, pool: SlotPool, slots: Sequence[int], sizes: Sequence[int], view: int) -> None:
-        super().__init__(layers=[])
-        self._memories = (pool.k, pool.v)
-        self._view = view
-        starts = [pool.lengths[slot] for slot in slots]
-        uniform = min(sizes) == max(sizes)
-        steps = {after - before for before, after in pairwise(slots)} or {1}
-        self._slice = slice(slots[0], slots[-1] + 1, min(steps)) if len(steps) == 1 and min(steps) > 0 else None
-        if self._slice is None:
-            self._gather = torch.tensor(slots, device=pool.k.device)
-        else:
-            self._reads = [memory[:, self._slice, :, :view].unbind(0) for memory in self._memories]
-        self._writes: list[tuple[Tensor, ...]] | None = None
-        if self._slice is not None and uniform and len(set(starts)) == 1:
-            columns = slice(starts[0], starts[0] + sizes[0])
-            self._writes = [memory[:, self._slice, :, columns].unbind(0) for memory in self._memories]
-        else:
-            self._scatter = _scatter_indices(slots, starts, sizes, pool.k.device)
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values `[B,Hkv,T,D]`; returns all that the rows may attend to."""
-        return self._store_and_read(0, layer_idx, key_states), self._store_and_read(1, layer_idx, value_states)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Zero: rows differ in length, and every forward brings its own positions and masks."""
-        return 0
-
-    def _store_and_read(self, which: int, layer: int, new: Tensor) -> Tensor:
-        if self._writes is not None:
-            self._writes[which][layer].copy_(new)
-        else:
-            slots, columns, picked = self._scatter
-            tokens = new.transpose(1, 2).flatten(0, 1)
-            self._memories[which][layer][slots, :, columns] = tokens if picked is None else tokens[picked]
-        if self._slice is not None:
-            return self._reads[which][layer]
-        return self._memories[which][layer, :, :, : self._view].index_select(0, self._gather)
-
-
-def _scatter_indices(
-    slots: Sequence[int], starts: Sequence[int], sizes: Sequence[int], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Slot and column of every real node of a padded batch, and which of its B*T nodes those are (None: all)."""
-    counts = np.asarray(sizes)
-    node = np.arange(counts.max())
-    real = node < counts[:, None]
-    slot = np.broadcast_to(np.asarray(slots)[:, None], real.shape)[real]
-    column = (np.asarray(starts)[:, None] + node)[real]
-    index = torch.from_numpy(np.stack([slot, column, np.flatnonzero(real)])).to(device)
-    return index[0], index[1], None if real.all() else index[2]

@@ -17,15 +17,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from moa.config import TargetFacts
 from moa.errors import UnsupportedModelError, UsageError
-from moa.model.attention import ancestors, tree_masks
 from moa.model.families import embedding_scale, mask_plan
+from moa.model.layout import Layout
+from moa.model.library import LibraryDecoder
 from moa.model.loading import load_model, load_tokenizer, prepare
+from moa.model.packed import FAMILIES as PACKED_FAMILIES
+from moa.model.packed import PackedDecoder
+from moa.model.pages import PagePool
+from moa.model.products import can_pack
 from moa.model.rows import Row, RowBatch
-from moa.model.slots import SlotPool, SlotView
 
 __all__ = ["Committed", "Row", "Step", "Target"]
 
-_VIEW_BUCKET = 16  # columns; few distinct widths, aligned as fused GPU kernels want their masks
 _LOGITS_AT_ONCE = 2**25  # numbers; bounds the memory of the LM head to 128 MiB whatever the batch
 
 
@@ -45,22 +48,24 @@ class Committed:
 class Step:
     """What one forward found, row by row, in the order of the rows given."""
 
-    def __init__(self, target: Target, batch: RowBatch, places: Sequence[int], versions: Sequence[int], hidden: Tensor):
+    def __init__(self, target: Target, batch: RowBatch, versions: Sequence[int], hidden: Tensor):
         self.batch = batch
         self.versions = versions
         self._target = target
-        self._places = places  # row as given -> row of `hidden`, which stands in the order of slots
         self._hidden = hidden
 
     def hidden(self, b: int) -> Tensor:
         """Final states `[t,hidden]` of row b, after the last norm."""
-        place = self._places[b]
-        return self._hidden[place, : self.batch.sizes[place]]
+        return self._hidden[int(self.batch.starts[b]) : int(self.batch.starts[b + 1])]
 
     def logits(self, b: int, nodes: Sequence[int]) -> Tensor:
         """Logits `[len(nodes),vocab]`, float32, of row b. One call for many nodes costs little more than for one."""
-        hidden = self.hidden(b)
-        return self._target.logits(hidden[torch.tensor(nodes, dtype=torch.long, device=hidden.device)])
+        return self.logits_of([(b, node) for node in nodes])
+
+    def logits_of(self, nodes: Sequence[tuple[int, int]]) -> Tensor:
+        """Logits `[len(nodes),vocab]`, float32, of nodes (row, node) of any rows, in one product."""
+        places = [int(self.batch.starts[b]) + range(self.batch.sizes[b])[node] for b, node in nodes]
+        return self._target.logits(self._hidden[torch.tensor(places, dtype=torch.long, device=self._hidden.device)])
 
     def margins(self, b: int, nodes: Sequence[int]) -> Tensor:
         """By how much each node's best logit leads its second: near zero, low precision may choose otherwise."""
@@ -69,14 +74,13 @@ class Step:
 
     def argmax(self, b: int) -> npt.NDArray[np.int64]:
         """The most likely next token after each node of row b; -1 for nodes that the row left unjudged."""
-        place = self._places[b]
-        return self._choices[place, : self.batch.sizes[place]]
+        return self._choices[self.batch.starts[b] : self.batch.starts[b + 1]]
 
     @cached_property
     def _choices(self) -> npt.NDArray[np.int64]:
         judged = self.batch.judged()
         choices = np.full(judged.shape, -1, dtype=np.int64)
-        hidden = self._hidden.flatten(0, 1)
+        hidden = self._hidden
         if not judged.all():
             hidden = hidden[torch.from_numpy(np.flatnonzero(judged)).to(hidden.device)]
         if len(hidden):
@@ -94,12 +98,17 @@ class Target:
         *,
         slots: int = 1,
         capacity: int = 2048,
+        kv_tokens: int = 0,
         folder: Path | None = None,
         fp32_head: bool = True,
+        packed: bool = True,
+        pack_weights: bool = False,
     ) -> None:
         """Take over a model made ready by `moa.model.loading`. A capacity beyond the model's positions is cut to them.
 
-        `fp32_head` computes logits of lower-precision weights in float32, which makes numerical ties rarer.
+        `kv_tokens` is what all slots may hold together (0: each a full capacity). `fp32_head` computes logits of
+        lower-precision weights in float32, which makes numerical ties rarer. `packed` takes the fast way where the
+        family has one; `pack_weights` then brings the weights into oneDNN's layout, out of the library's.
         """
         head: Any = model.get_output_embeddings()
         embedding: Any = model.get_input_embeddings()
@@ -116,17 +125,26 @@ class Target:
         # Gemma rounds its scale to the weights' precision before it multiplies.
         self.embedding_scale = float(torch.tensor(embedding_scale(model.config), dtype=self.dtype))
         self.logit_softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
-        self.pool = SlotPool(
+        capacity = min(capacity, facts.max_positions)
+        self.pool = PagePool(
             layers=facts.layers,
             slots=slots,
             kv_heads=facts.kv_heads,
-            capacity=min(capacity, facts.max_positions),
+            capacity=capacity,
+            tokens=min(kv_tokens, slots * capacity),
             head_dim=facts.head_dim,
             dtype=self.dtype,
             device=self.device,
         )
-        self._backbone = model.get_decoder()
-        self._plan = mask_plan(model.config)
+        plan = mask_plan(model.config)
+        self._windows = plan.windows
+        self._decoder: PackedDecoder | LibraryDecoder
+        if packed and facts.family in PACKED_FAMILIES:
+            kinds = model.config.layer_types if plan.per_layer_type else ["all"] * facts.layers
+            pack = pack_weights and can_pack(self.device, self.dtype)
+            self._decoder = PackedDecoder(model, facts, capacity=self.pool.capacity, kinds=kinds, pack=pack)
+        else:
+            self._decoder = LibraryDecoder(model, plan)
 
     @classmethod
     def load(
@@ -135,22 +153,16 @@ class Target:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
-        slots: int = 1,
-        capacity: int = 2048,
-        fp32_head: bool = True,
+        **how: Any,
     ) -> Self:
-        """Load from a hub id or a folder."""
+        """Load from a hub id or a folder; `how` as in the constructor."""
         loaded = load_model(source, device=device, dtype=dtype)
-        return cls(
-            loaded.model, loaded.facts, slots=slots, capacity=capacity, folder=loaded.folder, fp32_head=fp32_head
-        )
+        return cls(loaded.model, loaded.facts, folder=loaded.folder, **how)
 
     @classmethod
-    def from_model(
-        cls, model: PreTrainedModel, *, slots: int = 1, capacity: int = 2048, fp32_head: bool = True
-    ) -> Self:
+    def from_model(cls, model: PreTrainedModel, **how: Any) -> Self:
         """Use a model that is in memory; it changes to this project's attention function."""
-        return cls(model, prepare(model), slots=slots, capacity=capacity, fp32_head=fp32_head)
+        return cls(model, prepare(model), **how)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -162,33 +174,17 @@ class Target:
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Step:
         """Run every row's tokens behind its slot's prefix, each node seeing the prefix and its own ancestors."""
-        order = sorted(range(len(rows)), key=lambda b: rows[b].slot)  # in slot order the pool is read without copies
-        batch = RowBatch.of([rows[b] for b in order], self.facts.vocab_size)
+        batch = RowBatch.of(rows, self.facts.vocab_size)
         versions = self.pool.begin(batch.slots, batch.sizes)
-        starts = np.array([self.pool.lengths[slot] for slot in batch.slots])
-        needed = int((starts + batch.sizes).max())
-        view = min(-(-needed // _VIEW_BUCKET) * _VIEW_BUCKET, self.pool.capacity)
-        tree = ancestors(batch.parents)
-        positions = starts[:, None] + tree.sum(-1) - 1
-        masks = tree_masks(
-            self._on_device(starts),
-            self._on_device(tree),
-            view=view,
-            windows=tuple(self._plan.windows.values()),
-            groups=self.facts.heads // self.facts.kv_heads,
-            dtype=self.dtype,
+        layout = Layout(
+            batch,
+            self.pool,
+            windows=self._windows,
+            repeats=self.facts.heads // self.facts.kv_heads,
+            together=isinstance(self._decoder, LibraryDecoder),
         )
-        out = self._backbone(
-            input_ids=self._on_device(batch.ids),
-            attention_mask=dict(zip(self._plan.windows, masks, strict=True)) if self._plan.per_layer_type else masks[0],
-            position_ids=self._on_device(positions),
-            past_key_values=SlotView(self.pool, batch.slots, batch.sizes, view),
-            use_cache=True,
-        )
-        places = [0] * len(order)
-        for place, b in enumerate(order):
-            places[b] = place
-        return Step(self, batch, places, versions, out.last_hidden_state)
+        ids = torch.from_numpy(batch.ids).to(self.device)
+        return Step(self, batch, versions, self._decoder(ids, layout, self.pool.layers))
 
     @torch.inference_mode()
     def commit(self, step: Step, b: int, path: Sequence[int]) -> Committed:
@@ -196,9 +192,9 @@ class Target:
 
         A row can be committed once, and only until its slot takes part in another forward.
         """
-        place = step._places[b]
-        slot, size, parents = step.batch.slots[place], step.batch.sizes[place], step.batch.parents[place]
-        if self.pool.versions[slot] != step.versions[place]:
+        slot, size = step.batch.slots[b], step.batch.sizes[b]
+        parents = step.batch.parents[step.batch.starts[b] : step.batch.starts[b + 1]]
+        if self.pool.versions[slot] != step.versions[b]:
             raise UsageError(f"slot {slot} has moved on since this forward")
         before = -1
         for node in path:
@@ -235,9 +231,6 @@ class Target:
         """The best token `[n]` after each of the final states `[n,hidden]`, in bounded memory."""
         at_once = max(1, _LOGITS_AT_ONCE // self.facts.vocab_size)
         return torch.cat([self.logits(part).argmax(dim=-1) for part in hidden.split(at_once)])
-
-    def _on_device(self, array: npt.NDArray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
 
 
 def _linear_in_fp32(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from moa.model.attention import ATTENTION, ancestors, tree_masks, tree_sdpa
+from moa.model.attention import ATTENTION, ancestors, tree_sdpa
 from tests.model.trees import path_to, random_tree, reference
 from tests.tiny import FAMILIES, tiny
 
@@ -30,24 +30,6 @@ def test_ancestors_are_the_nodes_on_the_path(size: int) -> None:
 def test_ancestors_of_a_chain_are_a_triangle() -> None:
     chain = np.arange(-1, 99)[None]
     assert np.array_equal(ancestors(chain)[0], np.tri(100, dtype=bool))
-
-
-@pytest.mark.parametrize("groups", [1, 3])
-def test_masks_show_the_prefix_and_the_ancestors_within_the_window(groups: int) -> None:
-    parents, lengths, view, windows = random_parents(3, 9), [0, 4, 11], 24, (None, 3, 6, 24)
-    tree = ancestors(parents)
-    masks = tree_masks(
-        torch.tensor(lengths), torch.from_numpy(tree), view=view, windows=windows, groups=groups, dtype=torch.float32
-    )
-    for mask, window in zip(masks, windows, strict=True):
-        expected = torch.full((3, 9, view), HIDDEN)
-        for b, length in enumerate(lengths):
-            for node in range(9):
-                path = path_to(parents[b], node)
-                columns = [*range(length), *(length + i for i in path)]  # in the order of their positions
-                expected[b, node, columns[-window:] if window else columns] = 0.0
-        assert torch.equal(mask, expected[:, None].repeat(1, 1, groups, 1))
-    assert masks[0] is masks[3]  # a window as wide as the view hides nothing: no second mask is made
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])

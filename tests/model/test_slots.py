@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moa.errors import CapacityError, UsageError
-from moa.model.slots import SlotPool, SlotView
+from moa.model.slots import SlotPool
 
 LAYERS, HEADS, WIDTH = 3, 2, 4
 
@@ -17,12 +17,12 @@ def make_pool(slots: int = 4, capacity: int = 16) -> SlotPool:
 
 
 def write(pool: SlotPool, slot: int, nodes: int) -> tuple[Tensor, Tensor]:
-    """Let one forward write `nodes` random columns; returns what it wrote, `[layers,H,nodes,D]`."""
+    """Write `nodes` random columns behind a slot's prefix; returns them, `[layers,H,nodes,D]`."""
     k, v = torch.randn(2, LAYERS, HEADS, nodes, WIDTH)
     pool.begin([slot], [nodes])
-    view = SlotView(pool, [slot], [nodes], pool.lengths[slot] + nodes)
-    for layer in range(LAYERS):
-        view.update(k[layer][None], v[layer][None], layer)
+    start = pool.lengths[slot]
+    pool.k[:, slot, :, start : start + nodes] = k
+    pool.v[:, slot, :, start : start + nodes] = v
     return k, v
 
 
@@ -87,43 +87,6 @@ def test_a_forward_over_the_capacity_touches_nothing() -> None:
     with pytest.raises(CapacityError, match="holds 6 tokens and cannot take 3 more: its capacity is 8"):
         pool.begin([other, slot], [1, 3])
     assert pool.versions == versions
-
-
-@pytest.mark.parametrize("slots", [[2], [0, 1], [1, 3], [0, 1, 3], [3, 0]])
-@pytest.mark.parametrize("sizes", [[2, 2, 2], [3, 1, 2]])
-@pytest.mark.parametrize("starts", [[4, 4, 4], [0, 5, 2]])
-def test_a_view_writes_behind_each_prefix_and_reads_each_row(
-    slots: list[int], sizes: list[int], starts: list[int]
-) -> None:
-    pool = make_pool()
-    while pool.free:
-        pool.acquire()
-    pool.k.normal_()
-    pool.v.normal_()
-    sizes, starts = sizes[: len(slots)], starts[: len(slots)]
-    for slot, start in zip(slots, starts, strict=True):
-        pool.lengths[slot] = start
-    expected_k, expected_v = pool.k.clone(), pool.v.clone()
-    view = SlotView(pool, slots, sizes, 9)
-    for layer in range(LAYERS):
-        # as attention layers hand them over: transposed, and padded to the longest row
-        k, v = torch.randn(2, len(slots), max(sizes), HEADS, WIDTH).transpose(2, 3)
-        for b, (slot, start, size) in enumerate(zip(slots, starts, sizes, strict=True)):
-            expected_k[layer, slot, :, start : start + size] = k[b, :, :size]
-            expected_v[layer, slot, :, start : start + size] = v[b, :, :size]
-        seen_k, seen_v = view.update(k, v, layer)
-        assert torch.equal(seen_k, expected_k[layer][slots][:, :, :9])
-        assert torch.equal(seen_v, expected_v[layer][slots][:, :, :9])
-    assert torch.equal(pool.k, expected_k)
-    assert torch.equal(pool.v, expected_v)
-
-
-@pytest.mark.parametrize(("slots", "copies"), [([2], False), ([0, 1, 2], False), ([1, 3], False), ([0, 1, 3], True)])
-def test_evenly_spaced_slots_are_read_in_place(slots: list[int], copies: bool) -> None:
-    pool = make_pool()
-    seen, _ = SlotView(pool, slots, [1] * len(slots), 8).update(*torch.randn(2, len(slots), HEADS, 1, WIDTH), 1)
-    assert seen.shape == (len(slots), HEADS, 8, WIDTH)
-    assert (seen.untyped_storage().data_ptr() != pool.k.untyped_storage().data_ptr()) == copies
 
 
 def test_memory_of_a_token() -> None:

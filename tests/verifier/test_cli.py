@@ -97,7 +97,8 @@ def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None
         (["serve", "--max-queue", "0"], "max_queue"),
         (["serve", "--max-queue", "x"], "invalid int"),
         (["check", "--dtype", "float8", "--target", "."], "float8"),
-        (["check", "--slots", "100000000", "--target", "TARGET", "--device", "cpu"], "no memory"),
+        (["check", "--slots", "65537", "--target", "TARGET", "--device", "cpu"], "slots must be"),
+        (["check", "--slots", "9", "--kv-tokens", "0", "--target", "TARGET", "--device", "cpu"], "kv_tokens must be"),
         (["serve", "--device-map", "auto"], "--device-map"),
         (["serve", "--device", "warp", "--target", "TARGET"], "warp"),
         ([], "required"),
@@ -197,6 +198,8 @@ def test_check_prints_figures(pair: tuple[Path, Path], capsys: pytest.CaptureFix
     assert caught.value.code == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["slots"] == 4
+    assert figures["kv_tokens"] == 4 * (128 + 256), "no more than all slots can hold"
+    assert figures["fits"] == [{"tokens": 256, "sessions": 4}]
     assert figures["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 4
     assert [tree["nodes"] for tree in figures["trees"]] == [1, 8, 16, 32, 64]
     assert all(tree["ms"] > 0 for tree in figures["trees"])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from cloud_verifier.engine import Engine
+from cloud_verifier.model import Served, serve_model
 from cloud_verifier.recording import Recorder
 from cloud_verifier.scheduler import Scheduler
-from cloud_verifier.streaming import MoaServerDrafting
-from cloud_verifier.work import Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
+from cloud_verifier.streaming import MoaServerDrafting, NoDrafting, ServerDrafting
+from cloud_verifier.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
+from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
-from moa.wire import Limits
+from moa.wire import Code, Limits
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Stream, Verify
 from tests.verifier import kit
@@ -23,13 +26,14 @@ from tests.verifier import kit
 class Bench:
     """An engine without a thread, and what it has reported."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.served = kit.served()
+    def __init__(self, served: Served | None = None, **settings: Any) -> None:
+        self.served = served or kit.served()
         self.reports: list[Report] = []
         self.scheduler = Scheduler(Limits(), batch_wait=0.0, prefill_tokens=32)
         recorder = Recorder(self.served.drafter, self.reports.extend, rows=16)
-        assert self.served.drafter is not None
-        drafting = MoaServerDrafting(self.served.target, self.served.drafter, recorder, shape=TreeShape.chain(3))
+        drafting: ServerDrafting = NoDrafting()
+        if self.served.drafter is not None:
+            drafting = MoaServerDrafting(self.served.target, self.served.drafter, recorder, shape=TreeShape.chain(3))
         self.engine = Engine(
             self.served.target, recorder, self.scheduler, self.reports.extend, drafting=drafting, **settings
         )
@@ -151,12 +155,13 @@ def test_a_slot_is_zeroed_before_its_next_user() -> None:
     lease = bench.lease(0)
     bench.submit(lease, kit.prompt(0, 20), [5])
     bench.run()
-    slot = lease.slot
-    assert slot is not None
-    assert bench.served.target.pool.k[:, slot].abs().max() > 0
+    pool = bench.served.target.pool
+    assert lease.slot is not None
+    assert pool.read(lease.slot, 0, 20)[0].abs().max() > 0
     bench.scheduler.release(lease)
     bench.run()
-    assert bench.served.target.pool.k[:, slot].abs().max() == 0
+    assert pool.k.abs().max() == 0
+    assert pool.free_pages == pool.pages
     assert lease.slot is None
     assert bench.served.target.pool.free == kit.SETTINGS.slots
 
@@ -198,3 +203,82 @@ def test_records_of_a_low_precision_target_are_numbers(dtype: torch.dtype) -> No
     rows = RecordRows(1, 4)
     rows.write(3, torch.ones(2, 1, 4, dtype=dtype).float().numpy(), torch.ones(2, 1, 4).numpy())
     assert rows.read(3, 5)[0].sum() == 8
+
+
+def test_a_prompt_and_drafts_run_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    drafting, reading = bench.lease(0), bench.lease(1)
+    first = bench.submit(drafting, kit.prompt(0, 9), [])
+    bench.run()
+    (settled,) = bench.of(Settled)
+    sizes: list[list[int]] = []
+    real = bench.served.target.forward
+    monkeypatch.setattr(
+        bench.served.target, "forward", lambda rows: sizes.append([len(row.tokens) for row in rows]) or real(rows)
+    )
+    bench.scheduler.prefill(reading, kit.prompt(1, 60), 59)
+    following = kit.generated(kit.prompt(0, 9), 4)
+    assert settled.next_token == following[0]
+    bench.submit(drafting, [*first.ids, following[0]], following[1:3])
+    bench.run()
+    assert sizes[0][0] == 3
+    assert sizes[0][1] >= 16
+    assert (reading.length, bench.of(Settled)[1].next_token) == (59, following[3])
+
+
+def test_sessions_that_find_the_memory_full_are_told_to_come_back_and_harm_nobody() -> None:
+    target = Target.from_model(kit.model(), slots=8, capacity=96, kv_tokens=96)
+    bench = Bench(served=serve_model(target))
+    good, waiting = bench.lease(0), bench.lease(1)
+    bench.submit(good, kit.prompt(0, 60), [5])
+    bench.run()
+    refused = bench.submit(waiting, kit.prompt(1, 50), [5])
+    bench.run()
+    (dropped,) = bench.of(Dropped)
+    assert (dropped.job, dropped.refusal.code, dropped.refusal.limit) == (refused, Code.BUSY, "kv_tokens")
+    assert bench.of(Failed) == []
+    assert (bench.scheduler.queued, bench.scheduler.prompts) == (0, 0)
+    bench.scheduler.release(good)
+    bench.submit(waiting, kit.prompt(1, 50), [5])
+    bench.run()
+    assert bench.of(Settled)[-1].job.lease is waiting
+
+
+def test_a_stream_that_finds_the_memory_full_ends_with_what_it_has_said() -> None:
+    target = Target.from_model(kit.model(), slots=8, capacity=96, kv_tokens=96)
+    bench = Bench(served=serve_model(target))
+    bench.scheduler.prefill(bench.lease(1), kit.prompt(1, 61), 60)
+    bench.run()
+    bench.submit(bench.lease(0), kit.prompt(0, 20), None)
+    bench.run()
+    said = [token for report in bench.of(Streamed) for token in report.tokens]
+    assert said == kit.generated(kit.prompt(0, 20), len(said))
+    assert len(said) == 32 - 19, "two pages are full"
+    assert bench.of(Streamed)[-1].done
+    assert bench.of(Failed) == []
+
+
+def test_a_shared_beginning_brings_its_records_and_makes_none_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    source, sharer = bench.lease(0), bench.lease(1)
+    ids = kit.prompt(0, 60)
+    bench.scheduler.prefill(source, ids, 59)
+    while source.length < 59:
+        bench.engine.turn(0)
+    made: list[int] = []
+    drafter = bench.served.drafter
+    assert drafter is not None
+    real = drafter.project
+    monkeypatch.setattr(drafter, "project", lambda k, v, h, at: made.append(len(at)) or real(k, v, h, at))
+    sharer.share, sharer.share_tokens = source, 50
+    bench.submit(sharer, ids, [5])
+    assert bench.engine.turn(0)
+    assert sharer.length >= 50
+    assert all(rows <= 16 for rows in made)
+    bench.run()
+    for lease, rows in ((source, 59), (sharer, 60)):
+        assert lease.made.newest_missing(rows, 1) is None
+    assert source.records is not None
+    assert sharer.records is not None
+    for ours, theirs in zip(sharer.records.read(0, 50), source.records.read(0, 50), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-3)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.scheduler import DraftBatch, PromptBatch, Releases, Scheduler
+from cloud_verifier.scheduler import Batch, Releases, Scheduler
 from cloud_verifier.work import Job, Lease
 from moa.sampling import SamplingSettings
 from moa.wire import Code, Limits, Refusal
@@ -38,7 +38,7 @@ def scheduler(**settings: Any) -> Scheduler:
 
 
 def drafts(work: Any) -> list[Job]:
-    assert isinstance(work, DraftBatch)
+    assert isinstance(work, Batch)
     return work.jobs
 
 
@@ -53,7 +53,7 @@ def test_everything_ready_goes_in_one_batch() -> None:
     assert queue.next(0) is None
 
 
-def test_a_batch_is_bounded_in_rows_and_padded_tokens() -> None:
+def test_a_batch_is_bounded_in_rows_and_tokens() -> None:
     queue = scheduler(max_batch_rows=3, max_batch_tokens=32)
     for nodes in (4, 4, 4, 4, 16, 16, 17):
         queue.submit(job(lease(), nodes))
@@ -102,7 +102,7 @@ def test_a_draft_waits_until_its_prompt_has_run() -> None:
     holder = lease(length=0)
     queue.submit(job(holder, base=20))
     sizes = []
-    while isinstance(work := queue.next(0), PromptBatch):
+    while (work := queue.next(0)) is not None and not drafts(work):
         (chunk,) = work.chunks
         sizes.append(min(chunk.size, chunk.goal - holder.length))
         holder.length += sizes[-1]
@@ -111,28 +111,58 @@ def test_a_draft_waits_until_its_prompt_has_run() -> None:
     assert [j.lease for j in drafts(work)] == [holder]
 
 
-def test_prompts_and_drafts_take_turns() -> None:
-    queue = scheduler(prefill_tokens=8)
+def test_a_piece_of_a_prompt_goes_along_with_every_batch_of_drafts() -> None:
+    clock = Clock()
+    queue = scheduler(prefill_tokens=256, clock=clock)
     newcomer = lease(length=0)
-    queue.prefill(newcomer, [1] * 100, 99)
-    kinds = []
-    for _ in range(6):
-        queue.submit(job(lease()))
+    queue.prefill(newcomer, [1] * 20000, 19999)
+    size = 0
+    for turn in range(200):  # forwards take 10 ms, and 0.1 ms more for each token
+        nodes = 60 + 8 * (turn % 11)
+        queue.submit(job(lease(), nodes=nodes))
         work = queue.next(0)
-        kinds.append(type(work))
-        if isinstance(work, PromptBatch):
-            newcomer.length += work.chunks[0].size
-            queue.prefilled(newcomer)
-    assert kinds == [DraftBatch, PromptBatch] * 3
+        assert isinstance(work, Batch)
+        assert len(work.jobs) == 1
+        size = sum(chunk.size for chunk in work.chunks)
+        newcomer.length += size
+        clock.now += 0.01 + 0.0001 * (nodes + size)
+        queue.prefilled(newcomer)
+    assert 30 <= size <= 45, "a quarter of what the drafts take"
+
+
+def test_a_prompt_runs_in_large_pieces_when_nobody_drafts_and_in_small_ones_when_rounds_are_about_to_come() -> None:
+    clock = Clock()
+    queue = scheduler(prefill_tokens=256, clock=clock)
+    queue.submit(job(lease()))
+    queue.next(0)
+    queue.prefill(lease(length=0), [1] * 2000, 1999)
+    clock.now += 0.01
+    few = queue.next(0)
+    clock.now += 1.0
+    many = queue.next(0)
+    assert isinstance(few, Batch)
+    assert isinstance(many, Batch)
+    assert few.chunks[0].size < many.chunks[0].size == 256
 
 
 def test_short_prompts_run_together_within_the_budget() -> None:
     queue = scheduler(prefill_tokens=32)
-    for goal in (8, 8, 8, 8, 8):
-        queue.prefill(lease(length=0), [1] * 9, goal)
+    for goal in (8, 8, 8, 12, 8):
+        queue.prefill(lease(length=0), [1] * 13, goal)
     work = queue.next(0)
-    assert isinstance(work, PromptBatch)
-    assert len(work.chunks) == 4
+    assert isinstance(work, Batch)
+    assert [chunk.size for chunk in work.chunks] == [8, 8, 8, 8]
+
+
+def test_a_prompt_that_finds_no_memory_gives_its_round_back() -> None:
+    queue = scheduler()
+    holder = lease(length=0)
+    one = job(holder, base=20)
+    queue.submit(one)
+    assert queue.give_up(holder) is one
+    assert queue.give_up(holder) is None
+    assert queue.queued == queue.prompts == 0
+    assert queue.next(0) is None
 
 
 def test_expired_and_cancelled_rounds_are_not_run() -> None:
@@ -144,7 +174,7 @@ def test_expired_and_cancelled_rounds_are_not_run() -> None:
     cancelled.cancelled = True
     clock.now = 102.0
     work = queue.next(0)
-    assert isinstance(work, DraftBatch)
+    assert isinstance(work, Batch)
     assert (work.jobs, work.expired) == ([good], [late, cancelled])
     assert queue.queued == 0
 
@@ -169,6 +199,23 @@ def test_releases_come_before_all_work() -> None:
     queue.submit(job(lease()))
     queue.release(lease())
     assert isinstance(queue.next(0), Releases)
+
+
+def test_releases_that_come_while_a_batch_waits_for_company_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = scheduler(batch_wait=0.002)
+    old, waiting, new = lease(), lease(), lease(length=0)
+    for one in (old, waiting):
+        queue.submit(job(one))
+    assert len(drafts(queue.next(0))) == 2
+
+    def wait(seconds: float) -> None:
+        queue.release(old)
+        queue.submit(job(new, base=0))  # a prompt of one token has nothing to run before its first round
+
+    monkeypatch.setattr(queue._changed, "wait", wait)
+    queue.submit(job(waiting))
+    assert queue.next(0) == Releases([old])
+    assert {one.lease for one in drafts(queue.next(0))} == {waiting, new}
 
 
 def test_it_wakes_a_waiting_thread() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -19,12 +20,18 @@ FACTS = ModelFacts(
 class World:
     """A store, its clock, and what it has given back."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, *, pages: int = 0, **limits: Any) -> None:
         self.now = 0.0
+        self.free_pages = pages
         self.released: list[Lease] = []
         self.reasons: list[str] = []
         self.store = SessionStore(
-            Limits(**limits), FACTS, clock=lambda: self.now, release=self.released.append, evicted=self.reasons.append
+            Limits(**limits),
+            dataclasses.replace(FACTS, pages=pages),
+            clock=lambda: self.now,
+            release=self.released.append,
+            evicted=self.reasons.append,
+            free_pages=lambda: self.free_pages,
         )
 
     def session(self, name: int, *, principal: str = "p", ids: list[int] | None = None, live: bool = True) -> Session:
@@ -172,3 +179,29 @@ def test_a_beginning_is_never_shared_to_the_last_token() -> None:
     second = world.session(2, ids=list(range(10, 40)))
     assert second.lease is not None
     assert second.lease.share_tokens == 29, "the pending token has not been run"
+
+
+def test_pages_are_taken_from_whoever_has_been_away_the_longest() -> None:
+    world = World(pages=6, idle_seconds=5)
+    old, new = world.session(1), world.session(2)
+    world.store.make_room(old, 64)
+    world.now += 10
+    new.used = world.now
+    world.store.make_room(new, 32)
+    assert world.released == []
+    world.store.make_room(new, 80)
+    assert [lease.session for lease in world.released] == [old.id]
+    assert world.reasons == ["pages_needed"]
+    assert old.lease is None
+
+
+def test_a_session_that_finds_no_pages_is_told_to_come_back() -> None:
+    world = World(pages=6, idle_seconds=5)
+    one, two = world.session(1), world.session(2)
+    world.store.make_room(one, 64)
+    with pytest.raises(Refusal) as caught:
+        world.store.make_room(two, 64)
+    assert (caught.value.code, caught.value.limit) == (Code.BUSY, "kv_tokens")
+    assert caught.value.error().retry_after_ms > 0
+    world.store.make_room(two, 32)
+    assert world.released == [], "what is refused is not kept for it"

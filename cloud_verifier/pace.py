@@ -1,0 +1,48 @@
+"""How long a forward takes by the number of its tokens, learned from those that ran. No clock, no torch."""
+
+from __future__ import annotations
+
+_MEMORY = 0.98
+"""Weight that each older forward keeps: the last fifty or so count."""
+_PRIOR = ((1, 0.005), (256, 0.1))
+"""Tokens and seconds assumed before anything has run."""
+_PRIOR_WEIGHT = 0.01
+
+
+class Pace:
+    """A straight line through what was measured: seconds = fixed + each * tokens."""
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        for tokens, seconds in _PRIOR:
+            self.observe(tokens, seconds, weight=_PRIOR_WEIGHT)
+
+    def observe(self, tokens: int, seconds: float, *, weight: float = 1.0) -> None:
+        """A forward of so many tokens took so long."""
+        self._n = self._n * _MEMORY + weight
+        self._x = self._x * _MEMORY + weight * tokens
+        self._y = self._y * _MEMORY + weight * seconds
+        self._xx = self._xx * _MEMORY + weight * tokens * tokens
+        self._xy = self._xy * _MEMORY + weight * tokens * seconds
+
+    @property
+    def each(self) -> float:
+        """Seconds of one more token; never below 0."""
+        return self._line()[1]
+
+    def seconds(self, tokens: int) -> float:
+        """How long a forward of so many tokens will take."""
+        fixed, each = self._line()
+        return fixed + each * tokens
+
+    def _line(self) -> tuple[float, float]:
+        spread = self._xx - self._x * self._x / self._n
+        each = max(0.0, (self._xy - self._x * self._y / self._n) / spread) if spread > 1e-9 else 0.0
+        fixed = (self._y - each * self._x) / self._n
+        # Forwards of one size alone do not tell the two apart: then all of the time counts as the tokens'.
+        return (fixed, each) if fixed > 0 else (0.0, self._xy / self._xx)
+
+    def beside(self, tokens: int, share: float, most: int) -> int:
+        """How many tokens, `most` at most, can go along with `tokens` others at `share` of their own time."""
+        each = self.each
+        return most if each <= 0 else min(most, int(share * self.seconds(tokens) / each))

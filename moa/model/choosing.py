@@ -1,0 +1,46 @@
+"""From a forward to what the target accepts of each row's draft. Rows walk their drafts together, one product of the
+head for all that are still on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+from moa.model.target import Step
+from moa.sampling import SamplingSettings, choose
+from moa.tree import Accepted, accept, walk
+
+
+class Judged(NamedTuple):
+    """A row's draft, the tokens before it up to and with its node 0, and how the target's tokens are chosen."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    log: Sequence[int]
+    sampling: SamplingSettings
+
+
+def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
+    """What the target accepts of each row of a forward, and its own token after that."""
+    found: dict[int, Accepted] = {}
+    walks: dict[int, tuple[Generator[int, int, Accepted], int]] = {}
+    for b, row in enumerate(rows):
+        if row.sampling.plain_greedy:
+            found[b] = accept(row.tokens, row.parents, step.argmax(b).tolist().__getitem__)
+        else:
+            steps = walk(row.tokens, row.parents)
+            walks[b] = steps, next(steps)
+    seen: dict[int, list[int]] = {b: [] for b in walks}  # the tokens of the path behind node 0
+    while walks:
+        logits = step.logits_of([(b, node) for b, (_, node) in walks.items()]).cpu().numpy()
+        for (b, (steps, _)), scores in zip(list(walks.items()), logits, strict=True):
+            row, path = rows[b], seen[b]
+            context = [*row.log, *path] if row.sampling.repetition_penalty != 1.0 else ()
+            token = choose(scores, row.sampling, len(row.log) + len(path), context)
+            try:
+                walks[b] = steps, steps.send(token)
+                path.append(token)
+            except StopIteration as end:
+                found[b] = end.value
+                del walks[b]
+    return [found[b] for b in range(len(rows))]

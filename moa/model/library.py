@@ -1,0 +1,65 @@
+"""The library's own model over the paged memory: the reference for every family, and the way in for most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from moa.model.families import MaskPlan
+from moa.model.layout import Layout
+
+
+class LibraryDecoder:
+    """Runs a batch as the library does, padded to its longest row."""
+
+    def __init__(self, model: Any, plan: MaskPlan) -> None:
+        self._backbone, self._plan = model.get_decoder(), plan
+
+    def __call__(self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Final states `[tokens, hidden]`, after the last norm; keys and values go to the layout's columns."""
+        (group,) = layout.groups
+        shape = group.rows, group.width
+        masks = group.masks if self._plan.per_layer_type else group.masks["all"]
+        out = self._backbone(
+            input_ids=_padded(ids, group.picks).view(shape),
+            attention_mask=masks,
+            position_ids=_padded(layout.positions, group.picks).view(shape),
+            past_key_values=_PageView(layout, memory),
+            use_cache=True,
+        )
+        hidden = out.last_hidden_state.flatten(0, 1)
+        return hidden if group.real is None else hidden.index_select(0, group.real)
+
+
+class _PageView(Cache):
+    """What one forward sees of the memory, in the form that `transformers` layers ask for."""
+
+    def __init__(self, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(layers=[])
+        self._layout, self._memory = layout, memory
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store a layer's new keys and values `[B,Hkv,T,D]`; returns all that the rows may attend to."""
+        keys, values = self._memory[layer_idx]
+        return self._store(keys, key_states), self._store(values, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero: rows differ in length, and every forward brings its own positions and masks."""
+        return 0
+
+    def _store(self, memory: Tensor, new: Tensor) -> Tensor:
+        (group,) = self._layout.groups
+        tokens = new.transpose(1, 2).flatten(0, 1)
+        tokens = tokens if group.real is None else tokens.index_select(0, group.real)
+        memory.index_copy_(0, self._layout.columns, tokens)
+        return group.read(memory)
+
+
+def _padded(packed: Tensor, picks: Tensor | None) -> Tensor:
+    return packed if picks is None else torch.index_select(packed, 0, picks)

@@ -1,0 +1,204 @@
+"""The target's key/value memory: pages of a few tokens, and sequences that hold as many of them as they need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from moa.errors import CapacityError, FullError, UsageError
+
+PAGE = 16
+"""Tokens of a page: what a sequence wastes at most, and what is read in one piece."""
+
+IntArray = npt.NDArray[np.int64]
+
+
+class PagePool:
+    """Keys and values of every layer, `[layers, columns, kv_heads, head_dim]`, allocated once.
+
+    A sequence (`slot`) has a table of pages. Its first `lengths[slot]` tokens are its committed prefix, which never
+    changes; what stands behind them is scratch of the last forward. So a rejected draft needs no clean-up, and whole
+    pages of a prefix can be shared: a page goes back when the last sequence that holds it does.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        tokens: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Room for `slots` sequences of up to `capacity` tokens, and `tokens` in all (0: so that all can be full)."""
+        if slots < 1 or capacity < 1 or tokens < 0:
+            raise UsageError(f"key/value memory needs at least one sequence of one token, not {slots} of {capacity}")
+        self.per_slot = -(-capacity // PAGE)
+        self.pages = -(-tokens // PAGE) or slots * self.per_slot
+        shape = (layers, self.pages * PAGE, kv_heads, head_dim)
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = list(zip(self.k.unbind(0), self.v.unbind(0), strict=True))
+        """Keys and values of each layer."""
+        self.slots, self.capacity = slots, min(capacity, self.pages * PAGE)
+        self.lengths = [0] * slots
+        self.versions = [0] * slots
+        """Counts what happened to a slot, so that a result of an older forward cannot be committed."""
+        self.tables: IntArray = np.zeros((slots, self.per_slot), dtype=np.int64)
+        self.held = [0] * slots
+        """Pages in each slot's table."""
+        self.straight = [True] * slots
+        """Whether a slot's pages follow each other in memory, so that it can be read without a copy."""
+        self._users = np.zeros(self.pages, dtype=np.int32)
+        self._free_pages = self.pages
+        self._free = list(range(slots - 1, -1, -1))
+        self._taken = [False] * slots
+
+    @property
+    def free(self) -> int:
+        """Slots that `acquire` can still give."""
+        return len(self._free)
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no slot holds."""
+        return self._free_pages
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory of one token."""
+        layers, _, kv_heads, head_dim = self.k.shape
+        return 2 * layers * kv_heads * head_dim * self.k.element_size()
+
+    # ---- sequences
+
+    def acquire(self) -> int:
+        """Take an empty slot; it takes its pages when it needs them."""
+        if not self._free:
+            raise FullError(f"all {self.slots} slots of the target are in use")
+        slot = self._free.pop()
+        self._taken[slot] = True
+        return slot
+
+    def share(self, source: int, tokens: int) -> int:
+        """Take a slot that begins with the first `tokens` of `source`: whole pages are shared, the rest is copied."""
+        self.check_taken(source)
+        if not 0 < tokens <= self.lengths[source]:
+            raise UsageError(f"slot {source} holds {self.lengths[source]} tokens and cannot share {tokens}")
+        slot, whole, rest = self.acquire(), tokens // PAGE, tokens % PAGE
+        pages = self.tables[source, :whole]
+        self.tables[slot, :whole] = pages
+        self._users[pages] += 1
+        self.held[slot], self.lengths[slot] = whole, whole * PAGE
+        self.straight[slot] = whole == 0 or bool(pages[-1] - pages[0] == whole - 1 and self.straight[source])
+        if rest:
+            try:
+                self.begin([slot], [rest])
+            except FullError:
+                self.release(slot)
+                raise
+            ours, theirs = PAGE * int(self.tables[slot, whole]), PAGE * int(self.tables[source, whole])
+            for memory in (self.k, self.v):
+                memory[:, ours : ours + rest] = memory[:, theirs : theirs + rest]
+        self.lengths[slot] = tokens
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Give a slot and its pages back. A page that nobody holds any more is zeroed: its next user finds nothing."""
+        self.check_taken(slot)
+        pages = self.tables[slot, : self.held[slot]]
+        self._users[pages] -= 1
+        unused = pages[self._users[pages] == 0]
+        if len(unused):
+            where = torch.from_numpy(unused).to(self.k.device)
+            for memory in (self.k, self.v):
+                memory.unflatten(1, (self.pages, PAGE)).index_fill_(1, where, 0)
+        self._free_pages += len(unused)
+        self.lengths[slot] = self.held[slot] = 0
+        self.straight[slot], self._taken[slot] = True, False
+        self.versions[slot] += 1
+        self._free.append(slot)
+
+    def check_taken(self, slot: int) -> None:
+        """Raise unless `slot` was acquired and not released."""
+        if not 0 <= slot < self.slots or not self._taken[slot]:
+            raise UsageError(f"slot {slot} is not in use")
+
+    # ---- what a forward does
+
+    def begin(self, slots: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """See that `sizes` more tokens of `slots` have pages to be written to; returns the slots' new versions."""
+        wanted = []
+        for slot, size in zip(slots, sizes, strict=True):
+            self.check_taken(slot)
+            if self.lengths[slot] + size > self.capacity:
+                raise CapacityError(
+                    f"slot {slot} holds {self.lengths[slot]} tokens and cannot take {size} more: "
+                    f"its capacity is {self.capacity}"
+                )
+            wanted.append(max(0, -(-(self.lengths[slot] + size) // PAGE) - self.held[slot]))
+        if sum(wanted) > self._free_pages:
+            raise FullError(
+                f"the target's key/value memory is full: {sum(wanted)} more pages of {PAGE} tokens are needed, "
+                f"{self._free_pages} of {self.pages} are free"
+            )
+        for slot, count in zip(slots, wanted, strict=True):
+            for _ in range(count):
+                self._grow(slot)
+            self.versions[slot] += 1
+        return [self.versions[slot] for slot in slots]
+
+    def commit(self, slot: int, nodes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Append the scratch tokens `nodes`, in this order, to the prefix; returns their K, V `[layers,n,Hkv,D]`."""
+        start = self.lengths[slot]
+        end = start + len(nodes)
+        if list(nodes) != list(range(len(nodes))):
+            found = self._at(slot, start + np.asarray(nodes, dtype=np.int64))
+            place = self._at(slot, np.arange(start, end))
+            for memory in (self.k, self.v):
+                memory.index_copy_(1, place, memory.index_select(1, found))
+        self.lengths[slot] = end
+        self.versions[slot] += 1
+        return self.read(slot, start, end)
+
+    def read(self, slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """K, V `[layers,n,Hkv,D]` of a slot's tokens; a view where its pages lie straight, else a copy."""
+        if self.straight[slot]:
+            first = PAGE * int(self.tables[slot, 0])
+            return self.k[:, first + start : first + stop], self.v[:, first + start : first + stop]
+        where = self._at(slot, np.arange(start, stop))
+        return self.k.index_select(1, where), self.v.index_select(1, where)
+
+    def columns(self, slots: IntArray | int, positions: IntArray) -> IntArray:
+        """Where the tokens at `positions` of `slots`, or of one slot, stand."""
+        return self.tables[slots, positions // PAGE] * PAGE + positions % PAGE
+
+    def _at(self, slot: int, positions: IntArray) -> Tensor:
+        return torch.from_numpy(self.columns(slot, positions)).to(self.k.device)
+
+    def _grow(self, slot: int) -> None:
+        held, table = self.held[slot], self.tables[slot]
+        page = int(table[held - 1]) + 1 if held else self._roomiest()
+        if page >= self.pages or self._users[page]:
+            self.straight[slot], page = False, self._roomiest()
+        table[held] = page
+        self.held[slot] = held + 1
+        self._users[page] = 1
+        self._free_pages -= 1
+
+    def _roomiest(self) -> int:
+        """Where a sequence can grow the furthest: in the longest run of free pages, with room for a full sequence if
+        there is any, else in its middle, so that the one before it can grow too."""
+        free = np.flatnonzero(self._users == 0)
+        ends = np.append(np.flatnonzero(np.diff(free) > 1), len(free) - 1)
+        lengths = np.diff(ends, prepend=-1)
+        longest = int(lengths.argmax())
+        length, last = int(lengths[longest]), int(free[ends[longest]])
+        return last + 1 - (self.per_slot if length >= self.per_slot else (length + 1) // 2)

@@ -1,0 +1,71 @@
+"""The products of a decoder: linear layers of one input multiplied as one, in the form that is fastest here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+Product = Callable[[Tensor], Tensor]
+
+_ROWS_HINT = 16
+"""oneDNN lays weights out for about so many tokens; measured, one layout serves 1 to 256."""
+
+
+def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
+    """One product that does what the linear layers `names` of `owner` do side by side.
+
+    Their weights are held once: the layers become views of the joined weight, or, with `pack`, parts of a weight in
+    oneDNN's own layout, which multiplies 2 to 32 tokens about twice as fast as torch's does on a CPU. Layers that are
+    no plain matrices (quantized ones) are run one by one.
+    """
+    layers = [getattr(owner, name) for name in names]
+    if len(wholes := {layer.whole for layer in layers if isinstance(layer, _Part)}) == 1:
+        return wholes.pop()  # another target has packed this model's weights before
+    if not all(type(layer) is nn.Linear and type(layer.weight.data) is Tensor for layer in layers):
+        return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], dim=-1)
+    biased = layers[0].bias is not None
+    bias = torch.cat([layer.bias.data for layer in layers]) if biased else None
+    stops = [0]
+    for layer in layers:
+        stops.append(stops[-1] + layer.out_features)
+    weight = layers[0].weight.data if len(layers) == 1 else torch.cat([layer.weight.data for layer in layers])
+    if pack:
+        packed = _Packed(weight, bias)
+        for name, start, stop in zip(names, stops, stops[1:], strict=False):
+            setattr(owner, name, packed if len(names) == 1 else _Part(packed, start, stop))
+        return packed
+    for layer, start, stop in zip(layers, stops, stops[1:], strict=False):
+        layer.weight.data = weight[start:stop]
+    return lambda x: linear(x, weight, bias)
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies such weights in a layout of its own."""
+    has = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return device.type == "cpu" and dtype == torch.float32 and has
+
+
+class _Packed(nn.Module):
+    """A weight in oneDNN's layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
+        self._bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+
+class _Part(nn.Module):
+    """One layer of a joined product, for the library's own model."""
+
+    def __init__(self, whole: _Packed, start: int, stop: int) -> None:
+        super().__init__()
+        self.whole, self._start, self._stop = whole, start, stop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.whole(x)[..., self._start : self._stop]

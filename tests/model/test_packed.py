@@ -1,0 +1,100 @@
+"""The fast way through a model against the library's own, and as one graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moa.model.layout import Layout
+from moa.model.packed import FAMILIES
+from moa.model.rows import RowBatch
+from moa.model.target import Row, Target
+from tests.model.test_target import CLOSE, MOE, prefill
+from tests.model.trees import random_tree
+from tests.tiny import tiny
+
+
+def targets(family: str, ways: list[dict[str, Any]], **overrides: Any) -> list[Target]:
+    overrides |= MOE if "mixtral" in family or "moe" in family else {}
+    return [Target.from_model(tiny(family, **overrides), slots=5, capacity=900, **way) for way in ways]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_way_through_a_model_says_the_same_of_unlike_rows(family: str) -> None:
+    """Long rows attend alone, short ones together; one shares its beginning, and a piece of a prompt goes along."""
+    biased = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
+    ways = [{"packed": False}, {}, {"pack_weights": True}, {"kv_tokens": 1600}]
+    outcomes = []
+    for target in targets(family, ways, **biased, max_position_embeddings=900):
+        rng = np.random.default_rng(1)
+        slots = [prefill(target, rng.integers(4, 128, size).tolist(), 64) for size in (700, 3, 41, 20)]
+        slots.append(target.pool.share(slots[2], 37))
+        rows = [Row(slot, *random_tree(rng, size)) for slot, size in zip(slots[:4], (6, 1, 9, 8), strict=True)]
+        rows.append(Row.chain(slots[4], rng.integers(4, 128, 23).tolist()))
+        step = target.forward(rows)
+        outcomes.append(torch.cat([step.logits(b, range(len(row.tokens))) for b, row in enumerate(rows)]))
+    for outcome in outcomes[1:]:
+        torch.testing.assert_close(outcome, outcomes[0], **CLOSE)
+
+
+@pytest.mark.parametrize("pack_weights", [False, True])
+def test_the_librarys_own_model_still_runs_on_the_shared_weights(pack_weights: bool) -> None:
+    model, plain = tiny("qwen2"), tiny("qwen2")
+    Target.from_model(model, capacity=32, pack_weights=pack_weights)
+    ids = torch.arange(4, 24).reshape(1, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, plain(ids).logits, **CLOSE)
+
+
+def test_two_targets_share_a_models_packed_weights() -> None:
+    model = tiny("llama")
+    first, second = (Target.from_model(model, capacity=32, pack_weights=True) for _ in range(2))
+    rows = [Row.chain(0, [5, 6, 7], judged="all")]
+    assert first.pool.acquire() == second.pool.acquire() == 0
+    torch.testing.assert_close(first.forward(rows).hidden(0), second.forward(rows).hidden(0))
+    attention = model.model.layers[0].self_attn
+    assert second._decoder._layers[0]._qkv is attention.q_proj.whole
+
+
+def test_weights_are_held_once() -> None:
+    model = tiny("llama")
+    Target.from_model(model, capacity=32)
+    attention = model.model.layers[0].self_attn
+    starts = {
+        part.weight.untyped_storage().data_ptr() for part in (attention.q_proj, attention.k_proj, attention.v_proj)
+    }
+    assert len(starts) == 1
+    Target.from_model(model, capacity=32, pack_weights=True)
+    assert not any("proj" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_forward_is_one_graph_for_each_bucket_of_shapes(backend: str) -> None:
+    """What CUDA graphs need: whatever the rows hold, the same shapes are the same graph."""
+    (target,) = targets("qwen3", [{}])
+    rng = np.random.default_rng(2)
+    graphs: list[Any] = []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward if backend == "eager" else torch._inductor.compile(graph, inputs)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(target._decoder.__call__, fullgraph=True, backend=counted, dynamic=False)
+    for lengths in ((33, 40, 46), (45, 35, 34)):  # three pages each
+        slots = [prefill(target, rng.integers(4, 128, size).tolist(), 64) for size in lengths]
+        rows = [Row(slot, *random_tree(rng, size)) for slot, size in zip(slots, (2, 2, 2), strict=True)]
+        batch = RowBatch.of(rows, 128)
+        target.pool.begin(batch.slots, batch.sizes)
+        layout = Layout(batch, target.pool, windows=target._windows, repeats=2)
+        (group,) = layout.groups
+        assert group.pages is not None
+        with torch.inference_mode():
+            found = compiled(torch.from_numpy(batch.ids), layout, target.pool.layers)
+            torch.testing.assert_close(found, target._decoder(torch.from_numpy(batch.ids), layout, target.pool.layers))
+        for slot in slots:
+            target.pool.release(slot)
+    assert len(graphs) == 1

@@ -1,0 +1,174 @@
+"""Key/value memory by pages: what is written, kept and shared, and what the next user finds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moa.errors import CapacityError, UsageError
+from moa.model.pages import PAGE, PagePool
+
+LAYERS, HEADS, WIDTH = 3, 2, 4
+
+
+def make_pool(slots: int = 4, capacity: int = 6 * PAGE, tokens: int = 0) -> PagePool:
+    return PagePool(layers=LAYERS, slots=slots, kv_heads=HEADS, capacity=capacity, head_dim=WIDTH, tokens=tokens)
+
+
+def write(pool: PagePool, slot: int, count: int) -> Tensor:
+    """Let one forward write `count` random tokens; returns their keys and values `[2,layers,n,H,D]`."""
+    rows = torch.randn(2, LAYERS, count, HEADS, WIDTH)
+    pool.begin([slot], [count])
+    start = pool.lengths[slot]
+    where = torch.from_numpy(pool.columns(slot, np.arange(start, start + count)))
+    pool.k[:, where], pool.v[:, where] = rows
+    return rows
+
+
+def fill(pool: PagePool, slot: int, count: int) -> Tensor:
+    """The same, committed."""
+    rows = write(pool, slot, count)
+    pool.commit(slot, range(count))
+    return rows
+
+
+def held(pool: PagePool, slot: int) -> Tensor:
+    return torch.stack(pool.read(slot, 0, pool.lengths[slot]))
+
+
+def test_slots_run_out_with_a_typed_error_and_come_back() -> None:
+    pool = make_pool(slots=2)
+    first, second = pool.acquire(), pool.acquire()
+    assert {first, second} == {0, 1}
+    with pytest.raises(CapacityError, match="all 2 slots"):
+        pool.acquire()
+    pool.release(second)
+    assert pool.acquire() == second
+
+
+@pytest.mark.parametrize("slot", [-1, 0, 4])
+def test_only_a_slot_in_use_can_be_released(slot: int) -> None:
+    with pytest.raises(UsageError, match="not in use"):
+        make_pool().release(slot)
+
+
+def test_memory_needs_room() -> None:
+    for size in ({"slots": 0}, {"capacity": 0}, {"tokens": -1}):
+        with pytest.raises(UsageError, match="at least one sequence"):
+            make_pool(**size)
+
+
+def test_a_sequence_takes_the_pages_that_it_needs() -> None:
+    pool = make_pool(tokens=10 * PAGE)
+    slot = pool.acquire()
+    assert pool.free_pages == 10
+    fill(pool, slot, PAGE + 1)
+    assert pool.free_pages == 8
+    fill(pool, slot, PAGE - 1)
+    assert pool.free_pages == 8
+    pool.release(slot)
+    assert pool.free_pages == 10
+
+
+def test_full_memory_is_a_typed_error_that_takes_nothing() -> None:
+    pool = make_pool(tokens=8 * PAGE)
+    first, second = pool.acquire(), pool.acquire()
+    fill(pool, first, 6 * PAGE)
+    with pytest.raises(CapacityError, match="3 more pages of 16 tokens are needed, 2 of 8 are free"):
+        pool.begin([second], [3 * PAGE])
+    assert (pool.free_pages, pool.held[second], pool.versions[second]) == (2, 0, 0)
+    with pytest.raises(CapacityError, match=f"cannot take 1 more: its capacity is {6 * PAGE}"):
+        pool.begin([first], [1])
+
+
+def test_commit_compacts_the_path_behind_the_prefix() -> None:
+    pool = make_pool()
+    slot = pool.acquire()
+    before = fill(pool, slot, PAGE - 2)
+    tree = write(pool, slot, 6)  # across the border of two pages
+    k, v = pool.commit(slot, [0, 3, 5])
+    assert pool.lengths[slot] == PAGE + 1
+    assert torch.equal(torch.stack([k, v]), tree[:, :, [0, 3, 5]])
+    assert torch.equal(held(pool, slot), torch.cat([before, tree[:, :, [0, 3, 5]]], 2))
+
+
+@pytest.mark.parametrize("share", [1, PAGE - 1, PAGE, 2 * PAGE, 2 * PAGE + 3])
+def test_a_shared_beginning_is_the_same_pages_and_outlives_its_source(share: int) -> None:
+    pool = make_pool()
+    source = pool.acquire()
+    rows = fill(pool, source, 2 * PAGE + 5)
+    free = pool.free_pages
+    slot = pool.share(source, share)
+    assert free - pool.free_pages == (1 if share % PAGE else 0), "only what ends within a page is copied"
+    own, others = fill(pool, slot, 4), fill(pool, source, 7)
+    pool.release(source)
+    assert torch.equal(held(pool, slot), torch.cat([rows[:, :, :share], own], 2))
+    pool.release(slot)
+    assert pool.free_pages == pool.pages
+    assert not pool.k.any()
+    assert others.any()
+
+
+def test_sharing_needs_a_source_that_holds_so_much_and_leaves_no_slot_behind_when_it_fails() -> None:
+    pool = make_pool(tokens=6 * PAGE)
+    source = pool.acquire()
+    fill(pool, source, 5 * PAGE + 3)
+    with pytest.raises(UsageError, match="cannot share"):
+        pool.share(source, 6 * PAGE)
+    with pytest.raises(CapacityError, match="memory is full"):
+        pool.share(source, PAGE + 1)
+    assert pool.free == 3
+    pool.release(source)
+    assert pool.free_pages == 6
+
+
+def test_a_released_slot_is_zero_everywhere_even_behind_its_length() -> None:
+    pool = make_pool()
+    kept, slot = pool.acquire(), pool.acquire()
+    fill(pool, kept, 5)
+    fill(pool, slot, 4)
+    write(pool, slot, 2 * PAGE)  # rejected drafts: scratch that no length covers
+    before = held(pool, kept).clone()
+    pool.release(slot)
+    assert torch.equal(held(pool, kept), before)
+    pool.release(kept)
+    assert not pool.k.any()
+    assert not pool.v.any()
+
+
+def test_with_room_for_all_every_sequence_lies_straight() -> None:
+    pool = make_pool()
+    slots = [pool.acquire() for _ in range(4)]
+    for _ in range(6):
+        for slot in slots:
+            fill(pool, slot, PAGE)
+    assert all(pool.straight)
+    assert pool.free_pages == 0
+
+
+def test_crowded_sequences_are_read_in_order_wherever_their_pages_lie() -> None:
+    pool = make_pool(slots=8, tokens=20 * PAGE)
+    rng = np.random.default_rng(0)
+    texts: dict[int, Tensor] = {}
+    for _ in range(300):
+        slot = int(rng.integers(0, 8))
+        if slot not in texts and pool.free:
+            slot = pool.acquire()
+            texts[slot] = torch.zeros(2, LAYERS, 0, HEADS, WIDTH)
+        elif slot in texts and (rng.random() < 0.1 or pool.lengths[slot] > 5 * PAGE):
+            pool.release(slot)
+            del texts[slot]
+            continue
+        count = int(rng.integers(1, 20))
+        fits = -(-count // PAGE) + 1 <= pool.free_pages and pool.lengths[slot] + count <= pool.capacity
+        if slot in texts and fits:
+            texts[slot] = torch.cat([texts[slot], fill(pool, slot, count)], 2)
+        for one, text in texts.items():
+            assert torch.equal(held(pool, one), text)
+    assert not all(pool.straight), "it was crowded"
+
+
+def test_memory_of_a_token() -> None:
+    assert make_pool().bytes_per_token == 2 * LAYERS * HEADS * WIDTH * 4
