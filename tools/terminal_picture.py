@@ -121,7 +121,7 @@ def drawn(screen: str) -> str:
 def main() -> None:
     """Write the picture."""
     (out,) = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         terminal = Terminal(Path(home))
         try:
             screen = play(terminal)
