@@ -1,6 +1,6 @@
 """Right answers against the token at which the link dies, for every drafter, side by side in one engine.
 
-python -m benchmarks.drafters_offline moa/demo/drafter benchmarks/baselines/weights/eagle2 --target moa/demo/target
+python -m benchmarks.drafters_offline moa/demo/drafter OUT/eagle2 --target moa/demo/target
 
 The target has run the prompt and m tokens of its answer, and the drafter has observed all of that; from there the
 drafter writes on alone, greedily, to the end of the answer, and a program checks it. EAGLE feeds on its own guesses of

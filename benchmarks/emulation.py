@@ -1,7 +1,7 @@
 """Emulated targets for the benchmarks: verifiers whose forwards take as long as those of a larger model would.
 
 python -m benchmarks.emulation --step-ms 60 --lanes 4
-python -m benchmarks.emulation --step-ms 60 --baseline benchmarks/baselines/weights/eagle2
+python -m benchmarks.emulation --step-ms 60 --baseline OUT/eagle2
 
 What is emulated is time and nothing else: a forward of the real small target runs, and then its thread sleeps until the
 stated time is over, whatever the number of tokens in it, as on an accelerator that is bound by reading its weights.

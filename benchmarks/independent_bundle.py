@@ -1,6 +1,6 @@
 """The bundle of an independent drafter, for a device that drafts without the target's records.
 
-python -m benchmarks.independent_bundle benchmarks/baselines/weights/independent --out DIR
+python -m benchmarks.independent_bundle OUT/independent --out DIR
 """
 
 from __future__ import annotations
