@@ -1,6 +1,6 @@
 """One connection from handshake to end: frames in to a `Channel`, its outbox out. Whose socket it is does not matter.
 
-The port of `cloud-verifier serve` and a Ray Serve replica (`ray_serve.py`) both speak through here.
+It knows the socket by the few methods of `Socket`, so that another server than ours could bring its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moa.wire.codes import CloseCode
 
 
 class Socket(Protocol):
-    """A websocket behind its handshake. All but `abort` may raise `ConnectionClosed`."""
+    """A websocket behind its handshake. What sends may raise `ConnectionClosed`."""
 
     @property
     def peer(self) -> str:
@@ -47,9 +47,6 @@ class Socket(Protocol):
 
     async def close(self, code: int, reason: str) -> None:
         """End the connection in an orderly way."""
-
-    def abort(self) -> None:
-        """End it at once."""
 
 
 async def converse(service: Service, socket: Socket, principal: str) -> None:

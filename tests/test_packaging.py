@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("moa", "export", "edge_client", "cloud_verifier")
 SCRATCH = (".*", "build", "dist", "runs", "bundles", "*.egg-info", "__pycache__")
-HEAVY = {"torch", "transformers", "optimum", "onnx", "onnxscript", "safetensors", "ray"}
+HEAVY = {"torch", "transformers", "optimum", "onnx", "onnxscript", "safetensors"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Runs in a fresh process: `None` in sys.modules turns every import of that name into an ImportError.
@@ -89,11 +89,10 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
     groups = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
-    for group, texts in groups.items():
+    for texts in groups.values():
         for requirement in map(Requirement, texts):
             name = canonicalize_name(requirement.name)
-            # Ray is heavy, for clusters only, and not part of the tested environment.
-            if name != "moa-edge" and group != "ray":
+            if name != "moa-edge":
                 assert requirement.specifier.contains(pins[name]), requirement
 
 

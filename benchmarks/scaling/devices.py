@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
@@ -123,7 +124,7 @@ class Device:
         return [pending, *self.speech.guesses[done : done + self.nodes - 1]]
 
 
-def summary(devices: Sequence[Device], seconds: float) -> dict[str, object]:
+def summary(devices: Sequence[Device], seconds: float) -> dict[str, Any]:
     """What a crowd of devices went through."""
     returns = [pair for device in devices for pair in zip(device.instances, device.instances[1:], strict=False)]
     rounds = [ms for device in devices for ms in device.round_ms]
@@ -145,7 +146,7 @@ def summary(devices: Sequence[Device], seconds: float) -> dict[str, object]:
     }
 
 
-async def run_all(devices: Sequence[Device]) -> dict[str, object]:
+async def run_all(devices: Sequence[Device]) -> dict[str, Any]:
     """Run devices together, and say what they went through."""
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""Where devices find their verifiers: one process, several workers, or Ray Serve. Each can lose one of its own."""
+"""Where devices find their verifiers: one process, or several workers. Each can lose one of its own."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from cloud_verifier.workers.pages import merge
 from moa.errors import MoaError, run_cli
 
 _BEAT_SECONDS = 1.0
-_PAGE_SECONDS = 5.0
+_PAGE_SECONDS = 8.0
 
 
 def main(settings: Settings, auth: Credentials, index: int, control: socket.socket, log_level: str) -> None:

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from cloud_verifier.workers.control import Ask, Beat, Control, Failed, Line, Take, Tell, Told, pair
 from moa.errors import MoaError
 
-_PAGE_SECONDS = 2.0
+_PAGE_SECONDS = 4.0
 
 Start = Callable[[int, socket.socket], BaseProcess]
 """Starts the process of a worker by its index, with its end of the line."""

@@ -1,0 +1,64 @@
+"""The files of `deploy`, against what they talk about: metrics, settings, paths."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from cloud_verifier.metrics import Metrics
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+FRONT = {"moa_workers_well", "moa_worker_restarts_total"}
+WATCHED = ("prometheus/alerts.yml", "grafana/cloud-verifier.json")
+
+
+def _served() -> set[str]:
+    metrics = Metrics()
+    names = {family.name for family in text_string_to_metric_families(metrics.page().decode())}
+    return {f"{name}{end}" for name in names for end in ("", "_total", "_bucket", "_sum", "_count")} | FRONT
+
+
+@pytest.mark.parametrize("file", WATCHED)
+def test_every_metric_that_is_watched_is_served(file: str) -> None:
+    watched = set(re.findall(r"\bmoa_[a-z_]+", (DEPLOY / file).read_text()))
+    assert watched
+    assert watched <= _served()
+
+
+def test_the_dashboard_has_a_query_in_every_panel() -> None:
+    board = json.loads((DEPLOY / "grafana/cloud-verifier.json").read_text())
+    assert all(target["expr"] for panel in board["panels"] for target in panel["targets"])
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
+def test_prometheus_takes_the_rules() -> None:
+    subprocess.run(["promtool", "check", "rules", str(DEPLOY / "prometheus/alerts.yml")], check=True)
+
+
+def _documents(file: str) -> list[Any]:
+    return list(yaml.safe_load_all((DEPLOY / file).read_text()))
+
+
+def test_the_manifests_ask_for_what_the_verifier_answers() -> None:
+    by_kind = {document["kind"]: document for document in _documents("kubernetes/verifier.yaml")}
+    pod = by_kind["Deployment"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
+    drain = next(int(flag.partition("=")[2]) for flag in container["args"] if flag.startswith("--drain-seconds"))
+    assert pod["spec"]["terminationGracePeriodSeconds"] > drain + 5, "and the pause before, and what closing takes"
+    assert by_kind["Service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert (
+        by_kind["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    )
+    annotations = by_kind["Ingress"]["metadata"]["annotations"].values()
+    assert sum("$http_x_session_id$arg_session" in value for value in annotations) == 2
