@@ -64,7 +64,7 @@ def _function(function: Any) -> str:
 
 
 def _call(function: Any, *, skip: int = 0) -> str:
-    """How it is called, without annotations; the settings that may be given come last."""
+    """How it is called, without annotations."""
     shown = []
     star = False
     for parameter in list(inspect.signature(function).parameters.values())[skip:]:
@@ -72,7 +72,8 @@ def _call(function: Any, *, skip: int = 0) -> str:
             shown.append("*")
             star = True
         default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
-        shown.append("**settings" if parameter.kind is parameter.VAR_KEYWORD else f"{parameter.name}{default}")
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        shown.append(f"{stars}{parameter.name}{default}")
     coroutine = "await " if inspect.iscoroutinefunction(inspect.unwrap(function)) else ""
     return f"{coroutine}{function.__name__}({', '.join(shown)})"
 

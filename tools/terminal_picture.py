@@ -1,6 +1,6 @@
 """Record a chat on a real terminal whose verifier is killed and comes back, and draw its last screen as SVG.
 
-    python -m tools.terminal_picture docs/pictures/terminal.svg
+    python -m tools.terminal_picture docs/terminal.svg
 
 Needs tmux. Every wait is for what is to appear, and bounded.
 """
@@ -114,7 +114,7 @@ def drawn(screen: str) -> str:
     """The screen as SVG, with the reader's own fonts: a picture that fetches some from elsewhere is none."""
     console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     console.print(Text.from_ansi(screen.rstrip()), end="")
-    style = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    style = re.sub(r"@font-face \{\{.*?\}\}\s*|<!-- .*? -->", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     return console.export_svg(title="the verifier is killed, and comes back", theme=MONOKAI, code_format=style)
 
 
