@@ -33,6 +33,7 @@ TITLES = {
     "capacity": "Readers that one verifier holds",
     "client_cuts": "The link cut at random bytes",
     "client_exact": "Texts equal to the target's, over every link",
+    "client_many": "Sixteen conversations over one connection",
     "client_links": "Device and server, by link",
     "client_offline": "Right answers when the link dies after m tokens (replayed)",
     "client_reconnect": "The link returns",
