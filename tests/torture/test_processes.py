@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(900)  # processes start slowly on a busy machin
 async def test_a_flood_of_pings_is_cut_and_the_neighbour_and_the_memory_are_well() -> None:
     async with server("--max-empty-frames-per-second", "100", "--flood-seconds", "0.5") as running:
         idle = await neighbour(running.port, running.honest, 1.0)
-        result = await under(running, "pings", 4.0, idle, running.memory)
+        result = await under(running, "pings", 6.0, idle, running.memory)
         assert result.right
         assert result.rounds > 0
         assert result.megabytes < 100
