@@ -82,11 +82,15 @@ def gumbel(seed: int, position: int, tokens: int | NDArray[np.int64]) -> NDArray
     return np.asarray(-np.log(-np.log(uniform)), dtype=np.float64)
 
 
-def penalize(logits: NDArray[np.float64], penalty: float, context: Sequence[int]) -> NDArray[np.float64]:
+Context = Sequence[int] | NDArray[np.int64]
+"""Tokens that are there already; once or several times is the same."""
+
+
+def penalize(logits: NDArray[np.float64], penalty: float, context: Context) -> NDArray[np.float64]:
     """Make every token already in the context less likely, the way `transformers` does."""
-    if penalty == 1.0 or not context:
+    if penalty == 1.0 or not len(context):
         return logits
-    seen = np.unique(np.asarray(context, dtype=np.int64))
+    seen = np.asarray(context, dtype=np.int64)
     logits = logits.copy()
     logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
     return logits
@@ -125,7 +129,7 @@ def _nucleus(logits: NDArray[np.float64], settings: SamplingSettings, ids: NDArr
         count *= 16
 
 
-def choose(logits: NDArray[np.float32], settings: SamplingSettings, position: int, context: Sequence[int] = ()) -> int:
+def choose(logits: NDArray[np.float32], settings: SamplingSettings, position: int, context: Context = ()) -> int:
     """The token at `position` (its index in the whole sequence), given the logits of the position before it."""
     if settings.plain_greedy:
         return int(np.argmax(logits))

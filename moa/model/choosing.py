@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moa.model.target import Step
 from moa.sampling import SamplingSettings, choose
 from moa.tree import Accepted, accept, walk
@@ -30,17 +33,23 @@ def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
         else:
             steps = walk(row.tokens, row.parents)
             walks[b] = steps, next(steps)
-    seen: dict[int, list[int]] = {b: [] for b in walks}  # the tokens of the path behind node 0
+    paths: dict[int, list[int]] = {b: [] for b in walks}  # the tokens behind node 0
+    seen = {b: _distinct(rows[b]) for b in walks}
     while walks:
         logits = step.logits_of([(b, node) for b, (_, node) in walks.items()]).cpu().numpy()
         for (b, (steps, _)), scores in zip(list(walks.items()), logits, strict=True):
-            row, path = rows[b], seen[b]
-            context = [*row.log, *path] if row.sampling.repetition_penalty != 1.0 else ()
-            token = choose(scores, row.sampling, len(row.log) + len(path), context)
+            row, path = rows[b], paths[b]
+            token = choose(scores, row.sampling, len(row.log) + len(path), seen[b])
             try:
                 walks[b] = steps, steps.send(token)
                 path.append(token)
+                seen[b] = np.append(seen[b], token)
             except StopIteration as end:
                 found[b] = end.value
                 del walks[b]
     return [found[b] for b in range(len(rows))]
+
+
+def _distinct(row: Judged) -> NDArray[np.int64]:
+    """The tokens that a repetition penalty looks at: of a long log they are found once, not for every node."""
+    return np.unique(np.asarray(row.log if row.sampling.repetition_penalty != 1.0 else (), dtype=np.int64))
