@@ -111,7 +111,7 @@ export class ChatView {
       this.act.copied();
     }));
     if (node.role === "user") tools.append(button("Edit", "Edit this message", () => this.#edit(node, box)));
-    else tools.append(button("Again", "Another answer", () => this.act.retry(node)));
+    else tools.append(button("Again", "Again: another answer", () => this.act.retry(node)));
     return tools;
   }
 

@@ -23,7 +23,8 @@ export class Figures {
     const drafted = (status.drafted ?? 0) - (past.drafted ?? 0);
     this.rtt.add(status.rtt_ms ?? null);
     this.speed.add(rate("tokens"));
-    if (drafted > 0) this.acceptance.add((status.accepted - past.accepted) / drafted);
+    // Checks of text that the device wrote alone are accepted too, without having been drafts.
+    if (drafted > 0) this.acceptance.add(Math.min(1, (status.accepted - past.accepted) / drafted));
     this.calls.add(status.calls ?? 0);
     this.traffic.add(rate("sent_bytes") + rate("received_bytes"));
     this.before = { ...status, now };
