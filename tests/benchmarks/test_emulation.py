@@ -30,7 +30,8 @@ def test_a_forward_takes_as_long_as_was_said() -> None:
     assert time.perf_counter() - began >= 0.05
     target.step_seconds = 0.0
     target.forward([Row.chain(slot, [5])])
-    assert (target.forwards, target.late) == (2, 1)
+    assert target.forwards == 2
+    assert target.late >= 1, "the second one, and the first too where the machine is busy"
 
 
 @pytest.mark.parametrize("kind", ["eagle2", "independent"])
@@ -72,9 +73,13 @@ def test_a_part_of_the_text_that_was_missed_is_a_loud_failure() -> None:
     drafting = open_drafting_of(target)
     lease = Lease(b"s" * 16, "somebody", length=3)
     job = Job(lease, Stream(b"s" * 16, 1, 3), [5, 6, 7, 8], TurnRules(4, 8, 64), SamplingSettings(), 0.0, 1.0)
-    with pytest.raises(MoaError, match="missed a part"):
-        for _ in range(8):  # the first rounds may go without a draft, to see what they take
+
+    def several_rounds() -> None:
+        for _ in range(8):  # the first may go without a draft, to see what they take
             drafting.draft([job])
+
+    with pytest.raises(MoaError, match="missed a part"):
+        several_rounds()
 
 
 def open_drafting_of(target: SlowTarget) -> BaselineServerDrafting:
