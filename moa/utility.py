@@ -8,12 +8,18 @@ again now and then, ever more rarely.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 _KEEP = 0.9
-"""Share of what was measured that a new round leaves standing."""
-_OUTLIER = 3.0
-"""A round that took so many times what is usual counts as no more than that: the machine did something else."""
+"""Share of what was measured of acceptance that a new round leaves standing."""
+_LATEST = 9
+"""Rounds of a depth whose times count."""
+_FIRST_PLAIN, _PLAIN_EVERY = 2, 32
+"""Plain rounds before the first draft; and after so many drafts one more, to know what drafting has to beat."""
+_DEEPER_EVERY = 8
+"""... and after so many drafts one goes a level deeper than seems best."""
 _PRIOR, _PRIOR_ROUNDS = 0.7, 4.0
 """Chance that a level is accepted before anything was measured, and for how many rounds that counts."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 48, 512
@@ -22,21 +28,6 @@ _TRIAL = 1
 """Levels of a draft that only tries."""
 _MARGIN = 1.02
 """Drafting has to promise so many times the tokens a second of plain decoding."""
-
-
-@dataclass
-class Smoothed:
-    """A mean that forgets."""
-
-    value: float = 0.0
-    known: bool = False
-
-    def add(self, value: float) -> None:
-        """One more measurement."""
-        if not self.known:
-            self.value, self.known = value, True
-        else:
-            self.value += (1 - _KEEP) * (min(value, _OUTLIER * self.value) - self.value)
 
 
 @dataclass
@@ -76,19 +67,33 @@ class Acceptance:
 
 @dataclass
 class Costs:
-    """What a round takes in seconds: without a draft, and each level more."""
+    """What a round takes in seconds, by the levels drafted: medians of the latest, for a machine that does other things
+    too is slow now and then, and never fast."""
 
-    plain: Smoothed = field(default_factory=Smoothed)
-    level: Smoothed = field(default_factory=Smoothed)
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    drafted: dict[int, deque[float]] = field(default_factory=dict)
     usual: Acceptance = field(default_factory=Acceptance)
     """Of all texts so far: what a new one starts from."""
 
     def add(self, seconds: float, levels: float) -> None:
         """A round, with so many levels drafted (the mean, where several texts share it)."""
         if levels == 0:
-            self.plain.add(seconds)
-        elif self.plain.known:
-            self.level.add(max(0.0, seconds - self.plain.value) / levels)
+            self.plain.append(seconds)
+        else:
+            self.drafted.setdefault(max(1, round(levels)), deque(maxlen=_LATEST)).append(seconds)
+
+    @property
+    def known(self) -> bool:
+        """Whether rounds with and without a draft were measured."""
+        return bool(self.plain and self.drafted)
+
+    def seconds(self, levels: int) -> float:
+        """Of a round: between the depths that were measured on a straight line, beyond them on the same one."""
+        points = [(0, median(self.plain))]
+        points += [(depth, max(points[0][1], median(took))) for depth, took in sorted(self.drafted.items())]
+        after = next((n for n, (depth, _) in enumerate(points) if depth >= levels), len(points) - 1)
+        (low, less), (high, more) = points[max(0, after - 1)], points[max(1, after)]
+        return max(points[0][1], less + (more - less) * (levels - low) / (high - low))
 
 
 class Utility:
@@ -97,31 +102,35 @@ class Utility:
     def __init__(self, costs: Costs, deepest: int) -> None:
         self.costs, self.deepest = costs, deepest
         self.acceptance = Acceptance.after(costs.usual)
-        self._pause, self._since = _FIRST_PAUSE, 0
+        self._pause, self._since, self._drafted = _FIRST_PAUSE, 0, 0
 
     def levels(self) -> int:
         """0: none; the target decodes plainly."""
-        if not self.costs.plain.known:
+        if len(self.costs.plain) < _FIRST_PLAIN or self._drafted >= _PLAIN_EVERY:
             return 0
-        if not self.costs.level.known:
+        if not self.costs.known:
             return self.deepest
-        best, most = 0, _MARGIN / self.costs.plain.value
+        best, most = 0, _MARGIN / self.costs.seconds(0)
         tokens, reach = 1.0, 1.0
         for levels in range(1, self.deepest + 1):
             reach *= self.acceptance.chance(levels - 1)
             tokens += reach
-            rate = tokens / (self.costs.plain.value + levels * self.costs.level.value)
+            rate = tokens / self.costs.seconds(levels)
             if rate > most:
                 best, most = levels, rate
-        if best or self._since < self._pause:
-            return best
+        if best:
+            # What was measured long ago is never measured again unless it is tried.
+            return min(best + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self.deepest)
+        if self._since < self._pause:
+            return 0
         return min(_TRIAL, self.deepest)
 
     def told(self, levels: int, accepted: int) -> None:
         """What became of a round."""
         if not levels:
-            self._since += 1
+            self._since, self._drafted = self._since + 1, 0
             return
+        self._drafted += 1
         self.acceptance.add(accepted, levels)
         self.costs.usual.add(accepted, levels)
         if self._since >= self._pause:  # that was a trial

@@ -63,19 +63,42 @@ def test_a_new_text_expects_what_the_others_had_but_learns_soon() -> None:
     assert fresh.chance(0) > 0.7
 
 
-def test_one_slow_round_changes_little() -> None:
+def test_one_slow_round_changes_nothing() -> None:
     costs = Costs()
     for _ in range(20):
         costs.add(1.0, 0)
         costs.add(1.4, 4)
-    before = costs.level.value
     costs.add(500.0, 4)
-    assert costs.level.value < 1.5 * before
+    costs.add(500.0, 0)
+    assert costs.seconds(0) == 1.0
+    assert costs.seconds(4) == pytest.approx(1.4)
 
 
-def test_the_first_round_is_plain_and_the_second_drafts() -> None:
+def test_seconds_lie_on_a_line_between_the_depths_that_were_measured() -> None:
+    costs = Costs()
+    for levels, seconds in ((0, 1.0), (2, 1.6), (6, 2.0)):
+        costs.add(seconds, levels)
+    assert [costs.seconds(n) for n in (0, 1, 2, 4, 8)] == pytest.approx([1.0, 1.3, 1.6, 1.8, 2.2])
+
+
+def test_the_first_rounds_are_plain_and_the_next_drafts() -> None:
     utility = Utility(Costs(), 6)
-    assert utility.levels() == 0
-    utility.costs.add(1.0, 0)
-    utility.told(0, 0)
+    for _ in range(2):
+        assert utility.levels() == 0
+        utility.costs.add(1.0, 0)
+        utility.told(0, 0)
     assert utility.levels() == 6
+
+
+def test_what_drafting_has_to_beat_is_measured_again() -> None:
+    """A slow start must not make drafting look good for ever."""
+    costs = Costs()
+    costs.add(9.0, 0)
+    costs.add(9.0, 0)
+    utility, plain = Utility(costs, 4), 0
+    for _ in range(400):
+        levels = utility.levels()
+        plain += levels == 0
+        costs.add(1.0 + 0.5 * levels, levels)
+        utility.told(levels, 0)
+    assert plain > 280
