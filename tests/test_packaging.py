@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("moa", "export", "edge_client", "cloud_verifier")
-SCRATCH = (".*", "build", "dist", "runs", "bundles", "*.egg-info", "__pycache__")
+SCRATCH = (".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
 HEAVY = {"torch", "transformers", "optimum", "onnx", "onnxscript", "safetensors"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

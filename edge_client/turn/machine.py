@@ -131,7 +131,6 @@ class TurnMachine:
 
     def drafted(self, draft: Draft, tree: DraftTree, now: float) -> None:
         """The tree that was asked for; void if the turn has gone on meanwhile."""
-        self.stats.drafted += len(tree) - 1
         log = self.session.log
         if self._may_ask and not self.transcript.provisional and draft.ids is log and tree.tokens[0] == log[-1]:
             self._request(self.asking.verify(tree), now)
@@ -208,6 +207,7 @@ class TurnMachine:
         """Send a round, and know when its answer is late."""
         self.asking.spending.calls += 1
         self.stats.calls += 1
+        self.stats.drafted += len(request.tokens) - 1 if isinstance(request, Verify) else 0
         self.asking.forget()
         self.clockwork.asked(now, self.measuring.usual, writing=bool(self.transcript.provisional))
         self._outbox.append(request)
