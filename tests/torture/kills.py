@@ -63,7 +63,7 @@ class Nursery:
         async with asyncio.timeout(_START_SECONDS):
             while True:
                 with contextlib.suppress(OSError):
-                    (await Raw.connect(self.port)).abort()
+                    await (await Raw.connect(self.port)).gone()
                     return
                 await asyncio.sleep(0.02)
 
@@ -116,7 +116,7 @@ class Asker:
                     raw.write(binary(session.verify(self._draft(session))))
                 await self._take(raw, session, name)
             except (ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
-                self.cut()
+                await self.leave()
                 opening = True
                 await asyncio.sleep(0.02)
         self._entries.append(Finished(name, list(session.log)))
@@ -129,7 +129,12 @@ class Asker:
         """Lose the connection."""
         if self._raw is not None:
             self._raw.abort()
-        self._raw = None
+
+    async def leave(self) -> None:
+        """Be done with the connection, whatever is left of it."""
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            await raw.gone()
 
     async def _connection(self) -> Raw:
         if self._raw is None:
@@ -196,6 +201,8 @@ async def run(place: Nursery, *, kills: int, cuts: int, clients: int = 4, seed: 
         ended.set()
 
     await asyncio.gather(harm(), *(ask(number) for number in range(clients)))
+    for asker in askers:
+        await asker.leave()
     toll.seconds = time.monotonic() - began
     toll.wrong = violations(entries, logs)
     return toll

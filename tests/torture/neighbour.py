@@ -70,7 +70,7 @@ async def neighbour(port: int, token: str, seconds: float) -> Watched:
                 raw.write(binary(session.verify([session.log[-1]])))
         watched.texts.append(session.log[len(PROMPT) :])
         raw.write(binary(session.close()))
-    raw.abort()
+    await raw.gone()
     return watched
 
 

@@ -86,12 +86,15 @@ class Raw:
     async def greeted(cls, port: int, token: str = "", **hello: Any) -> Raw:
         """A connection that has been welcomed."""
         made = await cls.connect(port)
-        status = await made.shake(token)
-        if status != 101:
-            made.abort()
-            raise ConnectionError(f"HTTP {status}")
-        made.write(binary(Hello(**({"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES)} | hello))))
-        await made.message()
+        try:
+            status = await made.shake(token)
+            if status != 101:
+                raise ConnectionError(f"HTTP {status}")
+            made.write(binary(Hello(**({"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES)} | hello))))
+            await made.message()
+        except BaseException:
+            await made.gone()
+            raise
         return made
 
     async def shake(self, token: str = "", **how: Any) -> int:
