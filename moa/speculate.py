@@ -95,6 +95,8 @@ class Speculator:
         self.seconds = Seconds()
         self._costs: dict[float, Costs] = {}
         """By temperature, which decides how well drafts do."""
+        self._caught_up = 0.0
+        """Seconds of this round that were spent on several rounds before it: no price of drafting now."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], settings: GenerationSettings | None = None
@@ -169,14 +171,19 @@ class Speculator:
         """Let the drafter know the text; its slot."""
         assert sequence.draft_slot is not None
         assert self.drafting is not None
-        for tokens, committed in sequence.unseen:
-            self.drafting.observe(sequence.draft_slot, tokens, committed)
+        if not sequence.unseen:
+            return sequence.draft_slot
+        began, pieces = time.perf_counter(), [committed for _, committed in sequence.unseen]
+        tokens = [token for piece, _ in sequence.unseen for token in piece]
+        self.drafting.observe(sequence.draft_slot, tokens, Committed.joined(pieces))
+        if len(pieces) > 1:
+            self._caught_up += time.perf_counter() - began
         sequence.unseen.clear()
         return sequence.draft_slot
 
     def _round(self, active: list[_Sequence], settings: GenerationSettings) -> list[tuple[_Sequence, list[int]]]:
         """Draft for all, verify all in one forward, and take what each is given."""
-        began = time.perf_counter()
+        began, self._caught_up = time.perf_counter(), 0.0
         trees = self._draft(active, settings)
         drafted = time.perf_counter()
         rows = [Row(s.slot, tree.tokens, tree.parents) for s, tree in zip(active, trees, strict=True)]
@@ -200,7 +207,7 @@ class Speculator:
         self.seconds.draft += drafted - began
         self.seconds.verify += verified - drafted
         self.seconds.observe += ended - verified
-        self._learn(ended - began, active, trees, [accepted.path for accepted in chosen])
+        self._learn(ended - began - self._caught_up, active, trees, [accepted.path for accepted in chosen])
         return results
 
     def _learn(

@@ -74,6 +74,9 @@ class Costs:
     drafted: dict[int, deque[float]] = field(default_factory=dict)
     usual: Acceptance = field(default_factory=Acceptance)
     """Of all texts so far: what a new one starts from."""
+    pause: int = _FIRST_PAUSE
+    """Plain rounds, of whatever text, before drafting is tried again; and how many there have been."""
+    since: int = 0
 
     def add(self, seconds: float, levels: float) -> None:
         """A round, with so many levels drafted (the mean, where several texts share it)."""
@@ -102,7 +105,7 @@ class Utility:
     def __init__(self, costs: Costs, deepest: int) -> None:
         self.costs, self.deepest = costs, deepest
         self.acceptance = Acceptance.after(costs.usual)
-        self._pause, self._since, self._drafted = _FIRST_PAUSE, 0, 0
+        self._drafted = 0
 
     def levels(self) -> int:
         """0: none; the target decodes plainly."""
@@ -121,18 +124,18 @@ class Utility:
         if best:
             # What was measured long ago is never measured again unless it is tried.
             return min(best + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self.deepest)
-        if self._since < self._pause:
+        if self.costs.since < self.costs.pause:
             return 0
         return min(_TRIAL, self.deepest)
 
     def told(self, levels: int, accepted: int) -> None:
         """What became of a round."""
         if not levels:
-            self._since, self._drafted = self._since + 1, 0
+            self.costs.since, self._drafted = self.costs.since + 1, 0
             return
         self._drafted += 1
         self.acceptance.add(accepted, levels)
         self.costs.usual.add(accepted, levels)
-        if self._since >= self._pause:  # that was a trial
-            self._pause = _FIRST_PAUSE if self.levels() else min(2 * self._pause, _LONGEST_PAUSE)
-        self._since = 0
+        if self.costs.since >= self.costs.pause:  # that was a trial
+            self.costs.pause = _FIRST_PAUSE if self.levels() else min(2 * self.costs.pause, _LONGEST_PAUSE)
+        self.costs.since = 0

@@ -44,6 +44,15 @@ class Committed:
     hidden: Tensor
     positions: Tensor
 
+    @classmethod
+    def joined(cls, pieces: Sequence[Committed]) -> Committed:
+        """Pieces that follow each other as one."""
+        if len(pieces) == 1:
+            return pieces[0]
+        k, v = (torch.cat(half, 1) for half in zip(*((piece.k, piece.v) for piece in pieces), strict=True))
+        hidden, positions = (torch.cat(half) for half in zip(*((p.hidden, p.positions) for p in pieces), strict=True))
+        return cls(k, v, hidden, positions)
+
 
 class Step:
     """What one forward found, row by row, in the order of the rows given."""
