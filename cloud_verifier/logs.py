@@ -94,16 +94,28 @@ class _Source:
         self.lines, self.left_out = lines, 0
 
 
+class ToStandardError(logging.Handler):
+    """Writes to what standard error is now, not to what it was when the logs were configured."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):  # nobody reads our logs any more: the service goes on
+            pass
+
+
 def configure(level: str, limits: Limits) -> None:
     """Send the logs of the verifier and of everything it stands on to stderr, all of them as JSON."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = ToStandardError()
     handler.setFormatter(JsonFormatter())
     handler.addFilter(FairShare(limits.max_log_lines_per_second))
     log.handlers[:] = [handler]
     log.setLevel(level.upper())
     log.propagate = False
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    others = logging.StreamHandler(sys.stderr)
+    others = ToStandardError()
     others.setFormatter(JsonFormatter())
     logging.getLogger().handlers[:] = [others]
     logging.captureWarnings(True)
