@@ -162,4 +162,4 @@ def _link_to(address: str, settings: ClientSettings, device: Device) -> Verifier
         keepalive_seconds=settings.keepalive_seconds,
     )
     longest = settings.reconnect_seconds
-    return VerifierLink(endpoint, Dialling(Retry(min(0.1, longest), longest)))
+    return VerifierLink(endpoint, Dialling(Retry(min(0.25, longest), longest)))

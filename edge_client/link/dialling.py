@@ -37,7 +37,7 @@ _HINTS = {
 class Dialling:
     """Which attempt is due when."""
 
-    retry: Retry = field(default_factory=lambda: Retry(0.1, 5.0))
+    retry: Retry = field(default_factory=lambda: Retry(0.25, 5.0))
     refused: MoaError | None = None
     """Why dialling has stopped; `new_turn` starts it again."""
     last_error: MoaError | None = None

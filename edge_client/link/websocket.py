@@ -276,6 +276,9 @@ class VerifierLink:
             raise ProtocolError(f"the verifier began with {type(message).__name__} instead of a welcome")
         if message.version not in PROTOCOL_VERSIONS:
             raise ProtocolError(f"the verifier chose protocol version {message.version}", hint="update the older end")
+        limits = message.limits
+        if min(limits.max_prompt_tokens, limits.max_context_tokens) < 2 or limits.max_chain_tokens < 1:
+            raise ProtocolError("the verifier's limits leave no room for a prompt and an answer")
         now = perf_counter()
         self.rtt.add(now - said)
         self.flow.connected()

@@ -188,8 +188,9 @@ class Controller:
         round_trip = self.rtt.smoothed
         first, most = self._step(1), max(1, remaining)
         expected = {branching: table.by_depth() for branching, table in self.acceptance.items()}
-        best = Plan("device", _CHAIN)
-        for shape in _shapes(self.can_tree, self.max_nodes, self.max_chain):
+        shapes = _shapes(self.can_tree, self.max_nodes, self.max_chain)
+        best = Plan("device", _CHAIN) if shapes else Plan("single", _CHAIN, 1 / max(_SHORTEST, round_trip))
+        for shape in shapes:
             tokens = min(expected[shape.breadth > 1][shape.depth], most)
             drafting = first + (shape.depth - 1) * self._step(shape.breadth)
             speed = tokens / (round_trip + self._verify(shape.nodes + 1) + drafting)

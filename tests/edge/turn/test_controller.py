@@ -61,6 +61,12 @@ def test_what_the_user_says_is_done(draft: Any) -> None:
     assert measured(rtt=0.1, forward=0.1, step=0.1, accepted=1).plan(10, draft).draft == draft
 
 
+def test_a_verifier_that_takes_no_drafts_is_asked_for_single_tokens() -> None:
+    controller = measured(rtt=0.1, forward=0.01, step=0.01, accepted=1, can_tree=False, can_stream=False)
+    controller.max_chain = 0
+    assert controller.plan(10).draft == controller.plan(10, "device").draft == "single"
+
+
 def test_a_verifier_without_streams() -> None:
     assert measured(rtt=0.5, forward=0.01, step=0.01, accepted=1, can_stream=False).plan(10).draft == "device"
 
