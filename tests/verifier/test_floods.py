@@ -171,7 +171,8 @@ async def test_the_log_says_nothing_of_tokens_and_text(
             await edge.connection.send(encode(Sync(session.id)).replace(b"int8", b"ge\x1bh"))
             for _ in range(3):
                 assert isinstance(await edge.receive(), Error)
-    refused = [record for record in caplog.records if record.getMessage() == "refused"]
+    # A test before may have left handlers of its own: a record counts once, however many of them it passes.
+    refused = list({id(record): record for record in caplog.records if record.getMessage() == "refused"}.values())
     assert [record.code for record in refused] == ["conflict", "bad_message", "bad_message"]  # type: ignore[attr-defined]
     for record in caplog.records:
         for trace in ("geheim", "120077", "77", "\x1b", str(session.log[-1])):
