@@ -21,6 +21,7 @@ from cloud_verifier.promises import PagePromises
 from cloud_verifier.slots import SlotShares
 from cloud_verifier.work import Job, Lease, ModelFacts, RecordRows
 from moa.sampling import SamplingSettings
+from moa.tokens import common_prefix
 from moa.wire.codes import Code, Refusal
 from moa.wire.history import History
 from moa.wire.limits import Limits
@@ -302,7 +303,7 @@ class SessionStore:
         for other in self._sessions.values():
             if other is session or other.principal != session.principal or other.lease is None:
                 continue
-            if (alike := _common_prefix(ids, other.history.ids)) > best:
+            if (alike := common_prefix(ids, other.history.ids)) > best:
                 best, found = alike, other.lease
         if session.lease is not None and found is not None:
             session.lease.share, session.lease.share_tokens = found, min(best, len(ids) - 1)
@@ -310,15 +311,3 @@ class SessionStore:
     def _busy(self, id: bytes, message: str, limit: str) -> Refusal:
         retry = int(1000 * self._limits.busy_retry_seconds * 2)
         return Refusal(Code.BUSY, message, limit=limit, retry_after_ms=retry, session=id)
-
-
-def _common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the common beginning, by bisection over slice comparisons, which run at C speed."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix(a: list[int], b: list[int]) -> int:
     """Length of the common beginning, by bisection over slice comparisons, which run at C speed."""
-    a, b = list(a), list(b)
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
