@@ -19,7 +19,7 @@ from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.drafter.cache import RecordBuffer
 from edge_client.drafter.graph import Heads
-from edge_client.drafter.onnx import Drafter, OnnxDrafter, run
+from edge_client.drafter.onnx import DeviceDrafter, OnnxDrafter, run
 from edge_client.link.local import LocalVerifier
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import ask
@@ -174,7 +174,7 @@ def fresh_drafter(device: Device, buffer: RecordBuffer | None = None) -> OnnxDra
     return drafter
 
 
-def with_drafter(device: Device, new_drafter: Callable[[], Drafter]) -> Device:
+def with_drafter(device: Device, new_drafter: Callable[[], DeviceDrafter]) -> Device:
     """The same device with other drafters."""
     return dataclasses.replace(device, new_drafter=new_drafter)
 

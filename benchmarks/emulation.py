@@ -34,7 +34,7 @@ from cloud_verifier.engine import Engine
 from cloud_verifier.model import Served, facts_of, load
 from cloud_verifier.recording import Recorder
 from cloud_verifier.settings import Settings
-from cloud_verifier.streaming import TreeDrafting
+from cloud_verifier.stream_drafting import TreeDrafting
 from cloud_verifier.work import Job, Lease
 from moa.errors import MoaError, UsageError, run_cli
 from moa.model.drafting import Drafting

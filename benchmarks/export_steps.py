@@ -36,8 +36,8 @@ from moa.config import DrafterConfig
 from moa.demo import paths
 from moa.errors import run_cli
 from moa.model.drafter import Drafter
+from moa.model.partial_target import read_facts
 from moa.model.shared import SharedWeights
-from moa.model.streaming import read_facts
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from cloud_verifier.recording import Recorder
 from cloud_verifier.scheduler import Scheduler
 from cloud_verifier.service import Service
 from cloud_verifier.settings import Settings
-from cloud_verifier.streaming import MoaServerDrafting, NoDrafting, ServerDrafting
+from cloud_verifier.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting
 from cloud_verifier.transport import Transport
 from cloud_verifier.work import Report
 

@@ -19,7 +19,7 @@ BYTES = "max_bytes_per_second"
 REFUSALS = "max_refusals_per_second"
 
 
-class Budget:
+class WorkBudget:
     """Frames, bytes and refusals of whoever they are counted for. Spending may overdraw it; then there is a wait."""
 
     def __init__(self, limits: Limits, now: float, *, times: int = 1) -> None:
@@ -42,7 +42,7 @@ class Budget:
 class Principal:
     """What all connections of one principal have together."""
 
-    budget: Budget
+    budget: WorkBudget
     tokens: TokenBucket
     """Prompt and draft tokens."""
     connections: int = 0
@@ -52,8 +52,8 @@ class Meter:
     """The budget of one connection, and its part in its principal's."""
 
     def __init__(self, limits: Limits, now: float) -> None:
-        self._budget = Budget(limits, now)
-        self._principal: Budget | None = None
+        self._budget = WorkBudget(limits, now)
+        self._principal: WorkBudget | None = None
         # Seconds of being held back. It refills half as fast as a flood spends it.
         self._patience = TokenBucket(0.5, limits.flood_seconds / 2, now)
 

@@ -251,7 +251,7 @@ class Channel:
         session = self._own(message.session)
         if isinstance(message, Stream) and "stream" not in self.features:
             raise Refusal(Code.UNSUPPORTED, "server-drafted streams were not agreed")
-        if (settled := self.service.rounds.replay(session, message)) is not None:
+        if (settled := self.service.rounds.admit(session, message)) is not None:
             if settled != "running":
                 self.answer(settled)
             return

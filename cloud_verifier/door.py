@@ -11,7 +11,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.metrics import CONTENT_TYPE
 from cloud_verifier.service import Service
 
-Ready = Callable[[], str]
+Readiness = Callable[[], str]
 """Empty when the model is well, else what is wrong with it."""
 Page = Callable[[], Awaitable[bytes]]
 """The text of /metrics."""
@@ -39,7 +39,7 @@ class Reply:
 class Door:
     """Answers requests for a `Service`."""
 
-    def __init__(self, service: Service, auth: Credentials, ready: Ready) -> None:
+    def __init__(self, service: Service, auth: Credentials, ready: Readiness) -> None:
         self._service, self._auth, self._ready = service, auth, ready
         self.page: Page = self.own_page
         """What /metrics shows; a worker shows all workers'."""

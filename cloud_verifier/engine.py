@@ -14,9 +14,9 @@ from cloud_verifier.deciding import decide
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.recording import Recorder
-from cloud_verifier.scheduler import Batch, Chunk, Releases, Scheduler
-from cloud_verifier.streaming import Draft, NoDrafting, ServerDrafting
-from cloud_verifier.work import Dropped, Failed, Job, Lease, Post, Report, Settled, Streamed, Text
+from cloud_verifier.scheduler import Chunk, ForwardBatch, Releases, Scheduler
+from cloud_verifier.stream_drafting import FlatTree, NoDrafting, ServerDrafting
+from cloud_verifier.work import Detokenizer, Dropped, Failed, Job, Lease, Post, Report, Settled, Streamed
 from moa.errors import FullError
 from moa.model.choosing import Judged, accept_rows
 from moa.model.target import Row, Step, Target
@@ -42,7 +42,7 @@ class Engine:
         scheduler: Scheduler,
         post: Post,
         *,
-        text: Text | None = None,
+        text: Detokenizer | None = None,
         metrics: Metrics | None = None,
         drafting: ServerDrafting | None = None,
         count_near_ties: float = 0.0,
@@ -90,7 +90,7 @@ class Engine:
             case Releases(leases):
                 for lease in leases:
                     self._release(lease)
-            case Batch(jobs, expired, chunks):
+            case ForwardBatch(jobs, expired, chunks):
                 self._drop(expired)
                 self._run_batch(jobs, chunks)
                 self._recorder.tell()
@@ -152,19 +152,19 @@ class Engine:
         if jobs:
             self._metrics.batch_rows.observe(len(jobs))
 
-    def _drafts(self, jobs: Sequence[Job]) -> list[Draft]:
+    def _drafts(self, jobs: Sequence[Job]) -> list[FlatTree]:
         streams = [job for job in jobs if isinstance(job.request, Stream)]
         made = dict(zip(streams, self._drafting.draft(streams), strict=True)) if streams else {}
         return [made[job] if job in made else _as_sent(job) for job in jobs]
 
-    def _row(self, job: Job, draft: Draft) -> Row:
+    def _row(self, job: Job, draft: FlatTree) -> Row:
         if job.lease.slot is None:
             raise RuntimeError("a row without a slot")
         # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the best token of every node.
         return Row(job.lease.slot, *draft, judged="all" if job.sampling.plain_greedy else "none")
 
     def _settle(
-        self, step: Step, b: int, job: Job, draft: Draft, accepted: Accepted, timing: Timing
+        self, step: Step, b: int, job: Job, draft: FlatTree, accepted: Accepted, timing: Timing
     ) -> Settled | Streamed:
         path, next_token, finish, done = decide(accepted, job, draft, self._decode)
         if self._near_tie:
@@ -300,7 +300,7 @@ def _chunk_row(chunk: Chunk) -> Row:
     return Row.chain(chunk.lease.slot, chunk.ids[start : min(chunk.goal, start + chunk.size)], judged="none")
 
 
-def _as_sent(job: Job) -> Draft:
+def _as_sent(job: Job) -> FlatTree:
     if not isinstance(job.request, Verify):
         raise RuntimeError("only a verify round brings its draft along")
     return job.request.tokens, job.request.parents or range(-1, len(job.request.tokens) - 1)

@@ -12,7 +12,7 @@ import torch
 
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
-from cloud_verifier.work import ModelFacts, Text
+from cloud_verifier.work import Detokenizer, ModelFacts
 from moa import __version__
 from moa.errors import ConfigError, UsageError
 from moa.model.checkpoint import load_drafter
@@ -24,8 +24,8 @@ from moa.records import DTYPES
 from moa.wire.messages import RecordContract
 
 
-class TokenizerText:
-    """`Text` by the target's own tokenizer. Its Rust core does not like two threads at once, hence the lock."""
+class TargetDetokenizer:
+    """`Detokenizer` by the target's own tokenizer. Its Rust core does not like two threads at once, hence the lock."""
 
     def __init__(self, target: Target) -> None:
         self._tokenizer = target.tokenizer
@@ -43,7 +43,7 @@ class Served:
 
     target: Target
     drafter: Drafter | None
-    text: Text | None
+    text: Detokenizer | None
     facts: ModelFacts
 
 
@@ -77,7 +77,7 @@ def load(settings: Settings) -> Served:
     drafter = load_drafter(folder, target.model, target.facts) if folder is not None else None
     # The name that `moa-export` writes into a bundle's manifest for the same drafter.
     name = weights_id(folder, target.facts) if folder is not None else ""
-    served = serve_model(target, drafter, text=TokenizerText(target), drafter_name=name)
+    served = serve_model(target, drafter, text=TargetDetokenizer(target), drafter_name=name)
     log.info(
         "the model is loaded",
         extra={
@@ -93,7 +93,7 @@ def load(settings: Settings) -> Served:
 
 
 def serve_model(
-    target: Target, drafter: Drafter | None = None, *, text: Text | None = None, drafter_name: str = ""
+    target: Target, drafter: Drafter | None = None, *, text: Detokenizer | None = None, drafter_name: str = ""
 ) -> Served:
     """Serve models that are in memory."""
     return Served(target, drafter, text, facts_of(target, drafter, drafter_name))

@@ -44,7 +44,7 @@ class Rounds:
         if session.lease is not None:
             self._scheduler.prefill(session.lease, session.history.ids, session.history.base)
 
-    def replay(self, session: Session, message: Verify | Stream) -> Verdict | StreamTokens | Literal["running"] | None:
+    def admit(self, session: Session, message: Verify | Stream) -> Verdict | StreamTokens | Literal["running"] | None:
         """The answer of a round that has settled, "running" when it is on the way, or None: submit it."""
         return session.history.admit(message)
 

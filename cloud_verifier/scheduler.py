@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cloud_verifier.pace import Pace
+from cloud_verifier.forward_time import ForwardTime
 from cloud_verifier.work import Job, Lease
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
@@ -38,7 +38,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ForwardBatch:
     """Rounds and chunks of prompts to run in one forward."""
 
     jobs: list[Job]
@@ -53,7 +53,7 @@ class Releases:
     leases: list[Lease]
 
 
-Work = Batch | Releases
+Work = ForwardBatch | Releases
 
 
 @dataclass(slots=True)
@@ -93,8 +93,8 @@ class Scheduler:
         self._releases: list[Lease] = []
         self._recent: dict[Lease, float] = {}
         self._queued = 0
-        self._handed: tuple[float, Batch] | None = None
-        self._pace = Pace()
+        self._handed: tuple[float, ForwardBatch] | None = None
+        self._forward_time = ForwardTime()
         self._took = 0.0  # seconds that the last batch of drafts ran
         self._stopped = False
 
@@ -215,28 +215,28 @@ class Scheduler:
             self._handed = None
             tokens = sum(job.cost for job in batch.jobs) + sum(chunk.size for chunk in batch.chunks)
             if tokens:
-                self._pace.observe(tokens, now - since)
+                self._forward_time.observe(tokens, now - since)
             if batch.jobs:
                 self._took = now - since
             self._recent |= {job.lease: now for job in batch.jobs if not job.lease.revoked}
 
-    def _pick(self) -> Batch | None:
+    def _pick(self) -> ForwardBatch | None:
         if ready := self._ready():
             self._await_company(ready)
             if self._releases:
                 return None
             jobs, expired = self._drafts()
             room = self._room(sum(job.cost for job in jobs), _PROMPT_SHARE) if jobs else self._prefill_tokens
-            return Batch(jobs, expired, self._chunks(room))
+            return ForwardBatch(jobs, expired, self._chunks(room))
         if not self._prompts:
             return None
         # A round that comes now waits for this forward: where rounds are about to come, it is a short one.
-        return Batch([], chunks=self._chunks(self._room(0, 1.0) if self._expected() else self._prefill_tokens))
+        return ForwardBatch([], chunks=self._chunks(self._room(0, 1.0) if self._expected() else self._prefill_tokens))
 
     def _room(self, tokens: int, share: float) -> int:
         """Prompt tokens that may go along with so many others."""
         most = self._prefill_tokens
-        return max(min(_LEAST_CHUNK, most), self._pace.beside(tokens, share, most))
+        return max(min(_LEAST_CHUNK, most), self._forward_time.beside(tokens, share, most))
 
     def _ready(self) -> int:
         return sum(len(p.ready) for p in self._principals.values())

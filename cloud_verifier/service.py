@@ -6,13 +6,13 @@ import secrets
 import time
 from collections.abc import Callable
 
-from cloud_verifier.budgets import Budget, Principal
+from cloud_verifier.budgets import Principal, WorkBudget
 from cloud_verifier.channel import Channel
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.rounds import Rounds
 from cloud_verifier.scheduler import Scheduler
 from cloud_verifier.sessions import SessionStore
-from cloud_verifier.work import ModelFacts, Text
+from cloud_verifier.work import Detokenizer, ModelFacts
 from moa.errors import ConfigError
 from moa.token_bucket import TokenBucket
 from moa.wire.codes import Code, Refusal
@@ -29,7 +29,7 @@ class Service:
         limits: Limits,
         scheduler: Scheduler,
         *,
-        text: Text | None = None,
+        text: Detokenizer | None = None,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         free_pages: Callable[[], int] = lambda: 0,
@@ -79,7 +79,7 @@ class Service:
         if found is None:
             limits, now = self.limits, self.clock()
             found = self._principals[name] = Principal(
-                Budget(limits, now, times=limits.connection_budgets_per_principal),
+                WorkBudget(limits, now, times=limits.connection_budgets_per_principal),
                 TokenBucket(limits.max_tokens_per_second, limits.max_burst_tokens, now),
             )
         return found

@@ -40,7 +40,7 @@ class ModelFacts:
     page_tokens: int = 16
 
 
-class Text(Protocol):
+class Detokenizer(Protocol):
     """Tokens and text, as the target's tokenizer sees them. Called from any thread."""
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -24,7 +24,7 @@ from edge_client.turn.shell import TurnShell
 from edge_client.turn.standing import Standing
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
-from edge_client.turn.worker import Worker
+from edge_client.turn.worker import DrafterWorker
 from moa.errors import UsageError
 from moa.prediction import Prediction
 from moa.tokens import common_prefix
@@ -228,7 +228,7 @@ class Conversation:
             linked=shared.link is not None,
             left=self._left,
         )
-        worker = Worker(self.drafter, sampling, controller, shared.device.pace, shared.device.thread)
+        worker = DrafterWorker(self.drafter, sampling, controller, shared.device.step_time, shared.device.thread)
         return TurnShell(machine, worker, shared.link, shared.trace)
 
     def _continue(self, context: list[int], settings: ClientSettings) -> Standing | None:

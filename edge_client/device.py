@@ -10,10 +10,10 @@ from pathlib import Path
 import onnxruntime
 
 from edge_client.drafter.graph import StepGraph
-from edge_client.drafter.onnx import Drafter, OnnxDrafter
+from edge_client.drafter.onnx import DeviceDrafter, OnnxDrafter
 from edge_client.text.codec import TextCodec
 from edge_client.turn.guard import OfflineGuard
-from edge_client.turn.worker import Pace
+from edge_client.turn.worker import StepTime
 from moa import demo
 from moa.bundle import Bundle
 from moa.errors import BundleError
@@ -26,9 +26,9 @@ class Device:
     bundle: Bundle
     variant: str
     codec: TextCodec
-    new_drafter: Callable[[], Drafter]
+    new_drafter: Callable[[], DeviceDrafter]
     """A drafter with caches of its own over the weights that all share: one for each conversation."""
-    pace: Pace = field(default_factory=Pace)
+    step_time: StepTime = field(default_factory=StepTime)
     thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="drafter"))
     """Where steps run that take long: one after another, for more would only share the same cores."""
 

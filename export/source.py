@@ -17,8 +17,8 @@ from moa.model.checkpoint import drafter_around, load_drafter
 from moa.model.drafter import Drafter
 from moa.model.identity import tokenizer_hash, weights_id
 from moa.model.loading import load_model, load_tokenizer, locate
+from moa.model.partial_target import read_partial_target
 from moa.model.shared import SharedWeights
-from moa.model.streaming import stream_target
 
 INDEPENDENT = "independent:"
 
@@ -91,7 +91,7 @@ def load_source(target: str, drafter: str) -> Source:
         return _independent(target, folder, tokenizer, drafter)
     path = Path(drafter).expanduser()
     config = DrafterConfig.read(path)
-    part = stream_target(folder, borrowed=config.tli)
+    part = read_partial_target(folder, borrowed=config.tli)
     module = load_drafter(path, part.model, part.facts)
     return _source(target, drafter, part.facts, tokenizer, module, weights_id(path, part.facts))
 
@@ -99,7 +99,7 @@ def load_source(target: str, drafter: str) -> Source:
 def _independent(target: str, folder: Path, tokenizer: TargetTokenizer, drafter: str) -> Source:
     """A small language model alone: a body that knows no records."""
     body = load_model(drafter.removeprefix(INDEPENDENT))
-    part = stream_target(folder)
+    part = read_partial_target(folder)
     facts = dataclasses.replace(part.facts, tokenizer_hash=tokenizer.hash)
     module = drafter_around(part.model, facts, body, {"use_ca": False}, frozen=True).eval()
     return _source(target, drafter, part.facts, tokenizer, module, body.facts.weights_id)

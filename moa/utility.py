@@ -31,14 +31,14 @@ _MARGIN = 1.02
 
 
 @dataclass
-class Acceptance:
+class AcceptanceTracker:
     """How often each level was accepted, given the level before; old rounds fade."""
 
     tried: list[float] = field(default_factory=list)
     won: list[float] = field(default_factory=list)
 
     @classmethod
-    def after(cls, other: Acceptance) -> Acceptance:
+    def after(cls, other: AcceptanceTracker) -> AcceptanceTracker:
         """A new text's, which expects what others had, until it knows better."""
         scale = [min(1.0, _PRIOR_ROUNDS / tried) if tried else 0.0 for tried in other.tried]
         return cls(
@@ -72,7 +72,7 @@ class Costs:
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     drafted: dict[int, deque[float]] = field(default_factory=dict)
-    usual: Acceptance = field(default_factory=Acceptance)
+    usual: AcceptanceTracker = field(default_factory=AcceptanceTracker)
     """Of all texts so far: what a new one starts from."""
     pause: int = _FIRST_PAUSE
     """Plain rounds, of whatever text, before drafting is tried again; and how many there have been."""
@@ -104,7 +104,7 @@ class Utility:
 
     def __init__(self, costs: Costs, deepest: int) -> None:
         self.costs, self.deepest = costs, deepest
-        self.acceptance = Acceptance.after(costs.usual)
+        self.acceptance = AcceptanceTracker.after(costs.usual)
         self._drafted = 0
 
     def levels(self) -> int:

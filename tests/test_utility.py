@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from moa.utility import Acceptance, Costs, Utility
+from moa.utility import AcceptanceTracker, Costs, Utility
 
 
 def decode(right: float, *, level: float, tokens: int = 4000, costs: Costs | None = None) -> float:
@@ -53,10 +53,10 @@ def test_a_text_that_becomes_easy_is_drafted_for_again() -> None:
 
 
 def test_a_new_text_expects_what_the_others_had_but_learns_soon() -> None:
-    usual = Acceptance()
+    usual = AcceptanceTracker()
     for _ in range(200):
         usual.add(0, 4)
-    fresh = Acceptance.after(usual)
+    fresh = AcceptanceTracker.after(usual)
     assert fresh.chance(0) < 0.45
     for _ in range(12):
         fresh.add(4, 4)

@@ -9,7 +9,7 @@ from benchmarks.server.crowd import speeches
 from benchmarks.server.options import Options
 from benchmarks.server_kit import Pair, all_rows, client, server
 from moa.demo import paths
-from moa.model.streaming import read_facts
+from moa.model.partial_target import read_facts
 from moa.wire import ClientSession
 from moa.wire.messages import RecordDtype
 

@@ -23,7 +23,7 @@ class Tell(msgspec.Struct, tag="tell", frozen=True):
 
 
 class Pages(msgspec.Struct, tag="pages", frozen=True):
-    """Front: the answer to `Ask`: everybody's metrics by name, compressed."""
+    """Front: the answer to `MetricsRequest`: everybody's metrics by name, compressed."""
 
     pages: dict[str, bytes]
 
@@ -44,18 +44,18 @@ class Told(msgspec.Struct, tag="told", frozen=True):
     page: bytes
 
 
-class Ask(msgspec.Struct, tag="ask", frozen=True):
+class MetricsRequest(msgspec.Struct, tag="ask", frozen=True):
     """Worker: somebody reads the metrics here, and wants those of all."""
 
 
-class Failed(msgspec.Struct, tag="failed", frozen=True):
+class StartFailed(msgspec.Struct, tag="failed", frozen=True):
     """Worker: cannot start; the line for the user, and the exit code."""
 
     line: str
     code: int
 
 
-Control = Take | Tell | Pages | Beat | Told | Ask | Failed
+Control = Take | Tell | Pages | Beat | Told | MetricsRequest | StartFailed
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 

@@ -14,7 +14,18 @@ from cloud_verifier import logs, loop
 from cloud_verifier.app import Verifier
 from cloud_verifier.auth import Credentials
 from cloud_verifier.settings import Settings
-from cloud_verifier.workers.control import Ask, Beat, Control, Failed, Line, Pages, Take, Tell, Told, send
+from cloud_verifier.workers.control import (
+    Beat,
+    Control,
+    Line,
+    MetricsRequest,
+    Pages,
+    StartFailed,
+    Take,
+    Tell,
+    Told,
+    send,
+)
 from cloud_verifier.workers.pages import merge
 from moa.errors import MoaError, run_cli
 
@@ -34,15 +45,15 @@ def main(settings: Settings, auth: Credentials, index: int, control: socket.sock
             logs.take_over_libraries()
             served = load(dataclasses.replace(settings, device=_device(settings.device, index)))
         except MoaError as error:
-            send(control, Failed(error.line(), error.exit_code))
+            send(control, StartFailed(error.line(), error.exit_code))
             return error.exit_code
-        loop.run(Worker(Verifier(served, settings, auth), control).run())
+        loop.run(WorkerProcess(Verifier(served, settings, auth), control).run())
         return 0
 
     sys.exit(run_cli("cloud-verifier", work))
 
 
-class Worker:
+class WorkerProcess:
     """The verifier of this process, on its line to the front."""
 
     def __init__(self, verifier: Verifier, control: socket.socket) -> None:
@@ -103,7 +114,7 @@ class Worker:
         """Everybody's metrics."""
         reader: asyncio.Future[dict[str, bytes]] = asyncio.get_running_loop().create_future()
         self._readers.append(reader)
-        if not self._line.send(Ask()):
+        if not self._line.send(MetricsRequest()):
             return await self._verifier.door.own_page()
         async with asyncio.timeout(_PAGE_SECONDS):
             pages = await reader

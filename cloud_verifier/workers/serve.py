@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 
 from cloud_verifier.auth import Credentials
 from cloud_verifier.settings import Settings
-from cloud_verifier.workers.control import Failed, send
+from cloud_verifier.workers.control import StartFailed, send
 from cloud_verifier.workers.front import Front
 from moa.errors import UsageError, how_to_install
 
@@ -47,6 +47,6 @@ def _work(settings: Settings, auth: Credentials, index: int, line: socket.socket
     try:
         from cloud_verifier.workers.process import main  # here, for the front does not need torch
     except ModuleNotFoundError as error:
-        send(line, Failed(f"{error.name} is not installed ({how_to_install('verifier')})", UsageError.exit_code))
+        send(line, StartFailed(f"{error.name} is not installed ({how_to_install('verifier')})", UsageError.exit_code))
         return
     main(settings, auth, index, line, log_level)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
-from cloud_verifier.workers.control import Ask, Beat, Control, Failed, Line, Take, Tell, Told, pair
+from cloud_verifier.workers.control import Beat, Control, Line, MetricsRequest, StartFailed, Take, Tell, Told, pair
 from moa.errors import MoaError
 
 _PAGE_SECONDS = 4.0
@@ -106,9 +106,9 @@ class Worker:
                 self.ready.set()
             case Told():
                 self._tell(message.page)
-            case Ask():
+            case MetricsRequest():
                 self._asked(self)
-            case Failed():
+            case StartFailed():
                 self.failure = MoaError(message.line)
                 self.failure.exit_code = message.code
 

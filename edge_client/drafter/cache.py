@@ -21,7 +21,7 @@ MASKED = np.float32(-1e9)
 _FIRST = 256
 
 
-class Rows:
+class KVBuffer:
     """Keys and values of each layer, as `arrays` of `[1, heads, size, width]`, all of the same `size`; another list of
     them once they have grown."""
 
@@ -70,8 +70,8 @@ class RecordBuffer:
         self.wire = Heads(self._layout.count, self._layout.width)
         """Heads of a record as it travels."""
         self.held = Ranges()
-        self._rows = Rows([heads])
-        self._theirs = Rows(self.borrowed)
+        self._rows = KVBuffer([heads])
+        self._theirs = KVBuffer(self.borrowed)
         self._due: list[tuple[int, int]] = []
         """Ranges whose rows in the drafter's cache are still its own."""
         self._feeds = self._named(np.full((1, 1, 1, self._rows.size), MASKED, np.float32))

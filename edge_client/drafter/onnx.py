@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.drafter.cache import MASKED, RecordBuffer, Rows
+from edge_client.drafter.cache import MASKED, KVBuffer, RecordBuffer
 from edge_client.drafter.graph import Call, Float, StepGraph
 from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeGrower, TreeShape
@@ -29,7 +29,7 @@ _KEPT = 16
 """Calls of so many tokens are kept for the next time; prompts come in pieces of any length."""
 
 
-class Drafter(Protocol):
+class DeviceDrafter(Protocol):
     """What the decode loop needs of a drafter."""
 
     records: RecordBuffer | None
@@ -62,7 +62,7 @@ def run(steps: Generator[None, None, R]) -> R:
 
 
 class OnnxDrafter:
-    """`Drafter` over the exported step graph."""
+    """`DeviceDrafter` over the exported step graph."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class OnnxDrafter:
         self.ids: list[int] = []
         """Tokens whose rows are committed: row r is position r."""
         self._borrows = borrowed > 0
-        self._rows = Rows(graph.cache)
+        self._rows = KVBuffer(graph.cache)
         self._nodes: dict[tuple[int, int], int] = {}
         """(parent's row, token) -> row, for rows after the committed ones; -1 is the last committed row."""
         self._noise_ids = vocab_size if draft_tokens is None else draft_tokens

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 from edge_client.device import Device
-from edge_client.drafter.onnx import Drafter, run
+from edge_client.drafter.onnx import DeviceDrafter, run
 from moa.errors import run_cli
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
@@ -18,7 +18,7 @@ from moa.tree import TreeShape
 _IDS = range(8, 20)
 
 
-def try_out(drafter: Drafter) -> None:
+def try_out(drafter: DeviceDrafter) -> None:
     """Guess without records, draft a tree with some, go on along it, and take records of what was drafted before."""
     sampling, shape = SamplingSettings(), TreeShape(breadth=2, depth=3, nodes=5)
     ids = list(_IDS)

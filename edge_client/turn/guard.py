@@ -19,7 +19,7 @@ _FIRST_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class OfflineLimits:
     """Lengths of unverified text at which to warn and to stop; 0 is never."""
 
     warn_at: int = 64
@@ -42,8 +42,8 @@ class Limits:
 class OfflineGuard:
     """Says when to warn and when to stop, for one turn."""
 
-    limits: Limits = Limits()
-    cold: Limits | None = None
+    limits: OfflineLimits = OfflineLimits()
+    cold: OfflineLimits | None = None
     """Without any record; None: as with them."""
     informed: Callable[[], bool] = lambda: True
     """Whether there are records of the target's."""
@@ -53,9 +53,9 @@ class OfflineGuard:
     def of(cls, calibration: Calibration | None, stop_at: int, informed: Callable[[], bool]) -> Self:
         """As calibrated; `stop_at` >= 0 overrules where it stops."""
         if calibration is None:
-            return cls(Limits(stop_at=max(0, stop_at)))
-        cold = Limits.of(calibration.cold, stop_at) if calibration.cold is not None else None
-        return cls(Limits.of(calibration.offline, stop_at), cold, informed)
+            return cls(OfflineLimits(stop_at=max(0, stop_at)))
+        cold = OfflineLimits.of(calibration.cold, stop_at) if calibration.cold is not None else None
+        return cls(OfflineLimits.of(calibration.offline, stop_at), cold, informed)
 
     def warning(self, offline: int) -> str:
         """What to tell the user when the unverified text has this many tokens; once for each time offline."""
@@ -74,5 +74,5 @@ class OfflineGuard:
         self._warned = False
 
     @property
-    def _now(self) -> Limits:
+    def _now(self) -> OfflineLimits:
         return self.limits if self.cold is None or self.informed() else self.cold

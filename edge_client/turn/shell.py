@@ -11,7 +11,7 @@ from edge_client.link.websocket import Mailbox, VerifierLink
 from edge_client.turn.actions import Draft, Drop, End, Guess, Send, Wait
 from edge_client.turn.machine import TurnMachine
 from edge_client.turn.trace import Trace
-from edge_client.turn.worker import Worker
+from edge_client.turn.worker import DrafterWorker
 from moa.wire import ClientSession
 from moa.wire.messages import Verdict, Verify
 
@@ -19,7 +19,7 @@ from moa.wire.messages import Verdict, Verify
 class TurnShell:
     """Runs one turn; `events()` yields what happens until it is over. Without a link the device is alone."""
 
-    def __init__(self, machine: TurnMachine, worker: Worker, link: VerifierLink | None, trace: Trace) -> None:
+    def __init__(self, machine: TurnMachine, worker: DrafterWorker, link: VerifierLink | None, trace: Trace) -> None:
         self.machine, self.worker, self.link, self.trace = machine, worker, link, trace
         self._bytes_before = (link.sent_bytes, link.received_bytes) if link else (0, 0)
         self._box = Mailbox()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from edge_client.drafter.onnx import Drafter
+from edge_client.drafter.onnx import DeviceDrafter
 from edge_client.turn.actions import Draft
 from edge_client.turn.controller import Controller
 from moa.sampling import SamplingSettings
@@ -27,7 +27,7 @@ _PIECE = 16
 
 
 @dataclass
-class Pace:
+class StepTime:
     """How long the steps of a drafter take here; shared by all conversations of a device."""
 
     level: float = 0.0
@@ -43,7 +43,7 @@ class Pace:
             self.level += (seconds - self.level) / 4
 
 
-def time_steps(drafter: Drafter, controller: Controller) -> None:
+def time_steps(drafter: DeviceDrafter, controller: Controller) -> None:
     """See what the drafter's steps take here, over one token and over a few, before the first draft is planned."""
     for books in (Controller(), controller):  # the first run makes room and is slow: it does not count
         steps = drafter.draft([0], _TRIED, SamplingSettings())
@@ -58,13 +58,13 @@ def time_steps(drafter: Drafter, controller: Controller) -> None:
 
 
 @dataclass
-class Worker:
+class DrafterWorker:
     """One conversation's drafter at work."""
 
-    drafter: Drafter
+    drafter: DeviceDrafter
     sampling: SamplingSettings
     controller: Controller
-    pace: Pace
+    step_time: StepTime
     thread: Executor
     _steps: Generator[None, None, Any] | None = None
     _ids: Sequence[int] | None = None
@@ -105,7 +105,7 @@ class Worker:
         assert self._steps is not None
         until = perf_counter() + BLOCKING
         while True:
-            expected = self.pace.piece if self._new > _PIECE else self.pace.level
+            expected = self.step_time.piece if self._new > _PIECE else self.step_time.level
             done, result = await self._in_thread() if expected > BLOCKING else self._step()
             if done:
                 self._seen, self._steps, self._ids = self._length, None, None
@@ -123,7 +123,7 @@ class Worker:
         except StopIteration as end:
             done, result = True, end.value
         seconds, tokens = perf_counter() - start, self.drafter.run_tokens
-        self.pace.took(tokens, seconds)
+        self.step_time.took(tokens, seconds)
         if tokens <= _PIECE:
             self.controller.drafted(tokens, seconds)
         self._new -= tokens

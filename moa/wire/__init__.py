@@ -7,7 +7,7 @@ the edge's state machine and `history` the server's, `finish` says when a turn e
 
 from moa.wire.codec import chain_hash, check, decode_client, decode_server, encode, wire_limits
 from moa.wire.codes import RETRYABLE, CloseCode, Code, Refusal, remote_error
-from moa.wire.events import Advanced, Event, Ready, Recovered, Refused, Rows
+from moa.wire.events import Advanced, Ready, RecordsArrived, Recovered, Refused, SessionEvent
 from moa.wire.history import History, Timing
 from moa.wire.limits import Limits
 from moa.wire.ranges import Ranges
@@ -23,15 +23,15 @@ __all__ = [
     "ClientSession",
     "CloseCode",
     "Code",
-    "Event",
     "History",
     "Limits",
     "Ranges",
     "Ready",
+    "RecordsArrived",
     "Recovered",
     "Refusal",
     "Refused",
-    "Rows",
+    "SessionEvent",
     "Timing",
     "agree_features",
     "agree_version",

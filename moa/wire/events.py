@@ -33,7 +33,7 @@ class Advanced:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RecordsArrived:
     """Activation records arrived; `moa.records` reads the payload."""
 
     message: Activations
@@ -63,4 +63,4 @@ class Recovered:
     resend: tuple[Request, ...]
 
 
-Event = Ready | Advanced | Rows | Refused | Recovered
+SessionEvent = Ready | Advanced | RecordsArrived | Refused | Recovered

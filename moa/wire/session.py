@@ -22,7 +22,7 @@ from typing import TypeVar
 from moa.errors import ProtocolError
 from moa.wire.codec import chain_hash
 from moa.wire.codes import RETRYABLE, Code
-from moa.wire.events import Advanced, Event, Ready, Recovered, Refused, Request, Rows
+from moa.wire.events import Advanced, Ready, RecordsArrived, Recovered, Refused, Request, SessionEvent
 from moa.wire.messages import (
     Activations,
     Append,
@@ -171,7 +171,7 @@ class ClientSession:
 
     # ---- what an answer means
 
-    def receive(self, message: ServerMessage) -> Event | None:
+    def receive(self, message: ServerMessage) -> SessionEvent | None:
         """Take in a message of this session; None when it is an old one that came again."""
         match message:
             case Opened():
@@ -183,7 +183,7 @@ class ClientSession:
             case Activations():
                 self.held.add(message.start, message.start + message.rows)
                 self.epoch = max(self.epoch, message.epoch)
-                return Rows(message)
+                return RecordsArrived(message)
             case Resumed():
                 return self._resumed(message)
             case Error():

@@ -10,7 +10,7 @@ import pytest
 
 from edge_client.settings import ClientSettings, SettingChanges
 from edge_client.turn.budget import Budget, Spending
-from edge_client.turn.guard import Limits, OfflineGuard
+from edge_client.turn.guard import OfflineGuard, OfflineLimits
 from moa.errors import ConfigError, UsageError
 from moa.manifest import Acceptance, Calibration, Offline, TreeUsed
 
@@ -116,7 +116,7 @@ def test_budgets_out_of_range() -> None:
 
 
 def test_the_guard_warns_once_for_each_time_offline() -> None:
-    guard = OfflineGuard(Limits(warn_at=3, stop_at=5))
+    guard = OfflineGuard(OfflineLimits(warn_at=3, stop_at=5))
     assert [bool(guard.warning(n)) for n in (1, 2, 3, 4)] == [False, False, True, False]
     assert [guard.stops(n) for n in (4, 5)] == [False, True]
     guard.reset()

@@ -23,7 +23,7 @@ from export.vocabulary import count_files, most_frequent
 from moa.bundle import MANIFEST, Bundle
 from moa.config import DrafterConfig
 from moa.errors import BundleError, ConfigError, MoaError, UsageError
-from moa.model.streaming import read_facts
+from moa.model.partial_target import read_facts
 from tests.export.conftest import PROMPTS, Pair
 from tests.tiny import save_tiny
 

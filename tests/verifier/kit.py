@@ -24,7 +24,7 @@ from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings, choose
 from moa.wire import ClientSession, Limits, decode_server, encode
 from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, Welcome
-from moa.wire.session import Advanced, Event, Recovered, Refused
+from moa.wire.session import Advanced, Recovered, Refused, SessionEvent
 from moa.wire.versions import FEATURES, PROTOCOL_VERSIONS
 from tests.tiny import tiny
 
@@ -95,7 +95,7 @@ class Client:
         if self._ack:
             await self.send(Ack(self._received))
 
-    async def event(self, session: ClientSession) -> Event:
+    async def event(self, session: ClientSession) -> SessionEvent:
         """The next event of `session`."""
         while True:
             message = await self.receive()

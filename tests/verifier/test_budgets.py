@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_verifier.budgets import BYTES, FRAMES, REFUSALS, Budget, Meter, Principal
+from cloud_verifier.budgets import BYTES, FRAMES, REFUSALS, Meter, Principal, WorkBudget
 from moa.token_bucket import TokenBucket
 from moa.wire import Limits
 
@@ -62,7 +62,7 @@ def test_bursts_are_slowed_down_and_not_cut() -> None:
 
 
 def test_connections_of_a_principal_share_its_budget_and_none_is_cut_for_the_others() -> None:
-    principal = Principal(Budget(LIMITS, 0.0, times=2), TokenBucket(0, 1, 0.0))
+    principal = Principal(WorkBudget(LIMITS, 0.0, times=2), TokenBucket(0, 1, 0.0))
     flooder, honest = Meter(LIMITS, 0.0), Meter(LIMITS, 0.0)
     flooder.belongs_to(principal)
     honest.belongs_to(principal)

@@ -12,7 +12,7 @@ from cloud_verifier.engine import Engine
 from cloud_verifier.model import Served, serve_model
 from cloud_verifier.recording import Recorder
 from cloud_verifier.scheduler import Scheduler
-from cloud_verifier.streaming import MoaServerDrafting, NoDrafting, ServerDrafting
+from cloud_verifier.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting
 from cloud_verifier.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
 from moa.model.target import Target
 from moa.sampling import SamplingSettings

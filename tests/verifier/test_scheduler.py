@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.scheduler import Batch, Releases, Scheduler
+from cloud_verifier.scheduler import ForwardBatch, Releases, Scheduler
 from cloud_verifier.work import Job, Lease
 from moa.sampling import SamplingSettings
 from moa.wire import Code, Limits, Refusal
@@ -38,7 +38,7 @@ def scheduler(**settings: Any) -> Scheduler:
 
 
 def drafts(work: Any) -> list[Job]:
-    assert isinstance(work, Batch)
+    assert isinstance(work, ForwardBatch)
     return work.jobs
 
 
@@ -121,7 +121,7 @@ def test_a_piece_of_a_prompt_goes_along_with_every_batch_of_drafts() -> None:
         nodes = 60 + 8 * (turn % 11)
         queue.submit(job(lease(), nodes=nodes))
         work = queue.next(0)
-        assert isinstance(work, Batch)
+        assert isinstance(work, ForwardBatch)
         assert len(work.jobs) == 1
         size = sum(chunk.size for chunk in work.chunks)
         newcomer.length += size
@@ -140,8 +140,8 @@ def test_a_prompt_runs_in_large_pieces_when_nobody_drafts_and_in_small_ones_when
     few = queue.next(0)
     clock.now += 1.0
     many = queue.next(0)
-    assert isinstance(few, Batch)
-    assert isinstance(many, Batch)
+    assert isinstance(few, ForwardBatch)
+    assert isinstance(many, ForwardBatch)
     assert few.chunks[0].size < many.chunks[0].size == 256
 
 
@@ -150,7 +150,7 @@ def test_short_prompts_run_together_within_the_budget() -> None:
     for goal in (8, 8, 8, 12, 8):
         queue.prefill(lease(length=0), [1] * 13, goal)
     work = queue.next(0)
-    assert isinstance(work, Batch)
+    assert isinstance(work, ForwardBatch)
     assert [chunk.size for chunk in work.chunks] == [8, 8, 8, 8]
 
 
@@ -174,7 +174,7 @@ def test_expired_and_cancelled_rounds_are_not_run() -> None:
     cancelled.cancelled = True
     clock.now = 102.0
     work = queue.next(0)
-    assert isinstance(work, Batch)
+    assert isinstance(work, ForwardBatch)
     assert (work.jobs, work.expired) == ([good], [late, cancelled])
     assert queue.queued == 0
 

@@ -9,7 +9,7 @@ import pytest
 
 from moa.errors import ProtocolError
 from moa.tree import accept
-from moa.wire import Advanced, ClientSession, Code, History, Ready, Recovered, Refusal, Refused, Rows, Timing
+from moa.wire import Advanced, ClientSession, Code, History, Ready, RecordsArrived, Recovered, Refusal, Refused, Timing
 from moa.wire.finish import cut_path, first_finish
 from moa.wire.messages import (
     Activations,
@@ -318,7 +318,7 @@ def test_stream_tokens_come_once_and_in_order() -> None:
 def test_records_are_booked() -> None:
     pair = Pair()
     event = pair.session.receive(Activations(pair.session.id, 2, 1, 2, "int8", 1, 2, b""))
-    assert isinstance(event, Rows)
+    assert isinstance(event, RecordsArrived)
     assert list(pair.session.held) == [(1, 3)]
     assert pair.session.epoch == 2
 

@@ -20,7 +20,7 @@ from edge_client.turn.actions import Draft, Drop, End, Guess, Send, Wait
 from edge_client.turn.asking import Asking
 from edge_client.turn.budget import Budget, Spending
 from edge_client.turn.controller import Controller, WhoDrafts
-from edge_client.turn.guard import Limits, OfflineGuard
+from edge_client.turn.guard import OfflineGuard, OfflineLimits
 from edge_client.turn.machine import TurnMachine
 from edge_client.turn.measuring import Measuring
 from edge_client.turn.patience import Clockwork, Patience
@@ -259,7 +259,7 @@ class World:
             standing=self.standing,
             asking=asking,
             records=records,
-            guard=OfflineGuard(Limits(warn_at=0, stop_at=self.stop_at)),
+            guard=OfflineGuard(OfflineLimits(warn_at=0, stop_at=self.stop_at)),
             clockwork=Clockwork(self.patience, waiting_since=self.now),
             left=self.left,
             linked=self.linked,

@@ -18,7 +18,18 @@ import pytest
 
 from cloud_verifier.settings import Settings
 from cloud_verifier.workers import front as front_module
-from cloud_verifier.workers.control import Ask, Beat, Control, Failed, Line, Pages, Take, Tell, Told, send
+from cloud_verifier.workers.control import (
+    Beat,
+    Control,
+    Line,
+    MetricsRequest,
+    Pages,
+    StartFailed,
+    Take,
+    Tell,
+    Told,
+    send,
+)
 from cloud_verifier.workers.front import Front
 from moa.errors import MoaError, UsageError
 from moa.wire.limits import Limits
@@ -41,7 +52,7 @@ def _start_failing(index: int, line: socket.socket) -> BaseProcess:
 
 
 def _failing(line: socket.socket) -> None:
-    send(line, Failed("no such target", 2))
+    send(line, StartFailed("no such target", 2))
 
 
 def _worker(index: int, control: socket.socket) -> None:
@@ -63,7 +74,7 @@ async def _serve(index: int, control: socket.socket) -> None:
                 request = message.head.split(b"\r\n")[0]
                 if b"/metrics" in request:
                     asking.append(carried)
-                    line.send(Ask())
+                    line.send(MetricsRequest())
                 else:
                     carried.sendall(f"{index} {os.getpid()} {request.decode()}".encode())
                     carried.close()

@@ -34,7 +34,7 @@ class PartialTarget:
     folder: Path
 
 
-def stream_target(source: str | Path, *, borrowed: int = 0, dtype: torch.dtype = torch.float32) -> PartialTarget:
+def read_partial_target(source: str | Path, *, borrowed: int = 0, dtype: torch.dtype = torch.float32) -> PartialTarget:
     """Read embedding, head and the last `borrowed` layers of a hub id or folder; the other layers stay on disk."""
     folder = locate(source)
     facts, config = _facts(folder)

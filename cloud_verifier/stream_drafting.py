@@ -18,14 +18,14 @@ from moa.tree import TreeShape
 from moa.utility import Costs, Utility
 from moa.wire.messages import Stream
 
-Draft = tuple[Sequence[int], Sequence[int]]
+FlatTree = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents; node 0 is the pending token."""
 
 
 class ServerDrafting(Protocol):
     """What the engine asks for drafts."""
 
-    def draft(self, jobs: Sequence[Job]) -> list[Draft]:
+    def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
         """A draft for the pending token of each stream round."""
 
     def close(self, lease: Lease) -> None:
@@ -35,7 +35,7 @@ class ServerDrafting(Protocol):
 class NoDrafting:
     """Without a drafter a stream is plain decoding: one token a forward."""
 
-    def draft(self, jobs: Sequence[Job]) -> list[Draft]:
+    def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
         """The pending token alone."""
         return [([job.ids[-1]], [-1]) for job in jobs]
 
@@ -77,7 +77,7 @@ class TreeDrafting:
         self._before: dict[Lease, _Drafted] = {}
         """Who took part in the latest round."""
 
-    def draft(self, jobs: Sequence[Job]) -> list[Draft]:
+    def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
         """Trees for all stream rounds of a batch, level by level together."""
         worth = self._worth(jobs)
         requests, able = [], []

@@ -9,7 +9,7 @@ _PRIOR = ((1, 0.005), (256, 0.1))
 _PRIOR_WEIGHT = 0.01
 
 
-class Pace:
+class ForwardTime:
     """A straight line through what was measured: seconds = fixed + each * tokens."""
 
     def __init__(self) -> None:

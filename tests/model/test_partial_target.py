@@ -12,7 +12,7 @@ from moa.config import DrafterConfig
 from moa.errors import UsageError
 from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
 from moa.model.loading import load_model
-from moa.model.streaming import stream_target
+from moa.model.partial_target import read_partial_target
 from tests.tiny import FAMILIES, save_tiny
 
 
@@ -23,7 +23,7 @@ def test_the_drafter_of_a_streamed_target_is_that_of_a_loaded_one(family: str, b
     whole = load_model(folder)
     torch.manual_seed(1)
     save_drafter(new_drafter(DrafterConfig.for_target(whole.facts, tli=borrowed), whole.model), tmp_path / "drafter")
-    part = stream_target(folder, borrowed=borrowed)
+    part = read_partial_target(folder, borrowed=borrowed)
     assert part.facts.weights_id == whole.facts.weights_id
     assert part.facts.eos_ids == whole.facts.eos_ids
 
@@ -53,14 +53,14 @@ def test_layers_that_are_not_borrowed_are_never_read(tmp_path: Path) -> None:
     save_file(
         {name: value for name, value in weights.items() if ".layers.0." not in name}, folder / "model.safetensors"
     )
-    part = stream_target(folder, borrowed=1)
+    part = read_partial_target(folder, borrowed=1)
     assert (
         sum(parameter.numel() for parameter in part.model.parameters()) < sum(v.numel() for v in weights.values()) / 2
     )
     with pytest.raises(UsageError, match=r"lack \d+ tensors, model.layers.0"):
-        stream_target(folder, borrowed=4)
+        read_partial_target(folder, borrowed=4)
 
 
 def test_more_layers_than_there_are_cannot_be_borrowed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot borrow 5 layers of a target that has 4"):
-        stream_target(save_tiny("llama", tmp_path / "target"), borrowed=5)
+        read_partial_target(save_tiny("llama", tmp_path / "target"), borrowed=5)
