@@ -14,8 +14,8 @@ help: ## list the verbs
 demo: $(DEMO_STAMP) ## device and verifier on this machine, with the embedded model pair
 	$(BIN)/edge-client demo
 
-test: $(STAMP) ## every fast test, with coverage
-	$(BIN)/python -m pytest --cov --cov-report=term
+test: $(STAMP) ## every fast test, on all cores, with coverage
+	$(BIN)/python -m pytest --numprocesses auto --cov --cov-report=term
 
 torture: $(STAMP) ## fuzzers, floods, kills, overload and a soak: minutes (FULL=1: the counts of docs/reliability.md, hours)
 	$(BIN)/python -m tests.torture $(if $(FULL),--full)

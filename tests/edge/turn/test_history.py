@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from edge_client.turn.patience import Patience
-from moa.wire.messages import Append, Open, Resume
 from tests.edge.turn.world import World
 
 FAULTS = ["", "busy", "quarantined", "unknown_session", "conflict", "draining", "internal", "cancelled", "mute"]
@@ -74,9 +73,7 @@ class AnyHistory(RuleBasedStateMachine):
     def the_verifier_is_not_pressed(self) -> None:
         if not hasattr(self, "world"):
             return
-        times = [at for at, m in self.world.verifier.requests[-200:] if isinstance(m, Open | Append | Resume)]
-        for at in times:
-            assert sum(at <= other < at + 1 for other in times) <= MOST_PER_SECOND + self.world.connection
+        assert self.world.most_requests_per_second() <= MOST_PER_SECOND + self.world.connection
 
     def teardown(self) -> None:
         """When all is well again, the turn ends with the target's text, verified to the last token."""
