@@ -27,7 +27,7 @@ from edge_client.device import Device
 from edge_client.events import Done, Retract, Token
 from edge_client.link.local import LocalVerifier
 from edge_client.settings import ClientSettings
-from edge_client.tools.compare import Answer, ask_all
+from edge_client.tools.compare import TimedAnswer, ask_all
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from edge_client.turn.transcript import OnReconnect
 from moa.demo.skills import Example, is_right
@@ -160,7 +160,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _right(example: Example, answer: Answer | Outcome) -> bool:
+def _right(example: Example, answer: TimedAnswer | Outcome) -> bool:
     return is_right(example, answer.text.strip())
 
 

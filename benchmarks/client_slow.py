@@ -32,7 +32,7 @@ from benchmarks.provenance import write_result
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.settings import ClientSettings
-from edge_client.tools.compare import Answer, ask, ask_all
+from edge_client.tools.compare import TimedAnswer, ask, ask_all
 from edge_client.tools.emulated_network import PROFILES, LinkProxy, Profile
 from moa.demo import paths
 from moa.errors import MoaError, UsageError, run_cli
@@ -190,7 +190,7 @@ class Grid:
 
 async def _ask(
     settings: ClientSettings, device: Device, prompts: Sequence[Sequence[int]]
-) -> tuple[list[Answer], float]:
+) -> tuple[list[TimedAnswer], float]:
     """The answers, and the CPU seconds of this thread, which is all that the device runs in."""
     async with EdgeClient(settings, device=device) as client:
         await client.wait_online(30)
@@ -199,7 +199,7 @@ async def _ask(
         return answers, time.thread_time() - before
 
 
-def figures(answers: Sequence[Answer], cpu_seconds: float) -> dict[str, float]:
+def figures(answers: Sequence[TimedAnswer], cpu_seconds: float) -> dict[str, float]:
     """What a cell shows."""
     total = {
         name: sum(answer.stats.get(name, 0) for answer in answers)

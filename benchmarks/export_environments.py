@@ -24,13 +24,13 @@ from benchmarks.export_share import Measured, measure, share
 from benchmarks.prompts import CODE, code_prompts, encode, skill_prompts
 from benchmarks.provenance import write_result
 from benchmarks.report import table
+from export.continuations import Continuation, encode_prompts, make_traces, read_prompts
 from export.describe import this_runtime
 from export.embedded import embedded_sources
 from export.runner import OrtRunner, Runner, TorchRunner
 from export.source import Source, load_source
 from export.static_forms import EMBEDDING, StaticShape
 from export.static_runner import Feeds, StaticRunner, session_of
-from export.traces import Trace, encode_prompts, make_traces, read_prompts
 from export.verify import node_placement
 from moa.bundle import Bundle
 from moa.errors import MoaError, UsageError, run_cli
@@ -49,7 +49,7 @@ CPU = "CPUExecutionProvider"
 class Texts:
     """What the target says, and how the float32 drafter does on it. `hard` are those where few drafts are accepted."""
 
-    traces: list[Trace]
+    traces: list[Continuation]
     reference: list[Measured]
     hard: list[bool]
 

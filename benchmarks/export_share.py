@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from export.agreement import TREE, Replay
+from export.continuations import Continuation
 from export.runner import Runner
-from export.traces import Trace
 
 _AT_ONCE = 8
 """Tokens whose first guesses come from one step: as many as a static form takes."""
@@ -26,7 +26,7 @@ class Measured:
     """First guess after each token of the answer, with the records up to eight tokens before."""
 
 
-def measure(runner: Runner, trace: Trace) -> Measured:
+def measure(runner: Runner, trace: Continuation) -> Measured:
     """Draft along a text."""
     replay, end = Replay(runner, trace), len(trace.ids) - 1
     guesses: list[int] = []

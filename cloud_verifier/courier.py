@@ -93,7 +93,7 @@ class Courier:
         if self._contract is None or self.window.room < self._smallest:
             return None, None  # an acknowledgement will wake us
         pause: float | None = None
-        best: tuple[int, Session, records.RecordDtype, int, int] | None = None
+        best: tuple[int, Session, records.PayloadDtype, int, int] | None = None
         for session in list(self._offered.values()):
             if (wanted := self._wanted(session)) is None:
                 del self._offered[session.id]
@@ -122,7 +122,7 @@ class Courier:
         self._budgets.pop(session, None)
         self._offered.pop(session, None)
 
-    def _wanted(self, session: Session) -> tuple[records.RecordDtype, int, int] | None:
+    def _wanted(self, session: Session) -> tuple[records.PayloadDtype, int, int] | None:
         """The newest rows that are wanted and can be sent in one frame."""
         dtype, lease, contract = session.records, session.lease, self._contract
         if contract is None or dtype == "off" or lease is None or lease.records is None:
@@ -131,7 +131,7 @@ class Courier:
         run = newest_unsent(session, rows)
         return None if run is None else (dtype, *run)
 
-    def _frame(self, session: Session, dtype: records.RecordDtype, start: int, stop: int) -> Activations:
+    def _frame(self, session: Session, dtype: records.PayloadDtype, start: int, stop: int) -> Activations:
         lease, contract = session.lease, self._contract
         if lease is None or lease.records is None or contract is None:
             raise RuntimeError("a session without records was picked")

@@ -228,7 +228,7 @@ class Conversation:
             linked=shared.link is not None,
             left=self._left,
         )
-        worker = DrafterWorker(self.drafter, sampling, controller, shared.device.step_time, shared.device.thread)
+        worker = DrafterWorker(self.drafter, sampling, controller, shared.device.step_durations, shared.device.thread)
         return TurnShell(machine, worker, shared.link, shared.trace)
 
     def _continue(self, context: list[int], settings: ClientSettings) -> Standing | None:

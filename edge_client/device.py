@@ -13,7 +13,7 @@ from edge_client.drafter.graph import StepGraph
 from edge_client.drafter.onnx import DeviceDrafter, OnnxDrafter
 from edge_client.text.codec import TextCodec
 from edge_client.turn.guard import OfflineGuard
-from edge_client.turn.worker import StepTime
+from edge_client.turn.worker import StepDurations
 from moa import demo
 from moa.bundle import Bundle
 from moa.errors import BundleError
@@ -28,7 +28,7 @@ class Device:
     codec: TextCodec
     new_drafter: Callable[[], DeviceDrafter]
     """A drafter with caches of its own over the weights that all share: one for each conversation."""
-    step_time: StepTime = field(default_factory=StepTime)
+    step_durations: StepDurations = field(default_factory=StepDurations)
     thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="drafter"))
     """Where steps run that take long: one after another, for more would only share the same cores."""
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from export.continuations import Continuation
 from export.runner import Float, Runner, StepInput
-from export.traces import Trace
 from moa.manifest import Acceptance, Offline, TreeUsed
 from moa.tree import TreeGrower, TreeShape, accept
 
@@ -24,7 +24,7 @@ _CHUNK = 256
 
 
 @dataclass(frozen=True)
-class Rounds:
+class AcceptedRounds:
     """Accepted drafts of every round."""
 
     accepted: list[int]
@@ -46,7 +46,7 @@ class Rounds:
 class Replay:
     """One trace and a drafter's cache, at any point of the text."""
 
-    def __init__(self, runner: Runner, trace: Trace) -> None:
+    def __init__(self, runner: Runner, trace: Continuation) -> None:
         self.runner, self.trace = runner, trace
         self.rows: list[Float] = [
             np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32) for layer in runner.spec.cache for _ in "kv"
@@ -125,12 +125,12 @@ class Replay:
         )
 
 
-def rounds(runner: Runner, traces: Sequence[Trace], shape: TreeShape) -> Rounds:
+def rounds(runner: Runner, traces: Sequence[Continuation], shape: TreeShape) -> AcceptedRounds:
     """Speculative decoding of every trace, to the end of its text."""
-    return Rounds([drafts for trace in traces for drafts in Replay(runner, trace).rounds(shape)], shape.depth)
+    return AcceptedRounds([drafts for trace in traces for drafts in Replay(runner, trace).rounds(shape)], shape.depth)
 
 
-def first_guesses(runner: Runner, traces: Sequence[Trace]) -> Iterator[tuple[int, int]]:
+def first_guesses(runner: Runner, traces: Sequence[Continuation]) -> Iterator[tuple[int, int]]:
     """At every position of every continuation, with all records: (first guess, what the target says)."""
     for trace in traces:
         replay = Replay(runner, trace)
@@ -138,13 +138,13 @@ def first_guesses(runner: Runner, traces: Sequence[Trace]) -> Iterator[tuple[int
             yield int(replay.guesses(at, at + 1, at)[0]), trace.ids[at + 1]
 
 
-def acceptance(chain: Rounds, tree: Rounds) -> Acceptance:
+def acceptance(chain: AcceptedRounds, tree: AcceptedRounds) -> Acceptance:
     """Acceptance by depth, for the controller."""
     shape = TreeUsed(breadth=TREE.breadth, depth=TREE.depth, nodes=TREE.nodes)
     return Acceptance(chain=chain.by_depth(), tree=tree.by_depth(), tree_shape=shape)
 
 
-def offline(runner: Runner, traces: Sequence[Trace], *, cold: bool) -> Offline:
+def offline(runner: Runner, traces: Sequence[Continuation], *, cold: bool) -> Offline:
     """What the link's loss right after the prompt does, or having had none: agreement by distance from the prompt.
 
     One pass over the target's text tells both figures: a text drafted alone is the target's own for exactly as long as
@@ -165,7 +165,7 @@ def offline(runner: Runner, traces: Sequence[Trace], *, cold: bool) -> Offline:
     return Offline(lengths=tuple(lengths), agreement=tuple(agreement), unbroken=tuple(unbroken))
 
 
-def _alone(runner: Runner, trace: Trace, held: int) -> list[bool]:
+def _alone(runner: Runner, trace: Continuation, held: int) -> list[bool]:
     if len(trace.ids) - trace.prompt < 2:
         return []
     guesses = Replay(runner, trace).guesses(trace.prompt, len(trace.ids) - 1, held)

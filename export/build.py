@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.card import model_card
+from export.continuations import encode_prompts, make_traces, read_prompts
 from export.describe import describe, public_name, tool_versions, write_shared
 from export.forms import OPSET, Workshop
 from export.golden import golden_cases
@@ -27,7 +28,6 @@ from export.runner import OrtRunner, TorchRunner
 from export.source import Source, load_source
 from export.static_forms import StaticShape
 from export.static_variants import make_static
-from export.traces import encode_prompts, make_traces, read_prompts
 from export.variants import Made, VariantKind, choose_kinds, make_dynamic
 from export.vocabulary import count_files, most_frequent
 from export.yardstick import Yardstick
@@ -38,9 +38,9 @@ from moa.manifest import (
     Calibration,
     DrafterIdentity,
     FileEntry,
-    Heads,
+    KVHeads,
     Manifest,
-    Records,
+    RecordFormat,
     StepTime,
     TargetIdentity,
     TokenizerFiles,
@@ -49,7 +49,7 @@ from moa.manifest import (
 )
 from moa.model.target import Target
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 _SLOTS = 16
 
 
@@ -89,7 +89,7 @@ class BuildSettings:
             require_qnn()
 
 
-def build(settings: BuildSettings, say: Say = lambda _: None) -> Bundle:
+def build(settings: BuildSettings, say: Progress = lambda _: None) -> Bundle:
     """Build a bundle at `settings.out`, which appears only when it is whole."""
     started = time.monotonic()
     plan = make_plan(settings.target, settings.drafter, settings.variants, settings.draft_vocab)
@@ -102,7 +102,7 @@ def build(settings: BuildSettings, say: Say = lambda _: None) -> Bundle:
 class _Build:
     """One run of the pipeline."""
 
-    def __init__(self, settings: BuildSettings, folder: Path, say: Say) -> None:
+    def __init__(self, settings: BuildSettings, folder: Path, say: Progress) -> None:
         self.settings, self.folder, self.say = settings, folder, say
         self.kinds = choose_kinds(settings.variants)
         say("reading the drafter and what it shares of its target")
@@ -223,7 +223,7 @@ class _Build:
             ),
             tokenizer=tokenizer,
             vocabulary=vocabulary,
-            cache=tuple(Heads(kv_heads=layer.kv_heads, head_dim=layer.head_dim) for layer in source.spec.cache),
+            cache=tuple(KVHeads(kv_heads=layer.kv_heads, head_dim=layer.head_dim) for layer in source.spec.cache),
             records=self._records(),
             top_k=top_k,
             default_variant=next(name for name, _ in sorted(variants.items(), key=lambda v: v[1].form != "dynamic")),
@@ -234,16 +234,16 @@ class _Build:
         (self.folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
         write_manifest(self.folder, _with_files(self.folder, manifest))
 
-    def _records(self) -> Records | None:
+    def _records(self) -> RecordFormat | None:
         spec, heads = self.source.spec, self.source.spec.records
         if heads is None:
             return None
-        return Records(
+        return RecordFormat(
             kv_heads=heads.kv_heads,
             head_dim=heads.head_dim,
             rope_theta=self.source.rope_theta,
             borrowed=tuple(
-                Heads(kv_heads=layer.kv_heads, head_dim=layer.head_dim)
+                KVHeads(kv_heads=layer.kv_heads, head_dim=layer.head_dim)
                 for layer in spec.cache[len(spec.cache) - spec.borrowed :]
             ),
             known_to_rows=spec.rows_know_records,

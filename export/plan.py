@@ -26,7 +26,7 @@ _GRAPH = 2**20
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportPlan:
     """Estimates, made from the headers of files alone."""
 
     kind: str
@@ -64,7 +64,7 @@ class Plan:
         ]
 
 
-def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: int | None) -> Plan:
+def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: int | None) -> ExportPlan:
     """Read shapes, not weights; refuses what could not be built."""
     kinds = choose_kinds(variants)
     facts, folder = read_facts(target)
@@ -75,7 +75,7 @@ def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: i
         raise UsageError(f"--draft-vocab must be 1..{found.vocabulary} (the target's vocabulary), not {drafted}")
     embedding, head = found.vocabulary * found.hidden_size, drafted * found.hidden_size
     shared = found.tied and drafted == found.vocabulary
-    return Plan(
+    return ExportPlan(
         kind=found.kind,
         hidden_size=found.hidden_size,
         vocabulary=facts.vocab_size,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from export.agreement import Replay
+from export.continuations import Continuation
 from export.describe import this_runtime
 from export.forms import Workshop
 from export.parity import random_steps
@@ -22,7 +23,6 @@ from export.static_forms import (
     write_embedding,
 )
 from export.static_runner import Feeds, StaticRunner, session_of
-from export.traces import Trace
 from export.variants import Made, VariantKind
 from export.yardstick import Yardstick
 
@@ -83,7 +83,7 @@ def static_runner(shop: Workshop, model: Path, shape: StaticShape) -> StaticRunn
     )
 
 
-def calibration_feeds(shop: Workshop, runner: StaticRunner, traces: Sequence[Trace]) -> list[Feeds]:
+def calibration_feeds(shop: Workshop, runner: StaticRunner, traces: Sequence[Continuation]) -> list[Feeds]:
     """Inputs whose ranges a quantizer learns: steps along real texts, or random ones, also without past or records."""
     width = runner.shape.tokens
     if not traces:

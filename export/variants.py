@@ -30,7 +30,7 @@ class VariantKind:
     summary: str
 
 
-KINDS = {
+VARIANT_KINDS = {
     kind.name: kind
     for kind in (
         VariantKind("cpu-int4", "onnxruntime", "dynamic", OPSET, "smallest and fastest on desktop and server CPUs"),
@@ -71,9 +71,9 @@ class Made:
 
 def choose_kinds(names: Sequence[str]) -> list[VariantKind]:
     """The kinds asked for, each once, in the order given."""
-    if unknown := [name for name in names if name not in KINDS]:
-        raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"known: {', '.join(KINDS)}")
-    return [KINDS[name] for name in dict.fromkeys(names or DEFAULT)]
+    if unknown := [name for name in names if name not in VARIANT_KINDS]:
+        raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"known: {', '.join(VARIANT_KINDS)}")
+    return [VARIANT_KINDS[name] for name in dict.fromkeys(names or DEFAULT)]
 
 
 def make_dynamic(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) -> Made:

@@ -23,7 +23,7 @@ _TRIAL_SECONDS = 300
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VariantCheck:
     """What was found of one variant."""
 
     variant: str
@@ -34,7 +34,7 @@ class Verdict:
 
 def verify(
     bundle: Bundle, variants: list[str] | None = None, *, provider: str = "CPUExecutionProvider"
-) -> list[Verdict]:
+) -> list[VariantCheck]:
     """Check contents, then run every golden case of every dynamic variant; raises at the first thing wrong."""
     names = variants or list(bundle.manifest.variants)
     bundle.verify(names)
@@ -56,7 +56,7 @@ def draft_with_client(bundle: Bundle, name: str) -> None:
         raise BundleError(f"the client cannot draft with {name} of {bundle.folder}: {said[-1]}")
 
 
-def _run(bundle: Bundle, name: str, provider: str) -> Verdict:
+def _run(bundle: Bundle, name: str, provider: str) -> VariantCheck:
     variant = bundle.variant(name)
     bundle.check_runtime(name, onnxruntime.__version__)
     model = bundle.path(variant.model)
@@ -73,7 +73,7 @@ def _run(bundle: Bundle, name: str, provider: str) -> Verdict:
     limit = EXACT if variant.precision == "fp32" else QUANTIZED
     if not worst <= limit:
         raise MoaError(f"{name} answers otherwise here than where it was built: {worst:.3g}, allowed {limit:g}")
-    return Verdict(name, worst, placement)
+    return VariantCheck(name, worst, placement)
 
 
 def node_placement(model: Path, bundle: Bundle, provider: str) -> dict[str, int]:

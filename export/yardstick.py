@@ -7,16 +7,16 @@ from functools import cached_property
 
 import numpy as np
 
-from export.agreement import CHAIN, TREE, Rounds, acceptance, first_guesses, offline, rounds
+from export.agreement import CHAIN, TREE, AcceptedRounds, acceptance, first_guesses, offline, rounds
+from export.continuations import Continuation
 from export.runner import Runner, TorchRunner
-from export.traces import Trace
 from moa.manifest import Agreement, Calibration
 
 
 class Yardstick:
     """Recorded texts of the target, and how the float32 drafter does on them."""
 
-    def __init__(self, traces: Sequence[Trace], reference: TorchRunner, origin: str) -> None:
+    def __init__(self, traces: Sequence[Continuation], reference: TorchRunner, origin: str) -> None:
         self.traces, self.reference, self.origin = traces, reference, origin
 
     @property
@@ -25,7 +25,7 @@ class Yardstick:
         return sum(len(trace.ids) - trace.prompt for trace in self.traces)
 
     @cached_property
-    def _reference_rounds(self) -> Rounds:
+    def _reference_rounds(self) -> AcceptedRounds:
         return rounds(self.reference, self.traces, TREE)
 
     @cached_property

@@ -20,14 +20,14 @@ class FileEntry(Part, frozen=True, kw_only=True):
     size: int
 
 
-class Heads(Part, frozen=True, kw_only=True):
+class KVHeads(Part, frozen=True, kw_only=True):
     """Heads with a cache, and their width."""
 
     kv_heads: int
     head_dim: int
 
 
-class Records(Part, frozen=True, kw_only=True):
+class RecordFormat(Part, frozen=True, kw_only=True):
     """Activation records: CA's keys and values of one position. A query at position q may use records of p < q."""
 
     kv_heads: int
@@ -36,7 +36,7 @@ class Records(Part, frozen=True, kw_only=True):
     keys: Literal["rotated"] = "rotated"
     """Keys arrive rotated at their absolute position."""
     positions: Literal["absolute"] = "absolute"
-    borrowed: tuple[Heads, ...] = ()
+    borrowed: tuple[KVHeads, ...] = ()
     """The last layers with a cache, where they are the target's own: records bring their rows of verified tokens."""
     known_to_rows: bool = False
     """Whether cache rows of the drafter's own layers depend on the records held when they were made."""
@@ -177,9 +177,9 @@ class Manifest(Part, frozen=True, kw_only=True):
     drafter: DrafterIdentity
     tokenizer: TokenizerFiles
     vocabulary: Vocabulary
-    cache: tuple[Heads, ...]
+    cache: tuple[KVHeads, ...]
     """Layers with a cache, in the order of the graph's past_k_0, past_k_1, ..."""
-    records: Records | None
+    records: RecordFormat | None
     top_k: int
     default_variant: str
     variants: dict[str, Variant]

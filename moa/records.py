@@ -1,7 +1,7 @@
 """Activation records on the wire: keys and values of a run of positions, as fp16, int8 or int4. Numpy only.
 
 A record holds CA's heads, and with borrowed target layers (TLI) those of each of these layers too. Heads of different
-widths are cut into equal pieces, so that on the wire all records are `heads x head_dim` (`Layout`).
+widths are cut into equal pieces, so that on the wire all records are `heads x head_dim` (`RecordLayout`).
 
 A payload holds four planes: keys, values, key scales, value scales (fp16 has no scales). Quantization is symmetric;
 a scale belongs to a head of a row (int8) or to a group of 32 numbers in it (int4, whose 15 levels need finer scales).
@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 
 from moa.errors import ConfigError, ProtocolError
 
-RecordDtype = Literal["int8", "int4", "fp16"]
-DTYPES: tuple[RecordDtype, ...] = ("int8", "int4", "fp16")
+PayloadDtype = Literal["int8", "int4", "fp16"]
+DTYPES: tuple[PayloadDtype, ...] = ("int8", "int4", "fp16")
 """Precisions of a record, the default first."""
 
 _INT4_GROUP = 32
 _LEVELS = {"int8": 127, "int4": 7}
 
-Rows = NDArray[np.float32]
+FloatRows = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Layout:
+class RecordLayout:
     """What a record holds: (heads, width) of CA, then of every borrowed layer."""
 
     parts: tuple[tuple[int, int], ...]
@@ -59,7 +59,7 @@ class Layout:
         return found
 
 
-def row_bytes(dtype: RecordDtype, heads: int, head_dim: int) -> int:
+def row_bytes(dtype: PayloadDtype, heads: int, head_dim: int) -> int:
     """Payload bytes of one position's record."""
     width = heads * head_dim
     if dtype == "fp16":
@@ -72,7 +72,7 @@ def row_bytes(dtype: RecordDtype, heads: int, head_dim: int) -> int:
     return 2 * (width // 2 + scales)
 
 
-def encode(keys: NDArray[Any], values: NDArray[Any], dtype: RecordDtype) -> bytes:
+def encode(keys: NDArray[Any], values: NDArray[Any], dtype: PayloadDtype) -> bytes:
     """The payload of records `[rows, heads, head_dim]`."""
     planes: list[bytes] = []
     scales: list[bytes] = []
@@ -86,7 +86,7 @@ def encode(keys: NDArray[Any], values: NDArray[Any], dtype: RecordDtype) -> byte
     return b"".join(planes + scales)
 
 
-def decode(payload: bytes, dtype: RecordDtype, rows: int, heads: int, head_dim: int) -> tuple[Rows, Rows]:
+def decode(payload: bytes, dtype: PayloadDtype, rows: int, heads: int, head_dim: int) -> tuple[FloatRows, FloatRows]:
     """Keys and values `[rows, heads, head_dim]` of a payload; a `ProtocolError` when its size does not fit."""
     if dtype not in DTYPES:
         raise ProtocolError(f"unknown record precision {dtype!r}")
@@ -106,12 +106,12 @@ def decode(payload: bytes, dtype: RecordDtype, rows: int, heads: int, head_dim: 
     return both[0], both[1]
 
 
-def _group(dtype: RecordDtype, head_dim: int) -> int:
+def _group(dtype: PayloadDtype, head_dim: int) -> int:
     """Numbers that share a scale."""
     return _INT4_GROUP if dtype == "int4" and head_dim % _INT4_GROUP == 0 else head_dim
 
 
-def _quantize(rows: Rows, dtype: RecordDtype) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+def _quantize(rows: FloatRows, dtype: PayloadDtype) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
     top = _LEVELS[dtype]
     groups = rows.reshape(-1, _group(dtype, rows.shape[-1]))
     # Levels are taken from the scale as it will arrive, rounded to fp16; the clip holds the largest number inside.

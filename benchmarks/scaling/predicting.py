@@ -12,7 +12,7 @@ from benchmarks.fleet_sim.world import Answer, Fleet
 from benchmarks.report import table
 from benchmarks.scaling.devices import Device, run_all
 from benchmarks.server.crowd import Speech, speeches
-from cloud_verifier.workers.affinity import choose
+from cloud_verifier.workers.affinity import choose_worker
 
 Figures = dict[str, Any]
 
@@ -27,7 +27,7 @@ async def measure(step_ms: float) -> Figures:
     for lanes in (1, 3):
         with verifiers(step_ms, lanes, slots=_DEVICES + 2) as running:
             said = await speeches(running.urls[0], _DEVICES, length=_PROMPT, tokens=_TOKENS, rate=_RATE)
-            homes = [choose(f"device {i}", dict.fromkeys(range(lanes), 0)) or 0 for i in range(_DEVICES)]
+            homes = [choose_worker(f"device {i}", dict.fromkeys(range(lanes), 0)) or 0 for i in range(_DEVICES)]
             devices = [Device(running.urls[home], one, _NODES, _DRAFT) for home, one in zip(homes, said, strict=True)]
             measured = await run_all(devices)
         rows.append(

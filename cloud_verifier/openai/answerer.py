@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from cloud_verifier.openai.loopback import Loopback, connected
 from cloud_verifier.service import Service
-from moa.api.answer import Ask, Began, Counts, Ended, Event, Piece
+from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Ended, Piece
 from moa.api.errors import bad
 from moa.errors import MoaError, UsageError
 from moa.prediction import Prediction
@@ -44,7 +44,7 @@ class Tokenizer:
         with self._lock:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def chat(self, ask: Ask) -> list[int]:
+    def chat(self, ask: AnswerRequest) -> list[int]:
         """Ids of a conversation, up to where the answer begins."""
         with self._lock:
             if self._tokenizer.chat_template is None:
@@ -81,7 +81,7 @@ class VerifierAnswerer:
         """What is wrong with the model, if anything."""
         return "draining" if self._service.draining else str(self._wrong())
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Event, None]:
+    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
         """The events of one answer."""
         ids = await asyncio.to_thread(self._ids, ask)
         session = ClientSession(
@@ -101,7 +101,9 @@ class VerifierAnswerer:
                     line.put(cancel)
                 line.put(session.close())
 
-    async def _events(self, ask: Ask, session: ClientSession, line: Loopback) -> AsyncGenerator[Event, None]:
+    async def _events(
+        self, ask: AnswerRequest, session: ClientSession, line: Loopback
+    ) -> AsyncGenerator[AnswerEvent, None]:
         yield Began(len(session.log))
         start, text = len(session.log), TextStream(self._tokenizer, ask.stop)
         predicted = await asyncio.to_thread(self._tokenizer.plain, ask.prediction) if ask.prediction else []
@@ -135,7 +137,7 @@ class VerifierAnswerer:
         )
         yield Ended(reason=session.finish, verified=True, text=text.text, counts=counts)
 
-    def _ids(self, ask: Ask) -> list[int]:
+    def _ids(self, ask: AnswerRequest) -> list[int]:
         if ask.messages is not None:
             ids = self._tokenizer.chat(ask)
         else:
@@ -167,6 +169,6 @@ async def _event(kind: type[E], session: ClientSession, line: Loopback) -> E:
                 line.put(request)
 
 
-def _sampling(ask: Ask) -> Sampling:
+def _sampling(ask: AnswerRequest) -> Sampling:
     given = {name: value for name in _SAMPLING if (value := getattr(ask, name)) is not None}
     return Sampling(**dataclasses.asdict(SamplingSettings(**given)))  # which says what is out of range

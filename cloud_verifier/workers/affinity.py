@@ -33,7 +33,7 @@ def key_of(head: bytes) -> str:
     return _valid(query.get(SESSION_QUERY, [""])[0])
 
 
-def choose(key: str, loads: Mapping[int, int]) -> int | None:
+def choose_worker(key: str, loads: Mapping[int, int]) -> int | None:
     """The worker for `key`, given the connections that each has; None when there is no worker.
 
     Rendezvous hashing: every worker has its own rank for a key, so that one that goes takes only its own keys with it,

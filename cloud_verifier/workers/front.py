@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
-from cloud_verifier.workers.affinity import choose, is_whole, key_of
+from cloud_verifier.workers.affinity import choose_worker, is_whole, key_of
 from cloud_verifier.workers.control import Pages, Take
 from cloud_verifier.workers.worker import Start, Worker
 from moa.errors import MoaError, UsageError
@@ -164,7 +164,7 @@ class Front:
             async with asyncio.timeout(self._settings.limits.handshake_timeout):
                 head = b"" if self._settings.tls_cert else await _read_head(sock)
             loads = {worker.index: worker.load for worker in self.workers if worker.well}
-            while (index := choose(key_of(head) or address, loads)) is not None:
+            while (index := choose_worker(key_of(head) or address, loads)) is not None:
                 if self.workers[index].take(Take(head), sock):
                     return
                 del loads[index]

@@ -11,20 +11,20 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from edge_client.bundles.download import open_url
-from edge_client.bundles.sources import ARCHIVES, Archive, Source, find
+from edge_client.bundles.sources import ARCHIVES, Archive, BundleSource, find
 from edge_client.bundles.store import PARTIAL, check_name, store
 from moa.bundle import MANIFEST, Bundle, read_manifest, sha256
 from moa.errors import BundleError, LinkError, UsageError
 from moa.manifest import FileEntry, Manifest
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 _LARGEST_MANIFEST = 4 * 2**20
 _LARGEST_ARCHIVE = 2**36
 _CHUNK = 2**20
 _ARCHIVE = "archive"
 
 
-def pull(source: str, *, name: str = "", force: bool = False, say: Say = lambda line: None) -> Bundle:
+def pull(source: str, *, name: str = "", force: bool = False, say: Progress = lambda line: None) -> Bundle:
     """Get a bundle from `source` and keep it as `name`. An archive's address is read whole, all else file by file."""
     name = check_name(name or _name_of(source))
     home, place, partial = store(), store() / name, store() / (name + PARTIAL)
@@ -60,14 +60,14 @@ def _name_of(source: str) -> str:
     return last.removesuffix(ending)
 
 
-def _pull_manifest(source: Source, folder: Path) -> Manifest:
+def _pull_manifest(source: BundleSource, folder: Path) -> Manifest:
     with source.open(MANIFEST) as (file, _):
         content = file.read(_LARGEST_MANIFEST + 1)
     (folder / MANIFEST).write_bytes(content)
     return read_manifest(folder)
 
 
-def _pull_file(source: Source, name: str, entry: FileEntry, path: Path, say: Say) -> None:
+def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, say: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     have = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
     if have == entry.size and sha256(path) == entry.sha256:

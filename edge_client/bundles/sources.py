@@ -25,7 +25,7 @@ _MOST_MEMBERS = 10_000
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
-class Source(Protocol):
+class BundleSource(Protocol):
     """Files by the names that a manifest uses."""
 
     def open(self, name: str, start: int = 0) -> contextlib.AbstractContextManager[tuple[IO[bytes], int]]:
@@ -114,7 +114,7 @@ class Archive:
             yield file, 0
 
 
-def find(text: str) -> Source | str:
+def find(text: str) -> BundleSource | str:
     """What a person means by `text`; the address of an archive, which must be fetched first, is returned as it is."""
     path = Path(text).expanduser()
     if path.is_dir():

@@ -20,7 +20,7 @@ from edge_client.link.local import LocalVerifier
 from edge_client.screen.console import make_console
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
-from edge_client.tools.compare import Answer, ask_all, first_difference
+from edge_client.tools.compare import TimedAnswer, ask_all, first_difference
 from edge_client.tools.margin import margin
 from moa.errors import UsageError
 
@@ -59,8 +59,8 @@ class Audit:
     """An answer in two ways, and how close the target's choice was where they part."""
 
     codec: TextCodec
-    drafted: Answer
-    alone: Answer
+    drafted: TimedAnswer
+    alone: TimedAnswer
     at: int | None
     """Where they part, if they do."""
     margin: float | None = None

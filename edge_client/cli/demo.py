@@ -19,7 +19,7 @@ from edge_client.events import Event, Notice, Token
 from edge_client.link.local import LocalVerifier
 from edge_client.screen.terminal import make_view
 from edge_client.settings import ClientSettings
-from edge_client.tools.compare import Answer, ask, ask_all, rates
+from edge_client.tools.compare import TimedAnswer, ask, ask_all, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 
 _PROMPTS = (
@@ -71,7 +71,7 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
             f"An emulated {profile} link lies before it: {condition.rtt_ms:.0f} ms round trip.\n", style="dim"
         )
 
-        drafted: list[Answer] = []
+        drafted: list[TimedAnswer] = []
         async with EdgeClient(dataclasses.replace(far, draft="device"), device=device) as client:
             await client.wait_online()
             for text, ids in zip(_PROMPTS, prompts, strict=False):
@@ -98,7 +98,7 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
 
 async def _show(
     console: Console, client: EdgeClient, text: str, ids: list[int], cutter: _Cutter | None = None
-) -> Answer:
+) -> TimedAnswer:
     console.print(f"> {text}", style="bold")
     with make_view(console=console) as view:
 
@@ -136,7 +136,7 @@ class _Cutter:
         return ""
 
 
-def _table(console: Console, ways: dict[str, list[Answer]]) -> None:
+def _table(console: Console, ways: dict[str, list[TimedAnswer]]) -> None:
     table = Table("", "tokens/s", "calls per 100 tokens", "tokens a round", "kB", title="what it took")
     for name, answers in ways.items():
         figures = rates(answers)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.drafter.graph import Heads
-from moa.records import Layout
+from moa.records import RecordLayout
 from moa.wire import Ranges
 
 MASKED = np.float32(-1e9)
@@ -66,7 +66,7 @@ class RecordBuffer:
     def __init__(self, heads: Heads, borrowed: Sequence[Heads] = ()) -> None:
         """`heads` are cross-attention's, `borrowed` those of each borrowed layer."""
         self.heads, self.borrowed = heads, tuple(borrowed)
-        self._layout = Layout(tuple((of.count, of.width) for of in (heads, *borrowed)))
+        self._layout = RecordLayout(tuple((of.count, of.width) for of in (heads, *borrowed)))
         self.wire = Heads(self._layout.count, self._layout.width)
         """Heads of a record as it travels."""
         self.held = Ranges()

@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 from edge_client.client import EdgeClient
-from edge_client.events import Adopt, Confirm, Done, Link, Notice, Prompt, Retract, Token
-from edge_client.events import Event as EdgeEvent
+from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.settings import TurnChanges
-from moa.api.answer import Ask, Began, Counts, Cut, Ended, Event, LinkNews, Note, Piece, Verified
+from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Cut, Ended, LinkNews, Note, Piece, Verified
 from moa.errors import UsageError
 
 _FIGURES = (
@@ -37,7 +36,7 @@ class EdgeAnswerer:
         """The target's name: its text is what is given out."""
         return self._model
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Event, None]:
+    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
         """The events of one answer, in a conversation of its own."""
         marks = Marks()
         async with contextlib.aclosing(self._events(ask)) as events:
@@ -45,7 +44,7 @@ class EdgeAnswerer:
                 if (told := marks.take(event)) is not None:
                     yield told
 
-    def _events(self, ask: Ask) -> AsyncGenerator[EdgeEvent, None]:
+    def _events(self, ask: AnswerRequest) -> AsyncGenerator[Event, None]:
         client, changes = self._client, changes_of(ask)
         guess = client.device.codec.encode_rendered(ask.prediction) if ask.prediction else ()
         if ask.messages is not None:
@@ -81,7 +80,7 @@ class EdgeAnswerer:
         return ""
 
 
-def changes_of(ask: Ask) -> TurnChanges:
+def changes_of(ask: AnswerRequest) -> TurnChanges:
     """What an ask changes in the client's settings for its own turn."""
     given: dict[str, Any] = {
         "max_new_tokens": ask.max_tokens,
@@ -106,7 +105,7 @@ class Marks:
         self._start = 0
         self._ends: list[int] = []
 
-    def take(self, event: EdgeEvent) -> Event | None:
+    def take(self, event: Event) -> AnswerEvent | None:
         """The same event for a client that counts characters."""
         match event:
             case Prompt(ids=ids):

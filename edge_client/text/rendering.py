@@ -28,7 +28,7 @@ except ImportError:  # Windows: there only the asker's clock limits a template
 _MEMORY, _SECONDS = 512 * 2**20, 20
 
 
-class Generation(jinja2.ext.Extension):
+class GenerationTag(jinja2.ext.Extension):
     """`{% generation %}` marks what an assistant said, for training; here it only has to be understood."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
@@ -46,7 +46,7 @@ class Generation(jinja2.ext.Extension):
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """What transformers compiles templates with."""
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise_exception

@@ -20,7 +20,7 @@ See = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """What came out, and what it took."""
 
     ids: list[int]
@@ -32,7 +32,7 @@ class Answer:
 
 async def ask(
     client: EdgeClient | Conversation, ids: Sequence[int], see: See | None = None, **changes: Unpack[TurnChanges]
-) -> Answer:
+) -> TimedAnswer:
     """Run one turn to its end; `see` gets every event."""
     tokens: list[int] = []
     done: Done | None = None
@@ -50,12 +50,12 @@ async def ask(
             see(event)
     if done is None:
         raise MoaError("the answer never ended")
-    return Answer(tokens, done.text, done.verified, done.reason, done.stats)
+    return TimedAnswer(tokens, done.text, done.verified, done.reason, done.stats)
 
 
 async def ask_all(
     settings: ClientSettings, device: Device, prompts: Sequence[Sequence[int]], **changes: Any
-) -> list[Answer]:
+) -> list[TimedAnswer]:
     """Every prompt, each in a conversation of its own, one after another on one connection."""
     settings = dataclasses.replace(settings, **changes)
     async with EdgeClient(settings, device=device, trace=Trace()) as client:
@@ -63,7 +63,7 @@ async def ask_all(
         return [await ask(client, ids) for ids in prompts]
 
 
-def rates(answers: Sequence[Answer]) -> dict[str, float]:
+def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
     """Figures over several answers."""
     total: dict[str, float] = {}
     for answer in answers:

@@ -26,7 +26,7 @@ from moa.memory import resident_bytes
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 
-State = Literal["ok", "warning", "failed"]
+Outcome = Literal["ok", "warning", "failed"]
 _START_SECONDS = 2.0
 _GOLDEN_TOLERANCE = 0.5
 """Quantized kernels differ a little between processors; a wrong graph differs by far more."""
@@ -37,7 +37,7 @@ class Check:
     """One finding."""
 
     name: str
-    state: State
+    state: Outcome
     finding: str
     advice: str = ""
 
@@ -63,7 +63,7 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
     loaded = time.perf_counter() - started
     try_out(device.new_drafter())
     first = time.perf_counter() - started
-    state: State = "ok" if first < _START_SECONDS else "warning"
+    state: Outcome = "ok" if first < _START_SECONDS else "warning"
     memory = f"{resident_bytes() / 1e6:.0f} MB resident"
     times = f"loaded in {1000 * loaded:.0f} ms, first drafts after {1000 * first:.0f} ms"
     yield Check(

@@ -27,7 +27,7 @@ _PIECE = 16
 
 
 @dataclass
-class StepTime:
+class StepDurations:
     """How long the steps of a drafter take here; shared by all conversations of a device."""
 
     level: float = 0.0
@@ -64,7 +64,7 @@ class DrafterWorker:
     drafter: DeviceDrafter
     sampling: SamplingSettings
     controller: Controller
-    step_time: StepTime
+    step_durations: StepDurations
     thread: Executor
     _steps: Generator[None, None, Any] | None = None
     _ids: Sequence[int] | None = None
@@ -105,7 +105,7 @@ class DrafterWorker:
         assert self._steps is not None
         until = perf_counter() + BLOCKING
         while True:
-            expected = self.step_time.piece if self._new > _PIECE else self.step_time.level
+            expected = self.step_durations.piece if self._new > _PIECE else self.step_durations.level
             done, result = await self._in_thread() if expected > BLOCKING else self._step()
             if done:
                 self._seen, self._steps, self._ids = self._length, None, None
@@ -123,7 +123,7 @@ class DrafterWorker:
         except StopIteration as end:
             done, result = True, end.value
         seconds, tokens = perf_counter() - start, self.drafter.run_tokens
-        self.step_time.took(tokens, seconds)
+        self.step_durations.took(tokens, seconds)
         if tokens <= _PIECE:
             self.controller.drafted(tokens, seconds)
         self._new -= tokens

@@ -16,7 +16,7 @@ be retracted. keep: it is sent, and stays whatever the target says later."""
 Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "budget", "link"]
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One answer that is wanted: of `messages`, `text` and `ids` one is given. None means the answerer's default."""
 
     messages: Sequence[Mapping[str, str]] | None = None
@@ -100,7 +100,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     counts: Counts
 
 
-Event = Began | Piece | Verified | Cut | LinkNews | Note | Ended
+AnswerEvent = Began | Piece | Verified | Cut | LinkNews | Note | Ended
 
 
 class Answerer(Protocol):
@@ -110,7 +110,7 @@ class Answerer(Protocol):
     def model(self) -> str:
         """The name of the model whose text it is."""
 
-    def answer(self, ask: Ask) -> AsyncGenerator[Event, None]:
+    def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
         """`Began` first, `Ended` last. Many may run at once."""
 
     def status(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from moa.api.http import EventStream, HungUp, Json, read_body, while_connected
 from moa.api.load import Counted
 from moa.api.metrics import ApiMetrics
 from moa.api.replay import Recording, Recordings, position
-from moa.api.requests import Call, Defaults, parse_chat, parse_completion
+from moa.api.requests import Defaults, ParsedRequest, parse_chat, parse_completion
 from moa.api.responses import Messages, ResponseShape
 from moa.api.stream import chunks, response_events, whole
 
@@ -139,7 +139,7 @@ class Api:
         body = await read_body(request, self.limits.max_body_bytes)
         return await self._answer(request, parse_completion(body, self.defaults, principal), principal)
 
-    async def _answer(self, request: Request, call: Call, principal: str) -> Response:
+    async def _answer(self, request: Request, call: ParsedRequest, principal: str) -> Response:
         self._known(call.model)
         shape = shapes.Shape(self.answerer.model, chat=call.chat)
         if not call.stream:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from moa.api.answer import Answerer, Ask, Cut, Ended, Event, Piece
+from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Cut, Ended, Piece
 from moa.api.errors import ApiError
 from moa.api.metrics import ApiMetrics
 
@@ -41,7 +41,7 @@ class Counted:
         """What is wrong, if anything."""
         return self._inner.not_ready()
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Event, None]:
+    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
         """The inner one's events."""
         if self.running >= self._most or self._over_share(ask.principal):
             raise ApiError(429, f"{self.running} answers are running: try again soon", code="busy", retry_after=1.0)

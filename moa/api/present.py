@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moa.api.answer import Cut, Ended, Event, Mode, Piece, Verified
+from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Verified
 from moa.api.errors import ApiError
 
 
@@ -27,7 +27,7 @@ class Presenter:
         self._shown = 0
         self._told = 0
 
-    def take(self, event: Event) -> Show | None:
+    def take(self, event: AnswerEvent) -> Show | None:
         """What changes for the client with this event, if anything does."""
         cut = None
         match event:

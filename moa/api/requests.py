@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from moa.api.answer import Ask, Mode
+from moa.api.answer import AnswerRequest, Mode
 from moa.api.errors import ApiError, bad
 from moa.sampling import MAX_SEED
 
@@ -20,7 +20,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
 TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stop = Annotated[str, Meta(max_length=256)]
 Stops = Stop | Annotated[list[Stop], Meta(max_length=16)]
@@ -53,7 +53,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class Prediction(msgspec.Struct):
+class PredictedContent(msgspec.Struct):
     """Text that the answer is expected to contain."""
 
     content: Content
@@ -73,7 +73,7 @@ class Common(msgspec.Struct, kw_only=True):
     """Fields that both routes have."""
 
     model: Annotated[str, Meta(max_length=512)]
-    max_tokens: Count | None = None
+    max_tokens: PositiveInt | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**20)] | None = None
@@ -88,7 +88,7 @@ class Common(msgspec.Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
-    prediction: Prediction | None = None
+    prediction: PredictedContent | None = None
     moa: Extension | None = None
 
 
@@ -96,7 +96,7 @@ class ChatRequest(Common, kw_only=True):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[Any] | None = None
@@ -117,10 +117,10 @@ class CompletionRequest(Common, kw_only=True):
     best_of: Annotated[int, Meta(ge=0, le=128)] | None = None
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request, understood: one ask for each choice."""
 
-    asks: tuple[Ask, ...]
+    asks: tuple[AnswerRequest, ...]
     chat: bool
     model: str
     stream: bool
@@ -136,7 +136,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     max_choices: int = 16
 
 
-def parse_chat(body: bytes, defaults: Defaults, principal: str) -> Call:
+def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest:
     """A chat request."""
     request = decode(body, ChatRequest)
     _refuse_unsupported(request)
@@ -155,7 +155,7 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> Call:
     return _call(request, [{"messages": messages}], limit, defaults, principal, chat=True)
 
 
-def parse_completion(body: bytes, defaults: Defaults, principal: str) -> Call:
+def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest:
     """A completion request."""
     request = decode(body, CompletionRequest)
     _refuse_unsupported(request)
@@ -210,14 +210,14 @@ def _call(
     principal: str,
     *,
     chat: bool,
-) -> Call:
+) -> ParsedRequest:
     choices = len(prompts) * (request.n or 1)
     if choices > defaults.max_choices:
         raise bad(f"{choices} answers in one request, at most {defaults.max_choices}", "n")
     ours = request.moa or Extension()
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     asks = tuple(
-        Ask(
+        AnswerRequest(
             **prompt,
             max_tokens=max_tokens,
             temperature=request.temperature,
@@ -237,7 +237,7 @@ def _call(
         for choice in range(request.n or 1)
     )
     options = request.stream_options or StreamOptions()
-    return Call(
+    return ParsedRequest(
         asks=asks,
         chat=chat,
         model=request.model,

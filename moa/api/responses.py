@@ -10,15 +10,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from moa.api.answer import Ask, Counts, Ended, LinkNews, Note
+from moa.api.answer import AnswerRequest, Counts, Ended, LinkNews, Note
 from moa.api.errors import ApiError, bad
 from moa.api.present import Show
 from moa.api.requests import (
     Content,
-    Count,
     Defaults,
     Extension,
-    Prediction,
+    PositiveInt,
+    PredictedContent,
     Role,
     Temperature,
     TopP,
@@ -44,7 +44,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     model: Annotated[str, Meta(max_length=512)]
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=1024)]
     instructions: str | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: PositiveInt | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     stream: bool | None = None
@@ -61,7 +61,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prediction: Prediction | None = None
+    prediction: PredictedContent | None = None
     moa: Extension | None = None
 
 
@@ -71,7 +71,7 @@ Messages = tuple[dict[str, str], ...]
 class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
     """A request, understood."""
 
-    ask: Ask
+    ask: AnswerRequest
     conversation: Messages
     """What later requests go on from: the messages without the instructions."""
     request: ResponseRequest
@@ -100,7 +100,7 @@ def understand(request: ResponseRequest, before: Messages, defaults: Defaults, p
     conversation = (*before, *_messages(request.input))
     instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
     ours = request.moa or Extension()
-    ask = Ask(
+    ask = AnswerRequest(
         messages=(*instructions, *conversation),
         max_tokens=request.max_output_tokens,
         temperature=request.temperature,

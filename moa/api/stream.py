@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from moa.api.answer import Answerer, Ask, Began, Counts, Ended, Event, LinkNews, Note
+from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Began, Counts, Ended, LinkNews, Note
 from moa.api.errors import from_error
 from moa.api.present import Presenter
-from moa.api.requests import Call
+from moa.api.requests import ParsedRequest
 from moa.api.responses import ResponseCall, ResponseShape
 from moa.api.shapes import Shape
 from moa.errors import MoaError
@@ -19,16 +19,18 @@ _WAITING = 64
 """Events of a request with several choices that may wait for its client; then the choices pause."""
 
 
-async def side_by_side(answerer: Answerer, asks: Sequence[Ask]) -> AsyncGenerator[tuple[int, Event], None]:
+async def side_by_side(
+    answerer: Answerer, asks: Sequence[AnswerRequest]
+) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
     """Events of all asks as they come, each with the number of its ask. Closing it ends them all."""
     if len(asks) == 1:
         async with contextlib.aclosing(answerer.answer(asks[0])) as events:
             async for event in events:
                 yield 0, event
         return
-    queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(_WAITING)
+    queue: asyncio.Queue[tuple[int, AnswerEvent | Exception | None]] = asyncio.Queue(_WAITING)
 
-    async def feed(index: int, ask: Ask) -> None:
+    async def feed(index: int, ask: AnswerRequest) -> None:
         try:
             async with contextlib.aclosing(answerer.answer(ask)) as events:
                 async for event in events:
@@ -54,7 +56,7 @@ async def side_by_side(answerer: Answerer, asks: Sequence[Ask]) -> AsyncGenerato
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def whole(call: Call, shape: Shape, answerer: Answerer) -> Any:
+async def whole(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Any:
     """The response of a request that does not stream."""
     presenters = [Presenter(ask.mode) for ask in call.asks]
     texts = [""] * len(call.asks)
@@ -69,7 +71,7 @@ async def whole(call: Call, shape: Shape, answerer: Answerer) -> Any:
     return shape.whole(texts, [(end.reason, end.verified) for end in done], [end.counts for end in done])
 
 
-async def chunks(call: Call, shape: Shape, answerer: Answerer) -> AsyncGenerator[Any, None]:
+async def chunks(call: ParsedRequest, shape: Shape, answerer: Answerer) -> AsyncGenerator[Any, None]:
     """The chunks of a request that streams. An error after the first chunk becomes one, and the last."""
     presenters = [Presenter(ask.mode) for ask in call.asks]
     marked = [ask.mode == "provisional" for ask in call.asks]

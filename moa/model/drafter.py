@@ -20,7 +20,7 @@ from moa.config import DrafterConfig
 from moa.model.blocks import MASKED, Block, RMSNorm, rotary, rotate
 from moa.model.borrowed import BorrowedLayers, Rows, Sibling
 from moa.model.shared import SharedWeights
-from moa.records import Layout
+from moa.records import RecordLayout
 
 
 class Drafter(nn.Module):
@@ -111,11 +111,11 @@ class Drafter(nn.Module):
         return key[0].transpose(0, 1), value[0].transpose(0, 1)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> RecordLayout:
         """What travels of a token: CA's heads, and the target's in each borrowed layer."""
         config = self.config
         theirs = config.target_kv_heads, config.kv_hidden_size // (2 * config.target_kv_heads)
-        return Layout(((config.record_heads, config.head_dim), *[theirs] * config.tli))
+        return RecordLayout(((config.record_heads, config.head_dim), *[theirs] * config.tli))
 
     # ---- on the device ----------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from moa.config import TargetFacts
 from moa.model.layout import Group, Layout
 from moa.model.products import Product, joined
 
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+PACKED_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 _KINDS = ("full_attention", "sliding_attention")
 
 
@@ -24,7 +24,7 @@ class PackedDecoder:
     """Runs batches of any rows without padding. Every shape is known before it starts, and nothing in it waits."""
 
     def __init__(self, model: Any, facts: TargetFacts, *, capacity: int, kinds: Sequence[str], pack: bool) -> None:
-        """Share the weights of a model of `FAMILIES`, for positions below `capacity`; `pack` as for `joined`."""
+        """Share the weights of a model of `PACKED_FAMILIES`, for positions below `capacity`; `pack` as for `joined`."""
         backbone = model.get_decoder()
         self._embedding: Tensor = backbone.embed_tokens.weight
         self._norm: Tensor = backbone.norm.weight

@@ -21,8 +21,7 @@ from moa.model.families import embedding_scale, mask_plan
 from moa.model.layout import Layout
 from moa.model.library import LibraryDecoder
 from moa.model.loading import load_model, load_tokenizer, prepare
-from moa.model.packed import FAMILIES as PACKED_FAMILIES
-from moa.model.packed import PackedDecoder
+from moa.model.packed import PACKED_FAMILIES, PackedDecoder
 from moa.model.pages import PagePool
 from moa.model.products import can_pack
 from moa.model.rows import Row, RowBatch

@@ -21,9 +21,9 @@ from moa.model.loading import LoadedModel, load_model
 from moa.model.target import Target
 from moa.training import options
 from moa.training.generate import GeneratedAnswers
-from moa.training.job import Job, parameter_count
 from moa.training.loop import join_process_group, peak_memory_mib
 from moa.training.provenance import provenance
+from moa.training.run import TrainingRun, parameter_count
 from moa.training.sources import examples, fingerprint
 
 
@@ -50,40 +50,42 @@ def _main(argv: list[str]) -> None:
 
 
 def _run(args: argparse.Namespace, loaded: LoadedModel, argv: list[str], began: float) -> dict[str, Any] | None:
-    job = Job.of(args, loaded)
+    run = TrainingRun.of(args, loaded)
     args.out.mkdir(parents=True, exist_ok=True)
-    sources, made_with = _sources(args, job, loaded)
+    sources, made_with = _sources(args, run, loaded)
     if args.generate_only:
         return {"generated": str(args.out / "generated.jsonl")}
     about = {"data": fingerprint(args.data), "answers": made_with, "tokenizer": loaded.facts.tokenizer_hash}
-    rows = job.rows(args.out / "data", about, sources)
-    loop = job.loop(rows, args.out, identity={"data": about})
+    rows = run.rows(args.out / "data", about, sources)
+    loop = run.loop(rows, args.out, identity={"data": about})
     started_at = loop.checkpointed_step()
     training = time.perf_counter()
     history = loop.run()
     seconds = time.perf_counter() - training
     if loop.rank > 0:
         return None
-    job.save(args.out, getattr(torch, options.PRECISIONS[args.weights]))
+    run.save(args.out, getattr(torch, options.PRECISIONS[args.weights]))
     tail = history[-min(50, len(history)) :]
     result = {
         "out": str(args.out),
         "steps": loop.step,
         "loss": sum(entry["loss"] for entry in tail) / len(tail),
         "agree": sum(entry["agree"] for entry in tail) / len(tail),
-        "parameters": parameter_count(job.drafter),
+        "parameters": parameter_count(run.drafter),
         "tokens_per_s": sum(entry["tokens_per_s"] for entry in tail) / len(tail),
         "peak_memory_mib": peak_memory_mib(),
         "training_seconds": seconds,
         "seconds": time.perf_counter() - began,
     }
-    record = provenance(argv, loaded.facts, settings=job.settings(loop), data=about)
+    record = provenance(argv, loaded.facts, settings=run.settings(loop), data=about)
     record |= {"resumed_from_step": started_at, "rows": len(rows), "tokens": rows.tokens, "result": result}
     (args.out / "training.json").write_text(json.dumps(record, indent=2, default=str) + "\n", encoding="utf-8")
     return result
 
 
-def _sources(args: argparse.Namespace, job: Job, loaded: LoadedModel) -> tuple[Sequence[str], dict[str, Any] | None]:
+def _sources(
+    args: argparse.Namespace, run: TrainingRun, loaded: LoadedModel
+) -> tuple[Sequence[str], dict[str, Any] | None]:
     """What is to be learnt: the data as it is, or the target's own answers to its prompts."""
     if not (args.generate or args.generate_only):
         return args.data, None
@@ -93,7 +95,7 @@ def _sources(args: argparse.Namespace, job: Job, loaded: LoadedModel) -> tuple[S
         "max_new_tokens": args.max_new_tokens,
         "temperature": args.temperature,
         "seed": args.seed or 0,
-        "batch": args.batch or job.batch,
+        "batch": args.batch or run.batch,
     }
     answers = GeneratedAnswers(args.out, made_with)
     if not answers.complete():
@@ -109,16 +111,16 @@ def _sources(args: argparse.Namespace, job: Job, loaded: LoadedModel) -> tuple[S
             capacity=args.length + args.max_new_tokens,
             folder=loaded.folder,
         )
-        answers.write(target, job.reader, examples(args.data), quiet=args.quiet)
+        answers.write(target, run.reader, examples(args.data), quiet=args.quiet)
     return [str(answers.path)], made_with
 
 
 def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
     """Everything but the training: two steps are run to measure what all will take, and nothing is kept."""
-    job = Job.of(args, loaded)
+    run = TrainingRun.of(args, loaded)
     with tempfile.TemporaryDirectory() as scratch:
-        rows = job.rows(Path(scratch) / "data", {}, args.data)
-        loop = job.loop(rows, Path(scratch), identity={}, quiet=True)
+        rows = run.rows(Path(scratch) / "data", {}, args.data)
+        loop = run.loop(rows, Path(scratch), identity={}, quiet=True)
         tokens_per_s = loop.run(stop_after=2)[-1]["tokens_per_s"]
         steps = loop.settings.steps
         seen = rows.tokens / len(rows) * loop.settings.batch * loop.settings.accumulate * loop.world * steps
@@ -128,13 +130,13 @@ def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
         "wanted_tokens": rows.wanted_tokens,
         "steps": steps,
         "parameters": {
-            "drafter": parameter_count(job.drafter),
-            "lsa": parameter_count(getattr(job.drafter, "layer_self_attention", None)),
-            "body": sum(map(parameter_count, job.drafter.body_parts)),
-            "ca": sum(map(parameter_count, job.drafter.cross_attentions)),
+            "drafter": parameter_count(run.drafter),
+            "lsa": parameter_count(getattr(run.drafter, "layer_self_attention", None)),
+            "body": sum(map(parameter_count, run.drafter.body_parts)),
+            "ca": sum(map(parameter_count, run.drafter.cross_attentions)),
             "target": parameter_count(loaded.model),
         },
-        "record_numbers": job.drafter.config.record_width,
+        "record_numbers": run.drafter.config.record_width,
         "tokens_per_s": tokens_per_s,
         "peak_memory_mib": peak_memory_mib(),
         "estimated_seconds": seen / tokens_per_s,

@@ -53,7 +53,7 @@ TOKENS_AT_ONCE = 2048
 
 
 class Distillation:
-    """The task of the training loop: a drafter beside its frozen teacher."""
+    """The `Objective` of the training loop: a drafter beside its frozen teacher."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.speculate import GenerationSettings, Speculator
 from moa.training.progress import Progress
-from moa.training.sources import Example, Reader
+from moa.training.sources import DocumentReader, SourceExample
 
 PROMPT_TOKENS = 64
 """How much of a plain text stands before what the target writes."""
@@ -43,7 +43,9 @@ class GeneratedAnswers:
             )
         return done
 
-    def write(self, target: Target, reader: Reader, examples: Iterable[Example], *, quiet: bool = False) -> None:
+    def write(
+        self, target: Target, reader: DocumentReader, examples: Iterable[SourceExample], *, quiet: bool = False
+    ) -> None:
         """Answer every prompt that has no line yet."""
         if self.complete():
             return
@@ -69,7 +71,9 @@ class GeneratedAnswers:
                 bar.advance({"tokens_per_s": tokens / (time.perf_counter() - began)}, len(window))
         self._note(complete=True)
 
-    def _prompts(self, target: Target, reader: Reader, examples: Iterable[Example]) -> Iterator[array[int]]:
+    def _prompts(
+        self, target: Target, reader: DocumentReader, examples: Iterable[SourceExample]
+    ) -> Iterator[array[int]]:
         room = target.pool.capacity - self.made_with["max_new_tokens"]
         for example in examples:
             prompt = reader.prompt(example, PROMPT_TOKENS)

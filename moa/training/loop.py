@@ -68,7 +68,7 @@ class Loss:
     shown: dict[str, Tensor]
 
 
-class Task(Protocol):
+class Objective(Protocol):
     """What is trained, and on what loss."""
 
     @property
@@ -80,11 +80,11 @@ class Task(Protocol):
 
 
 class Loop:
-    """Runs a task to its end, from wherever its last checkpoint is."""
+    """Trains an objective to its end, from wherever its last checkpoint is."""
 
     def __init__(
         self,
-        task: Task,
+        objective: Objective,
         data: PackedRows,
         settings: LoopSettings,
         out: Path,
@@ -94,13 +94,13 @@ class Loop:
     ) -> None:
         """`identity` is what else decides the course of the run, such as data and losses: a checkpoint of another is
         refused."""
-        self.task, self.data, self.settings, self.out = task, data, settings, out
+        self.objective, self.data, self.settings, self.out = objective, data, settings, out
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
         self.quiet = quiet or self.rank > 0
         self.step = 0
-        self.parameters = [p for p in task.module.parameters() if p.requires_grad]
-        self.optimizers = _optimizers(self.parameters, task.module, settings)
+        self.parameters = [p for p in objective.module.parameters() if p.requires_grad]
+        self.optimizers = _optimizers(self.parameters, objective.module, settings)
         self._history: list[dict[str, float]] = []
         self._identity = json.loads(json.dumps({**self._course(), **(identity or {})}))
 
@@ -139,7 +139,7 @@ class Loop:
         tokens = 0
         for batch in self._batches():
             with torch.autocast(self.device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
-                loss = self.task.loss(batch, self.step, self.step / settings.steps)
+                loss = self.objective.loss(batch, self.step, self.step / settings.steps)
             loss.total.backward()
             for name, value in {"loss": loss.total, "weight": loss.weight, **loss.shown}.items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.detach().float()
@@ -197,7 +197,7 @@ class Loop:
         state = {
             "step": self.step,
             "identity": json.dumps(self._identity),
-            "module": {n: p for n, p in self.task.module.named_parameters() if p.requires_grad},
+            "module": {n: p for n, p in self.objective.module.named_parameters() if p.requires_grad},
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
         }
         with (fresh / "history.jsonl").open("w", encoding="utf-8") as file:
@@ -214,7 +214,7 @@ class Loop:
         try:
             state = torch.load(folder / "state.pt", weights_only=True, map_location=self.device)
             self._refuse_another(json.loads(state.get("identity", "{}")))
-            parameters = dict(self.task.module.named_parameters())
+            parameters = dict(self.objective.module.named_parameters())
             if missing := {name for name, p in parameters.items() if p.requires_grad} ^ set(state["module"]):
                 raise ValueError(f"{min(missing)} is not in both")
             with torch.no_grad():

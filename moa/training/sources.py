@@ -33,14 +33,14 @@ _DATASET_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w\[\]%.:+-]+)?")
 
 
 @dataclass(frozen=True)
-class Example:
+class SourceExample:
     """One example as it was found, and where: `file:line`."""
 
     where: str
     fields: Mapping[str, Any]
 
 
-def examples(sources: Iterable[str]) -> Iterator[Example]:
+def examples(sources: Iterable[str]) -> Iterator[SourceExample]:
     """Every example of every source, in order."""
     for source in sources:
         path = Path(source).expanduser()
@@ -78,7 +78,7 @@ def fingerprint(sources: Iterable[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _of_file(path: Path) -> Iterator[Example]:
+def _of_file(path: Path) -> Iterator[SourceExample]:
     try:
         if path.suffix in JSON_LINES:
             with path.open(encoding="utf-8") as lines:
@@ -86,22 +86,22 @@ def _of_file(path: Path) -> Iterator[Example]:
                     if line.strip():
                         yield _of_line(f"{path}:{number}", line)
         else:
-            yield Example(str(path), {"text": path.read_text(encoding="utf-8")})
+            yield SourceExample(str(path), {"text": path.read_text(encoding="utf-8")})
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
-def _of_line(where: str, line: str) -> Example:
+def _of_line(where: str, line: str) -> SourceExample:
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
         raise UsageError(f"{where}: not valid JSON: {error.msg} in column {error.colno}") from None
     if not isinstance(fields, dict):
         raise UsageError(f"{where}: a line must be a JSON object, not {type(fields).__name__}")
-    return Example(where, fields)
+    return SourceExample(where, fields)
 
 
-def _of_dataset(source: str) -> Iterator[Example]:
+def _of_dataset(source: str) -> Iterator[SourceExample]:
     path = Path(source)
     if not _DATASET_ID.fullmatch(source) or path.suffix in IN_FOLDERS or source.startswith(("/", ".", "~")):
         raise UsageError(f"no training data at {source}: there is no such file or folder")
@@ -118,10 +118,10 @@ def _of_dataset(source: str) -> Iterator[Example]:
     except Exception as error:  # the library raises its own, the hub's and pyarrow's alike
         raise UsageError(f"cannot load dataset {source}: {next(iter(str(error).splitlines()), 'unknown')}") from None
     for number, row in enumerate(rows):
-        yield Example(f"{source}[{number}]", row)
+        yield SourceExample(f"{source}[{number}]", row)
 
 
-class Reader:
+class DocumentReader:
     """Turns examples into documents with the target's own tokenizer and chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
@@ -131,7 +131,7 @@ class Reader:
             )
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
-    def documents(self, example: Example) -> list[Document]:
+    def documents(self, example: SourceExample) -> list[Document]:
         """What there is to learn from an example: one document, or none, or several where a template asks for it."""
         fields, where = example.fields, example.where
         kind = next((kind for kind in KINDS if kind in fields), None)
@@ -149,7 +149,7 @@ class Reader:
             return [self._ready(fields, where)]
         raise UsageError(f'{where}: no "messages", "text", "prompt" with "answer", or "ids" in it')
 
-    def prompt(self, example: Example, text_tokens: int) -> list[int]:
+    def prompt(self, example: SourceExample, text_tokens: int) -> list[int]:
         """What the target is asked when it is to write the answer itself: a chat up to the last thing a person said, a
         prompt, or the first tokens of a text."""
         fields, where = example.fields, example.where

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2 as httpx
 
 from moa.api.access import Access, ApiKeys
-from moa.api.answer import Ask, Began, Counts, Ended, Event, Piece, Reason
+from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Ended, Piece, Reason
 from moa.api.app import Api
 from moa.api.guard import Guard
 from moa.api.http import serving
@@ -18,7 +18,7 @@ from moa.api.http import serving
 MODEL = "scripted"
 PATIENCE = 30.0
 
-Script = Callable[[Ask], Iterable[Event | asyncio.Event]]
+Script = Callable[[AnswerRequest], Iterable[AnswerEvent | asyncio.Event]]
 
 
 class Scripted:
@@ -26,7 +26,7 @@ class Scripted:
 
     def __init__(self, script: Script) -> None:
         self._script = script
-        self.asks: list[Ask] = []
+        self.asks: list[AnswerRequest] = []
         self.open = 0
         self.closed = asyncio.Event()
         """Set when an answer's generator has ended, by whatever way."""
@@ -41,7 +41,7 @@ class Scripted:
     def not_ready(self) -> str:
         return ""
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Event, None]:
+    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
         self.asks.append(ask)
         self.open += 1
         try:
@@ -55,7 +55,7 @@ class Scripted:
             self.closed.set()
 
 
-def says(*pieces: str, reason: Reason = "eos", verified: bool = True) -> list[Event]:
+def says(*pieces: str, reason: Reason = "eos", verified: bool = True) -> list[AnswerEvent]:
     """An answer of these pieces."""
     return [
         Began(3),
@@ -70,7 +70,7 @@ def ended(text: str, *, reason: Reason = "eos", verified: bool = True, tokens: i
 
 @contextlib.asynccontextmanager
 async def endpoint(
-    script: Script | Sequence[Event], *, keys: Sequence[str] = (), **settings: Any
+    script: Script | Sequence[AnswerEvent], *, keys: Sequence[str] = (), **settings: Any
 ) -> AsyncIterator[tuple[Scripted, Api, Guard]]:
     """The application."""
     answerer = Scripted(script if callable(script) else lambda ask: script)
@@ -79,7 +79,7 @@ async def endpoint(
 
 
 @contextlib.asynccontextmanager
-async def served(script: Script | Sequence[Event], **settings: Any) -> AsyncIterator[tuple[Scripted, str]]:
+async def served(script: Script | Sequence[AnswerEvent], **settings: Any) -> AsyncIterator[tuple[Scripted, str]]:
     """The endpoint on a port of loopback."""
     async with endpoint(script, **settings) as (answerer, _, app), serving(app, "127.0.0.1", 0) as address:
         yield answerer, address

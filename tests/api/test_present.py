@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa.api.answer import Cut, Event, Mode, Piece, Verified
+from moa.api.answer import AnswerEvent, Cut, Mode, Piece, Verified
 from moa.api.errors import ApiError
 from moa.api.present import Presenter, Show
 from tests.api.scripted import ended
 
 
-def shown(presenter: Presenter, *events: Event) -> tuple[str, list[Show]]:
+def shown(presenter: Presenter, *events: AnswerEvent) -> tuple[str, list[Show]]:
     """What the client has at the end, and how it came to it."""
     text, shows = "", []
     for event in events:
@@ -48,7 +48,7 @@ def test_provisional_text_is_shown_and_taken_back() -> None:
     st.sampled_from(["provisional", "keep", "hold"]),
 )
 def test_the_client_always_ends_with_the_text(steps: list[str | int], mode: Mode) -> None:
-    events: list[Event] = []
+    events: list[AnswerEvent] = []
     text = ""
     for step in steps:
         if isinstance(step, str):

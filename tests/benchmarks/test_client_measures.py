@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import client_kit, client_links, client_reconnect, client_slow, report, timeline
-from edge_client.tools.compare import Answer
+from edge_client.tools.compare import TimedAnswer
 from edge_client.tools.emulated_network import PROFILES, Condition, Profile
 from moa.errors import run_cli
 
@@ -39,7 +39,7 @@ def test_figures_of_a_cell() -> None:
         "tokens": 10, "seconds": 2.0, "calls": 3, "sent_bytes": 100, "received_bytes": 500,
         "offline_tokens": 0, "retracted": 0, "first_token_seconds": 0.25,
     }  # fmt: skip
-    found = client_slow.figures([Answer([], "", True, "eos", stats)] * 2, 0.1)
+    found = client_slow.figures([TimedAnswer([], "", True, "eos", stats)] * 2, 0.1)
     assert found == {
         "tokens": 20,
         "tokens_per_second": 5.0,

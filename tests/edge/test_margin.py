@@ -12,7 +12,7 @@ from rich.console import Console
 
 from edge_client.cli.audit import Audit, show
 from edge_client.client import EdgeClient
-from edge_client.tools.compare import Answer
+from edge_client.tools.compare import TimedAnswer
 from edge_client.tools.margin import margin
 from moa.sampling import SamplingSettings, gumbel
 from tests.edge import kit
@@ -56,7 +56,7 @@ async def test_the_margin_is_the_one_of_the_scores(sampling: SamplingSettings) -
     ("lead", "what"), [(2e-5, "numerical tie"), (0.03, "near tie"), (1.5, "Please report"), (None, "not close")]
 )
 def test_what_a_difference_means(lead: float | None, what: str) -> None:
-    drafted, alone = (Answer(ids, "", True, "length", {"calls": 3}) for ids in ([5, 6, 7], [5, 6, 8]))
+    drafted, alone = (TimedAnswer(ids, "", True, "length", {"calls": 3}) for ids in ([5, 6, 7], [5, 6, 8]))
     out = Console(file=io.StringIO(), width=200)
     show(out, audit := Audit(kit.device().codec, drafted, alone, 2, lead))
     text = out.file.getvalue()  # type: ignore[attr-defined]

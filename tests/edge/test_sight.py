@@ -17,7 +17,7 @@ from edge_client.turn.actions import Draft
 from edge_client.turn.controller import Controller
 from edge_client.turn.records import Records
 from edge_client.turn.trace import Trace
-from edge_client.turn.worker import DrafterWorker, StepTime
+from edge_client.turn.worker import DrafterWorker, StepDurations
 from moa.model.target import Row, Step
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
@@ -108,7 +108,7 @@ async def test_the_prompt_of_a_first_verdict_is_no_part_of_a_verification(monkey
 
 async def test_a_piece_of_a_prompt_is_no_step() -> None:
     controller, device = Controller(), kit.device()
-    worker = DrafterWorker(device.new_drafter(), SamplingSettings(), controller, StepTime(), device.thread)
+    worker = DrafterWorker(device.new_drafter(), SamplingSettings(), controller, StepDurations(), device.thread)
     draft = Draft(IDS, TreeShape.chain(3, min_score=-1e9), quick=False)
     while await worker.draft(draft) is None:
         pass

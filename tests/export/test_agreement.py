@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from export.agreement import CHAIN, TREE, Replay, acceptance, first_guesses, offline, rounds
+from export.continuations import Continuation, encode_prompts, make_traces
 from export.runner import StepInput, StepOutput, TorchRunner
 from export.source import Source
-from export.traces import Trace, encode_prompts, make_traces
 from export.yardstick import Yardstick
 from moa.errors import UsageError
 from moa.model.target import Target
@@ -40,13 +40,13 @@ def source(pair: Pair) -> Source:
 
 
 @pytest.fixture(scope="module")
-def traces(pair: Pair, source: Source) -> list[Trace]:
+def traces(pair: Pair, source: Source) -> list[Continuation]:
     target = Target.load(pair.target, slots=2, capacity=64)
     return make_traces(target, source, encode_prompts(target, PROMPTS), new_tokens=12)
 
 
-def counting(length: int, prompt: int) -> Trace:
-    return Trace(list(range(1, length + 1)), prompt, None, None)
+def counting(length: int, prompt: int) -> Continuation:
+    return Continuation(list(range(1, length + 1)), prompt, None, None)
 
 
 def test_every_round_is_counted_until_the_text_ends(source: Source) -> None:
@@ -74,14 +74,14 @@ def test_a_cold_start_holds_no_record_and_a_cut_those_of_the_prompt(source: Sour
             return super().step(step)
 
     rows = np.zeros((1, 12, 16), np.float32)
-    trace, spy = Trace(list(range(1, 14)), 2, rows, rows), Spy(source, 5)
+    trace, spy = Continuation(list(range(1, 14)), 2, rows, rows), Spy(source, 5)
     offline(spy, [trace], cold=True)
     assert spy.held == 0
     offline(spy, [trace], cold=False)
     assert spy.held == 2
 
 
-def test_traces_hold_the_targets_own_text_and_records(pair: Pair, source: Source, traces: list[Trace]) -> None:
+def test_traces_hold_the_targets_own_text_and_records(pair: Pair, source: Source, traces: list[Continuation]) -> None:
     target = Target.load(pair.target, capacity=64)
     for trace, prompt in zip(traces, encode_prompts(target, PROMPTS), strict=True):
         assert trace.ids[: trace.prompt] == prompt
@@ -91,7 +91,7 @@ def test_traces_hold_the_targets_own_text_and_records(pair: Pair, source: Source
         assert trace.record_k.shape == (1, len(trace.ids) - 1, 16)
 
 
-def test_a_replayed_round_is_a_plain_step_of_the_drafter(source: Source, traces: list[Trace]) -> None:
+def test_a_replayed_round_is_a_plain_step_of_the_drafter(source: Source, traces: list[Continuation]) -> None:
     """The first guess of a replay is the module's own, from the whole text with exactly the records before it."""
     trace, runner = traces[0], TorchRunner(source, 4)
     at = trace.prompt + 3
@@ -109,7 +109,7 @@ def test_a_replayed_round_is_a_plain_step_of_the_drafter(source: Source, traces:
     assert Replay(runner, trace).guesses(at, at + 1, at)[0] == int(logits[0, -1].argmax())
 
 
-def test_the_reference_agrees_with_itself(source: Source, traces: list[Trace]) -> None:
+def test_the_reference_agrees_with_itself(source: Source, traces: list[Continuation]) -> None:
     runner = TorchRunner(source, 8)
     judged = Yardstick(traces, runner, "here").judge(runner)
     assert judged.acceptance_ratio == 1.0

@@ -14,10 +14,10 @@ import pytest
 from transformers import LlamaConfig
 
 from export.build import BuildSettings, build
+from export.continuations import read_prompts
 from export.place import new_folder
 from export.plan import make_plan
 from export.source import load_source
-from export.traces import read_prompts
 from export.verify import verify
 from export.vocabulary import count_files, most_frequent
 from moa.bundle import MANIFEST, Bundle

@@ -18,7 +18,7 @@ from export.runner import TorchRunner
 from export.static_forms import StaticShape, export_static, partitions
 from export.static_runner import session_of
 from export.static_variants import calibration_feeds, make_static, static_runner
-from export.variants import KINDS
+from export.variants import VARIANT_KINDS
 from moa.errors import ConfigError, MoaError, UsageError
 from tests.export.conftest import Pair, make_pair
 
@@ -33,7 +33,7 @@ def shop(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 @pytest.mark.parametrize("kind", ["nnapi", "coreml"])
 def test_one_partition_and_the_reference_arithmetic(shop: Workshop, kind: str, tmp_path: Path) -> None:
-    made = make_static(shop, KINDS[kind], tmp_path / kind, SHAPE, None)
+    made = make_static(shop, VARIANT_KINDS[kind], tmp_path / kind, SHAPE, None)
     assert made.checked == "static"
     assert "in one partition" in made.checked_with
     reference, runner = TorchRunner(shop.source, 8), static_runner(shop, made.files[0], SHAPE)
@@ -47,7 +47,7 @@ def test_one_partition_and_the_reference_arithmetic(shop: Workshop, kind: str, t
 def test_a_body_of_several_layers_has_a_static_form_too(tmp_path: Path) -> None:
     deep = make_pair(tmp_path, shape={"layers": 3, "final_norm": True, "cross_attention_after": (2, 3)})
     shop = Workshop(deep.source(), tmp_path, top_k=8)
-    made = make_static(shop, KINDS["nnapi"], tmp_path / "nnapi", SHAPE, None)
+    made = make_static(shop, VARIANT_KINDS["nnapi"], tmp_path / "nnapi", SHAPE, None)
     assert "in one partition" in made.checked_with
     reference, runner = TorchRunner(shop.source, 8), static_runner(shop, made.files[0], SHAPE)
     for step in random_steps(shop.source.spec, shop.source.vocabulary, sizes=SIZES):
@@ -55,7 +55,7 @@ def test_a_body_of_several_layers_has_a_static_form_too(tmp_path: Path) -> None:
 
 
 def test_htp_gets_16_bit_activations_and_8_bit_weights(shop: Workshop, tmp_path: Path) -> None:
-    made = make_static(shop, KINDS["npu-qnn"], tmp_path / "qnn", SHAPE, None)
+    made = make_static(shop, VARIANT_KINDS["npu-qnn"], tmp_path / "qnn", SHAPE, None)
     assert made.precision == "a16w8"
     assert "random steps" in made.notes
     graph = onnx.load(made.files[0]).graph
@@ -79,7 +79,7 @@ def test_a_graph_that_would_fall_apart_is_refused(shop: Workshop, tmp_path: Path
         partitions(tmp_path / "m.onnx", "NNAPI")
 
 
-@pytest.mark.parametrize("kind", [kind.name for kind in KINDS.values() if kind.form == "static"])
+@pytest.mark.parametrize("kind", [kind.name for kind in VARIANT_KINDS.values() if kind.form == "static"])
 def test_drafters_that_have_no_static_form_are_refused_before_any_work(pair: Pair, kind: str, tmp_path: Path) -> None:
     borrows, alone = make_pair(tmp_path, shape={"tli": 1}).drafter, f"independent:{pair.target}"
     for drafter, why in ((str(borrows), "this one has 1"), (alone, "this one is independent")):
@@ -98,7 +98,7 @@ def test_a_compiled_form_is_asked_for_with_its_variant(pair: Pair, tmp_path: Pat
 
 def test_the_compiled_form_answers_as_its_graph(shop: Workshop, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime_qnn")
-    made = make_static(shop, KINDS["npu-qnn"], tmp_path / "qnn", SHAPE, None, qnn_context=0)
+    made = make_static(shop, VARIANT_KINDS["npu-qnn"], tmp_path / "qnn", SHAPE, None, qnn_context=0)
     assert [file.name for file in made.files] == ["model.onnx", "embedding.npy", "context.onnx"]
     assert "on its HTP emulation equal to the graph in 4 steps" in made.notes
     with pytest.raises(MoaError, match="did not compile the graph for SoC 99999"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moa.model.layout import Layout
-from moa.model.packed import FAMILIES
+from moa.model.packed import PACKED_FAMILIES
 from moa.model.rows import RowBatch
 from moa.model.target import Row, Target
 from tests.model.test_target import CLOSE, MOE, prefill
@@ -22,7 +22,7 @@ def targets(family: str, ways: list[dict[str, Any]], **overrides: Any) -> list[T
     return [Target.from_model(tiny(family, **overrides), slots=5, capacity=900, **way) for way in ways]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PACKED_FAMILIES)
 def test_every_way_through_a_model_says_the_same_of_unlike_rows(family: str) -> None:
     """Long rows attend alone, short ones together; one shares its beginning, and a piece of a prompt goes along."""
     biased = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}

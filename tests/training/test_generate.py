@@ -8,7 +8,7 @@ import pytest
 from moa.errors import UsageError
 from moa.model.target import Target
 from moa.training.generate import GeneratedAnswers
-from moa.training.sources import Reader, examples
+from moa.training.sources import DocumentReader, examples
 
 WITH = {"data": [], "target": "x", "max_new_tokens": 6, "temperature": 0.0, "seed": 0, "batch": 4}
 
@@ -20,7 +20,7 @@ def model(target: Path) -> Target:
 
 def _run(model: Target, chats: Path, out: Path, **changes: object) -> str:
     answers = GeneratedAnswers(out, WITH | changes)
-    reader = Reader(model.tokenizer, model.facts.vocab_size)
+    reader = DocumentReader(model.tokenizer, model.facts.vocab_size)
     answers.write(model, reader, list(examples([str(chats)]))[:10], quiet=True)
     assert answers.complete()
     return answers.path.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from moa.errors import UsageError
 from moa.model.loading import load_tokenizer
 from moa.training.data import Document
-from moa.training.sources import Reader, examples, fingerprint
+from moa.training.sources import DocumentReader, examples, fingerprint
 from tests.tiny import BOS, EOS
 from tests.training.conftest import chat
 
@@ -26,8 +26,8 @@ def tokenizer(target: Path) -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture
-def reader(tokenizer: PreTrainedTokenizerBase) -> Reader:
-    return Reader(tokenizer, 128)
+def reader(tokenizer: PreTrainedTokenizerBase) -> DocumentReader:
+    return DocumentReader(tokenizer, 128)
 
 
 def _write(path: Path, *lines: object) -> str:
@@ -35,22 +35,22 @@ def _write(path: Path, *lines: object) -> str:
     return str(path)
 
 
-def _read(reader: Reader, *sources: str) -> list[Document]:
+def _read(reader: DocumentReader, *sources: str) -> list[Document]:
     return [document for example in examples(sources) for document in reader.documents(example)]
 
 
-def _wanted(reader: Reader, document: Document) -> str:
+def _wanted(reader: DocumentReader, document: Document) -> str:
     return reader.tokenizer.decode([i for i, wanted in zip(document.ids, document.wanted, strict=True) if wanted])
 
 
-def test_only_answers_and_their_ends_are_wanted(reader: Reader, tmp_path: Path) -> None:
+def test_only_answers_and_their_ends_are_wanted(reader: DocumentReader, tmp_path: Path) -> None:
     two = {"messages": [*chat("hi", "hello")["messages"], *chat("1+1", "2")["messages"]]}  # type: ignore[misc]
     (document,) = _read(reader, _write(tmp_path / "c.jsonl", two))
     assert reader.tokenizer.decode(document.ids) == "<bos>u>hi<eos>\na>hello<eos>\nu>1+1<eos>\na>2<eos>"
     assert _wanted(reader, document) == "hello<eos>2<eos>"
 
 
-def test_the_prompt_of_every_answer_is_a_prefix(reader: Reader) -> None:
+def test_the_prompt_of_every_answer_is_a_prefix(reader: DocumentReader) -> None:
     """What the drafter sees before an answer in training is what it will see when the target is asked."""
     example = next(iter(_examples(chat("hi", "hello"))))
     (document,) = reader.documents(example)
@@ -61,28 +61,28 @@ def test_the_prompt_of_every_answer_is_a_prefix(reader: Reader) -> None:
 
 
 def _examples(fields: dict[str, object]):
-    from moa.training.sources import Example
+    from moa.training.sources import SourceExample
 
-    return [Example("here:1", fields)]
+    return [SourceExample("here:1", fields)]
 
 
 def test_a_template_that_rewrites_the_past_gives_a_document_per_answer(tokenizer, tmp_path: Path) -> None:
     tokenizer.chat_template = FORGETFUL
     two = {"messages": [*chat("hi", "hello")["messages"], *chat("1+1", "2")["messages"]]}  # type: ignore[misc]
-    reader = Reader(tokenizer, 128)
+    reader = DocumentReader(tokenizer, 128)
     documents = _read(reader, _write(tmp_path / "c.jsonl", two))
     assert [_wanted(reader, d) for d in documents] == ["hello<eos>", "2<eos>"]
 
 
 def test_prompt_and_answer_without_a_template(tokenizer, tmp_path: Path) -> None:
     tokenizer.chat_template = None
-    reader = Reader(tokenizer, 128)
+    reader = DocumentReader(tokenizer, 128)
     (document,) = _read(reader, _write(tmp_path / "p.jsonl", {"prompt": "ab", "answer": "cd"}))
     assert document.ids == [BOS, *reader.encode("abcd"), EOS]
     assert document.wanted == [False] * 3 + [True] * 3
 
 
-def test_texts_files_and_folders(reader: Reader, tmp_path: Path) -> None:
+def test_texts_files_and_folders(reader: DocumentReader, tmp_path: Path) -> None:
     _write(tmp_path / "b.txt", "second")
     _write(tmp_path / "a.jsonl", {"text": "first"}, "", {"text": "more"})
     _write(tmp_path / ".hidden.txt", "not this")
@@ -92,7 +92,7 @@ def test_texts_files_and_folders(reader: Reader, tmp_path: Path) -> None:
     assert all(all(d.wanted) for d in found)
 
 
-def test_ids_are_taken_as_they_are(reader: Reader, tmp_path: Path) -> None:
+def test_ids_are_taken_as_they_are(reader: DocumentReader, tmp_path: Path) -> None:
     (document,) = _read(reader, _write(tmp_path / "g.jsonl", {"ids": [5, 6, 7], "prompt_tokens": 2}))
     assert document == Document([5, 6, 7], [False, False, True])
 
@@ -113,7 +113,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_a_bad_line_is_named(reader: Reader, tmp_path: Path, line: str) -> None:
+def test_a_bad_line_is_named(reader: DocumentReader, tmp_path: Path, line: str) -> None:
     source = _write(tmp_path / "bad.jsonl", {"text": "fine"}, line)
     with pytest.raises(UsageError) as caught:
         _read(reader, source)
@@ -122,12 +122,14 @@ def test_a_bad_line_is_named(reader: Reader, tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["gone.jsonl", "./gone", "/gone/file", "three/part/name"])
-def test_what_is_not_there_is_named(reader: Reader, source: str) -> None:
+def test_what_is_not_there_is_named(reader: DocumentReader, source: str) -> None:
     with pytest.raises(UsageError, match="no training data at"):
         _read(reader, source)
 
 
-def test_a_dataset_id_without_the_package_says_what_to_install(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_id_without_the_package_says_what_to_install(
+    reader: DocumentReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(UsageError) as caught:
         _read(reader, "someone/chats:train")
@@ -136,7 +138,7 @@ def test_a_dataset_id_without_the_package_says_what_to_install(reader: Reader, m
 
 def test_a_tokenizer_of_another_model_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(UsageError, match="not of one model"):
-        Reader(tokenizer, 64)
+        DocumentReader(tokenizer, 64)
 
 
 def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:

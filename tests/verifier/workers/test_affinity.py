@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.workers.affinity import choose, is_whole, key_of
+from cloud_verifier.workers.affinity import choose_worker, is_whole, key_of
 
 KEYS = [f"device-{i}" for i in range(3000)]
 
@@ -49,14 +49,14 @@ def test_a_head_is_whole_with_its_empty_line() -> None:
 
 def test_keys_spread_evenly_and_stay() -> None:
     loads = dict.fromkeys(range(4), 0)
-    homes = {key: choose(key, loads) for key in KEYS}
+    homes = {key: choose_worker(key, loads) for key in KEYS}
     assert all(600 < count < 900 for count in Counter(homes.values()).values())
-    assert homes == {key: choose(key, loads) for key in KEYS}
+    assert homes == {key: choose_worker(key, loads) for key in KEYS}
 
 
 def test_a_worker_that_goes_takes_only_its_own_keys_along() -> None:
-    before = {key: choose(key, dict.fromkeys(range(4), 0)) for key in KEYS}
-    after = {key: choose(key, {0: 0, 1: 0, 3: 0}) for key in KEYS}
+    before = {key: choose_worker(key, dict.fromkeys(range(4), 0)) for key in KEYS}
+    after = {key: choose_worker(key, {0: 0, 1: 0, 3: 0}) for key in KEYS}
     moved = {key for key in KEYS if before[key] != after[key]}
     assert moved == {key for key in KEYS if before[key] == 2}
     assert set(Counter(after[key] for key in moved)) == {0, 1, 3}, "and the others share them"
@@ -65,7 +65,7 @@ def test_a_worker_that_goes_takes_only_its_own_keys_along() -> None:
 def test_no_worker_is_overfull() -> None:
     loads = dict.fromkeys(range(4), 0)
     for _ in range(400):
-        worker = choose("the same key for all", loads)
+        worker = choose_worker("the same key for all", loads)
         assert worker is not None
         loads[worker] += 1
     assert max(loads.values()) <= 100 + 2 * 100**0.5
@@ -80,7 +80,7 @@ def test_forty_devices_that_all_return_find_their_worker() -> None:
             loads = dict.fromkeys(range(3), 0)
             placed = {}
             for key in sorted(keys, key=lambda _: secrets.randbits(32)):
-                worker = choose(key, loads)
+                worker = choose_worker(key, loads)
                 assert worker is not None
                 loads[worker] += 1
                 placed[key] = worker
@@ -90,4 +90,4 @@ def test_forty_devices_that_all_return_find_their_worker() -> None:
 
 
 def test_there_may_be_nobody() -> None:
-    assert choose("key", {}) is None
+    assert choose_worker("key", {}) is None

@@ -150,6 +150,7 @@ async def test_a_worker_that_is_stuck_is_killed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(front_module, "_BACKOFF", (0.1, 0.1))
     async with asyncio.timeout(PATIENCE), Front(SETTINGS, 1, _start, clock=lambda: now).open() as front:
         _, process = await _ask(front, "a")
+        await _until(lambda: front.workers[0].load == 0)  # a report that came after the jump in time would say "well"
         now = front_module._STUCK_SECONDS + 1.0
         await _until(lambda: not front.workers[0].well)
         now = 0.0

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.scaling.devices import Device
 from benchmarks.scaling.places import spawned
 from benchmarks.server.crowd import Speech
-from cloud_verifier.workers.affinity import choose
+from cloud_verifier.workers.affinity import choose_worker
 from tests.tiny import save_tiny
 from tests.verifier import kit
 
@@ -55,7 +55,7 @@ async def test_a_session_goes_on_elsewhere_when_its_worker_is_killed(
 ) -> None:
     process, url = serving
     ids, truth = kit.prompt(1, 10), kit.generated(kit.prompt(1, 10), 40)
-    key = next(str(i) for i in range(100) if choose(str(i), {0: 0, 1: 0}) == 0)
+    key = next(str(i) for i in range(100) if choose_worker(str(i), {0: 0, 1: 0}) == 0)
     guesses = [token if i % 3 else token ^ 1 for i, token in enumerate(truth)]
     device = Device(url, Speech(ids, truth, guesses), nodes=3, think=0.05, key=key)
     async with asyncio.timeout(5 * kit.PATIENCE):

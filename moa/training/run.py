@@ -28,7 +28,7 @@ from moa.training.data import Document, PackedRows, pack
 from moa.training.distill import Distillation
 from moa.training.inherit import CALIBRATION_ROWS, inherit
 from moa.training.loop import Loop, LoopSettings
-from moa.training.sources import Reader, examples
+from moa.training.sources import DocumentReader, examples
 from moa.training.teacher import Teacher
 
 SHORTEST_ROW = 16
@@ -36,19 +36,19 @@ SHORTEST_ROW = 16
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingRun:
     """A run that has all it needs but its data."""
 
     args: argparse.Namespace
     drafter: Drafter
-    task: Distillation
-    reader: Reader
+    objective: Distillation
+    reader: DocumentReader
     target_id: str
     start: str
     """What training starts from: a digest of weights, or the target's layers; empty for random ones."""
 
     @classmethod
-    def of(cls, args: argparse.Namespace, loaded: LoadedModel) -> Job:
+    def of(cls, args: argparse.Namespace, loaded: LoadedModel) -> TrainingRun:
         """Check every option, before any time is spent."""
         facts = loaded.facts
         if not SHORTEST_ROW <= args.length <= facts.max_positions:
@@ -62,11 +62,16 @@ class Job:
         seed = args.seed or 0
         torch.manual_seed(seed)
         drafter, start = _new_drafter(args, loaded)
-        task = Distillation(
+        objective = Distillation(
             drafter, Teacher(loaded.model), lesson, seed, gradient_checkpointing=args.gradient_checkpointing
         )
         return cls(
-            args, drafter, task, Reader(load_tokenizer(loaded.folder), facts.vocab_size), facts.weights_id, start
+            args,
+            drafter,
+            objective,
+            DocumentReader(load_tokenizer(loaded.folder), facts.vocab_size),
+            facts.weights_id,
+            start,
         )
 
     @property
@@ -98,7 +103,7 @@ class Job:
         world = dist.get_world_size() if dist.is_initialized() else 1
         course = {
             **identity,
-            "losses": dataclasses.asdict(self.task.settings),
+            "losses": dataclasses.asdict(self.objective.settings),
             "shape": dataclasses.asdict(self.drafter.config),
             "target": self.target_id,
             "start": self.start,
@@ -106,19 +111,19 @@ class Job:
         settings = options.loop_settings(self.args, len(rows), world)
         if (layers := options.inherited_layers(self.args)) is not None:
             sample = rows.rows(np.arange(min(CALIBRATION_ROWS, len(rows))))
-            inherit(self.drafter, self.task.teacher, layers, sample)
-        return Loop(self.task, rows, settings, out, quiet=quiet or self.args.quiet, identity=course)
+            inherit(self.drafter, self.objective.teacher, layers, sample)
+        return Loop(self.objective, rows, settings, out, quiet=quiet or self.args.quiet, identity=course)
 
     def settings(self, loop: Loop) -> dict[str, Any]:
         """All settings, as they were resolved."""
         settings: LoopSettings = loop.settings
         return {
             "loop": dataclasses.asdict(settings),
-            "losses": dataclasses.asdict(self.task.settings),
+            "losses": dataclasses.asdict(self.objective.settings),
             "shape": dataclasses.asdict(self.drafter.config),
             "length": self.args.length,
             "processes": loop.world,
-            "gradient_checkpointing": self.task.gradient_checkpointing,
+            "gradient_checkpointing": self.objective.gradient_checkpointing,
         }
 
     def save(self, out: Path, dtype: torch.dtype) -> None:

@@ -17,7 +17,7 @@ from moa.model.target import Row, Target
 
 
 @dataclass(frozen=True)
-class Trace:
+class Continuation:
     """A prompt and the target's greedy continuation. Records `[Hc, len(ids), D]`, or none for independent drafters."""
 
     ids: list[int]
@@ -64,16 +64,16 @@ def encode_prompts(target: Target, prompts: Sequence[str]) -> list[list[int]]:
 
 def make_traces(
     target: Target, source: Source, prompts: Sequence[Sequence[int]], *, new_tokens: int = 96
-) -> list[Trace]:
+) -> list[Continuation]:
     """Let the target continue every prompt greedily, as many at a time as it has slots."""
-    traces: list[Trace] = []
+    traces: list[Continuation] = []
     at_once = target.pool.slots
     for start in range(0, len(prompts), at_once):
         traces += _continue(target, source, prompts[start : start + at_once], new_tokens)
     return traces
 
 
-def _continue(target: Target, source: Source, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Trace]:
+def _continue(target: Target, source: Source, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Continuation]:
     room = target.pool.capacity - new_tokens - 1
     if longest := next((len(p) for p in prompts if not 0 < len(p) <= room), None):
         raise UsageError(f"a calibration prompt has {longest} tokens, at most {room} fit")
@@ -103,8 +103,8 @@ def _continue(target: Target, source: Source, prompts: Sequence[Sequence[int]], 
     return [_trace(ids[b], len(prompts[b]), records[b]) for b in range(len(prompts))]
 
 
-def _trace(ids: list[int], prompt: int, parts: list[list[torch.Tensor]]) -> Trace:
+def _trace(ids: list[int], prompt: int, parts: list[list[torch.Tensor]]) -> Continuation:
     if not parts:
-        return Trace(ids, prompt, None, None)
+        return Continuation(ids, prompt, None, None)
     joined = [torch.cat(side).transpose(0, 1).float().contiguous().numpy() for side in zip(*parts, strict=True)]
-    return Trace(ids, prompt, joined[0], joined[1], joined[2:])
+    return Continuation(ids, prompt, joined[0], joined[1], joined[2:])
