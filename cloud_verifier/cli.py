@@ -34,7 +34,7 @@ _SERVE_FLAGS = (
 )
 
 
-Endpoint = Callable[[Any], contextlib.AbstractAsyncContextManager[str]]
+ApiEndpoint = Callable[[Any], contextlib.AbstractAsyncContextManager[str]]
 """What listens beside the verifier's own port; its address."""
 
 
@@ -141,7 +141,7 @@ async def _no_endpoint(verifier: Any) -> AsyncIterator[str]:
     yield ""
 
 
-async def _until_stopped(verifier: Any, beside: Endpoint) -> None:
+async def _until_stopped(verifier: Any, beside: ApiEndpoint) -> None:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)

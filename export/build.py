@@ -49,7 +49,7 @@ from moa.manifest import (
 )
 from moa.model.target import Target
 
-Progress = Callable[[str], None]
+Notify = Callable[[str], None]
 _SLOTS = 16
 
 
@@ -89,7 +89,7 @@ class BuildSettings:
             require_qnn()
 
 
-def build(settings: BuildSettings, say: Progress = lambda _: None) -> Bundle:
+def build(settings: BuildSettings, say: Notify = lambda _: None) -> Bundle:
     """Build a bundle at `settings.out`, which appears only when it is whole."""
     started = time.monotonic()
     plan = make_plan(settings.target, settings.drafter, settings.variants, settings.draft_vocab)
@@ -102,7 +102,7 @@ def build(settings: BuildSettings, say: Progress = lambda _: None) -> Bundle:
 class _Build:
     """One run of the pipeline."""
 
-    def __init__(self, settings: BuildSettings, folder: Path, say: Progress) -> None:
+    def __init__(self, settings: BuildSettings, folder: Path, say: Notify) -> None:
         self.settings, self.folder, self.say = settings, folder, say
         self.kinds = choose_kinds(settings.variants)
         say("reading the drafter and what it shares of its target")

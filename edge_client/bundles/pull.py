@@ -17,14 +17,14 @@ from moa.bundle import MANIFEST, Bundle, read_manifest, sha256
 from moa.errors import BundleError, LinkError, UsageError
 from moa.manifest import FileEntry, Manifest
 
-Progress = Callable[[str], None]
+Notify = Callable[[str], None]
 _LARGEST_MANIFEST = 4 * 2**20
 _LARGEST_ARCHIVE = 2**36
 _CHUNK = 2**20
 _ARCHIVE = "archive"
 
 
-def pull(source: str, *, name: str = "", force: bool = False, say: Progress = lambda line: None) -> Bundle:
+def pull(source: str, *, name: str = "", force: bool = False, say: Notify = lambda line: None) -> Bundle:
     """Get a bundle from `source` and keep it as `name`. An archive's address is read whole, all else file by file."""
     name = check_name(name or _name_of(source))
     home, place, partial = store(), store() / name, store() / (name + PARTIAL)
@@ -67,7 +67,7 @@ def _pull_manifest(source: BundleSource, folder: Path) -> Manifest:
     return read_manifest(folder)
 
 
-def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, say: Progress) -> None:
+def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, say: Notify) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     have = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
     if have == entry.size and sha256(path) == entry.sha256:

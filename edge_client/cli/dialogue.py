@@ -34,7 +34,7 @@ SETTABLE = (
 )
 _LARGEST_FILE = 2**24
 
-Message = dict[str, str]
+ChatMessage = dict[str, str]
 
 
 class Say(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class Quit(msgspec.Struct, frozen=True):
     """The end."""
 
 
-Step = Say | Ask | Quit
+NextStep = Say | Ask | Quit
 
 
 class _Said(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,13 +69,13 @@ class Dialogue:
 
     settings: ClientSettings
     system: str = ""
-    messages: list[Message] = field(default_factory=list)
+    messages: list[ChatMessage] = field(default_factory=list)
     """Without the system message."""
     changes: dict[str, Any] = field(default_factory=dict)
     _forgotten: int = 0
     """Messages from the beginning that are no longer sent, for want of room."""
 
-    def take(self, line: str) -> Step | None:
+    def take(self, line: str) -> NextStep | None:
         """What a line of the user's calls for; None is nothing. Only what is meant for the model reaches it."""
         if not line.strip():
             return None
@@ -88,7 +88,7 @@ class Dialogue:
             close = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean {close[0]}?" if close else "/help lists the commands"
             raise UsageError(f"there is no {safe_line(name, 40)}", hint=f"{hint}; to say it, put a space before it")
-        step: Step = getattr(self, f"_{name[1:]}")(rest.strip())
+        step: NextStep = getattr(self, f"_{name[1:]}")(rest.strip())
         return step
 
     def answered(self, text: str) -> None:
@@ -103,7 +103,7 @@ class Dialogue:
         if self.messages and self.messages[-1]["role"] == "user":
             self.messages.pop()
 
-    def to_send(self, length: Callable[[Sequence[Message]], int], room: int) -> tuple[list[Message], int]:
+    def to_send(self, length: Callable[[Sequence[ChatMessage]], int], room: int) -> tuple[list[ChatMessage], int]:
         """What is sent, and how many messages had to be left out of it now so that it takes `room` tokens at most.
 
         Some more than need be are left out, so that both ends keep what they have cached for the turns after.
@@ -123,30 +123,30 @@ class Dialogue:
             return [name for name in SETTABLE if name.startswith(words[1])]
         return []
 
-    def _sent(self) -> list[Message]:
+    def _sent(self) -> list[ChatMessage]:
         return self._opening() + self.messages[self._forgotten :]
 
-    def _opening(self) -> list[Message]:
+    def _opening(self) -> list[ChatMessage]:
         return [{"role": "system", "content": self.system}] if self.system else []
 
     # ---- the commands
 
-    def _help(self, _: str) -> Step:
+    def _help(self, _: str) -> NextStep:
         lines = [f"{name:8} {says}" for name, says in COMMANDS.items()]
         return Say("\n".join([*lines, KEYS]))
 
-    def _new(self, _: str) -> Step:
+    def _new(self, _: str) -> NextStep:
         self.messages.clear()
         self._forgotten = 0
         return Say("a new conversation")
 
-    def _system(self, text: str) -> Step:
+    def _system(self, text: str) -> NextStep:
         if not text:
             return Say(self.system or "nothing is said first")
         self.system = text
         return Say("said first from now on")
 
-    def _set(self, rest: str) -> Step:
+    def _set(self, rest: str) -> NextStep:
         name, _, text = rest.partition(" ")
         if not rest:
             shown = {name: self.changes.get(name, getattr(self.settings, name)) for name in SETTABLE}
@@ -159,7 +159,7 @@ class Dialogue:
         self.changes = changed
         return Say(f"{name} is {value} from the next answer on")
 
-    def _retry(self, _: str) -> Step:
+    def _retry(self, _: str) -> NextStep:
         if self.messages and self.messages[-1]["role"] == "assistant":
             self.messages.pop()
         if not self.messages:
@@ -167,7 +167,7 @@ class Dialogue:
         self.changes["seed"] = self.changes.get("seed", self.settings.seed) + 1
         return Ask()
 
-    def _save(self, name: str) -> Step:
+    def _save(self, name: str) -> NextStep:
         path = _path(name)
         said = msgspec.convert([*self._opening(), *self.messages], list[_Said])
         content = msgspec.json.format(msgspec.json.encode(_File(said)), indent=1)
@@ -180,7 +180,7 @@ class Dialogue:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
         return Say(f"{len(self.messages)} messages are in {path}")
 
-    def _load(self, name: str) -> Step:
+    def _load(self, name: str) -> NextStep:
         path = _path(name)
         try:
             if path.stat().st_size > _LARGEST_FILE:
@@ -195,7 +195,7 @@ class Dialogue:
         self.messages, self._forgotten = messages, 0
         return Say("\n\n".join(f"{m['role']}: {m['content']}" for m in messages) or "an empty conversation")
 
-    def _quit(self, _: str) -> Step:
+    def _quit(self, _: str) -> NextStep:
         return Quit()
 
 

@@ -25,7 +25,7 @@ from moa.api.load import Counted
 from moa.api.metrics import ApiMetrics
 from moa.api.replay import Recording, Recordings, position
 from moa.api.requests import Defaults, ParsedRequest, parse_chat, parse_completion
-from moa.api.responses import Messages, ResponseShape
+from moa.api.responses import ResponseShape, StoredMessages
 from moa.api.stream import chunks, response_events, whole
 
 log = logging.getLogger("moa.api")
@@ -51,7 +51,7 @@ class _Stored:
     """A response that can be had again."""
 
     shape: ResponseShape
-    conversation: Messages
+    conversation: StoredMessages
     recording: Recording
 
 
@@ -203,7 +203,7 @@ class Api:
         body = await read_body(request, self.limits.max_body_bytes)
         asked = responses.parse(body, self.defaults, principal)
         self._known(asked.model)
-        before: Messages = ()
+        before: StoredMessages = ()
         if asked.previous_response_id is not None:
             previous = self._get(asked.previous_response_id, principal)
             before = (*previous.conversation, {"role": "assistant", "content": previous.shape.text})

@@ -15,8 +15,9 @@ from msgspec import Meta
 from moa.api.answer import AnswerRequest, Mode
 from moa.api.errors import ApiError, bad
 from moa.sampling import MAX_SEED
+from moa.wire.messages import TokenId
 
-Body = TypeVar("Body", bound=msgspec.Struct)
+Parsed = TypeVar("Parsed", bound=msgspec.Struct)
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
 TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
@@ -25,7 +26,6 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stop = Annotated[str, Meta(max_length=256)]
 Stops = Stop | Annotated[list[Stop], Meta(max_length=16)]
 Role = Annotated[str, Meta(min_length=1, max_length=32)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 
 
@@ -93,7 +93,7 @@ class Common(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(Common, kw_only=True):
-    """Body of `/v1/chat/completions`."""
+    """Parsed of `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)]
     max_completion_tokens: PositiveInt | None = None
@@ -107,7 +107,7 @@ class ChatRequest(Common, kw_only=True):
 
 
 class CompletionRequest(Common, kw_only=True):
-    """Body of `/v1/completions`."""
+    """Parsed of `/v1/completions`."""
 
     prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
     """A text, ids, or a list of either."""
@@ -163,7 +163,7 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedR
     return _call(request, list(_prompts(request.prompt)), limit, defaults, principal, chat=False)
 
 
-def decode(body: bytes, kind: type[Body]) -> Body:
+def decode(body: bytes, kind: type[Parsed]) -> Parsed:
     """A body of this shape, or an error that names the field."""
     try:
         return msgspec.json.decode(body, type=kind)

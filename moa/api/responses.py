@@ -65,14 +65,14 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     moa: Extension | None = None
 
 
-Messages = tuple[dict[str, str], ...]
+StoredMessages = tuple[dict[str, str], ...]
 
 
 class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
     """A request, understood."""
 
     ask: AnswerRequest
-    conversation: Messages
+    conversation: StoredMessages
     """What later requests go on from: the messages without the instructions."""
     request: ResponseRequest
     stream: bool
@@ -95,7 +95,7 @@ def parse(body: bytes, defaults: Defaults, principal: str) -> ResponseRequest:
     return request
 
 
-def understand(request: ResponseRequest, before: Messages, defaults: Defaults, principal: str) -> ResponseCall:
+def understand(request: ResponseRequest, before: StoredMessages, defaults: Defaults, principal: str) -> ResponseCall:
     """What is asked for, after the conversation that it goes on from."""
     conversation = (*before, *_messages(request.input))
     instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
