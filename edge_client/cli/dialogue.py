@@ -34,7 +34,7 @@ SETTABLE = (
 )
 _LARGEST_FILE = 2**24
 
-ChatMessage = dict[str, str]
+DialogueMessage = dict[str, str]
 
 
 class Say(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Dialogue:
 
     settings: ClientSettings
     system: str = ""
-    messages: list[ChatMessage] = field(default_factory=list)
+    messages: list[DialogueMessage] = field(default_factory=list)
     """Without the system message."""
     changes: dict[str, Any] = field(default_factory=dict)
     _forgotten: int = 0
@@ -103,7 +103,9 @@ class Dialogue:
         if self.messages and self.messages[-1]["role"] == "user":
             self.messages.pop()
 
-    def to_send(self, length: Callable[[Sequence[ChatMessage]], int], room: int) -> tuple[list[ChatMessage], int]:
+    def to_send(
+        self, length: Callable[[Sequence[DialogueMessage]], int], room: int
+    ) -> tuple[list[DialogueMessage], int]:
         """What is sent, and how many messages had to be left out of it now so that it takes `room` tokens at most.
 
         Some more than need be are left out, so that both ends keep what they have cached for the turns after.
@@ -123,10 +125,10 @@ class Dialogue:
             return [name for name in SETTABLE if name.startswith(words[1])]
         return []
 
-    def _sent(self) -> list[ChatMessage]:
+    def _sent(self) -> list[DialogueMessage]:
         return self._opening() + self.messages[self._forgotten :]
 
-    def _opening(self) -> list[ChatMessage]:
+    def _opening(self) -> list[DialogueMessage]:
         return [{"role": "system", "content": self.system}] if self.system else []
 
     # ---- the commands

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.cli.dialogue import COMMANDS, Ask, ChatMessage, Dialogue, Quit, Say
+from edge_client.cli.dialogue import COMMANDS, Ask, Dialogue, DialogueMessage, Quit, Say
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError
 
@@ -128,7 +128,7 @@ def test_what_is_no_conversation_changes_nothing(dialogue: Dialogue, tmp_path: P
 
 
 def test_a_full_context_is_trimmed_and_not_with_every_turn(dialogue: Dialogue) -> None:
-    def length(chat: Sequence[ChatMessage]) -> int:
+    def length(chat: Sequence[DialogueMessage]) -> int:
         return 10 * len(chat)
 
     trims, sent = [], []
