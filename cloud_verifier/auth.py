@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from cloud_verifier.logs import log
+from moa.api.access import ANONYMOUS
 from moa.errors import ConfigError, UsageError
-
-ANONYMOUS = "anonymous"
-"""The one principal of a verifier without a token file."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from cloud_verifier.auth import Credentials
 from cloud_verifier.logs import log
-from cloud_verifier.metrics import CONTENT_TYPE
 from cloud_verifier.service import Service
+from moa.api.metrics import CONTENT_TYPE
 
 Readiness = Callable[[], str]
 """Empty when the model is well, else what is wrong with it."""

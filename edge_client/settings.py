@@ -143,8 +143,28 @@ class ClientSettings:
         return cls(**{name: _converted(name, value) for name, value in values.items()})
 
 
-class SettingChanges(TypedDict, total=False):
-    """The fields of `ClientSettings` as keywords, so that a type checker knows them (`**changes: Unpack[...]`)."""
+class TurnChanges(TypedDict, total=False):
+    """The settings that one turn may have to itself, as keywords that a type checker knows."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    draft: WhoDrafts
+    on_reconnect: OnReconnect
+    max_offline_tokens: int
+    offline_after: float
+    settle_seconds: float
+    answer_seconds: float
+
+
+class SettingChanges(TurnChanges, total=False):
+    """All fields of `ClientSettings` in the same way (`**changes: Unpack[...]`)."""
 
     verifier: str
     bundle: str
@@ -152,48 +172,13 @@ class SettingChanges(TypedDict, total=False):
     token: str
     tls_ca: str
     offline: bool
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    seed: int
-    stop: tuple[str, ...]
-    ignore_eos: bool
-    draft: WhoDrafts
-    on_reconnect: OnReconnect
     sync: Precision
     max_kbps: float
     max_calls: int
     threads: int
-    max_offline_tokens: int
-    offline_after: float
-    settle_seconds: float
-    answer_seconds: float
     connect_seconds: float
     keepalive_seconds: float
     reconnect_seconds: float
-
-
-class TurnChanges(TypedDict, total=False):
-    """The settings that one turn may have to itself."""
-
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    seed: int
-    stop: tuple[str, ...]
-    ignore_eos: bool
-    draft: WhoDrafts
-    on_reconnect: OnReconnect
-    max_offline_tokens: int
-    offline_after: float
-    settle_seconds: float
-    answer_seconds: float
 
 
 _HINTS: dict[str, Any] = typing.get_type_hints(ClientSettings)

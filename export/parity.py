@@ -44,7 +44,7 @@ def random_steps(
             ids=rng.integers(0, vocabulary, tokens),
             queries=np.sort(rng.choice(tokens, queries, replace=False)),
             positions=past + rng.integers(0, 4, tokens).cumsum(),
-            mask=np.concatenate([rng.random((tokens, past)) < 0.8, ancestors(parents)], axis=1),
+            mask=np.concatenate([rng.random((tokens, past)) < 0.8, ancestors(np.array([parents]))[0]], axis=1),
             past=[rows(layer.kv_heads, past, layer.head_dim) for layer in spec.cache for _ in "kv"],
             record_k=rows(held.kv_heads, records, held.head_dim) if held else None,
             record_v=rows(held.kv_heads, records, held.head_dim) if held else None,

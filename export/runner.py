@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from export.body import BodySpec
 from export.source import Source
 from moa.errors import BundleError
+from moa.masking import MASKED, additive
 
 Array = NDArray[Any]
 Float = NDArray[np.float32]
-MASKED = -1e9
 
 
 @dataclass
@@ -38,7 +38,7 @@ class StepInput:
             "ids": self.ids[None],
             "positions": self.positions[None],
             "queries": self.queries,
-            "mask": np.where(self.mask, 0.0, MASKED).astype(np.float32)[None, None],
+            "mask": additive(self.mask)[None, None],
             "scale": np.ones(1, np.float32),
             "noise": np.zeros((1, 1, 1), np.float32),
         }

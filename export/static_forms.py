@@ -29,7 +29,7 @@ from moa.errors import ConfigError, MoaError
 from moa.model.blocks import Attention, Block
 from moa.model.drafter import Drafter
 
-MASKED = -30.0
+STATIC_MASKED = -30.0
 EMBEDDING = "embedding.npy"
 
 

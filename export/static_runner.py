@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from export.body import BodySpec
 from export.runner import Float, StepInput, StepOutput, open_session
-from export.static_forms import MASKED, StaticShape
+from export.static_forms import STATIC_MASKED, StaticShape
 
 Feeds = dict[str, NDArray[Any]]
 
@@ -59,7 +59,7 @@ class StaticRunner:
         ids[:used], positions[:used] = step.ids[part], step.positions[part]
         angles = np.tile(positions[:, None] * self._steps, 2)
         sign = np.repeat(np.array([-1.0, 1.0], np.float32), len(self._steps))
-        mask = np.full((shape.tokens, shape.past + shape.tokens), MASKED, np.float32)
+        mask = np.full((shape.tokens, shape.past + shape.tokens), STATIC_MASKED, np.float32)
         visible = step.mask[part, skipped : part.stop + step.past[0].shape[1]]
         mask[:used, :held][visible[:, :held]] = 0.0
         mask[:used, shape.past : shape.past + used][visible[:, held:]] = 0.0
@@ -81,7 +81,7 @@ class StaticRunner:
         key, value = (
             none if rows is None else rows[:, -self.shape.records :] for rows in (step.record_k, step.record_v)
         )
-        mask = np.full((1, 1, 1, self.shape.records), MASKED, np.float32)
+        mask = np.full((1, 1, 1, self.shape.records), STATIC_MASKED, np.float32)
         mask[..., : key.shape[1]] = 0.0
         return {
             "record_k": _padded(key, self.shape.records),

@@ -55,13 +55,19 @@ class DraftTree:
         return depths(self.parents)
 
 
-def ancestors(parents: Sequence[int]) -> Mask:
-    """[n, n] ancestor-or-self; a parent of -1 has none."""
-    mask = np.eye(len(parents), dtype=np.bool_)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            mask[node] |= mask[parent]
-    return mask
+def ancestors(parents: NDArray[np.int64]) -> Mask:
+    """Ancestor-or-self `[B, T, T]` of trees given as `parents` `[B, T]` (-1: none), by pointer doubling."""
+    batch, size = parents.shape
+    nowhere = batch * size  # one more row, that no node sees through, stands for "no parent"
+    seen = np.zeros((nowhere + 1, size), dtype=np.bool_)
+    seen[np.arange(nowhere), np.tile(np.arange(size), batch)] = True
+    offsets = np.arange(0, nowhere, size, dtype=np.int64)[:, None]
+    jump = np.full(nowhere + 1, nowhere, dtype=np.int64)
+    jump[:-1] = np.where(parents < 0, nowhere, parents + offsets).ravel()
+    while (jump != nowhere).any():  # `seen` holds all ancestors nearer than 2**k, `jump` is the one 2**k away
+        seen |= seen[jump]
+        jump = jump[jump]
+    return seen[:-1].reshape(batch, size, size)
 
 
 def depths(parents: Sequence[int]) -> NDArray[np.int64]:

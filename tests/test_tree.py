@@ -23,7 +23,7 @@ trees = st.integers(1, 20).flatmap(
 @given(trees)
 def test_ancestors_and_depths_match_a_walk_up_the_tree(tree: tuple[list[int], list[int]]) -> None:
     _, parents = tree
-    mask, depth = ancestors(parents), depths(parents)
+    mask, depth = ancestors(np.array([parents]))[0], depths(parents)
     for node in range(len(parents)):
         line, at = set(), node
         while at >= 0:
@@ -31,6 +31,12 @@ def test_ancestors_and_depths_match_a_walk_up_the_tree(tree: tuple[list[int], li
             at = parents[at]
         assert set(np.flatnonzero(mask[node])) == line
         assert depth[node] == len(line) - 1
+
+
+def test_ancestors_of_several_trees_do_not_mix() -> None:
+    parents = np.array([[-1, 0, 1], [-1, -1, 0]])
+    alone = [ancestors(parents[b : b + 1])[0] for b in range(2)]
+    assert np.array_equal(ancestors(parents), alone)
 
 
 @given(trees, st.integers(0, 2**32 - 1))
@@ -106,7 +112,7 @@ def test_the_mask_lets_a_frontier_node_see_its_ancestors_among_what_was_fed(tabl
         mask = grower.mask()
         rows = [*grower.fed, *grower.frontier]
         assert mask.shape == (len(grower.frontier), len(rows))
-        full = ancestors(grower.parents)
+        full = ancestors(np.array([grower.parents]))[0]
         for row, node in enumerate(grower.frontier):
             assert [rows[c] for c in np.flatnonzero(mask[row])] == sorted(np.flatnonzero(full[node]), key=rows.index)
         scores = table[grower.frontier_tokens]

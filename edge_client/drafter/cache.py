@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.drafter.graph import Heads
+from moa.masking import MASKED
 from moa.records import RecordLayout
 from moa.wire import Ranges
 
-MASKED = np.float32(-1e9)
-"""Additive mask value; finite, as the graph expects it."""
 _FIRST = 256
 
 

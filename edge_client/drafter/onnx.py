@@ -14,8 +14,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.drafter.cache import MASKED, KVBuffer, RecordBuffer
+from edge_client.drafter.cache import KVBuffer, RecordBuffer
 from edge_client.drafter.graph import Call, Float, StepGraph
+from moa.masking import MASKED, additive
 from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeGrower, TreeShape
 
@@ -219,11 +220,9 @@ class OnnxDrafter:
 @cache
 def _causal(tokens: int) -> Float:
     """An additive mask with which every token sees those before it and itself."""
-    return np.triu(np.full((tokens, tokens), MASKED, np.float32), 1)
+    return additive(np.tri(tokens, dtype=np.bool_))
 
 
 def _nothing_but_itself(nodes: int) -> Float:
     """An additive mask with which every node sees itself alone."""
-    mask = np.full((nodes, nodes), MASKED, np.float32)
-    np.fill_diagonal(mask, 0)
-    return mask
+    return additive(np.eye(nodes, dtype=np.bool_))

@@ -1,4 +1,4 @@
-"""Tree attention: the attention function given to `transformers`, and who is whose ancestor in a batch of trees.
+"""Tree attention: the attention function given to `transformers`.
 
 The function does not repeat keys and values for grouped-query attention, as the library's own does once a mask is
 given: the query heads of a group become rows of one product with their shared key head, and the mask is repeated
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,9 +17,6 @@ from transformers.masking_utils import eager_mask
 
 # transformers 5 refuses any name with "sdpa" in it for models, such as Gemma 2, whose soft cap its own sdpa drops.
 ATTENTION = "moa_tree"
-
-BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.int64]
 
 
 def tree_sdpa(
@@ -59,18 +54,3 @@ def tree_sdpa(
 # With the library's own mask maker beside it, a model set to this attention still runs plain forwards correctly.
 AttentionInterface.register(ATTENTION, tree_sdpa)
 AttentionMaskInterface.register(ATTENTION, eager_mask)
-
-
-def ancestors(parents: IntArray) -> BoolArray:
-    """Ancestor-or-self [B,T,T] of trees given as `parents` [B,T] (-1: the tree's own prefix), by pointer doubling."""
-    batch, size = parents.shape
-    nowhere = batch * size  # one more row, that no node sees through, stands for "no parent"
-    seen = np.zeros((nowhere + 1, size), dtype=np.bool_)
-    seen[np.arange(nowhere), np.tile(np.arange(size), batch)] = True
-    offsets = np.arange(0, nowhere, size, dtype=np.int64)[:, None]
-    jump = np.full(nowhere + 1, nowhere, dtype=np.int64)
-    jump[:-1] = np.where(parents < 0, nowhere, parents + offsets).ravel()
-    while (jump != nowhere).any():  # `seen` holds all ancestors nearer than 2**k, `jump` is the one 2**k away
-        seen |= seen[jump]
-        jump = jump[jump]
-    return seen[:-1].reshape(batch, size, size)

@@ -12,9 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-MASKED = -1e9
-"""Additive mask value: finite, so that a row that may attend to nothing stays a number."""
-
 
 def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine, `[*positions, head_dim]`, in float32."""

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moa.config import DrafterConfig
-from moa.model.blocks import MASKED, Block, RMSNorm, rotary, rotate
+from moa.masking import MASKED
+from moa.model.blocks import Block, RMSNorm, rotary, rotate
 from moa.model.borrowed import BorrowedLayers, Rows, Sibling
 from moa.model.shared import SharedWeights
 from moa.records import RecordLayout

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moa.model.blocks import MASKED
+from moa.masking import additive
 from moa.model.drafter import Drafter
 from moa.model.slots import SlotPool
 from moa.model.target import Committed
@@ -121,7 +121,7 @@ class Level:
             visible[row, 0, :size, self.view : self.view + size] = tree[:, fed:]
         self.ids = torch.from_numpy(ids).to(device)
         self.positions = torch.from_numpy(positions).to(device)
-        self.mask = _additive(visible, device)
+        self.mask = _mask(visible, device)
 
     def positions_of(self, row: int) -> int:
         """The position that all nodes of this level have in sequence `row`."""
@@ -172,8 +172,8 @@ def recalibrated(scores: Tensor, agreement: Tensor) -> Tensor:
     return (scores + torch.minimum(left, best - top.values)).scatter(-1, top.indices, best)
 
 
-def _additive(visible: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.where(visible, np.float32(0), np.float32(MASKED))).to(device)
+def _mask(visible: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(additive(visible)).to(device)
 
 
 class MoaDrafting(LevelDrafting):
@@ -237,8 +237,8 @@ class MoaDrafting(LevelDrafting):
         records: tuple[Tensor, ...] = ()
         if self.records is not None and self.drafter.config.rows_know_records:
             earlier = np.tril(np.ones((1, 1, count, start + count), np.bool_), start - 1)
-            records = *self._records([slot], start + count), _additive(earlier, self.device)
-        rows = self.drafter.extend(ids, positions, _additive(causal, self.device), past, *records)
+            records = *self._records([slot], start + count), _mask(earlier, self.device)
+        rows = self.drafter.extend(ids, positions, _mask(causal, self.device), past, *records)
         append(self.pool, slot, *(torch.cat(half) for half in zip(*rows, strict=True)))
 
     def logits(self, level: Level) -> Tensor:
@@ -250,7 +250,7 @@ class MoaDrafting(LevelDrafting):
         if self.records is not None:
             known = max(1, *level.lengths)
             visible = np.arange(known) < np.array(level.lengths)[:, None]
-            records = *self._records(level.slots, known), _additive(visible[:, None, None], level.device)
+            records = *self._records(level.slots, known), _mask(visible[:, None, None], level.device)
         hidden, rows = self.drafter.features(level.ids, level.positions, level.mask, past, *records)
         self._agreement = self.drafter.agreement(hidden) if self.drafter.config.confidence else None
         layers = self.drafter.config.layers

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moa.model.attention import BoolArray, IntArray, ancestors
 from moa.model.pages import PAGE, PagePool
-from moa.model.rows import RowBatch
+from moa.model.rows import IntArray, RowBatch
+from moa.tree import Mask, ancestors
 
 _WORTH_ALONE = 2**15
 """Bytes of keys from which on a row that can be read in place attends alone: less is copied sooner than called for."""
@@ -171,7 +171,7 @@ class Layout:
         return torch.from_numpy(array).to(self._pool.k.device)
 
 
-def _trees(batch: RowBatch) -> list[BoolArray]:
+def _trees(batch: RowBatch) -> list[Mask]:
     """Ancestor-or-self `[t, t]` of each row."""
     trees = [_triangle(size) for size in batch.sizes]
     branched = [b for b in range(len(batch.slots)) if not batch.chain(b)]
@@ -186,5 +186,5 @@ def _trees(batch: RowBatch) -> list[BoolArray]:
 
 
 @lru_cache(maxsize=256)
-def _triangle(size: int) -> BoolArray:
+def _triangle(size: int) -> Mask:
     return np.tri(size, dtype=np.bool_)

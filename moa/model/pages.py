@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moa.errors import CapacityError, FullError, UsageError
+from moa.errors import FullError, UsageError
+from moa.model.rows import IntArray
+from moa.model.slots import Slots
 
 PAGE = 16
 """Tokens of a page: what a sequence wastes at most, and what is read in one piece."""
 
-IntArray = npt.NDArray[np.int64]
 
-
-class PagePool:
+class PagePool(Slots):
     """Keys and values of every layer, `[layers, columns, kv_heads, head_dim]`, allocated once.
 
-    A sequence (`slot`) has a table of pages. Its first `lengths[slot]` tokens are its committed prefix, which never
-    changes; what stands behind them is scratch of the last forward. So a rejected draft needs no clean-up, and whole
-    pages of a prefix can be shared: a page goes back when the last sequence that holds it does.
+    A sequence (`slot`) takes a page when it needs one. Its first `lengths[slot]` tokens are its committed prefix,
+    which never changes; the tokens behind them are scratch of the last forward. So a rejected draft needs no clean-up,
+    and whole pages of a prefix can be shared: a page is free when the last sequence that holds it is released.
     """
 
     def __init__(
@@ -38,19 +37,16 @@ class PagePool:
         device: torch.device | str = "cpu",
     ) -> None:
         """Room for `slots` sequences of up to `capacity` tokens, and `tokens` in all (0: so that all can be full)."""
-        if slots < 1 or capacity < 1 or tokens < 0:
-            raise UsageError(f"key/value memory needs at least one sequence of one token, not {slots} of {capacity}")
+        if tokens < 0:
+            raise UsageError(f"a KV cache cannot hold {tokens} tokens")
         self.per_slot = -(-capacity // PAGE)
         self.pages = -(-tokens // PAGE) or slots * self.per_slot
+        super().__init__(slots, min(capacity, self.pages * PAGE))
         shape = (layers, self.pages * PAGE, kv_heads, head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = list(zip(self.k.unbind(0), self.v.unbind(0), strict=True))
         """Keys and values of each layer."""
-        self.slots, self.capacity = slots, min(capacity, self.pages * PAGE)
-        self.lengths = [0] * slots
-        self.versions = [0] * slots
-        """Counts what happened to a slot, so that a result of an older forward cannot be committed."""
         self.tables: IntArray = np.zeros((slots, self.per_slot), dtype=np.int64)
         self.held = [0] * slots
         """Pages in each slot's table."""
@@ -58,13 +54,6 @@ class PagePool:
         """Whether a slot's pages follow each other in memory, so that it can be read without a copy."""
         self._users = np.zeros(self.pages, dtype=np.int32)
         self._free_pages = self.pages
-        self._free = list(range(slots - 1, -1, -1))
-        self._taken = [False] * slots
-
-    @property
-    def free(self) -> int:
-        """Slots that `acquire` can still give."""
-        return len(self._free)
 
     @property
     def free_pages(self) -> int:
@@ -78,14 +67,6 @@ class PagePool:
         return 2 * layers * kv_heads * head_dim * self.k.element_size()
 
     # ---- sequences
-
-    def acquire(self) -> int:
-        """Take an empty slot; it takes its pages when it needs them."""
-        if not self._free:
-            raise FullError(f"all {self.slots} slots of the target are in use")
-        slot = self._free.pop()
-        self._taken[slot] = True
-        return slot
 
     def share(self, source: int, tokens: int) -> int:
         """Take a slot that begins with the first `tokens` of `source`: whole pages are shared, the rest is copied."""
@@ -121,28 +102,16 @@ class PagePool:
             for memory in (self.k, self.v):
                 memory.unflatten(1, (self.pages, PAGE)).index_fill_(1, where, 0)
         self._free_pages += len(unused)
-        self.lengths[slot] = self.held[slot] = 0
-        self.straight[slot], self._taken[slot] = True, False
-        self.versions[slot] += 1
-        self._free.append(slot)
-
-    def check_taken(self, slot: int) -> None:
-        """Raise unless `slot` was acquired and not released."""
-        if not 0 <= slot < self.slots or not self._taken[slot]:
-            raise UsageError(f"slot {slot} is not in use")
+        self.held[slot], self.straight[slot] = 0, True
+        self._give_back(slot)
 
     # ---- what a forward does
 
     def begin(self, slots: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """See that `sizes` more tokens of `slots` have pages to be written to; returns the slots' new versions."""
+        self.check_room(slots, sizes)
         wanted = []
         for slot, size in zip(slots, sizes, strict=True):
-            self.check_taken(slot)
-            if self.lengths[slot] + size > self.capacity:
-                raise CapacityError(
-                    f"slot {slot} holds {self.lengths[slot]} tokens and cannot take {size} more: "
-                    f"its capacity is {self.capacity}"
-                )
             wanted.append(max(0, -(-(self.lengths[slot] + size) // PAGE) - self.held[slot]))
         if sum(wanted) > self._free_pages:
             raise FullError(

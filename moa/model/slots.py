@@ -1,4 +1,4 @@
-"""A drafter's key/value memory: a slot of a fixed size for each sequence."""
+"""Sequences by slot, and a drafter's KV cache: a slot of a fixed size for each sequence."""
 
 from __future__ import annotations
 
@@ -7,10 +7,59 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moa.errors import CapacityError, UsageError
+from moa.errors import CapacityError, FullError, UsageError
 
 
-class SlotPool:
+class Slots:
+    """Which slots are taken, and how many tokens each holds."""
+
+    def __init__(self, slots: int, capacity: int) -> None:
+        if slots < 1 or capacity < 1:
+            raise UsageError(f"a KV cache needs at least one slot of one token, not {slots} of {capacity}")
+        self.slots, self.capacity = slots, capacity
+        self.lengths = [0] * slots
+        """Committed tokens of each slot."""
+        self.versions = [0] * slots
+        """Counts the changes of a slot, so that a result of an older forward cannot be committed."""
+        self._free = list(range(slots - 1, -1, -1))
+        self._taken = [False] * slots
+
+    @property
+    def free(self) -> int:
+        """Slots that `acquire` can still give."""
+        return len(self._free)
+
+    def acquire(self) -> int:
+        """Take an empty slot."""
+        if not self._free:
+            raise FullError(f"all {self.slots} slots are in use")
+        slot = self._free.pop()
+        self._taken[slot] = True
+        return slot
+
+    def check_taken(self, slot: int) -> None:
+        """Raise unless `slot` was acquired and not released."""
+        if not 0 <= slot < self.slots or not self._taken[slot]:
+            raise UsageError(f"slot {slot} is not in use")
+
+    def check_room(self, slots: Sequence[int], sizes: Sequence[int]) -> None:
+        """Raise unless each of `slots` can take so many more tokens."""
+        for slot, size in zip(slots, sizes, strict=True):
+            self.check_taken(slot)
+            if self.lengths[slot] + size > self.capacity:
+                raise CapacityError(
+                    f"slot {slot} holds {self.lengths[slot]} tokens and cannot take {size} more: "
+                    f"its capacity is {self.capacity}"
+                )
+
+    def _give_back(self, slot: int) -> None:
+        self.lengths[slot] = 0
+        self.versions[slot] += 1
+        self._taken[slot] = False
+        self._free.append(slot)
+
+
+class SlotPool(Slots):
     """Keys and values of every layer, `[layers, slots, kv_heads, capacity, head_dim]`, allocated once.
 
     A slot's first `lengths[slot]` columns are its committed prefix, which never changes; what stands behind them is
@@ -28,24 +77,11 @@ class SlotPool:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        if slots < 1 or capacity < 1:
-            raise UsageError(f"a slot pool needs at least one slot of one token, not {slots} of {capacity}")
+        super().__init__(slots, capacity)
         shape = (layers, slots, kv_heads, capacity, head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
-        self.slots = slots
-        self.capacity = capacity
-        self.lengths = [0] * slots
-        self.versions = [0] * slots
-        """Counts what happened to a slot, so that a result of an older forward cannot be committed."""
         self._written = [0] * slots  # columns that may hold anything but zeros
-        self._free = list(range(slots - 1, -1, -1))
-        self._taken = [False] * slots
-
-    @property
-    def free(self) -> int:
-        """Slots that `acquire` can still give."""
-        return len(self._free)
 
     @property
     def bytes_per_token(self) -> int:
@@ -53,39 +89,18 @@ class SlotPool:
         layers, _, kv_heads, _, head_dim = self.k.shape
         return 2 * layers * kv_heads * head_dim * self.k.element_size()
 
-    def acquire(self) -> int:
-        """Take an empty slot."""
-        if not self._free:
-            raise CapacityError(f"all {self.slots} slots of the target are in use")
-        slot = self._free.pop()
-        self._taken[slot] = True
-        return slot
-
     def release(self, slot: int) -> None:
         """Give a slot back, zeroed: its next user must find nothing of this one."""
         self.check_taken(slot)
         used = self._written[slot]
         self.k[:, slot, :, :used].zero_()
         self.v[:, slot, :, :used].zero_()
-        self.lengths[slot] = self._written[slot] = 0
-        self.versions[slot] += 1
-        self._taken[slot] = False
-        self._free.append(slot)
-
-    def check_taken(self, slot: int) -> None:
-        """Raise unless `slot` was acquired and not released."""
-        if not 0 <= slot < self.slots or not self._taken[slot]:
-            raise UsageError(f"slot {slot} is not in use")
+        self._written[slot] = 0
+        self._give_back(slot)
 
     def begin(self, slots: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """Note that `sizes` scratch columns of `slots` are about to be written; returns the slots' new versions."""
-        for slot, size in zip(slots, sizes, strict=True):
-            self.check_taken(slot)
-            if self.lengths[slot] + size > self.capacity:
-                raise CapacityError(
-                    f"slot {slot} holds {self.lengths[slot]} tokens and cannot take {size} more: "
-                    f"its capacity is {self.capacity}"
-                )
+        self.check_room(slots, sizes)
         for slot, size in zip(slots, sizes, strict=True):
             self._written[slot] = max(self._written[slot], self.lengths[slot] + size)
             self.versions[slot] += 1

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moa.errors import ConfigError
-from moa.model.blocks import MASKED
+from moa.masking import MASKED
 from moa.training.data import Batch
 
 
@@ -25,7 +25,7 @@ def same_document(segments: Tensor) -> Tensor:
 
 
 def additive(allowed: Tensor) -> Tensor:
-    """0 where allowed, a large negative number elsewhere."""
+    """`moa.masking.additive` of a tensor, where it is."""
     return torch.zeros(allowed.shape).masked_fill_(~allowed, MASKED)
 
 

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from moa.model.attention import ATTENTION, ancestors, tree_sdpa
-from tests.model.trees import path_to, random_tree, reference
+from moa.model.attention import ATTENTION, tree_sdpa
+from tests.model.trees import reference
 from tests.tiny import FAMILIES, tiny
 
 HIDDEN = torch.finfo(torch.float32).min
-
-
-def random_parents(batch: int, size: int) -> np.ndarray:
-    rng = np.random.default_rng(size)
-    return np.array([random_tree(rng, size)[1] for _ in range(batch)])
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 33])
-def test_ancestors_are_the_nodes_on_the_path(size: int) -> None:
-    parents = random_parents(3, size)
-    found = ancestors(parents)
-    for b in range(3):
-        for node in range(size):
-            assert np.flatnonzero(found[b, node]).tolist() == path_to(parents[b], node)
-
-
-def test_ancestors_of_a_chain_are_a_triangle() -> None:
-    chain = np.arange(-1, 99)[None]
-    assert np.array_equal(ancestors(chain)[0], np.tri(100, dtype=bool))
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moa.config import DrafterConfig
 from moa.errors import ConfigError, UsageError
-from moa.model.blocks import MASKED
+from moa.masking import MASKED
 from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
 from moa.model.drafter import Drafter
 from moa.model.target import Row, Target

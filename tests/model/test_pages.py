@@ -38,25 +38,9 @@ def held(pool: PagePool, slot: int) -> Tensor:
     return torch.stack(pool.read(slot, 0, pool.lengths[slot]))
 
 
-def test_slots_run_out_with_a_typed_error_and_come_back() -> None:
-    pool = make_pool(slots=2)
-    first, second = pool.acquire(), pool.acquire()
-    assert {first, second} == {0, 1}
-    with pytest.raises(CapacityError, match="all 2 slots"):
-        pool.acquire()
-    pool.release(second)
-    assert pool.acquire() == second
-
-
-@pytest.mark.parametrize("slot", [-1, 0, 4])
-def test_only_a_slot_in_use_can_be_released(slot: int) -> None:
-    with pytest.raises(UsageError, match="not in use"):
-        make_pool().release(slot)
-
-
 def test_memory_needs_room() -> None:
     for size in ({"slots": 0}, {"capacity": 0}, {"tokens": -1}):
-        with pytest.raises(UsageError, match="at least one sequence"):
+        with pytest.raises(UsageError, match="a KV cache"):
             make_pool(**size)
 
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moa.config import DrafterConfig
-from moa.model.blocks import MASKED
+from moa.masking import MASKED
 from moa.model.checkpoint import load_drafter
 from moa.model.loading import load_model
 from moa.training import options

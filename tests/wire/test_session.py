@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from moa.errors import ProtocolError
-from moa.tree import accept
 from moa.wire import Advanced, ClientSession, Code, History, Ready, RecordsArrived, Recovered, Refusal, Refused, Timing
-from moa.wire.finish import cut_path, first_finish
 from moa.wire.messages import (
     Activations,
-    Append,
     Error,
     Open,
-    Resume,
-    Resumed,
-    Stream,
     StreamTokens,
     Verdict,
     Verify,
 )
+from tests.wire.histories import Histories
 
 EOS = 0
 
 
-def says(log: list[int]) -> int:
+def says(log: Sequence[int]) -> int:
     """The "target": a fixed function of everything before."""
     return (sum(log) * 31 + len(log) * 17) % 50 + 1
 
@@ -39,54 +35,15 @@ def text(ids: list[int], count: int) -> list[int]:
     return log
 
 
-class Server:
-    """History and a target, without wire or threads. May forget everything, and may be slow to run what it admitted."""
+class Server(Histories):
+    """May forget everything, and may be slow to run what it admitted; a stream is a token at a time."""
 
     def __init__(self) -> None:
-        self.known: dict[bytes, History] = {}
+        super().__init__(says, EOS, max_context=10_000, stream_tokens=1)
 
     def handle(self, message: Any) -> Any:
-        history = self.known.get(message.session)
-        try:
-            match message:
-                case Open():
-                    if history is None:
-                        history = History(message, message.ids, eos_ids=frozenset({EOS}), max_context=10_000)
-                        self.known[message.session] = history
-                    return history.reopen(message.ids)
-                case Resume() if history is None:
-                    return Resumed(message.session, "gone")
-                case _ if history is None:
-                    raise Refusal(Code.UNKNOWN_SESSION, "unknown", session=message.session)
-                case Resume():
-                    return history.resume(message, "resumed")
-                case Append():
-                    return history.append(message)
-                case Verify() | Stream():
-                    settled = history.admit(message)
-                    return self.run(history) if settled is None else None if settled == "running" else settled
-        except Refusal as refusal:
-            return refusal.error(session=message.session, round=getattr(message, "round", 0))
-
-    def run(self, history: History) -> Any:
-        request = history.running
-        if isinstance(request, Stream):
-            new = [says(history.ids)]
-            _, finish = first_finish(history.rules, history.ids, new, None)
-            return history.emit(new, finish, Timing(), drafted=0, done=True)
-        assert isinstance(request, Verify)
-        parents = request.parents or range(-1, len(request.tokens) - 1)
-
-        def choose(node: int) -> int:
-            path = []
-            while node > 0:
-                path.append(request.tokens[node])
-                node = parents[node]
-            return says([*history.ids, *reversed(path)])
-
-        found = accept(request.tokens, parents, choose)
-        cut = cut_path(history.rules, history.ids, request.tokens, found.path, found.next_token, None)
-        return history.settle(*cut, Timing())
+        """Its one answer; None while the round is under way."""
+        return next(iter(self.answers(message, Timing())), None)
 
 
 def draft(rng: random.Random, log: list[int]) -> tuple[list[int], list[int]]:
@@ -259,7 +216,7 @@ def test_a_round_that_still_runs_at_resume_is_waited_for() -> None:
     event = pair.say(pair.session.recover()[0])
     assert isinstance(event, Recovered)
     assert event.resend == ()
-    assert isinstance(pair.session.receive(pair.server.run(pair.history)), Advanced)
+    assert isinstance(pair.session.receive(pair.server.run(pair.history, Timing())[0]), Advanced)
 
 
 def test_an_append_beyond_the_context_is_refused_by_name() -> None:

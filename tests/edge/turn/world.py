@@ -30,9 +30,9 @@ from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError
 from moa.prediction import Prediction
-from moa.tree import DraftTree, accept
-from moa.wire import ClientSession, Code, History, Refusal, Timing
-from moa.wire.finish import TurnRules, cut_path, first_finish
+from moa.tree import DraftTree
+from moa.wire import ClientSession, Timing
+from moa.wire.finish import TurnRules
 from moa.wire.messages import (
     Ack,
     Append,
@@ -43,12 +43,11 @@ from moa.wire.messages import (
     Open,
     Resume,
     Resumed,
-    Stream,
     Sync,
-    Verify,
     Welcome,
     WireLimits,
 )
+from tests.wire.histories import Histories
 
 VOCAB, EOS = 60, 1
 LIMITS = WireLimits(2**18, 8192, 8192, 4096, 64, 256)
@@ -75,11 +74,11 @@ class Letters:
         return "".join(chr(64 + i % 60) for i in ids)
 
 
-class Verifier:
+class Verifier(Histories):
     """Many sessions, and every fault that a verifier may show."""
 
     def __init__(self) -> None:
-        self.known: dict[bytes, History] = {}
+        super().__init__(says, EOS, max_context=8192, decode=Letters().decode)
         self.fault: str = ""
         """A code with which everything is refused, or `mute`: nothing is answered."""
         self.forward = 0.01
@@ -102,53 +101,7 @@ class Verifier:
             if isinstance(message, Resume):
                 return [Resumed(session, "gone")]
             return [Error(self.fault, "as the test has it", session, round, self.retry_after_ms)]
-        history = self.known.get(session)
-        try:
-            match message:
-                case Open():
-                    if history is None:
-                        history = History(message, message.ids, eos_ids=frozenset({EOS}), max_context=8192)
-                        self.known[session] = history
-                    return [history.reopen(message.ids)]
-                case Resume() if history is None:
-                    return [Resumed(session, "gone")]
-                case _ if history is None:
-                    raise Refusal(Code.UNKNOWN_SESSION, "no such session", session=session)
-                case Resume():
-                    return [history.resume(message, "resumed")]
-                case Append():
-                    return [history.append(message)]
-                case Verify() | Stream():
-                    settled = history.admit(message)
-                    return self._run(history) if settled is None else [] if settled == "running" else [settled]
-                case _:
-                    return []
-        except Refusal as refusal:
-            return [refusal.error(session=session, round=round)]
-
-    def _run(self, history: History) -> list[Any]:
-        request, timing = history.running, Timing(0.0, 1000 * self.forward)
-        if isinstance(request, Stream):
-            answers = []
-            while True:
-                new = [says(history.ids)]
-                _, finish = first_finish(history.rules, history.ids, new, Letters().decode)
-                answers.append(history.emit(new, finish, timing, drafted=0, done=bool(finish)))
-                if finish:
-                    return answers
-        assert isinstance(request, Verify)
-        parents = request.parents or range(-1, len(request.tokens) - 1)
-
-        def choose(node: int) -> int:
-            path = []
-            while node > 0:
-                path.append(request.tokens[node])
-                node = parents[node]
-            return says([*history.ids, *reversed(path)])
-
-        found = accept(request.tokens, parents, choose)
-        cut = cut_path(history.rules, history.ids, request.tokens, found.path, found.next_token, Letters().decode)
-        return [history.settle(*cut, timing)]
+        return self.answers(message, Timing(0.0, 1000 * self.forward))
 
 
 class Reader:
