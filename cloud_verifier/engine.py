@@ -18,7 +18,7 @@ from cloud_verifier.scheduler import Chunk, ForwardBatch, Releases, Scheduler
 from cloud_verifier.stream_drafting import FlatTree, NoDrafting, ServerDrafting
 from cloud_verifier.work import Detokenizer, Dropped, Failed, Job, Lease, Post, Report, Settled, Streamed
 from moa.errors import FullError
-from moa.model.choosing import Judged, accept_rows
+from moa.model.choosing import Judged, accept_rows, log_probabilities
 from moa.model.target import Row, Step, Target
 from moa.tree import Accepted
 from moa.wire.codes import Code, Refusal
@@ -169,14 +169,14 @@ class Engine:
         path, next_token, finish, done = decide(accepted, job, draft, self._decode)
         if self._near_tie:
             self._metrics.near_ties.inc(int((step.margins(b, path) < self._near_tie).sum()))
+        new = [*(draft[0][node] for node in path[1:]), next_token]
+        logprobs = log_probabilities(step, b, path, new, job.logprobs) if job.logprobs >= 0 else b""
         self._commit(step, b, job.lease, path)
         if isinstance(job.request, Verify):
-            return Settled(job, path, next_token, finish, timing)
-        tokens = draft[0]
-        new = [*(tokens[node] for node in path[1:]), next_token]
+            return Settled(job, path, next_token, finish, timing, logprobs)
         job.ids += new
         job.deadline = float("inf")  # it has begun
-        return Streamed(job, new, finish, len(tokens) - 1, done, timing)
+        return Streamed(job, new, finish, len(draft[0]) - 1, done, timing, logprobs)
 
     # ---- slots
 

@@ -64,6 +64,7 @@ class Rounds:
             sampling=session.sampling,
             enqueued=arrived,
             deadline=arrived + self._limits.request_seconds,
+            logprobs=session.history.logprobs,
         )
         self._scheduler.submit(job)
         session.job = job
@@ -122,7 +123,7 @@ class Rounds:
                 self._store.remove(session, "quarantined")
 
     def _settled(self, session: Session, report: Settled) -> None:
-        verdict = session.history.settle(report.path, report.next_token, report.finish, report.timing)
+        verdict = session.history.settle(report.path, report.next_token, report.finish, report.timing, report.logprobs)
         session.job, session.used = None, self._clock()
         self._tell(session, verdict, Spent(report.job.enqueued, report.timing.forward_ms / 1000))
         request = report.job.request
@@ -134,7 +135,12 @@ class Rounds:
 
     def _streamed(self, session: Session, report: Streamed) -> None:
         message = session.history.emit(
-            report.tokens, report.finish, report.timing, drafted=report.drafted, done=report.done
+            report.tokens,
+            report.finish,
+            report.timing,
+            drafted=report.drafted,
+            done=report.done,
+            logprobs=report.logprobs,
         )
         session.used = self._clock()
         self._store.account(session)

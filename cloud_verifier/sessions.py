@@ -70,7 +70,8 @@ class Session:
     @property
     def log_bytes(self) -> int:
         """About what the history costs."""
-        return _BYTES_PER_SESSION + _BYTES_PER_TOKEN * len(self.history.ids) + _BYTES_PER_RUN * self.held.runs
+        log = _BYTES_PER_TOKEN * len(self.history.ids) + len(self.history.rows)
+        return _BYTES_PER_SESSION + log + _BYTES_PER_RUN * self.held.runs
 
     def edge_holds(self, ranges: Iterable[RowRange]) -> None:
         """Take over what the edge says it holds. Only rows of the log count, and only so many ranges are kept."""

@@ -113,6 +113,8 @@ class Job:
     sampling: SamplingSettings
     enqueued: float
     deadline: float
+    logprobs: int = -1
+    """Likeliest tokens whose log-probabilities are wanted, with each chosen one's; -1 wants none."""
     cancelled: bool = False
 
     @property
@@ -138,6 +140,7 @@ class Settled:
     next_token: int
     finish: Finish
     timing: Timing
+    logprobs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,7 @@ class Streamed:
     drafted: int
     done: bool
     timing: Timing
+    logprobs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,6 +246,7 @@ class Conversation:
             max_new_tokens=settings.max_new_tokens,
             stop=settings.stop,
             ignore_eos=settings.ignore_eos,
+            logprobs=settings.logprobs,
         )
         return self._standing
 
@@ -258,6 +259,7 @@ class Conversation:
             ignore_eos=settings.ignore_eos,
             records=self.records.dtype,
             record_rate=settings.budget.record_rate,
+            logprobs=settings.logprobs,
         )
         # Records belong to tokens: those of a shared beginning still hold.
         self.records.truncate(common_prefix(self.ids, context))

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from moa.logprobs import TokenLogprobs
+
 Status = Literal["verified", "provisional"]
 LinkState = Literal["none", "connecting", "online", "late", "offline", "refused"]
 """none: working offline on purpose. late: connected, but the answer is overdue. refused: the verifier said no."""
@@ -23,20 +25,23 @@ class Prompt(Event, frozen=True, kw_only=True):
     ids: list[int]
 
 
-class Token(Event, frozen=True, kw_only=True):
-    """One output token. `text` is what it adds; it may be empty while a character is incomplete."""
+class Token(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """One output token. `text` is what it adds; it may be empty while a character is incomplete. A verified token has
+    the target's log-probabilities when they were asked for."""
 
     position: int
     id: int
     text: str
     status: Status
+    logprobs: TokenLogprobs | None = None
 
 
-class Confirm(Event, frozen=True, kw_only=True):
-    """Provisional tokens at start..stop (exclusive) are the target's own."""
+class Confirm(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """Provisional tokens at start..stop (exclusive) are the target's own. `logprobs`: of each of them, or empty."""
 
     start: int
     stop: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Retract(Event, frozen=True, kw_only=True):

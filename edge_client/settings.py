@@ -22,6 +22,7 @@ from edge_client.turn.patience import Patience
 from edge_client.turn.records import Precision
 from edge_client.turn.transcript import OnReconnect
 from moa.errors import ConfigError, UsageError
+from moa.logprobs import MAX_TOP
 from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
 
@@ -61,6 +62,8 @@ class ClientSettings:
     """Texts that end the answer and are no part of it."""
     ignore_eos: bool = False
     """Go on after an end token."""
+    logprobs: int = -1
+    """Have the target tell the log-probability of each of its tokens, and of so many likeliest beside it; -1: no."""
 
     # how
     draft: WhoDrafts = "auto"
@@ -96,6 +99,8 @@ class ClientSettings:
             raise ConfigError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
         if self.threads < 0 or self.max_offline_tokens < -1:
             raise ConfigError("threads must be at least 0, max_offline_tokens at least -1")
+        if not -1 <= self.logprobs <= MAX_TOP:
+            raise ConfigError(f"logprobs must be -1..{MAX_TOP}, not {self.logprobs}")
         for name in ("offline_after", "settle_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative")
@@ -155,6 +160,7 @@ class TurnChanges(TypedDict, total=False):
     seed: int
     stop: tuple[str, ...]
     ignore_eos: bool
+    logprobs: int
     draft: WhoDrafts
     on_reconnect: OnReconnect
     max_offline_tokens: int

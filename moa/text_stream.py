@@ -15,6 +15,13 @@ class Decoder(Protocol):
         """Text of ids, without special tokens."""
 
 
+def text_after(codec: Decoder, before: Sequence[int], token: int) -> str:
+    """What a token adds to the text after others; many tokenizers say only there whether a space belongs to it."""
+    context = list(before[-1:])
+    first, both = codec.decode(context), codec.decode([*context, token])
+    return both[len(first) :] if both.startswith(first) else codec.decode([token])
+
+
 @dataclass
 class TextStream:
     """The text of a growing list of tokens, piece by piece; tokens can be taken back.

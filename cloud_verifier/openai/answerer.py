@@ -6,16 +6,18 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any, TypeVar
 
 from cloud_verifier.openai.loopback import Loopback, connected
 from cloud_verifier.service import Service
-from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Ended, Piece
+from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Ended, Piece, Scored
 from moa.api.errors import bad
+from moa.api.logprobs import scored
 from moa.errors import MoaError, UsageError
 from moa.prediction import Prediction
 from moa.sampling import SamplingSettings
-from moa.text_stream import TextStream
+from moa.text_stream import TextStream, text_after
 from moa.wire import ClientSession, remote_error
 from moa.wire.events import Advanced, Ready, Refused
 from moa.wire.messages import Sampling
@@ -91,6 +93,7 @@ class VerifierAnswerer:
             stop=list(ask.stop),
             ignore_eos=ask.ignore_eos,
             records="off",
+            logprobs=-1 if ask.logprobs is None else ask.logprobs,
         )
         async with connected(self._service, ask.principal) as line:
             try:
@@ -124,9 +127,10 @@ class VerifierAnswerer:
                 if guess:
                     offered, accepted = offered + len(guess), accepted + len(advanced.path) - 1
                     prediction.judged(len(advanced.path) - 1)
-                for token in advanced.tokens:
-                    if piece := text.add(token):
-                        yield Piece(piece)
+                for position, token in enumerate(advanced.tokens, advanced.base + 1):
+                    piece, entries = text.add(token), self._scored(session, position)
+                    if piece or entries:
+                        yield Piece(piece, logprobs=entries)
         text.flush()
         counts = Counts(
             prompt_tokens=start,
@@ -136,6 +140,14 @@ class VerifierAnswerer:
             predicted_accepted=accepted,
         )
         yield Ended(reason=session.finish, verified=True, text=text.text, counts=counts)
+
+    def _scored(self, session: ClientSession, position: int) -> tuple[Scored, ...]:
+        """The log-probabilities of a token, when they were asked for and it does not end the answer."""
+        told, token = session.told.get(position), session.log[position]
+        if told is None or token in self._service.facts.eos_ids:
+            return ()
+        before = session.log[position - 1 : position]
+        return (scored(told, token, partial(text_after, self._tokenizer, before)),)
 
     def _ids(self, ask: AnswerRequest) -> list[int]:
         if ask.messages is not None:

@@ -32,6 +32,7 @@ _SAMPLING = {
     "top_p": ("P", "sample from the smallest set of tokens with this much probability"),
     "min_p": ("P", "drop tokens less likely than this share of the likeliest"),
     "repetition_penalty": ("X", "above 1 makes tokens of the context less likely"),
+    "logprobs": ("N", "tell each token's log-probability and N likeliest beside it (with --json or --jsonl)"),
     "seed": ("N", "same seed, same text; sampling without one draws a seed and says it"),
 }
 _BEHAVIOUR = {

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Iterable
+from functools import partial
 from typing import Any, cast
 
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.settings import TurnChanges
-from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Cut, Ended, LinkNews, Note, Piece, Verified
+from moa.api.answer import (
+    AnswerEvent,
+    AnswerRequest,
+    Began,
+    Counts,
+    Cut,
+    Ended,
+    LinkNews,
+    Note,
+    Piece,
+    Scored,
+    Verified,
+)
+from moa.api.errors import bad
+from moa.api.logprobs import scored
 from moa.errors import UsageError
+from moa.logprobs import TokenLogprobs
+from moa.text_stream import Decoder, text_after
 
 _FIGURES = (
     "seconds",
@@ -38,7 +55,11 @@ class EdgeAnswerer:
 
     async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
         """The events of one answer, in a conversation of its own."""
-        marks = Marks()
+        welcome = self._client.link.welcome if self._client.link is not None else None
+        if ask.logprobs is not None and welcome is not None and "logprobs" not in welcome.features:
+            raise bad("this verifier tells no log-probabilities", "logprobs", "unsupported_parameter")
+        codec = self._client.device.codec
+        marks = Marks(codec, codec.eos_ids)
         async with contextlib.aclosing(self._events(ask)) as events:
             async for event in events:
                 if (told := marks.take(event)) is not None:
@@ -92,6 +113,7 @@ def changes_of(ask: AnswerRequest) -> TurnChanges:
         "seed": ask.seed,
         "stop": ask.stop,
         "ignore_eos": ask.ignore_eos,
+        "logprobs": ask.logprobs,
         "settle_seconds": ask.patience,
         "on_reconnect": "keep" if ask.mode == "keep" else "rewind",
     }
@@ -99,25 +121,30 @@ def changes_of(ask: AnswerRequest) -> TurnChanges:
 
 
 class Marks:
-    """Where each token of the answer ends in its text."""
+    """Where each token of the answer ends in its text, and what the target's likeliest tokens read there."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Decoder, eos_ids: Collection[int]) -> None:
+        self._codec, self._eos_ids = codec, eos_ids
         self._start = 0
         self._ends: list[int] = []
+        self._ids: list[int] = []
 
     def take(self, event: Event) -> AnswerEvent | None:
         """The same event for a client that counts characters."""
         match event:
             case Prompt(ids=ids):
-                self._start = len(ids)
+                self._start, self._ids = len(ids), ids[-1:]
                 return Began(len(ids))
-            case Token(text=text, status=status):
+            case Token(text=text, status=status, logprobs=told):
                 self._ends.append(self._end(len(self._ends)) + len(text))
-                return Piece(text, status == "verified")
-            case Confirm(stop=stop) | Adopt(stop=stop):
+                self._ids.append(event.id)
+                return Piece(text, status == "verified", self._scored(event.position, (told,) if told else ()))
+            case Confirm(start=start, stop=stop, logprobs=told):
+                return Verified(self._end(stop - self._start), self._scored(start, told))
+            case Adopt(stop=stop):
                 return Verified(self._end(stop - self._start))
             case Retract(start=start, characters=characters):
-                del self._ends[start - self._start :]
+                del self._ends[start - self._start :], self._ids[start - self._start + 1 :]
                 return Cut(characters)
             case Link(state=state, detail=detail):
                 return LinkNews(state, detail)
@@ -126,6 +153,15 @@ class Marks:
             case Done():
                 return self._ended(event)
         return None
+
+    def _scored(self, start: int, told: Iterable[TokenLogprobs]) -> tuple[Scored, ...]:
+        """The log-probabilities of the tokens from position `start` on, those that end the answer left out."""
+        entries = []
+        for place, one in enumerate(told, start - self._start):
+            before, token = self._ids[place : place + 1], self._ids[place + 1]
+            if token not in self._eos_ids:
+                entries.append(scored(one, token, partial(text_after, self._codec, before)))
+        return tuple(entries)
 
     def _end(self, tokens: int) -> int:
         return self._ends[tokens - 1] if tokens else 0

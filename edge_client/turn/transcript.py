@@ -133,7 +133,9 @@ class Transcript:
     def _write(self) -> None:
         """Make events of the tokens that are none yet."""
         for position, token, status in self._untold:
-            self._events.append(Token(position=position, id=token, text=self.stream.add(token), status=status))
+            logprobs = self.session.told.get(position) if status == "verified" else None
+            text = self.stream.add(token)
+            self._events.append(Token(position=position, id=token, text=text, status=status, logprobs=logprobs))
         self._untold.clear()
 
     def _emit(self, position: int, token: int, status: Status) -> None:
@@ -143,10 +145,13 @@ class Transcript:
     def _confirmed(self, position: int) -> None:
         self._write()
         last = self._events[-1] if self._events else None
-        if isinstance(last, Confirm) and last.stop == position:
-            self._events[-1] = Confirm(start=last.start, stop=position + 1)
+        told = self.session.told.get(position)
+        logprobs = (told,) if told is not None else ()
+        if isinstance(last, Confirm) and last.stop == position and bool(last.logprobs) == bool(logprobs):
+            start = last.start
+            self._events[-1] = Confirm(start=start, stop=position + 1, logprobs=last.logprobs + logprobs)
         else:
-            self._events.append(Confirm(start=position, stop=position + 1))
+            self._events.append(Confirm(start=position, stop=position + 1, logprobs=logprobs))
 
     def _retract(self) -> None:
         self._write()
@@ -176,6 +181,7 @@ class Transcript:
             ignore_eos=old.ignore_eos,
             records=old.records,
             record_rate=old.record_rate,
+            logprobs=old.logprobs,
         )
         self.session.turn_start = self.rules.start
         self.session.held = Ranges(old.held)

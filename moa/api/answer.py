@@ -32,6 +32,8 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     mode: Mode = "hold"
+    logprobs: int | None = None
+    """How many of the likeliest tokens to tell with each token's own log-probability; None: neither."""
     prediction: str = ""
     """Text that the answer is likely to contain: a draft for the target to verify."""
     patience: float = 60.0
@@ -59,17 +61,27 @@ class Began(msgspec.Struct, frozen=True):
     prompt_tokens: int
 
 
+class Scored(msgspec.Struct, frozen=True):
+    """The log-probabilities that the target gave a token and the likeliest beside it."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
 class Piece(msgspec.Struct, frozen=True):
     """The next piece of text."""
 
     text: str
     verified: bool = True
+    logprobs: tuple[Scored, ...] = ()
 
 
 class Verified(msgspec.Struct, frozen=True):
     """The first `characters` will not be withdrawn: they are the target's own, or were adopted."""
 
     characters: int
+    logprobs: tuple[Scored, ...] = ()
 
 
 class Cut(msgspec.Struct, frozen=True):

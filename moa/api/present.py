@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Verified
+from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Scored, Verified
 from moa.api.errors import ApiError
 
 
@@ -15,6 +15,8 @@ class Show(NamedTuple):
     verified: int
     """Characters from the start that will not be withdrawn."""
     cut: int | None = None
+    logprobs: tuple[Scored, ...] = ()
+    """Of tokens that have been verified since the last change."""
 
 
 class Presenter:
@@ -26,6 +28,7 @@ class Presenter:
         self._verified = 0
         self._shown = 0
         self._told = 0
+        self._scored: tuple[Scored, ...] = ()
 
     def take(self, event: AnswerEvent) -> Show | None:
         """What changes for the client with this event, if anything does."""
@@ -33,9 +36,11 @@ class Presenter:
         match event:
             case Piece():
                 self._text += event.text
+                self._scored += event.logprobs
                 if event.verified:
                     self._verified = len(self._text)
             case Verified():
+                self._scored += event.logprobs
                 self._verified = max(self._verified, event.characters)
             case Cut():
                 self._text = self._text[: event.characters]
@@ -53,10 +58,11 @@ class Presenter:
         end = self._verified if self._mode == "hold" else len(self._text)
         text, self._shown = self._text[self._shown : end], max(self._shown, end)
         verified = min(self._verified, self._shown)
-        if not text and cut is None and verified == self._told:
+        untold = self._scored if isinstance(event, Ended) else ()
+        if not text and cut is None and verified == self._told and not untold:
             return None
-        self._told = verified
-        return Show(text, verified, cut)
+        self._told, logprobs, self._scored = verified, self._scored, ()
+        return Show(text, verified, cut, logprobs)
 
 
 def _not_verified(event: Ended) -> ApiError:

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from moa.api.answer import AnswerRequest, Mode
 from moa.api.errors import ApiError, bad
+from moa.logprobs import MAX_TOP
 from moa.sampling import MAX_SEED
 from moa.wire.messages import TokenId
 
@@ -98,7 +99,7 @@ class ChatRequest(Common, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)]
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     tools: list[Any] | None = None
     functions: list[Any] | None = None
     response_format: dict[str, Any] | None = None
@@ -111,7 +112,7 @@ class CompletionRequest(Common, kw_only=True):
 
     prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
     """A text, ids, or a list of either."""
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Meta(ge=0, le=128)] | None = None
@@ -144,6 +145,8 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest
         raise unsupported("response_format")
     if request.modalities not in (None, [], ["text"]):
         raise unsupported("modalities")
+    if request.top_logprobs and not request.logprobs:
+        raise bad("top_logprobs needs logprobs: true", "top_logprobs")
     messages = [
         {
             "role": chat_role(message.role, f"messages[{number}]"),
@@ -152,7 +155,8 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest
         for number, message in enumerate(request.messages)
     ]
     limit = request.max_completion_tokens or request.max_tokens
-    return _call(request, [{"messages": messages}], limit, defaults, principal, chat=True)
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    return _call(request, [{"messages": messages}], limit, defaults, principal, logprobs, chat=True)
 
 
 def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest:
@@ -160,7 +164,7 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedR
     request = decode(body, CompletionRequest)
     _refuse_unsupported(request)
     limit = request.max_tokens or 16  # the default that this route has always had
-    return _call(request, list(_prompts(request.prompt)), limit, defaults, principal, chat=False)
+    return _call(request, list(_prompts(request.prompt)), limit, defaults, principal, request.logprobs, chat=False)
 
 
 def decode(body: bytes, kind: type[Parsed]) -> Parsed:
@@ -208,6 +212,7 @@ def _call(
     max_tokens: int | None,
     defaults: Defaults,
     principal: str,
+    logprobs: int | None,
     *,
     chat: bool,
 ) -> ParsedRequest:
@@ -228,6 +233,7 @@ def _call(
             seed=sampling_seed(request.seed, choice),
             stop=tuple(text for text in stop if text),
             ignore_eos=ours.ignore_eos,
+            logprobs=logprobs,
             mode=ours.mode or defaults.mode,
             patience=defaults.patience if ours.patience is None else ours.patience,
             prediction=content_text(request.prediction.content, "prediction.content") if request.prediction else "",
@@ -262,7 +268,7 @@ def _refuse_unsupported(request: Common) -> None:
     for name in ("presence_penalty", "frequency_penalty", "logit_bias", "tools", "functions", "audio"):
         if getattr(request, name, None):
             raise unsupported(name)
-    for name in ("echo", "suffix", "logprobs", "top_logprobs"):
+    for name in ("echo", "suffix"):
         if getattr(request, name, None):
             raise unsupported(name)
     if (getattr(request, "best_of", None) or 1) > (request.n or 1):

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from moa.api.answer import AnswerRequest, Counts, Ended, LinkNews, Note
+from moa.api import logprobs
+from moa.api.answer import AnswerRequest, Counts, Ended, LinkNews, Note, Scored
 from moa.api.errors import ApiError, bad
 from moa.api.present import Show
 from moa.api.requests import (
@@ -28,6 +29,7 @@ from moa.api.requests import (
     sampling_seed,
     unsupported,
 )
+from moa.logprobs import MAX_TOP
 
 
 class Item(msgspec.Struct):
@@ -55,7 +57,8 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     tools: list[Any] | None = None
     text: dict[str, Any] | None = None
     truncation: str | None = None
-    top_logprobs: int | None = None
+    include: Annotated[list[str], Meta(max_length=16)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     user: str | None = None
@@ -66,6 +69,8 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
 
 
 StoredMessages = tuple[dict[str, str], ...]
+_LOGPROBS = "message.output_text.logprobs"
+"""What a request includes to be told log-probabilities."""
 
 
 class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +89,7 @@ class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
 def parse(body: bytes, defaults: Defaults, principal: str) -> ResponseRequest:
     """The request, as far as it can be judged without what it goes on from."""
     request = decode(body, ResponseRequest)
-    for name in ("tools", "presence_penalty", "frequency_penalty", "top_logprobs"):
+    for name in ("tools", "presence_penalty", "frequency_penalty"):
         if getattr(request, name):
             raise unsupported(name)
     form = (request.text or {}).get("format")
@@ -107,6 +112,7 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
         top_p=request.top_p,
         seed=sampling_seed(None),
         ignore_eos=ours.ignore_eos,
+        logprobs=(request.top_logprobs or 0) if _LOGPROBS in (request.include or ()) else None,
         mode=ours.mode or defaults.mode,
         patience=defaults.patience if ours.patience is None else ours.patience,
         prediction=content_text(request.prediction.content, "prediction.content") if request.prediction else "",
@@ -140,6 +146,7 @@ class ResponseShape:
     def __init__(self, model: str, call: ResponseCall) -> None:
         self.id = f"resp_{secrets.token_hex(16)}"
         self.text = ""
+        self._scored: list[Scored] = []
         self._item = f"msg_{secrets.token_hex(16)}"
         self._model, self._call, self._created = model, call, int(time.time())
         self._status, self._begun = "in_progress", False
@@ -172,7 +179,7 @@ class ResponseShape:
             "top_p": 1.0 if ask.top_p is None else ask.top_p,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "top_logprobs": 0,
+            "top_logprobs": request.top_logprobs or 0,
             "temperature": 0.0 if ask.temperature is None else ask.temperature,
             "reasoning": None,
             "user": request.user,
@@ -201,11 +208,13 @@ class ResponseShape:
     def piece(self, show: Show, *, marked: bool) -> Iterator[dict[str, Any]]:
         """What the text has won, and lost; `marked` for clients that know our events."""
         self.text = self.text[: show.cut] + show.text
+        self._scored += show.logprobs
         marks = {"moa": {"verified": show.verified}} if marked else {}
         if marked and (show.cut is not None or not show.text):
             yield self._part_event("moa:output_text.revised", cut=show.cut, verified=show.verified)
-        if show.text:
-            yield self._part_event("response.output_text.delta", delta=show.text, logprobs=[], **marks)
+        if show.text or show.logprobs:
+            told = logprobs.parts(show.logprobs)
+            yield self._part_event("response.output_text.delta", delta=show.text, logprobs=told, **marks)
 
     def news(self, event: LinkNews | Note) -> dict[str, Any]:
         """What happens around the answer, for clients that know our events."""
@@ -221,8 +230,9 @@ class ResponseShape:
         self._completed = None if cut_short else int(time.time())
         limit = ended.reason in ("length", "context")
         self._why = {"reason": "max_output_tokens" if limit else ended.reason} if cut_short else None
-        yield self._part_event("response.output_text.done", text=self.text, logprobs=[])
-        yield self._part_event("response.content_part.done", part=_text_part(self.text))
+        told = logprobs.parts(self._scored)
+        yield self._part_event("response.output_text.done", text=self.text, logprobs=told)
+        yield self._part_event("response.content_part.done", part=_text_part(self.text, told))
         yield self._event("response.output_item.done", output_index=0, item=self._message())
         yield self._event(f"response.{self._status}", response=self.snapshot())
 
@@ -245,7 +255,7 @@ class ResponseShape:
             "id": self._item,
             "status": status,
             "role": "assistant",
-            "content": [_text_part(self.text)],
+            "content": [_text_part(self.text, logprobs.parts(self._scored))],
         }
 
     def _part_event(self, type: str, **fields: Any) -> dict[str, Any]:
@@ -256,8 +266,8 @@ class ResponseShape:
         return {"type": type, "sequence_number": self._number, **fields}
 
 
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _usage(counts: Counts) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from moa.api.answer import Counts, LinkNews, Note, Reason
+from moa.api import logprobs
+from moa.api.answer import Counts, LinkNews, Note, Reason, Scored
 from moa.api.present import Show
 
 _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
@@ -22,19 +24,28 @@ class Shape:
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(16)}"
         self._created = int(time.time())
         self._model = model
+        self._scored: Counter[int] = Counter()
+        """Characters of each streamed choice whose log-probabilities have been told."""
 
     # ---- whole
 
-    def whole(self, texts: Sequence[str], ends: Sequence[tuple[Reason, bool]], counts: Sequence[Counts]) -> Any:
-        """The response of a request that does not stream."""
+    def whole(
+        self,
+        texts: Sequence[str],
+        ends: Sequence[tuple[Reason, bool]],
+        counts: Sequence[Counts],
+        scored: Sequence[Sequence[Scored] | None],
+    ) -> Any:
+        """The response of a request that does not stream; `scored` is None where nobody asked for it."""
         choices = [
             self._choice(
                 index,
                 {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text},
                 reason,
                 {"reason": reason, "verified": verified},
+                entries,
             )
-            for index, (text, (reason, verified)) in enumerate(zip(texts, ends, strict=True))
+            for index, (text, (reason, verified), entries) in enumerate(zip(texts, ends, scored, strict=True))
         ]
         kind = "chat.completion" if self.chat else "text_completion"
         return self._envelope(kind, choices) | {"usage": usage(counts)}
@@ -51,7 +62,7 @@ class Shape:
         marks: dict[str, Any] = {"verified": show.verified}
         if show.cut is not None:
             marks["cut"] = show.cut
-        return self._chunk([self._choice(index, body, None, marks if marked else None)])
+        return self._chunk([self._choice(index, body, None, marks if marked else None, show.logprobs or None)])
 
     def last(self, index: int, reason: Reason, *, verified: bool) -> Any:
         """The chunk that closes a choice."""
@@ -77,11 +88,24 @@ class Shape:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
 
     def _choice(
-        self, index: int, body: dict[str, Any], reason: Reason | None = None, moa: dict[str, Any] | None = None
+        self,
+        index: int,
+        body: dict[str, Any],
+        reason: Reason | None = None,
+        moa: dict[str, Any] | None = None,
+        scored: Sequence[Scored] | None = None,
     ) -> dict[str, Any]:
         finish = _FINISH.get(reason, "length") if reason else None
-        choice = {"index": index, **body, "logprobs": None, "finish_reason": finish}
+        told = None if scored is None else self._logprobs(index, scored)
+        choice = {"index": index, **body, "logprobs": told, "finish_reason": finish}
         return choice | {"moa": moa} if moa else choice
+
+    def _logprobs(self, index: int, scored: Sequence[Scored]) -> dict[str, Any]:
+        if self.chat:
+            return logprobs.chat(scored)
+        offset = self._scored[index]
+        self._scored[index] += sum(len(entry.token) for entry in scored)
+        return logprobs.completion(scored, offset)
 
 
 def usage(counts: Iterable[Counts]) -> dict[str, Any]:

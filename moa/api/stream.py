@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Began, Counts, Ended, LinkNews, Note
+from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Began, Counts, Ended, LinkNews, Note, Scored
 from moa.api.errors import from_error
 from moa.api.present import Presenter
 from moa.api.requests import ParsedRequest
@@ -60,15 +60,18 @@ async def whole(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Any:
     """The response of a request that does not stream."""
     presenters = [Presenter(ask.mode) for ask in call.asks]
     texts = [""] * len(call.asks)
+    scored: list[list[Scored] | None] = [None if ask.logprobs is None else [] for ask in call.asks]
     ends: dict[int, Ended] = {}
     async with contextlib.aclosing(side_by_side(answerer, call.asks)) as events:
         async for index, event in events:
             if (show := presenters[index].take(event)) is not None:
                 texts[index] = texts[index][: show.cut] + show.text
+                if (entries := scored[index]) is not None:
+                    entries += show.logprobs
             if isinstance(event, Ended):
                 ends[index] = event
     done = [ends[index] for index in range(len(texts))]
-    return shape.whole(texts, [(end.reason, end.verified) for end in done], [end.counts for end in done])
+    return shape.whole(texts, [(end.reason, end.verified) for end in done], [end.counts for end in done], scored)
 
 
 async def chunks(call: ParsedRequest, shape: Shape, answerer: Answerer) -> AsyncGenerator[Any, None]:
@@ -86,7 +89,7 @@ async def chunks(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Async
                 if isinstance(event, LinkNews | Note) and marked[index]:
                     yield shape.news(event)
                 show = presenters[index].take(event)
-                if show is not None and (show.text or marked[index]):
+                if show is not None and (show.text or show.logprobs or marked[index]):
                     yield shape.piece(index, show, marked=marked[index])
                 if isinstance(event, Ended):
                     counts.append(event.counts)

@@ -7,8 +7,10 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from moa.logprobs import pack
 from moa.model.target import Step
 from moa.sampling import SamplingSettings, choose
 from moa.tree import Accepted, accept, walk
@@ -48,6 +50,14 @@ def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
                 found[b] = end.value
                 del walks[b]
     return [found[b] for b in range(len(rows))]
+
+
+def log_probabilities(step: Step, b: int, path: Sequence[int], chosen: Sequence[int], top: int) -> bytes:
+    """What row b's target gave the tokens it chose after the nodes of its path, and `top` likeliest: `moa.logprobs`."""
+    logprobs = step.logits_of([(b, node) for node in path]).log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(chosen, device=logprobs.device).unsqueeze(1)).squeeze(1)
+    best = logprobs.topk(min(top, logprobs.shape[1]), dim=-1)
+    return pack(*(one.cpu().numpy() for one in (own, best.indices, best.values)))
 
 
 def _distinct(row: Judged) -> NDArray[np.int64]:

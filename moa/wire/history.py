@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from moa.logprobs import row_bytes
 from moa.wire.codec import chain_hash
 from moa.wire.codes import Code, Refusal
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Append, Finish, Open, Opened, Resume, Resumed, Stream, StreamTokens, Verdict, Verify
 
 RUNNING: Literal["running"] = "running"
+_RETOLD_BYTES = 128 * 1024
+"""Log-probabilities of one answer that tells again what has been told; older tokens' are left out of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,10 @@ class History:
         self.running: Verify | Stream | None = None
         self.finish: Finish = ""
         self.epoch = 0
+        self.logprobs = message.logprobs
+        """Likeliest tokens whose log-probabilities this turn tells; -1 tells none."""
+        self.rows = bytearray()
+        """Log-probabilities of the log's last tokens."""
         self._eos_ids = eos_ids
         self._opened = (len(ids), chain_hash(ids))
         self._appended: tuple[int, int] | None = None
@@ -88,6 +95,7 @@ class History:
         self._appended = (base, len(ids))
         self.ids += ids
         self.finish = ""
+        self.logprobs, self.rows = message.logprobs, bytearray()
         self.rules = replace(
             self.rules,
             start=len(self.ids),
@@ -116,7 +124,9 @@ class History:
         self.running = message
         return None
 
-    def settle(self, path: Sequence[int], next_token: int, finish: Finish, timing: Timing) -> Verdict:
+    def settle(
+        self, path: Sequence[int], next_token: int, finish: Finish, timing: Timing, logprobs: bytes = b""
+    ) -> Verdict:
         """Take the target's verdict on the running round, cut at the turn's end by `cut_path`, into the log."""
         verify = self.running
         if not isinstance(verify, Verify):
@@ -131,24 +141,37 @@ class History:
             queue_ms=timing.queue_ms,
             forward_ms=timing.forward_ms,
             batch=timing.batch,
+            logprobs=logprobs,
         )
+        self.rows += logprobs
         self.ids += [*(verify.tokens[node] for node in path[1:]), next_token]
         self.finish, self.round, self.running = finish, verify.round, None
         self._settled = (verify, verdict)
         return verdict
 
-    def emit(self, new: Sequence[int], finish: Finish, timing: Timing, *, drafted: int, done: bool) -> StreamTokens:
+    def emit(
+        self,
+        new: Sequence[int],
+        finish: Finish,
+        timing: Timing,
+        *,
+        drafted: int,
+        done: bool,
+        logprobs: bytes = b"",
+    ) -> StreamTokens:
         """Take tokens of the running stream into the log; `done` ends the round after them."""
         stream = self.running
         if not isinstance(stream, Stream):
             raise self._conflict("no stream round is running")
         base = self.base
         self.ids += new
+        self.rows += logprobs
         self.finish = finish
         if done:
             self.round, self.running = stream.round, None
+            won = self.ids[stream.base + 1 :]
             everything = StreamTokens(
-                self.session, stream.round, stream.base, self.ids[stream.base + 1 :], True, finish
+                self.session, stream.round, stream.base, won, True, finish, logprobs=self._told(len(won))
             )
             self._settled = (stream, everything)
         return StreamTokens(
@@ -161,6 +184,7 @@ class History:
             drafted=drafted,
             queue_ms=timing.queue_ms,
             forward_ms=timing.forward_ms,
+            logprobs=logprobs,
         )
 
     def give_up(self) -> None:
@@ -180,7 +204,15 @@ class History:
             finish=self.finish,
             running=self.running.round if self.running is not None else 0,
             epoch=self.epoch,
+            logprobs=self._told(len(self.ids) - message.length),
         )
+
+    def _told(self, tokens: int) -> bytes:
+        """Log-probabilities of the last so many tokens, as far as they are known and fit into one answer."""
+        if (row := row_bytes(self.logprobs)) == 0:
+            return b""
+        start = len(self.rows) - row * min(tokens, _RETOLD_BYTES // row)
+        return bytes(self.rows[max(0, start) :])
 
     def _conflict(self, message: str, round: int = 0) -> Refusal:
         return Refusal(Code.CONFLICT, message, session=self.session, round=round)

@@ -33,6 +33,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from moa.logprobs import MAX_TOP
+
 SessionId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Position = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -45,6 +47,7 @@ Name = Annotated[str, Meta(max_length=128)]
 ShortText = Annotated[str, Meta(max_length=1024)]
 Ids = Annotated[list[TokenId], Meta(max_length=2**20)]
 RecordDtype = Literal["off", "int8", "int4", "fp16"]
+Top = Annotated[int, Meta(ge=-1, le=MAX_TOP)]
 Finish = Literal["", "eos", "stop", "length", "context"]
 """Why the turn ended after this token: an end token, a stop string, `max_new_tokens`, a full context."""
 RowRange = tuple[Position, Position]
@@ -119,6 +122,8 @@ class Open(Message, tag="open", frozen=True):
     """Bytes of activations a second at most; 0 is whatever the link has room for."""
     held: Annotated[list[RowRange], Meta(max_length=4096)] = []
     """Record rows that the edge still holds from an earlier life of this session."""
+    logprobs: Top = -1
+    """Tell the log-probability of every token won, and of so many likeliest beside it; -1 tells none."""
 
 
 class Append(Message, tag="append", frozen=True):
@@ -130,6 +135,7 @@ class Append(Message, tag="append", frozen=True):
     max_new_tokens: Count = 512
     stop: Annotated[list[Name], Meta(max_length=64)] = []
     ignore_eos: bool = False
+    logprobs: Top = -1
 
 
 class Verify(Message, tag="verify", frozen=True):
@@ -239,6 +245,8 @@ class Verdict(Message, tag="verdict", frozen=True):
     forward_ms: Milliseconds = 0.0
     batch: Count = 1
     """Sessions that shared the forward pass."""
+    logprobs: bytes = b""
+    """A row of `moa.logprobs` for each token won, when the turn asked for them."""
 
 
 class StreamTokens(Message, tag="stream_tokens", frozen=True):
@@ -253,6 +261,7 @@ class StreamTokens(Message, tag="stream_tokens", frozen=True):
     drafted: Count = 0
     queue_ms: Milliseconds = 0.0
     forward_ms: Milliseconds = 0.0
+    logprobs: bytes = b""
 
 
 class Activations(Message, tag="activations", frozen=True):
@@ -283,6 +292,8 @@ class Resumed(Message, tag="resumed", frozen=True):
     finish: Finish = ""
     running: Round = 0
     epoch: Count = 0
+    logprobs: bytes = b""
+    """Rows of the last tokens of `tail`."""
 
 
 class Error(Message, tag="error", frozen=True):

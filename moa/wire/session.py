@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from moa.errors import ProtocolError
+from moa.logprobs import TokenLogprobs, unpack
 from moa.wire.codec import chain_hash
 from moa.wire.codes import RETRYABLE, Code
 from moa.wire.events import Advanced, Ready, RecordsArrived, Recovered, Refused, Request, SessionEvent
@@ -58,6 +59,8 @@ class ClientSession:
     ignore_eos: bool = False
     records: RecordDtype = "int8"
     record_rate: int = 0
+    logprobs: int = -1
+    """Likeliest tokens to be told the log-probabilities of, with each token's own; -1 asks for none."""
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     vocab_size: int = 2**31
     """The target's, once it is known: no answer may hold another id."""
@@ -69,6 +72,8 @@ class ClientSession:
     epoch: int = field(init=False, default=0)
     finish: Finish = field(init=False, default="")
     turn_start: int = field(init=False)
+    told: dict[int, TokenLogprobs] = field(init=False, default_factory=dict)
+    """Log-probabilities of this turn's tokens, by position."""
     held: Ranges = field(init=False, default_factory=Ranges)
     unsettled: list[Request] = field(init=False, default_factory=list)
     """Requests without an answer yet, in order: at most an open or append, and a round."""
@@ -110,12 +115,14 @@ class ClientSession:
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
         ignore_eos: bool | None = None,
+        logprobs: int = -1,
     ) -> Append:
         """The next turn. The log has the ids at once."""
         self._no_round()
         self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
         self.stop = self.stop if stop is None else list(stop)
         self.ignore_eos = self.ignore_eos if ignore_eos is None else ignore_eos
+        self.logprobs = logprobs
         message = Append(
             session=self.id,
             base=len(self.log),
@@ -123,9 +130,11 @@ class ClientSession:
             max_new_tokens=self.max_new_tokens,
             stop=self.stop,
             ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
         )
         self.log += ids
         self.finish = ""
+        self.told = {}
         self.turn_start = len(self.log)
         return self._ask(message)
 
@@ -233,6 +242,7 @@ class ClientSession:
     ) -> Advanced:
         self._check(tokens, len(self.log) + len(tokens))
         base = self.base
+        self._tell(message.logprobs, len(self.log) + len(tokens))
         self.log += tokens
         self.settled, self.finish = len(self.log), message.finish
         if done:
@@ -250,6 +260,7 @@ class ClientSession:
         if message.length != self.settled + len(message.tail):
             raise ProtocolError("the tail of a resumed session does not reach its length")
         self._check(message.tail, message.length)
+        self._tell(message.logprobs, message.length)
         waiting: list[Request] = []
         base, log = self.settled - 1, self.log[: self.settled] + message.tail
         for request in self.unsettled:
@@ -289,6 +300,14 @@ class ClientSession:
 
     # ---- helpers
 
+    def _tell(self, logprobs: bytes, stop: int) -> None:
+        """Keep the log-probabilities of the tokens before position `stop`."""
+        if logprobs:
+            rows = unpack(logprobs, self.logprobs, self.vocab_size)
+            if len(rows) > stop - self.turn_start:
+                raise ProtocolError("log-probabilities of more tokens than there are")
+            self.told |= enumerate(rows, stop - len(rows))
+
     def _check(self, tokens: Sequence[int], length: int) -> None:
         """An answer must hold tokens of the target, and no more of them than were asked for."""
         if tokens and max(tokens) >= self.vocab_size:
@@ -309,6 +328,7 @@ class ClientSession:
             records=self.records,
             record_rate=self.record_rate,
             held=list(self.held),
+            logprobs=self.logprobs,
         )
 
     def _ask(self, request: R) -> R:

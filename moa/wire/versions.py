@@ -17,8 +17,9 @@ from collections.abc import Collection
 PROTOCOL_VERSIONS = (2,)
 """Versions that this code speaks, best first."""
 
-FEATURES = frozenset({"tree", "stream", "records", "resume", "append"})
-"""Optional abilities of this code: draft trees, server-drafted streams, activation records, resuming, further turns."""
+FEATURES = frozenset({"tree", "stream", "records", "resume", "append", "logprobs"})
+"""Optional abilities of this code: draft trees, server-drafted streams, activation records, resuming, further turns,
+log-probabilities."""
 
 SUBPROTOCOL = "moa.v2"
 """The websocket subprotocol offered in the handshake, so that a proxy or a stranger's server is noticed at once."""

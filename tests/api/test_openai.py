@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
 
-from moa.api.answer import Began, Piece
-from tests.api.scripted import MODEL, PATIENCE, Script, Scripted, says, served
+from moa.api.answer import Began, Piece, Scored, Verified
+from tests.api.scripted import MODEL, PATIENCE, Script, Scripted, ended, says, served
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -66,6 +67,55 @@ async def test_a_prediction_is_handed_on() -> None:
             model=MODEL, messages=MESSAGES, prediction={"type": "content", "content": "likely"}  # type: ignore[call-overload]
         )  # fmt: skip
         assert answerer.asks[0].prediction == "likely"
+
+
+def scored() -> list[Any]:
+    """ "hé!" by the target, whose second token is confirmed after it was sent."""
+    first, second, third = (Scored(token, -0.5, ((token, -0.5), ("x", -2.0))) for token in ("h", "é", "!"))
+    return [
+        *(Began(3), Piece("h", logprobs=(first,)), Piece("é", False), Verified(2, (second,))),
+        *(Piece("!", logprobs=(third,)), ended("hé!")),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["hold", "provisional", "keep"])
+async def test_log_probabilities_of_a_chat(mode: str) -> None:
+    async with talking(lambda ask: scored()) as (answerer, client):
+        how: Any = {"model": MODEL, "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+        how |= {"extra_body": {"moa": {"mode": mode}}}
+        whole = (await client.chat.completions.create(**how)).choices[0].logprobs
+        assert whole is not None
+        content = whole.content or []
+        assert [(one.token, one.logprob, bytes(one.bytes or ())) for one in content] == [
+            *(("h", -0.5, b"h"), ("é", -0.5, "é".encode()), ("!", -0.5, b"!"))
+        ]
+        assert [other.token for other in content[1].top_logprobs] == ["é", "x"]
+        streamed = []
+        async for chunk in await client.chat.completions.create(**how, stream=True):
+            told = chunk.choices[0].logprobs
+            streamed += (told.content or []) if told is not None else []
+        assert streamed == content
+        assert [ask.logprobs for ask in answerer.asks] == [2, 2]
+
+
+async def test_log_probabilities_of_completions_and_responses() -> None:
+    async with talking(lambda ask: scored()) as (answerer, client):
+        told = (await client.completions.create(model=MODEL, prompt="a", logprobs=2)).choices[0].logprobs
+        assert told is not None
+        assert (told.tokens, told.text_offset) == (["h", "é", "!"], [0, 1, 2])
+        assert told.top_logprobs == [{one: -0.5, "x": -2.0} for one in ("h", "é", "!")]
+        offsets = []
+        async for chunk in await client.completions.create(model=MODEL, prompt="a", logprobs=0, stream=True):
+            offsets += (chunk.choices[0].logprobs and chunk.choices[0].logprobs.text_offset) or []
+        assert offsets == [0, 1, 2]
+        answer = await client.responses.create(
+            model=MODEL, input="hi", include=["message.output_text.logprobs"], top_logprobs=2
+        )
+        part: Any = answer.output[0].content[0]  # type: ignore[union-attr]
+        assert [(one.token, len(one.top_logprobs)) for one in part.logprobs] == [("h", 2), ("é", 2), ("!", 2)]
+        assert [ask.logprobs for ask in answerer.asks] == [2, 0, 2]
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(model=MODEL, messages=MESSAGES, top_logprobs=2)  # type: ignore[call-overload]
 
 
 async def test_errors_are_the_packages_own() -> None:

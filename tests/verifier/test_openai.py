@@ -6,27 +6,31 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
+import pytest_asyncio
+import torch
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.auth import Authenticator
 from cloud_verifier.openai.endpoint import endpoint
 from cloud_verifier.settings import Settings
-from moa.errors import ConfigError
 from tests.edge.serve.pair import embedded, served
 from tests.verifier.kit import PATIENCE, generate
 
 SETTINGS = Settings(port=0, openai="0", slots=4, device="cpu", dtype="float32")
 QUESTION = [{"role": "user", "content": "What is 17 + 25 - 9?"}]
 MODEL = "moa-demo"
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+Both = tuple[Verifier, openai.AsyncOpenAI]
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings = SETTINGS) -> AsyncIterator[tuple[Verifier, openai.AsyncOpenAI]]:
+async def running(settings: Settings = SETTINGS) -> AsyncIterator[Both]:
     """A verifier with its endpoint, and a client of it."""
     tokenizer, auth = embedded().target.tokenizer, Authenticator()
     async with (
@@ -37,6 +41,14 @@ async def running(settings: Settings = SETTINGS) -> AsyncIterator[tuple[Verifier
         yield verifier, client
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def both() -> AsyncIterator[Both]:
+    """A verifier and a client that all tests share. Each test leaves it without sessions."""
+    async with running() as pair:
+        yield pair
+
+
+@cache
 def truth(count: int) -> str:
     """The target's own greedy answer."""
     target = embedded().target
@@ -44,94 +56,107 @@ def truth(count: int) -> str:
     return str(target.tokenizer.decode(generate(target.model, ids, count), skip_special_tokens=True))
 
 
-async def test_the_text_is_the_targets_own() -> None:
-    async with running() as (verifier, client):
-        answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=40)  # type: ignore[call-overload]
-        assert answer.choices[0].message.content == truth(40).split("<|")[0]
-        assert answer.usage.completion_tokens <= 40
-        assert not list(verifier.service.store)
+async def test_the_text_is_the_targets_own(both: Both) -> None:
+    verifier, client = both
+    answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=40)  # type: ignore[call-overload]
+    assert answer.choices[0].message.content == truth(40).split("<|")[0]
+    assert answer.usage.completion_tokens <= 40
+    assert not list(verifier.service.store)
 
 
-async def test_many_at_once_and_streamed() -> None:
-    async with running() as (_, client):
+async def test_many_at_once_and_streamed(both: Both) -> None:
+    _, client = both
 
-        async def one() -> str:
-            stream = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=30, stream=True)  # type: ignore[call-overload]
-            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    async def one() -> str:
+        stream = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=30, stream=True)  # type: ignore[call-overload]
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
-        assert set(await asyncio.gather(*(one() for _ in range(10)))) == {truth(30)}  # more than there are slots
-
-
-async def test_a_prediction_changes_the_work_and_not_the_text() -> None:
-    async with running() as (_, client):
-        text = truth(40)
-        wrong = text.replace("37", "38", 1)
-        for said, accepted in [(text, True), (wrong, True), ("Nothing of the kind at all.", False)]:
-            answer = await client.chat.completions.create(
-                model=MODEL,
-                messages=QUESTION,  # type: ignore[arg-type]
-                max_tokens=40,
-                prediction={"type": "content", "content": said},
-            )
-            assert answer.choices[0].message.content == text
-            details = answer.usage and answer.usage.completion_tokens_details
-            assert details is not None
-            assert ((details.accepted_prediction_tokens or 0) > 10) == accepted
+    assert set(await asyncio.gather(*(one() for _ in range(10)))) == {truth(30)}  # more than there are slots
 
 
-async def test_a_stop_text_and_a_seed() -> None:
-    async with running() as (_, client):
-        answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, stop="42")  # type: ignore[call-overload]
-        assert (answer.choices[0].finish_reason, "42" in answer.choices[0].message.content) == ("stop", False)
-        sampled = [
-            await client.chat.completions.create(model=MODEL, messages=QUESTION, seed=5, temperature=1, max_tokens=20)  # type: ignore[call-overload]
-            for _ in range(2)
-        ]
-        assert sampled[0].choices[0].message.content == sampled[1].choices[0].message.content
-
-
-async def test_a_client_that_hangs_up_leaves_no_session() -> None:
-    async with running() as (verifier, client):
-        stream = await client.chat.completions.create(
+async def test_a_prediction_changes_the_work_and_not_the_text(both: Both) -> None:
+    _, client = both
+    text = truth(40)
+    wrong = text.replace("37", "38", 1)
+    for said, accepted in [(text, True), (wrong, True), ("Nothing of the kind at all.", False)]:
+        answer = await client.chat.completions.create(
             model=MODEL,
             messages=QUESTION,  # type: ignore[arg-type]
-            stream=True,
-            max_tokens=900,
-            extra_body={"moa": {"ignore_eos": True}},
+            max_tokens=40,
+            prediction={"type": "content", "content": said},
         )
-        await anext(aiter(stream))
-        await stream.close()
-        async with asyncio.timeout(PATIENCE):
-            while list(verifier.service.store) or verifier.service.channels:
-                await asyncio.sleep(0.01)
+        assert answer.choices[0].message.content == text
+        details = answer.usage and answer.usage.completion_tokens_details
+        assert details is not None
+        assert ((details.accepted_prediction_tokens or 0) > 10) == accepted
 
 
-async def test_what_does_not_fit_is_refused() -> None:
-    async with running() as (verifier, client):
-        for prompt in ("word " * 9000, [10**6]):
-            with pytest.raises(openai.BadRequestError):
-                await client.completions.create(model=MODEL, prompt=prompt)  # type: ignore[arg-type]
-        assert not list(verifier.service.store)
+async def test_log_probabilities_are_the_models_own(both: Both) -> None:
+    _, client = both
+    how: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}
+    answer = (await client.chat.completions.create(**how, seed=3, temperature=1.5)).choices[0]
+    target = embedded().target
+    ids = target.tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=False)
+    said = target.tokenizer(answer.message.content, add_special_tokens=False)["input_ids"]
+    with torch.inference_mode():
+        rows = target.model(torch.tensor([[*ids, *said]])).logits[0, len(ids) - 1 : -1].float().log_softmax(-1)
+    told = answer.logprobs.content
+    assert "".join(one.token for one in told) == answer.message.content
+    assert [one.logprob for one in told] == pytest.approx(
+        [float(row[id]) for row, id in zip(rows, said, strict=True)], abs=1e-3
+    )
+    best = [[other.logprob for other in one.top_logprobs] for one in told]
+    assert best == [pytest.approx(row.topk(2).values.tolist(), abs=1e-3) for row in rows]
 
 
-async def test_the_operators_page_reads_the_metrics() -> None:
-    async with running() as (_, client):
-        await client.completions.create(model=MODEL, prompt="a", max_tokens=3)
-        base = str(client.base_url).removesuffix("/v1/")
-        async with httpx.AsyncClient(base_url=base, trust_env=False) as browser:
-            page = await browser.get("/ui")
-            assert "default-src 'none'" in page.headers["content-security-policy"]
-            for path in re.findall(r'(?:href|src)="([^"]+)"', page.text):
-                assert (await browser.get(f"/{path}")).status_code == 200
-            metrics = (await browser.get("/metrics")).text
-            script = (await browser.get("/ui/ui.js")).text
+async def test_a_stop_text_and_a_seed(both: Both) -> None:
+    _, client = both
+    answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, stop="42")  # type: ignore[call-overload]
+    assert (answer.choices[0].finish_reason, "42" in answer.choices[0].message.content) == ("stop", False)
+    sampled = [
+        await client.chat.completions.create(model=MODEL, messages=QUESTION, seed=5, temperature=1, max_tokens=20)  # type: ignore[call-overload]
+        for _ in range(2)
+    ]
+    assert sampled[0].choices[0].message.content == sampled[1].choices[0].message.content
+
+
+async def test_a_client_that_hangs_up_leaves_no_session(both: Both) -> None:
+    verifier, client = both
+    stream = await client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,  # type: ignore[arg-type]
+        stream=True,
+        max_tokens=900,
+        extra_body={"moa": {"ignore_eos": True}},
+    )
+    await anext(aiter(stream))
+    await stream.close()
+    async with asyncio.timeout(PATIENCE):
+        while list(verifier.service.store) or verifier.service.channels:
+            await asyncio.sleep(0.01)
+
+
+async def test_what_does_not_fit_is_refused(both: Both) -> None:
+    verifier, client = both
+    for prompt in ("word " * 9000, [10**6]):
+        with pytest.raises(openai.BadRequestError):
+            await client.completions.create(model=MODEL, prompt=prompt)  # type: ignore[arg-type]
+    assert not list(verifier.service.store)
+
+
+async def test_the_operators_page_reads_the_metrics(both: Both) -> None:
+    _, client = both
+    await client.completions.create(model=MODEL, prompt="a", max_tokens=3)
+    base = str(client.base_url).removesuffix("/v1/")
+    async with httpx.AsyncClient(base_url=base, trust_env=False) as browser:
+        page = await browser.get("/ui")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        for path in re.findall(r'(?:href|src)="([^"]+)"', page.text):
+            assert (await browser.get(f"/{path}")).status_code == 200
+        metrics = (await browser.get("/metrics")).text
+        script = (await browser.get("/ui/ui.js")).text
+
     offered = {line.split("{")[0].split(" ")[0] for line in metrics.splitlines() if not line.startswith("#")}
     declared = {line.split(" ")[2] for line in metrics.splitlines() if line.startswith("# TYPE")}
     for name in set(re.findall(r'"(moa_\w+)"', script)):
         assert name in offered | declared, name
-
-
-@pytest.mark.parametrize("address", ["x", "1:2:x", "99999", "0.0.0.0:80"])
-def test_an_address_that_may_not_be(address: str) -> None:
-    with pytest.raises(ConfigError):
-        _ = replace(SETTINGS, openai=address).openai_address

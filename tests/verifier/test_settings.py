@@ -38,3 +38,9 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 def test_a_slot_holds_a_full_context_and_the_largest_draft() -> None:
     limits = Limits(max_context_tokens=100, max_prompt_tokens=100, max_tree_nodes=8, max_chain_tokens=32)
     assert Settings(limits=limits).slot_capacity == 132
+
+
+@pytest.mark.parametrize("address", ["x", "1:2:x", "99999", "0.0.0.0:80"])
+def test_an_address_that_may_not_be(address: str) -> None:
+    with pytest.raises(ConfigError):
+        _ = Settings(openai=address).openai_address

@@ -6,10 +6,20 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from moa.logprobs import pack
 from moa.tree import accept
 from moa.wire import Code, History, Refusal, Timing
 from moa.wire.finish import Decode, cut_path, first_finish
 from moa.wire.messages import Append, Open, Resume, Resumed, Stream, Verify
+
+
+def rows(history: History, tokens: int) -> bytes:
+    """Made-up log-probabilities of the next tokens: a function of their positions."""
+    places = np.arange(len(history.ids), len(history.ids) + tokens)
+    best = np.repeat(places[:, None], max(history.logprobs, 0), axis=1)
+    return pack(-places / 8, best, -best / 8) if history.logprobs >= 0 else b""
 
 
 class Histories:
@@ -72,7 +82,7 @@ class Histories:
 
         found = accept(request.tokens, parents, choose)
         cut = cut_path(history.rules, history.ids, request.tokens, found.path, found.next_token, self._decode)
-        return [history.settle(*cut, timing)]
+        return [history.settle(*cut, timing, rows(history, len(cut[0])))]
 
     def _stream(self, history: History, timing: Timing) -> list[Any]:
         answers = []
@@ -80,7 +90,8 @@ class Histories:
             new = [self._says(history.ids)]
             _, finish = first_finish(history.rules, history.ids, new, self._decode)
             done = bool(finish) or count == self._stream_tokens
-            answers.append(history.emit(new, finish, timing, drafted=0, done=done))
+            told = rows(history, len(new))
+            answers.append(history.emit(new, finish, timing, drafted=0, done=done, logprobs=told))
             if done:
                 break
         return answers

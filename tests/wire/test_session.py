@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from moa.errors import ProtocolError
+from moa.logprobs import TokenLogprobs
 from moa.wire import Advanced, ClientSession, Code, History, Ready, RecordsArrived, Recovered, Refusal, Refused, Timing
 from moa.wire.messages import (
     Activations,
@@ -60,7 +61,8 @@ def draft(rng: random.Random, log: list[int]) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("seed", range(100))
 def test_nothing_is_lost_and_nothing_twice_whatever_the_link_does(seed: int) -> None:
     rng = random.Random(seed)
-    server, session = Server(), ClientSession([3, 1, 4], max_new_tokens=60)
+    top = seed % 3 - 1
+    server, session = Server(), ClientSession([3, 1, 4], max_new_tokens=60, logprobs=top)
     turns, said = [([3, 1, 4], 60)], []
     outbox: list[Any] = [session.open()]
     for _ in range(3000):
@@ -75,7 +77,7 @@ def test_nothing_is_lost_and_nothing_twice_whatever_the_link_does(seed: int) -> 
                 break
             else:
                 turns.append(([rng.randrange(1, 50) for _ in range(rng.randrange(1, 4))], rng.randrange(5, 30)))
-                outbox.append(session.append(turns[-1][0], max_new_tokens=turns[-1][1]))
+                outbox.append(session.append(turns[-1][0], max_new_tokens=turns[-1][1], logprobs=top))
                 outbox.append(session.verify(*draft(rng, session.log)))
         if not outbox:
             continue
@@ -102,6 +104,8 @@ def test_nothing_is_lost_and_nothing_twice_whatever_the_link_does(seed: int) -> 
         outputs += expected[start:]
     assert session.log == expected
     assert said == outputs
+    last = range(session.turn_start, len(session.log)) if top >= 0 else []
+    assert session.told == {at: TokenLogprobs(-at / 8, ((at, -at / 8),) * top) for at in last}
 
 
 class Pair:

@@ -11,6 +11,7 @@ from edge_client.events import Adopt, Confirm, Event, Prompt, Retract, Token
 from edge_client.text.codec import TextStream
 from edge_client.turn.stats import Overhead
 from edge_client.turn.transcript import Transcript
+from moa.logprobs import TokenLogprobs
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
 from tests.edge.turn.world import Letters, Reader
@@ -48,6 +49,19 @@ def test_provisional_text_is_confirmed() -> None:
     assert a.drain()[3:] == [Confirm(start=3, stop=5)]
     assert a.provisional == [12]
     assert a.statuses == ["verified", "verified", "provisional"]
+
+
+def test_verified_tokens_have_the_log_probabilities_that_were_told() -> None:
+    a = turn()
+    own = {position: TokenLogprobs(-position / 8) for position in range(3, 7)}
+    for token in (10, 11, 12):
+        a.extend(token)
+    a.session.told |= own
+    verified(a, 10, 11, 20)
+    events = a.drain()
+    assert [event.logprobs for event in events[:3] if isinstance(event, Token)] == [None] * 3
+    assert events[3] == Confirm(start=3, stop=5, logprobs=(own[3], own[4]))
+    assert events[-1] == Token(position=5, id=20, text="T", status="verified", logprobs=own[5])
 
 
 def test_rewind_retracts_from_the_first_difference() -> None:

@@ -1,0 +1,57 @@
+"""Log-probabilities of the target's tokens: what it gave each token it chose, and the likeliest ones beside it.
+
+They are the target's own, before temperature, penalties and any filter. On the wire they are rows of little-endian
+numbers, one row a token: the chosen token's, then the ids and log-probabilities of the likeliest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from moa.errors import ProtocolError
+
+MAX_TOP = 20
+"""Likeliest tokens that may be asked for."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Those of one token: its own, and (id, log-probability) of the likeliest, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def row_bytes(top: int) -> int:
+    """The length of a row with so many likeliest tokens; 0 when none are wanted at all (-1)."""
+    return 4 + 8 * top if top >= 0 else 0
+
+
+def pack(chosen: NDArray[Any], ids: NDArray[Any], logprobs: NDArray[Any]) -> bytes:
+    """Rows of `[tokens]`, `[tokens,top]` and `[tokens,top]`."""
+    rows = np.empty(len(chosen), dtype=_row(ids.shape[1]))
+    rows["chosen"], rows["ids"], rows["logprobs"] = chosen, ids, logprobs
+    return rows.tobytes()
+
+
+def unpack(payload: bytes, top: int, vocab_size: int) -> list[TokenLogprobs]:
+    """The rows of a payload that came from outside; a `ProtocolError` when they cannot be what they should."""
+    if top < 0 or len(payload) % row_bytes(top):
+        raise ProtocolError(f"{len(payload)} bytes are no rows of log-probabilities")
+    rows = np.frombuffer(payload, dtype=_row(top))
+    numbers = np.concatenate([rows["chosen"], rows["logprobs"].reshape(-1)])
+    if not (numbers <= 0.0).all() or (rows["ids"] >= vocab_size).any():  # NaN compares false
+        raise ProtocolError("log-probabilities above 0, or of tokens that there are not")
+    return [
+        TokenLogprobs(chosen, tuple(zip(ids, best, strict=True)))
+        for chosen, ids, best in zip(
+            rows["chosen"].tolist(), rows["ids"].tolist(), rows["logprobs"].tolist(), strict=True
+        )
+    ]
+
+
+def _row(top: int) -> np.dtype[Any]:
+    return np.dtype([("chosen", "<f4"), ("ids", "<u4", (top,)), ("logprobs", "<f4", (top,))])

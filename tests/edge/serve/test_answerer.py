@@ -1,0 +1,67 @@
+"""The client's events, told to those who count characters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edge_client import Adopt, Confirm, Done, Link, Notice, Prompt, Retract, Token
+from edge_client.serve.answerer import Marks
+from edge_client.serve.app import ServeSettings
+from moa.api.answer import Began, Counts, Cut, Ended, LinkNews, Note, Piece, Scored, Verified
+from moa.errors import ConfigError
+from moa.logprobs import TokenLogprobs
+from tests.edge.turn.world import Letters
+
+
+def test_positions_in_tokens_become_positions_in_the_text() -> None:
+    marks = Marks(Letters(), eos_ids={9})
+    stats = {"tokens": 2, "drafted": 4, "accepted": 3, "calls": 1, "seconds": 0.1}
+    told = [
+        marks.take(event)
+        for event in [
+            Prompt(ids=[1, 2, 3]),
+            Token(position=3, id=7, text="ab", status="verified"),
+            Token(position=4, id=8, text="", status="provisional"),
+            Token(position=5, id=9, text="cde", status="provisional"),
+            Confirm(start=4, stop=5),
+            Retract(start=5, stop=6, characters=2),
+            Token(position=5, id=6, text="f", status="provisional"),
+            Adopt(start=5, stop=6),
+            Link(state="offline", detail="gone"),
+            Notice(message="far"),
+            Done(reason="eos", verified=True, text="abf", stats=stats),
+        ]
+    ]
+    counts = Counts(prompt_tokens=3, tokens=2, drafted=4, accepted=3, calls=1, more={"seconds": 0.1})
+    assert told == [
+        *(Began(3), Piece("ab"), Piece("", False), Piece("cde", False), Verified(2), Cut(2), Piece("f", False)),
+        *(Verified(3), LinkNews("offline", "gone"), Note("far")),
+        Ended(reason="eos", verified=True, text="abf", counts=counts),
+    ]
+
+
+def test_log_probabilities_have_the_texts_of_their_tokens() -> None:
+    marks = Marks(Letters(), eos_ids={9})
+    own = [TokenLogprobs(-float(n), ((n, -0.5),)) for n in range(1, 4)]
+    events: list[Any] = [
+        Prompt(ids=[1]),
+        Token(position=1, id=7, text="G", status="verified", logprobs=own[0]),
+        Token(position=2, id=8, text="H", status="provisional"),
+        Token(position=3, id=8, text="H", status="provisional"),
+        Retract(start=3, stop=4, characters=2),
+        Token(position=3, id=9, text="", status="provisional"),
+        Confirm(start=2, stop=4, logprobs=(own[1], own[2])),
+    ]
+    told = [marks.take(event) for event in events]
+    assert told[1] == Piece("G", logprobs=(Scored("G", -1.0, (("A", -0.5),)),))
+    assert told[-1] == Verified(2, (Scored("H", -2.0, (("B", -0.5),)),)), "the token that ends the answer has none"
+
+
+def test_others_may_only_use_it_with_a_key() -> None:
+    with pytest.raises(ConfigError):
+        ServeSettings(host="0.0.0.0")
+    assert ServeSettings(host="0.0.0.0", api_keys=("k",)).api_keys
+    with pytest.raises(ConfigError):
+        ServeSettings(api_keys=(" ",))
