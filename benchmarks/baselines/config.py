@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, get_args
 from moa.config import TargetFacts
 from moa.errors import ConfigError, UsageError
 
-Kind = Literal["eagle2", "eagle3", "independent"]
+Kind = Literal["eagle2", "eagle3"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -26,7 +26,6 @@ class BaselineConfig:
     intermediate_size: int
     vocab_size: int
     target_layers: int
-    layers: int = 1
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     confidence: bool = False
@@ -35,13 +34,11 @@ class BaselineConfig:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"baseline config: kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
-        for name in ("hidden_size", "heads", "kv_heads", "intermediate_size", "vocab_size", "target_layers", "layers"):
+        for name in ("hidden_size", "heads", "kv_heads", "intermediate_size", "vocab_size", "target_layers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"baseline config: {name} must be at least 1, not {getattr(self, name)}")
         if self.hidden_size % (2 * self.heads) or self.heads % self.kv_heads:
             raise ConfigError(f"baseline config: {self.heads} heads on {self.kv_heads} KV heads do not fit its width")
-        if self.layers > 1 and self.kind != "independent":
-            raise ConfigError(f"baseline config: {self.kind} has one layer, not {self.layers}")
         if self.confidence:
             raise ConfigError("baseline config: baselines have no confidence head")
 
@@ -58,7 +55,7 @@ class BaselineConfig:
 
     @classmethod
     def for_target(
-        cls, kind: Kind, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int, layers: int = 1
+        cls, kind: Kind, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int
     ) -> Self:
         """A drafter for a target; the heads are the drafter's own."""
         return cls(
@@ -69,7 +66,6 @@ class BaselineConfig:
             intermediate_size=intermediate_size,
             vocab_size=facts.vocab_size,
             target_layers=facts.layers,
-            layers=layers,
             rms_norm_eps=facts.rms_norm_eps,
             rope_theta=facts.rope_theta,
         )

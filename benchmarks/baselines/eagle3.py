@@ -1,10 +1,11 @@
-"""EAGLE-3's drafter (Li et al., NeurIPS 2025): low, middle and high target states fused, trained on its own outputs.
+"""EAGLE-3.1's drafter: low, middle and high target states, each normed, fused, and trained on its own outputs.
 
-As in its public code: `fc` fuses the inputs of three target layers, the one decoder layer reads the normed embedding
-and the normed feature side by side on the feature's residual, and what it feeds on after the first drafted token is
-its own output. Training does the same for several steps ("training-time test"), step s weighing 0.8 ** s, with no
-loss on features. Here the head is the target's, frozen, where the public code trains one over a reduced vocabulary:
-at equal trainable size a head of its own would leave nothing for the layer.
+EAGLE-3 (Li et al., NeurIPS 2025): `fuse` joins the inputs of three target layers, the one decoder layer reads the
+normed embedding and the normed feature side by side on the feature's residual, and what it feeds on after the first
+drafted token is its own output. Training does the same for several steps ("training-time test"), step s weighing
+0.8 ** s, with no loss on features. 3.1 norms each target state before it is fused, feeds back its output behind the
+last norm, and takes seven steps. Here the head is the target's, frozen, where the public code trains one over a
+reduced vocabulary: at equal trainable size a head of its own would leave nothing for the layer.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from moa.training.loop import Loss
 from moa.training.masks import additive, same_document
 from moa.training.teacher import Teacher
 
-STEPS = 4
-"""Steps of the training-time test: the true features, then three times on its own."""
+STEPS = 7
+"""Steps of the training-time test: the true features, then six times on its own."""
 STEP_DECAY = 0.8
 
 
@@ -91,7 +92,8 @@ class Eagle3(FeatureModel):
 
     def __init__(self, config: BaselineConfig, shared: SharedWeights) -> None:
         super().__init__(config, shared)
-        self.fc = nn.Linear(len(config.taps) * config.hidden_size, config.hidden_size, bias=False)
+        self.tap_norms = nn.ModuleList(RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in config.taps)
+        self.fuse = nn.Linear(len(config.taps) * config.hidden_size, config.hidden_size, bias=False)
         self.layer = self.block()
         attention = self.layer.self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -101,8 +103,10 @@ class Eagle3(FeatureModel):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def read(self, features: Tensor) -> Tensor:
-        """Fuse the tapped states."""
-        fused: Tensor = self.fc(features)
+        """Norm and fuse the tapped states."""
+        parts = features.chunk(len(self.tap_norms), dim=-1)
+        normed = [norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)]
+        fused: Tensor = self.fuse(torch.cat(normed, dim=-1))
         return fused
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
@@ -113,11 +117,8 @@ class Eagle3(FeatureModel):
         self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
     ) -> tuple[Tensor, Rows]:
         """The feature at each token that the next one is fed, and the cache rows."""
-        return run_layer(self.layer, features, self._join(ids, features), *self.rotary(positions), mask, past)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The drafter's own last norm, then the target's head."""
-        return super().logits(self.norm(hidden))
+        x, rows = run_layer(self.layer, features, self._join(ids, features), *self.rotary(positions), mask, past)
+        return self.norm(x), rows
 
     def _join(self, ids: Tensor, features: Tensor) -> Tensor:
         embedded = self.layer.input_layernorm(self.embed(ids))
@@ -157,10 +158,6 @@ class Eagle3Training(Distillation):
             features = shifted(hidden, positions)
         assert first is not None
         return Loss(total, first.weight, first.shown)
-
-    def _head_input(self, mine: Tensor) -> Tensor:
-        normed: Tensor = self.model.norm(mine)
-        return normed
 
 
 def ahead_mask(segments: Tensor, ahead: int) -> Tensor:

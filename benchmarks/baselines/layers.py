@@ -56,7 +56,7 @@ class BaselineModel(nn.Module):
     def pool(self, slots: int, capacity: int) -> SlotPool:
         """Memory for the keys and values of `slots` sequences."""
         return SlotPool(
-            layers=self.config.layers,
+            layers=1,
             slots=slots,
             kv_heads=self.config.kv_heads,
             capacity=capacity,
@@ -83,6 +83,14 @@ def run_layer(
     return block.feed_forward(residual + seen), (key, value)
 
 
-def parameter_count(module: nn.Module) -> int:
-    """Trainable parameters."""
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+BESIDE_TARGET = ("layer_self_attention.", "Ekv2E.", "final_state.", "tap_norms.", "fuse.")
+"""Parts that run where the target's states are, before they travel."""
+
+
+def parameter_count(module: nn.Module, *, device_only: bool = False) -> int:
+    """Trainable parameters, of all parts or of those alone that draft."""
+    return sum(
+        p.numel()
+        for name, p in module.named_parameters()
+        if p.requires_grad and not (device_only and name.startswith(BESIDE_TARGET))
+    )

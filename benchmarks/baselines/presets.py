@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from transformers import PreTrainedModel
 
 from benchmarks.baselines.config import BaselineConfig, Kind
 from benchmarks.baselines.eagle import PUBLIC_LOSS
 from benchmarks.baselines.layers import BaselineModel, parameter_count
-from benchmarks.baselines.registry import matched_intermediate, new_baseline, training_task
+from benchmarks.baselines.pard import BLOCK, Pard
+from benchmarks.baselines.registry import baseline_size, matched, new_baseline, training_task
 from moa.config import DrafterConfig, TargetFacts
+from moa.demo.train import DRAFTER_TRAINING
 from moa.errors import ConfigError, UsageError
 from moa.model.checkpoint import new_drafter
 from moa.model.drafter import Drafter
+from moa.model.shared import SharedWeights
+from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
+from moa.training.inherit import CALIBRATION_ROWS, inherit
 from moa.training.masks import AnchorRule, Spacing
 from moa.training.teacher import Teacher
 
@@ -26,10 +32,10 @@ class Preset:
     """What sets a run apart: the kind of drafter, changes to its shape, and what it is trained on."""
 
     says: str
-    kind: Kind | None = None
-    """None: a MoA drafter."""
+    kind: Kind | Literal["moa", "independent", "pard"] = "moa"
+    """A body with records, the same without them, without them in one pass, or a baseline that is no such body."""
     shape: Mapping[str, Any] = field(default_factory=dict)
-    """Changes to the MoA drafter's config, or `layers` of a baseline."""
+    """Changes to the config of a body."""
     distill: DistillSettings | None = None
     """None: the default of the kind."""
 
@@ -38,18 +44,23 @@ def _spaced(*spacings: Spacing) -> DistillSettings:
     return DistillSettings(anchors=AnchorRule(spacings=spacings))
 
 
+_NO_RECORDS: Mapping[str, Any] = {"use_ca": False, "use_lsa": False, "final_state": False}
+
+
 PRESETS: dict[str, Preset] = {
-    "moa0": Preset("MoA, TLI = 0"),
-    "moa1": Preset("MoA, TLI = 1", shape={"tli": 1}),
-    "moa3": Preset("MoA, TLI = 3", shape={"tli": 3}),
+    # Trained as the embedded drafter is, for every way of being used: in step, late, and without any record.
+    "moa0": Preset("MoA, TLI = 0", distill=DRAFTER_TRAINING),
+    "moa1": Preset("MoA, TLI = 1", shape={"tli": 1}, distill=DRAFTER_TRAINING),
+    "moa3": Preset("MoA, TLI = 3", shape={"tli": 3}, distill=DRAFTER_TRAINING),
+    "moa0-lk": Preset("KL / overlap hybrid instead of KL", distill=replace(DRAFTER_TRAINING, loss="lk")),
     "eagle2": Preset("EAGLE-2, public recipe: smooth-L1 + 0.1 KL", kind="eagle2"),
     "eagle2-kl": Preset("EAGLE-2, KL alone", kind="eagle2", distill=DistillSettings()),
     "eagle2-kl-feature": Preset(
         "EAGLE-2, KL + smooth-L1", kind="eagle2", distill=replace(PUBLIC_LOSS, loss_weight=1.0)
     ),
-    "eagle3": Preset("EAGLE-3, 4 steps of training-time test", kind="eagle3"),
-    "independent": Preset("independent, 1 layer, KL", kind="independent"),
-    "independent-2": Preset("independent, 2 layers, KL", kind="independent", shape={"layers": 2}),
+    "eagle3": Preset("EAGLE-3.1, 7 steps of training-time test", kind="eagle3"),
+    "independent": Preset("independent: the body without records, KL", kind="independent"),
+    "pard": Preset(f"PARD: independent, {BLOCK} tokens in one pass, KL", kind="pard"),
     # What the drafter is made of.
     "moa0-final-state": Preset("with the target's final state", shape={"final_state": True}),
     "moa0-no-final-state": Preset("without the target's final state", shape={"final_state": False}),
@@ -85,46 +96,73 @@ def preset(name: str) -> Preset:
 
 
 def moa_config(facts: TargetFacts, changes: Mapping[str, Any]) -> DrafterConfig:
-    """The embedded drafter's proportions: feed-forwards twice as wide as their layer, half as many KV heads as heads,
-    every head in LSA a KV head as in the paper's recipe."""
-    base = DrafterConfig.for_target(facts)
-    heads = base.num_attention_heads
+    """The embedded drafter's proportions: four narrow layers, and cross-attention with next to no feed-forward."""
     proportions: dict[str, Any] = {
-        f"{part}_num_key_value_heads": max(1, heads // 2) for part in ("self_attention", "cross_attention")
+        "layers": 4,
+        "self_attention_intermediate_size": facts.hidden_size // 2,
+        "cross_attention_intermediate_size": facts.hidden_size // 8,
+        "layer_self_attention_intermediate_size": facts.kv_heads * facts.head_dim,
+        "final_norm": True,
+        "final_state": True,
     }
-    proportions |= {
-        f"{part}_intermediate_size": 2 * facts.hidden_size for part in ("self_attention", "cross_attention")
-    }
-    proportions |= {"layer_self_attention_num_key_value_heads": heads}
-    proportions |= {"layer_self_attention_intermediate_size": 2 * base.kv_hidden_size}
     return DrafterConfig.for_target(facts, **proportions | dict(changes))
 
 
 def build(
-    name: str,
-    target: PreTrainedModel,
-    facts: TargetFacts,
-    shape: Mapping[str, Any],
-    distill: Mapping[str, Any],
-    seed: int,
-) -> tuple[Drafter | BaselineModel, Distillation]:
-    """A preset's untrained drafter and its task. `shape` and `distill` change the MoA drafter's settings in every
-    preset that leaves them alone; baselines are as large as the MoA drafter of TLI = 0 that comes of it."""
+    name: str, target: PreTrainedModel, facts: TargetFacts, shape: Mapping[str, Any], distill: Mapping[str, Any],
+    seed: int, *, start: Sequence[int] = (), data: PackedRows | None = None, dtype: torch.dtype | None = None,
+) -> tuple[Drafter | BaselineModel, Distillation]:  # fmt: skip
+    """A preset's drafter and its task. `shape` and `distill` change the MoA drafter's settings in every preset that
+    leaves them alone; all others have as many parameters on the device as the MoA drafter of TLI = 0 that comes of it.
+    A body starts as the layers `start` of the target's, measured on `data`; EAGLE's layer starts from nothing."""
     chosen = preset(name)
-    teacher = Teacher(target)
-    if chosen.kind is None:
-        drafter = new_drafter(moa_config(facts, {**shape, **chosen.shape}), target)
-        return drafter, Distillation(drafter, teacher, _changed(chosen.distill, distill), seed)
+    if start:
+        shape = {**shape, "layers": len(start)}
     like = moa_config(facts, {**shape, "tli": 0})
-    size = parameter_count(new_drafter(like, target))
-    heads, kv_heads = like.num_attention_heads, like.self_attention_num_key_value_heads
-    layers = int(chosen.shape.get("layers", 1))
-    width = matched_intermediate(chosen.kind, size, facts, heads=heads, kv_heads=kv_heads, layers=layers)
-    config = BaselineConfig.for_target(
-        chosen.kind, facts, intermediate_size=width, heads=heads, kv_heads=kv_heads, layers=layers
-    )
-    model = new_baseline(config, target)
-    return model, training_task(model, teacher, chosen.distill, seed)
+    size = parameter_count(new_drafter(like, target), device_only=True)
+    teacher = Teacher(target, dtype)
+    settings = _changed(chosen.distill, distill) if chosen.kind == "moa" else chosen.distill
+    if chosen.kind in ("eagle2", "eagle3"):
+        heads, kv_heads = like.num_attention_heads, like.self_attention_num_key_value_heads
+
+        def config(width: int) -> BaselineConfig:
+            return BaselineConfig.for_target(
+                chosen.kind, facts, intermediate_size=width, heads=heads, kv_heads=kv_heads
+            )
+
+        model = new_baseline(config(matched(lambda width: baseline_size(config(width)), size, name)), target)
+        return model, training_task(model, teacher, settings, seed)
+    if chosen.kind == "moa":
+        drafter = new_drafter(moa_config(facts, {**shape, **chosen.shape}), target)
+    else:
+        drafter = _without_records(facts, shape, size, target, one_pass=chosen.kind == "pard")
+    if start:
+        if data is None:
+            raise UsageError("a body that starts from the target's layers needs data to measure their units on")
+        inherit(drafter, teacher, start, data.batch(0, 0, CALIBRATION_ROWS))
+    return drafter, training_task(drafter, teacher, settings, seed)
+
+
+def _without_records(
+    facts: TargetFacts, shape: Mapping[str, Any], size: int, target: PreTrainedModel, *, one_pass: bool
+) -> Drafter:
+    """A body alone, wider in its feed-forwards by what cross-attention would have been."""
+
+    def config(width: int) -> DrafterConfig:
+        return moa_config(facts, {**shape, **_NO_RECORDS, "self_attention_intermediate_size": width})
+
+    def count(width: int) -> int:
+        nothing = torch.empty(0)
+        with torch.device("meta"):
+            return parameter_count(Drafter(config(width), SharedWeights(nothing, nothing)))
+
+    wide = config(matched(count, size, "a body without records"))
+    drafter = new_drafter(wide, target)
+    if not one_pass:
+        return drafter
+    pard = Pard(wide, SharedWeights.of(target)).to(target.device)
+    pard.load_state_dict(drafter.state_dict() | {"mask_token": pard.mask_token})
+    return pard
 
 
 def _changed(settings: DistillSettings | None, changes: Mapping[str, Any]) -> DistillSettings:

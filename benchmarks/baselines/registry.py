@@ -1,7 +1,9 @@
-"""Baselines by name: making them at a given size, training tasks, saving, and opening any drafter for the engine."""
+"""Any drafter of the comparison: making a baseline, training tasks, saving, and opening a folder for the engine."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,11 +14,13 @@ from benchmarks.baselines.config import KINDS, BaselineConfig, Kind, read_config
 from benchmarks.baselines.eagle import PUBLIC_LOSS, Eagle, EagleTraining
 from benchmarks.baselines.eagle3 import Eagle3, Eagle3Training, TappedTarget
 from benchmarks.baselines.features import FeatureDrafting, FeatureModel
-from benchmarks.baselines.independent import Independent, IndependentDrafting, IndependentTraining
 from benchmarks.baselines.layers import BaselineModel, parameter_count
-from moa.config import MODEL_TYPE, TargetFacts
+from benchmarks.baselines.pard import MODEL_TYPE as PARD
+from benchmarks.baselines.pard import Pard, PardDrafting, PardTraining
+from moa.config import MODEL_TYPE, DrafterConfig, TargetFacts
 from moa.errors import ConfigError
-from moa.model.checkpoint import load_drafter, load_weights, save_weights
+from moa.model.checkpoint import load_drafter, load_weights, save_drafter, save_weights
+from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, MoaDrafting
 from moa.model.loading import load_model
 from moa.model.shared import SharedWeights
@@ -24,7 +28,7 @@ from moa.model.target import Target
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.teacher import Teacher
 
-_MODELS: dict[Kind, type[BaselineModel]] = {"eagle2": Eagle, "eagle3": Eagle3, "independent": Independent}
+_MODELS: dict[Kind, type[BaselineModel]] = {"eagle2": Eagle, "eagle3": Eagle3}
 
 
 def new_baseline(config: BaselineConfig, target: PreTrainedModel) -> BaselineModel:
@@ -36,42 +40,48 @@ def new_baseline(config: BaselineConfig, target: PreTrainedModel) -> BaselineMod
     return model.to(device=target.device)
 
 
-def matched_intermediate(
-    kind: Kind, parameters: int, facts: TargetFacts, *, heads: int, kv_heads: int, layers: int = 1
-) -> int:
-    """The intermediate size at which a baseline has about `parameters` trainable ones."""
-
-    def count(intermediate: int) -> int:
-        config = BaselineConfig.for_target(
-            kind, facts, intermediate_size=intermediate, heads=heads, kv_heads=kv_heads, layers=layers
-        )
-        nothing = torch.empty(0)
-        with torch.device("meta"):
-            return parameter_count(_MODELS[kind](config, SharedWeights(nothing, nothing)))
-
-    per_unit = count(2) - count(1)
-    intermediate = round((parameters - count(1)) / per_unit) + 1
-    if intermediate < 1:
-        raise ConfigError(f"{kind}: {layers} layers have more than {parameters} parameters without any MLP")
-    return intermediate
+def matched(size: Callable[[int], int], parameters: int, what: str) -> int:
+    """The width of feed-forwards at which a drafter whose size grows by it has about so many parameters."""
+    per_unit = size(2) - size(1)
+    width = round((parameters - size(1)) / per_unit) + 1
+    if width < 1:
+        raise ConfigError(f"{what} has more than {parameters} parameters without any MLP")
+    return width
 
 
-def training_task(model: BaselineModel, teacher: Teacher, settings: DistillSettings | None, seed: int) -> Distillation:
-    """How a baseline is trained; without settings, as its authors do."""
+def baseline_size(config: BaselineConfig) -> int:
+    """Parameters on the device of a baseline of this shape."""
+    nothing = torch.empty(0)
+    with torch.device("meta"):
+        return parameter_count(_MODELS[config.kind](config, SharedWeights(nothing, nothing)), device_only=True)
+
+
+def training_task(
+    model: Drafter | BaselineModel, teacher: Teacher, settings: DistillSettings | None, seed: int
+) -> Distillation:
+    """How a drafter is trained; without settings, as its authors do."""
     if isinstance(model, Eagle):
         return EagleTraining(model, teacher, settings or PUBLIC_LOSS, seed)
     if isinstance(model, Eagle3):
         return Eagle3Training(model, teacher, settings or DistillSettings(), seed)
-    if isinstance(model, Independent):
-        return IndependentTraining(model, teacher, settings or DistillSettings(), seed)
+    if isinstance(model, Pard):
+        return PardTraining(model, teacher, settings or DistillSettings(), seed)
+    if isinstance(model, Drafter):
+        return Distillation(model, teacher, settings or DistillSettings(), seed)
     raise TypeError(f"no training is known for {type(model).__name__}")
 
 
-def save_baseline(model: BaselineModel, folder: Path) -> None:
+def save(model: Drafter | BaselineModel, folder: Path) -> None:
     """Write config and weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_weights(model, folder)
-    model.config.write(folder)
+    if isinstance(model, BaselineModel):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_weights(model, folder)
+        model.config.write(folder)
+        return
+    save_drafter(model, folder)
+    if isinstance(model, Pard):
+        path = folder / "config.json"
+        path.write_text(json.dumps(read_config(folder) | {"model_type": PARD}, indent=2) + "\n", encoding="utf-8")
 
 
 def load_baseline(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> BaselineModel:
@@ -98,6 +108,8 @@ def open_drafting(folder: Path, target: Target) -> Drafting:
     room = {"slots": target.pool.slots, "capacity": target.pool.capacity}
     if kind == MODEL_TYPE:
         return MoaDrafting(load_drafter(folder, target.model, target.facts), **room)
+    if kind == PARD:
+        return PardDrafting(load_pard(folder, target.model, target.facts), **room)
     if kind not in KINDS:
         raise ConfigError(f"{folder}: model_type {kind!r} is neither a MoA drafter's nor a baseline's")
     return baseline_drafting(load_baseline(folder, target.model, target.facts), **room)
@@ -107,15 +119,23 @@ def baseline_drafting(model: BaselineModel, *, slots: int, capacity: int) -> Dra
     """A baseline in memory, for the engine."""
     if isinstance(model, FeatureModel):
         return FeatureDrafting(model, slots=slots, capacity=capacity)
-    if isinstance(model, Independent):
-        return IndependentDrafting(model, slots=slots, capacity=capacity)
     raise TypeError(f"no drafting is known for {type(model).__name__}")
 
 
-def load_independent(folder: Path, target_source: str | Path) -> tuple[Independent, TargetFacts]:
+def load_pard(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> Pard:
+    """A trained one-pass drafter beside its target."""
+    values = {name: value for name, value in read_config(folder).items() if name not in ("model_type", "rope_scaling")}
+    config = DrafterConfig.from_dict(values)
+    config.check_fits(facts)
+    model = Pard(config, SharedWeights.of(target))
+    load_weights(model, folder)
+    return model.to(device=target.device, dtype=target.dtype).eval()
+
+
+def load_independent(folder: Path, target_source: str | Path) -> tuple[Drafter, TargetFacts]:
     """An independent drafter by itself, with the target's embedding and head."""
     loaded = load_model(target_source)
-    model = load_baseline(folder, loaded.model, loaded.facts)
-    if not isinstance(model, Independent):
-        raise ConfigError(f"{folder} is {model.config.kind}: only an independent drafter can answer alone")
+    model = load_drafter(folder, loaded.model, loaded.facts)
+    if model.config.use_ca or model.config.body is not None:
+        raise ConfigError(f"{folder} reads the target's records: only an independent drafter can answer alone")
     return model, loaded.facts

@@ -131,7 +131,7 @@ class Distillation:
 
     def _compare(self, mine: Tensor, theirs: Tensor, weights: Tensor) -> Loss:
         settings = self.settings
-        found = compare(self._head_input(mine), theirs, self.module.shared, self.teacher.shared, settings.loss)
+        found = compare(mine, theirs, self.module.shared, self.teacher.shared, settings.loss)
         each = settings.loss_weight * found.loss
         if settings.feature_weight:
             features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)
@@ -140,7 +140,3 @@ class Distillation:
             guess = self.module.confidence_head(mine.detach()).squeeze(-1).float()
             each = each + F.binary_cross_entropy_with_logits(guess, found.agree, reduction="none")
         return Loss((each * weights).sum(), weights.sum(), {"agree": (found.agree * weights).sum()})
-
-    def _head_input(self, mine: Tensor) -> Tensor:
-        """What the target's head reads of the drafter's final states: a drafter with a norm of its own says so here."""
-        return mine
