@@ -1,1 +1,1 @@
-"""The drafters a user could pick instead: EAGLE-2, EAGLE-3, an independent small model; trained and run alike."""
+"""The drafters a user could pick instead, trained and run alike: EAGLE-2, EAGLE-3.1, PARD, an independent model."""

@@ -54,9 +54,7 @@ class BaselineConfig:
         return tuple(min(max(layer, 0), self.target_layers - 1) for layer in wanted)
 
     @classmethod
-    def for_target(
-        cls, kind: Kind, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int
-    ) -> Self:
+    def for_target(cls, kind: Kind, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int) -> Self:
         """A drafter for a target; the heads are the drafter's own."""
         return cls(
             kind=kind,

@@ -44,14 +44,15 @@ def _spaced(*spacings: Spacing) -> DistillSettings:
     return DistillSettings(anchors=AnchorRule(spacings=spacings))
 
 
-_NO_RECORDS: Mapping[str, Any] = {"use_ca": False, "use_lsa": False, "final_state": False}
+NO_RECORDS: Mapping[str, Any] = {"use_ca": False, "use_lsa": False, "final_state": False}
+"""The shape of a body alone."""
 
 
 PRESETS: dict[str, Preset] = {
     # Trained as the embedded drafter is, for every way of being used: in step, late, and without any record.
     "moa0": Preset("MoA, TLI = 0", distill=DRAFTER_TRAINING),
-    "moa1": Preset("MoA, TLI = 1", shape={"tli": 1}, distill=DRAFTER_TRAINING),
-    "moa3": Preset("MoA, TLI = 3", shape={"tli": 3}, distill=DRAFTER_TRAINING),
+    "moa1": Preset("MoA, TLI = 1", shape={"tli": 1, "final_norm": False}, distill=DRAFTER_TRAINING),
+    "moa3": Preset("MoA, TLI = 3", shape={"tli": 3, "final_norm": False}, distill=DRAFTER_TRAINING),
     "moa0-lk": Preset("KL / overlap hybrid instead of KL", distill=replace(DRAFTER_TRAINING, loss="lk")),
     "eagle2": Preset("EAGLE-2, public recipe: smooth-L1 + 0.1 KL", kind="eagle2"),
     "eagle2-kl": Preset("EAGLE-2, KL alone", kind="eagle2", distill=DistillSettings()),
@@ -149,7 +150,7 @@ def _without_records(
     """A body alone, wider in its feed-forwards by what cross-attention would have been."""
 
     def config(width: int) -> DrafterConfig:
-        return moa_config(facts, {**shape, **_NO_RECORDS, "self_attention_intermediate_size": width})
+        return moa_config(facts, {**shape, **NO_RECORDS, "self_attention_intermediate_size": width})
 
     def count(width: int) -> int:
         nothing = torch.empty(0)

@@ -91,37 +91,6 @@ def load_baseline(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> 
     return model.to(dtype=target.dtype).eval()
 
 
-def load_target(
-    source: str | Path, *, slots: int, capacity: int, drafter: Path | None = None, device: str = "cpu"
-) -> Target:
-    """The target, tapped where the drafter asks for it."""
-    if drafter is None or read_config(drafter).get("model_type") != "eagle3":
-        return Target.load(source, slots=slots, capacity=capacity, device=device)
-    target = TappedTarget.load(source, slots=slots, capacity=capacity, device=device)
-    target.tap(BaselineConfig.read(drafter, target.facts).taps)
-    return target
-
-
-def open_drafting(folder: Path, target: Target) -> Drafting:
-    """Any drafter's folder, MoA's or a baseline's, for the engine."""
-    kind = read_config(folder).get("model_type")
-    room = {"slots": target.pool.slots, "capacity": target.pool.capacity}
-    if kind == MODEL_TYPE:
-        return MoaDrafting(load_drafter(folder, target.model, target.facts), **room)
-    if kind == PARD:
-        return PardDrafting(load_pard(folder, target.model, target.facts), **room)
-    if kind not in KINDS:
-        raise ConfigError(f"{folder}: model_type {kind!r} is neither a MoA drafter's nor a baseline's")
-    return baseline_drafting(load_baseline(folder, target.model, target.facts), **room)
-
-
-def baseline_drafting(model: BaselineModel, *, slots: int, capacity: int) -> Drafting:
-    """A baseline in memory, for the engine."""
-    if isinstance(model, FeatureModel):
-        return FeatureDrafting(model, slots=slots, capacity=capacity)
-    raise TypeError(f"no drafting is known for {type(model).__name__}")
-
-
 def load_pard(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> Pard:
     """A trained one-pass drafter beside its target."""
     values = {name: value for name, value in read_config(folder).items() if name not in ("model_type", "rope_scaling")}
@@ -139,3 +108,39 @@ def load_independent(folder: Path, target_source: str | Path) -> tuple[Drafter, 
     if model.config.use_ca or model.config.body is not None:
         raise ConfigError(f"{folder} reads the target's records: only an independent drafter can answer alone")
     return model, loaded.facts
+
+
+def load_target(
+    source: str | Path, *, slots: int, capacity: int, drafter: Path | None = None, device: str = "cpu"
+) -> Target:
+    """The target, tapped where the drafter asks for it."""
+    if drafter is None or read_config(drafter).get("model_type") != "eagle3":
+        return Target.load(source, slots=slots, capacity=capacity, device=device)
+    target = TappedTarget.load(source, slots=slots, capacity=capacity, device=device)
+    target.tap(BaselineConfig.read(drafter, target.facts).taps)
+    return target
+
+
+def open_drafting(folder: Path, target: Target) -> Drafting:
+    """Any drafter's folder, for the engine."""
+    kind, beside = read_config(folder).get("model_type"), (target.model, target.facts)
+    if kind == MODEL_TYPE:
+        model: Drafter | BaselineModel = load_drafter(folder, *beside)
+    elif kind == PARD:
+        model = load_pard(folder, *beside)
+    elif kind in KINDS:
+        model = load_baseline(folder, *beside)
+    else:
+        raise ConfigError(f"{folder}: model_type {kind!r} is neither a MoA drafter's nor a baseline's")
+    return drafting_with(model, slots=target.pool.slots, capacity=target.pool.capacity)
+
+
+def drafting_with(model: Drafter | BaselineModel, *, slots: int, capacity: int) -> Drafting:
+    """Any drafter in memory, for the engine."""
+    if isinstance(model, FeatureModel):
+        return FeatureDrafting(model, slots=slots, capacity=capacity)
+    if isinstance(model, Pard):
+        return PardDrafting(model, slots=slots, capacity=capacity)
+    if isinstance(model, Drafter):
+        return MoaDrafting(model, slots=slots, capacity=capacity)
+    raise TypeError(f"no drafting is known for {type(model).__name__}")

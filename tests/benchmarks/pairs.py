@@ -7,41 +7,66 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from benchmarks.baselines.config import BaselineConfig, Kind
+from benchmarks.baselines.config import KINDS, BaselineConfig, Kind
 from benchmarks.baselines.eagle3 import TappedTarget
 from benchmarks.baselines.layers import BaselineModel
+from benchmarks.baselines.pard import Pard
+from benchmarks.baselines.presets import NO_RECORDS, moa_config
 from benchmarks.baselines.registry import new_baseline
+from moa.model.checkpoint import new_drafter
+from moa.model.drafter import Drafter
+from moa.model.shared import SharedWeights
 from moa.model.target import Target
 from moa.training.data import Batch, Document, PackedRows, pack
 from tests.tiny import tiny
 
+BODIES = ("independent", "pard")
+OPPONENTS = (*KINDS, *BODIES)
 
-def target_for(kind: Kind, model: PreTrainedModel, *, slots: int = 3, capacity: int = 128) -> Target:
+
+def target_for(kind: str, model: PreTrainedModel, *, slots: int = 3, capacity: int = 128) -> Target:
     """A target that commits what this kind of drafter reads."""
     if kind != "eagle3":
         return Target.from_model(model, slots=slots, capacity=capacity)
     target = TappedTarget.from_model(model, slots=slots, capacity=capacity)
-    target.tap(config_for(kind, target).taps)
+    target.tap(config_for("eagle3", target).taps)
     return target
 
 
-def config_for(kind: Kind, target: Target, **changes: int) -> BaselineConfig:
+def config_for(kind: Kind, target: Target) -> BaselineConfig:
     """A shape that is unlike the target's own wherever it may be."""
-    shape = {"intermediate_size": 40, "heads": 4, "kv_heads": 2} | changes
-    return BaselineConfig.for_target(kind, target.facts, **shape)
+    return BaselineConfig.for_target(kind, target.facts, intermediate_size=40, heads=4, kv_heads=2)
 
 
-def baseline(kind: Kind, target: Target, *, seed: int = 0, **changes: int) -> BaselineModel:
+def baseline(kind: Kind, target: Target, *, seed: int = 0) -> BaselineModel:
     """A baseline whose random weights are wide enough for its guesses to depend on everything it reads."""
-    model = new_baseline(config_for(kind, target, **changes), target.model)
+    model = new_baseline(config_for(kind, target), target.model)
+    _widen(model, seed)
+    return model.eval()
+
+
+def body(kind: str, target: Target, *, seed: int = 0) -> Drafter:
+    """A drafter without records, likewise."""
+    config = moa_config(target.facts, {**NO_RECORDS, "layers": 2, "self_attention_intermediate_size": 40})
+    model = Pard(config, SharedWeights.of(target.model)) if kind == "pard" else new_drafter(config, target.model)
+    _widen(model, seed)
+    return model.eval()
+
+
+def opponent(kind: str, target: Target) -> Drafter | BaselineModel:
+    """Any of the drafters that ours is compared with."""
+    return body(kind, target) if kind in BODIES else baseline(kind, target)  # type: ignore[arg-type]
+
+
+def _widen(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1 or name == "mask_token":
                 weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5)
-    return model.eval()
 
 
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.baselines.config import KINDS, BaselineConfig, Kind
+from benchmarks.baselines.config import KINDS
 from benchmarks.baselines.layers import parameter_count
-from benchmarks.baselines.presets import moa_config
+from benchmarks.baselines.presets import NO_RECORDS, build, moa_config
 from benchmarks.baselines.registry import (
-    baseline_drafting,
+    drafting_with,
     load_baseline,
     load_target,
-    matched_intermediate,
-    new_baseline,
     open_drafting,
-    save_baseline,
+    save,
 )
 from moa.errors import ConfigError, UsageError
-from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.checkpoint import new_drafter
 from moa.sampling import SamplingSettings
 from moa.speculate import GenerationSettings, Speculator
 from moa.tree import TreeShape
-from tests.benchmarks.pairs import baseline, prompts, target_for, tiny_target
+from tests.benchmarks.pairs import OPPONENTS, baseline, opponent, prompts, target_for, tiny_target
 from tests.tiny import save_tiny
 
+WIDE = {"self_attention_intermediate_size": 320, "cross_attention_intermediate_size": 320}
 
-@pytest.mark.parametrize("kind", KINDS)
+
+@pytest.mark.parametrize("kind", OPPONENTS)
 @pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=1.0, seed=5)], ids=["T0", "T1"])
-def test_text_does_not_depend_on_the_drafter(kind: Kind, sampling: SamplingSettings) -> None:
+def test_text_does_not_depend_on_the_drafter(kind: str, sampling: SamplingSettings) -> None:
     target = target_for(kind, tiny_target())
-    model = baseline(kind, target, **({"layers": 2} if kind == "independent" else {}))
-    drafting = baseline_drafting(model, slots=target.pool.slots, capacity=target.pool.capacity)
+    drafting = drafting_with(opponent(kind, target), slots=target.pool.slots, capacity=target.pool.capacity)
     asked = prompts(1, 2, 17, 30)
     plain = Speculator(target).generate(asked, GenerationSettings(max_new_tokens=24, shape=None, sampling=sampling))
     for shape in (TreeShape.chain(4), TreeShape(breadth=4, depth=3, nodes=12)):
@@ -43,51 +43,51 @@ def test_text_does_not_depend_on_the_drafter(kind: Kind, sampling: SamplingSetti
         assert all(g.drafted for g in found)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_parameters_match_the_moa_drafter(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", OPPONENTS)
+def test_all_are_as_large_on_the_device_as_the_moa_drafter(kind: str) -> None:
     target = target_for(kind, tiny_target())
     # At the tiny width MoA is smaller than the smallest EAGLE-3, so it is given wide feed-forwards.
-    wide = {"self_attention_intermediate_size": 256, "cross_attention_intermediate_size": 256}
-    wanted = parameter_count(new_drafter(moa_config(target.facts, wide), target.model))
-    width = matched_intermediate(kind, wanted, target.facts, heads=4, kv_heads=2)
-    config = BaselineConfig.for_target(kind, target.facts, intermediate_size=width, heads=4, kv_heads=2)
-    assert parameter_count(new_baseline(config, target.model)) == pytest.approx(wanted, rel=0.02)
+    wanted = parameter_count(new_drafter(moa_config(target.facts, WIDE), target.model), device_only=True)
+    model, _ = build(kind, target.model, target.facts, WIDE, {}, 0)
+    assert parameter_count(model, device_only=True) == pytest.approx(wanted, rel=0.02)
 
 
 def test_a_size_too_small_is_refused() -> None:
     target = target_for("eagle2", tiny_target())
-    with pytest.raises(ConfigError, match="without any MLP"):
-        matched_intermediate("eagle2", 1000, target.facts, heads=4, kv_heads=2)
+    small = {**NO_RECORDS, "layers": 1, "self_attention_intermediate_size": 1}
+    with pytest.raises(ConfigError, match=r"eagle3 has more than .* parameters without any MLP"):
+        build("eagle3", target.model, target.facts, small, {}, 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_is_the_model(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", OPPONENTS)
+def test_a_folder_is_the_model(kind: str, tmp_path: Path) -> None:
     source = save_tiny("llama", tmp_path / "target")
-    target = load_target(source, slots=1, capacity=64)
-    model = baseline(kind, target)
-    save_baseline(model, tmp_path / "drafter")
-    again = load_baseline(tmp_path / "drafter", target.model, target.facts)
+    target = target_for(kind, load_target(source, slots=1, capacity=64).model, slots=1, capacity=64)
+    model = opponent(kind, target)
+    save(model, tmp_path / "drafter")
+    target = load_target(source, slots=1, capacity=64, drafter=tmp_path / "drafter")
+    drafting: Any = open_drafting(tmp_path / "drafter", target)
+    again = drafting.model if kind in KINDS else drafting.drafter
+    assert type(again) is type(model)
     assert again.config == model.config
     torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()))
-    target = load_target(source, slots=1, capacity=64, drafter=tmp_path / "drafter")
-    speculator = Speculator(target, open_drafting(tmp_path / "drafter", target))
     settings = GenerationSettings(max_new_tokens=8, shape=TreeShape.chain(3), adapt=False)
     plain = Speculator(target).generate(prompts(5), GenerationSettings(max_new_tokens=8, shape=None))
-    assert speculator.generate(prompts(5), settings)[0].ids == plain[0].ids
+    assert Speculator(target, drafting).generate(prompts(5), settings)[0].ids == plain[0].ids
 
 
 def test_a_moa_folder_opens_alike(tmp_path: Path) -> None:
     source = save_tiny("llama", tmp_path / "target")
     target = load_target(source, slots=1, capacity=64)
-    save_drafter(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "moa")
+    save(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "moa")
     target = load_target(source, slots=1, capacity=64, drafter=tmp_path / "moa")
     settings = GenerationSettings(max_new_tokens=8, shape=TreeShape.chain(3), adapt=False)
     assert Speculator(target, open_drafting(tmp_path / "moa", target)).generate(prompts(5), settings)[0].drafted
 
 
 def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
-    target = target_for("independent", tiny_target())
-    save_baseline(baseline("independent", target), tmp_path)
+    target = target_for("eagle2", tiny_target())
+    save(baseline("eagle2", target), tmp_path)
     other = save_tiny("llama", tmp_path / "other", num_hidden_layers=3)
     loaded = load_target(other, slots=1, capacity=64)
     with pytest.raises(ConfigError, match="target_layers is 4, the target's is 3"):

@@ -10,14 +10,14 @@ import pytest
 from benchmarks import drafters_offline, report
 from benchmarks import prompts as held_out
 from benchmarks.baselines.presets import moa_config
-from benchmarks.baselines.registry import open_drafting, save_baseline
+from benchmarks.baselines.registry import open_drafting, save
 from benchmarks.baselines.replay import ReplayDrafting
 from moa.demo.skills import Example
 from moa.errors import run_cli
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.target import Target
 from moa.speculate import GenerationSettings, Speculator
-from tests.benchmarks.pairs import baseline, prompts, target_for, tiny_target
+from tests.benchmarks.pairs import body, opponent, prompts, target_for, tiny_target
 from tests.tiny import save_tiny
 
 
@@ -42,8 +42,8 @@ def test_a_drafter_that_is_always_right_finishes_as_the_target_does() -> None:
 
 @pytest.mark.parametrize("kind", ["eagle2", "eagle3", "independent"])
 def test_what_is_drafted_alone_is_what_would_be_drafted_for_a_round(kind: str, tmp_path: Path) -> None:
-    target = target_for(kind, tiny_target(), slots=1, capacity=256)  # type: ignore[arg-type]
-    save_baseline(baseline(kind, target), tmp_path)  # type: ignore[arg-type]
+    target = target_for(kind, tiny_target(), slots=1, capacity=256)
+    save(opponent(kind, target), tmp_path)
     (prompt,) = prompts(8)
     answer = prompts(20, seed=3)[0]
     alone = drafters_offline.Alone(target, open_drafting(tmp_path, target), [[*prompt, *answer]])
@@ -62,7 +62,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     source = save_tiny("llama", tmp_path / "target")
     target = target_for("independent", tiny_target())
     save_drafter(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "drafter")
-    save_baseline(baseline("independent", target), tmp_path / "independent")
+    save(body("independent", target), tmp_path / "independent")
     asked = [Example("arithmetic", f"What is {n} + 1?", str(n + 1)) for n in range(3)]
     monkeypatch.setattr(held_out, "skill_prompts", lambda *_: asked)
     monkeypatch.setattr(held_out, "encode", lambda tokenizer, example: tokenizer.encode(example.prompt))

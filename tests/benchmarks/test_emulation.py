@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.baselines.registry import open_drafting, save_baseline
+from benchmarks.baselines.registry import open_drafting, save
 from benchmarks.emulation import BaselineServerDrafting, BaselineVerifier, SlowTarget
 from benchmarks.server_kit import client
 from cloud_verifier.model import Served, facts_of
@@ -18,7 +18,7 @@ from moa.speculate import GenerationSettings, Speculator
 from moa.tree import TreeShape
 from moa.wire import ClientSession
 from moa.wire.limits import Limits
-from tests.benchmarks.pairs import baseline, prompts, tiny_target
+from tests.benchmarks.pairs import baseline, opponent, prompts, tiny_target
 
 
 def test_a_forward_takes_as_long_as_was_said() -> None:
@@ -42,7 +42,7 @@ async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(ki
     truth = plain.generate([asked], GenerationSettings(max_new_tokens=12, shape=None, ignore_eos=True))[0].ids
     target = SlowTarget.from_model(model, slots=2, capacity=160)
     target.watching = True
-    save_baseline(baseline(kind, target), tmp_path)  # type: ignore[arg-type]
+    save(opponent(kind, target), tmp_path)
     limits = Limits(max_context_tokens=96, max_prompt_tokens=48, max_chain_tokens=32)
     settings = Settings(port=0, slots=2, limits=limits)
     served = Served(target, None, None, facts_of(target, None))
@@ -84,7 +84,7 @@ def test_a_part_of_the_text_that_was_missed_is_a_loud_failure() -> None:
 
 def open_drafting_of(target: SlowTarget) -> BaselineServerDrafting:
     """EAGLE-2 of random weights beside the target."""
-    from benchmarks.baselines.registry import baseline_drafting
+    from benchmarks.baselines.registry import drafting_with
 
-    drafting = baseline_drafting(baseline("eagle2", target), slots=1, capacity=64)
+    drafting = drafting_with(baseline("eagle2", target), slots=1, capacity=64)
     return BaselineServerDrafting(target, drafting, TreeShape.chain(3))

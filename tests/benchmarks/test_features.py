@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.baselines.config import Kind
+from benchmarks.baselines.config import KINDS, Kind
 from benchmarks.baselines.eagle3 import Taps, ahead_mask
 from benchmarks.baselines.features import FeatureDrafting, FeatureModel, shifted
 from moa.model.drafting import DraftRequest, Level
@@ -17,7 +17,6 @@ from moa.training.teacher import Teacher
 from moa.tree import TreeGrower, TreeShape
 from tests.benchmarks.pairs import baseline, prompts, target_for, tiny_target, whole
 
-FEATURE_KINDS: tuple[Kind, ...] = ("eagle2", "eagle3")
 KNOWN = 9
 """Tokens that the target has run; the next is pending."""
 
@@ -60,7 +59,7 @@ def levels(drafting: FeatureDrafting, slot: int, ids: list[int], truth: Tensor |
     return found
 
 
-@pytest.mark.parametrize("kind", FEATURE_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_drafting_on_true_features_is_the_forward_of_training(kind: Kind) -> None:
     target, model, ids, features = build(kind)

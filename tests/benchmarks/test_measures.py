@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from benchmarks import acceptance, accuracy, report, speed
 from benchmarks import prompts as held_out
 from benchmarks.baselines.presets import moa_config
-from benchmarks.baselines.registry import save_baseline
+from benchmarks.baselines.registry import save
 from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
 from benchmarks.exactness import count_ties
 from benchmarks.race import PLAIN, Way, race
@@ -23,7 +23,7 @@ from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.speculate import Generation, GenerationSettings, Speculator
 from moa.tree import TreeShape
-from tests.benchmarks.pairs import baseline, prompts, target_for, tiny_target
+from tests.benchmarks.pairs import body, prompts, target_for, tiny_target
 from tests.tiny import save_tiny
 
 
@@ -90,7 +90,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = save_tiny("llama", tmp_path / "target")
     target = target_for("independent", tiny_target())
     save_drafter(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "moa0")
-    save_baseline(baseline("independent", target), tmp_path / "independent")
+    save(body("independent", target), tmp_path / "independent")
     asked = [Example("arithmetic", f"What is {n} + 1?", str(n + 1)) for n in range(3)]
     monkeypatch.setattr(held_out, "skill_prompts", lambda *_: asked)
     monkeypatch.setattr(held_out, "code_prompts", lambda *_: [Example("code", "def f(", "")])
