@@ -84,28 +84,34 @@ class BaselineServerDrafting(TreeDrafting):
 
     def __init__(self, target: SlowTarget, drafting: Drafting, shape: TreeShape) -> None:
         super().__init__(target, drafting, shape)
-        self._known: dict[int, int] = {}
+        self._rows: dict[int, int] = {}
+        """By drafting slot: how much the drafter has read."""
 
     def close(self, lease: Lease) -> None:
         """Give the drafting slot back, and forget what was seen of the other."""
         if lease.slot is not None:
             self._target.seen.pop(lease.slot, None)
         if lease.drafting is not None:
-            self._known.pop(lease.drafting, None)
+            self._rows.pop(lease.drafting, None)
         super().close(lease)
 
-    def _catch_up(self, job: Job) -> bool:
+    def _known(self, lease: Lease) -> int:
+        return self._rows.get(lease.drafting, 0)
+
+    def _catch_up(self, job: Job, stop: int) -> bool:
         lease = job.lease
         if lease.drafting is None:
             lease.drafting = self._drafting.open()
-            self._known[lease.drafting] = 0
-        for committed in self._target.seen.pop(lease.slot, []) if lease.slot is not None else []:
-            start, count = self._known[lease.drafting], len(committed.positions)
+            self._rows[lease.drafting] = 0
+        seen = self._target.seen.get(lease.slot, []) if lease.slot is not None else []
+        while seen and self._rows[lease.drafting] < stop:
+            committed = seen.pop(0)
+            start, count = self._rows[lease.drafting], len(committed.positions)
             if count and int(committed.positions[0]) != start:
                 raise MoaError("the drafter missed a part of the text: a prefix was shared")
             self._drafting.observe(lease.drafting, job.ids[start : start + count], committed)
-            self._known[lease.drafting] += count
-        if self._known[lease.drafting] != lease.length:
+            self._rows[lease.drafting] += count
+        if self._rows[lease.drafting] < stop:
             raise MoaError("the drafter missed a part of the text: a prefix was shared")
         return True
 

@@ -50,6 +50,8 @@ class _Drafted:
     utility: Utility
     base: int = 0
     levels: int = 0
+    missed: int = 0
+    """Tokens that the drafter has still to read, beside the latest round's."""
 
     def judge(self, base: int) -> None:
         """The session has come to `base`."""
@@ -59,7 +61,7 @@ class _Drafted:
 
 class TreeDrafting:
     """Trees by any drafter of the engine, as deep as they are worth their time, down to none. How a drafter comes to
-    know a session's text is its own: `_catch_up`."""
+    know a session's text is its own: `_known` and `_catch_up`."""
 
     def __init__(
         self,
@@ -73,7 +75,8 @@ class TreeDrafting:
         self._costs: dict[float, Costs] = {}
         """By temperature, which decides how well drafts do."""
         self._drafted: dict[Lease, _Drafted] = {}
-        self._began = 0.0
+        self._began, self._reading = 0.0, 0.0
+        """When the latest round began, and how much of it was spent on reading what earlier ones had said."""
         self._before: dict[Lease, _Drafted] = {}
         """Who took part in the latest round."""
 
@@ -83,7 +86,7 @@ class TreeDrafting:
         requests, able = [], []
         for job, levels in zip(jobs, worth, strict=True):
             room = self._target.pool.capacity - job.base - 1
-            if not levels or room < 1 or not self._catch_up(job):
+            if not levels or room < 1 or not self._ready(job):
                 continue
             shape = replace(self._shape, depth=levels, nodes=min(self._shape.nodes, room))
             requests.append(DraftRequest(job.lease.drafting, job.ids[-1], shape, job.sampling))
@@ -109,20 +112,43 @@ class TreeDrafting:
             # The same sessions follow each other round by round: the time between is a round's.
             levels = sum(one.levels for one in before.values()) / len(before)
             for costs in {id(one.utility.costs): one.utility.costs for one in before.values()}.values():
-                costs.add(now - self._began, levels)
-        self._began, self._before = now, {}
+                costs.add(now - self._began - self._reading, levels)
+        self._began, self._reading, self._before = now, 0.0, {}
         for lease, job in asked.items():
             if lease not in self._drafted:
                 costs = self._costs.setdefault(job.sampling.temperature, Costs())
                 self._drafted[lease] = _Drafted(Utility(costs, self._shape.depth), job.base)
             one = self._before[lease] = self._drafted[lease]
+            latest = 0
             if lease in before:  # else the session has gone on in other ways since
                 one.judge(job.base)
+                latest = max(0, job.base - one.base)
+            one.missed = max(0, lease.length - self._known(lease) - latest)
             one.base, one.levels = job.base, 0
-        return [self._drafted[job.lease].utility.levels() if job.lease in asked else 0 for job in jobs]
+        drafted = [self._drafted[job.lease] if job.lease in asked else None for job in jobs]
+        return [one.utility.levels(one.missed) if one else 0 for one in drafted]
 
-    def _catch_up(self, job: Job) -> bool:
-        """Let the drafter know the session's text, in `lease.drafting`; False when it cannot draft for this one."""
+    def _ready(self, job: Job) -> bool:
+        """Whether the drafter knows the session's text now. Reading what the latest round said is a part of every
+        drafted round; what was missed before that has a price of its own."""
+        one = self._drafted[job.lease]
+        if one.missed:
+            began = self._clock()
+            read = self._catch_up(job, self._known(job.lease) + one.missed)
+            took = self._clock() - began
+            self._reading += took
+            if not read:
+                return False
+            one.utility.costs.read(took, one.missed)
+        return self._catch_up(job, job.lease.length)
+
+    def _known(self, lease: Lease) -> int:
+        """How much of the session's text the drafter has read."""
+        raise NotImplementedError
+
+    def _catch_up(self, job: Job, stop: int) -> bool:
+        """Let the drafter know the session's text up to `stop`, in `lease.drafting`; False when it cannot draft for
+        this one."""
         raise NotImplementedError
 
 
@@ -143,8 +169,11 @@ class MoaServerDrafting(TreeDrafting):
         super().__init__(target, drafting, shape)
         self._drafter, self._recorder = drafter, recorder
 
+    def _known(self, lease: Lease) -> int:
+        return 0 if lease.drafting is None else self._drafting.pool.lengths[lease.drafting]
+
     @torch.inference_mode()
-    def _catch_up(self, job: Job) -> bool:
+    def _catch_up(self, job: Job, stop: int) -> bool:
         lease, drafting = job.lease, self._drafting
         if lease.records is None:
             return False
@@ -152,7 +181,7 @@ class MoaServerDrafting(TreeDrafting):
             if not drafting.pool.free:
                 return False
             lease.drafting = drafting.open()
-        slot, start, stop = lease.drafting, drafting.pool.lengths[lease.drafting], lease.length
+        slot, start = lease.drafting, drafting.pool.lengths[lease.drafting]
         if start == stop or lease.slot is None:
             return True
         if not self._recorder.finish(lease):

@@ -80,11 +80,18 @@ class _Sequence:
     utility: Utility | None
     unseen: list[tuple[Sequence[int], Committed]] = field(default_factory=list)
     """What the drafter has still to be told, once it drafts again."""
+    latest: int = 0
+    """How many pieces of that are the latest round's, 0 or 1: reading it is a part of any drafted round."""
 
     @property
     def base(self) -> int:
         """Position of the pending token."""
         return len(self.log) - 1
+
+    @property
+    def missed(self) -> int:
+        """Tokens that the drafter has still to read, beside the latest round's."""
+        return sum(len(tokens) for tokens, _ in self.unseen[: len(self.unseen) - self.latest])
 
 
 class Speculator:
@@ -168,16 +175,22 @@ class Speculator:
             sequence.unseen.append((tokens, committed))
 
     def _catch_up(self, sequence: _Sequence) -> int:
-        """Let the drafter know the text; its slot."""
+        """Let the drafter know the text; its slot. What it missed before the latest round is timed by itself."""
         assert sequence.draft_slot is not None
         assert self.drafting is not None
-        if not sequence.unseen:
-            return sequence.draft_slot
-        began, pieces = time.perf_counter(), [committed for _, committed in sequence.unseen]
-        tokens = [token for piece, _ in sequence.unseen for token in piece]
-        self.drafting.observe(sequence.draft_slot, tokens, Committed.joined(pieces))
-        if len(pieces) > 1:
-            self._caught_up += time.perf_counter() - began
+        missed = sequence.missed
+        if missed:
+            began, cut = time.perf_counter(), len(sequence.unseen) - sequence.latest
+            tokens = [token for piece, _ in sequence.unseen[:cut] for token in piece]
+            whole = Committed.joined([committed for _, committed in sequence.unseen[:cut]])
+            self.drafting.observe(sequence.draft_slot, tokens, whole)
+            took = time.perf_counter() - began
+            self._caught_up += took
+            if sequence.utility is not None:
+                sequence.utility.costs.read(took, missed)
+        if sequence.latest and sequence.unseen:
+            tokens_now, committed = sequence.unseen[-1]
+            self.drafting.observe(sequence.draft_slot, tokens_now, committed)
         sequence.unseen.clear()
         return sequence.draft_slot
 
@@ -201,6 +214,7 @@ class Speculator:
             sequence.out.drafted += len(trees[b]) - 1
             if not finish:
                 self._commit(sequence, step, b, path, [trees[b].tokens[node] for node in path])
+                sequence.latest = 1
             sequence.log += tokens[:count]
             results.append((sequence, tokens[:count]))
         ended = time.perf_counter()
@@ -231,7 +245,7 @@ class Speculator:
             room = self.target.pool.capacity - sequence.base - 1
             if sequence.draft_slot is None or not settings.shape or room < 1:
                 continue
-            depth = settings.shape.depth if sequence.utility is None else sequence.utility.levels()
+            depth = settings.shape.depth if sequence.utility is None else sequence.utility.levels(sequence.missed)
             if depth > 0:
                 shape = replace(settings.shape, depth=depth, nodes=min(settings.shape.nodes, room))
                 requests.append(DraftRequest(self._catch_up(sequence), sequence.log[-1], shape, settings.sampling))

@@ -2,8 +2,9 @@
 
 A round is one forward of the target over the pending token and a draft of so many levels. A level costs drafter and
 target time whether it is accepted or not, so where drafts miss, plain decoding is the faster way. What decides is
-measured while decoding: acceptance for each text, times for all of them together. Where drafting lost, it is tried
-again now and then, ever more rarely.
+measured while decoding: acceptance for each text, times for all of them together. A drafter that was not asked for a
+while has text to read before it can draft: that has a price too. Where drafting lost, it is tried again when plain
+decoding has taken so long that the trial, reading included, is a small share of it.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-_KEEP = 0.9
-"""Share of what was measured of acceptance that a new round leaves standing."""
+_KEEP, _KEEP_USUAL = 0.9, 0.98
+"""Share of what was measured of acceptance that a new round leaves standing: of one text, and of all."""
 _LATEST = 9
 """Rounds of a depth whose times count."""
 _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
 """Plain rounds before the first draft; and after so many drafts one more, to know what drafting has to beat."""
 _DEEPER_EVERY = 8
 """... and after so many drafts one goes a level deeper than seems best."""
-_PRIOR, _PRIOR_ROUNDS = 0.7, 4.0
-"""Chance that a level is accepted before anything was measured, and for how many rounds that counts."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 48, 512
-"""Plain rounds before drafting is tried again: at first, and at last."""
+_PRIOR, _USUAL_ROUNDS = 0.7, 3.0
+"""Chance that a level is accepted before anything was measured, which counts as one round; and as how many rounds
+counts, for a new text, what is usual."""
 _TRIAL = 1
 """Levels of a draft that only tries."""
+_SHARE = 0.005
+"""Share of the time of plain decoding that trials may take."""
+_HORIZON = 16
+"""Rounds within which drafting has to save what the drafter's reading costs."""
 _MARGIN = 1.02
 """Drafting has to promise so many times the tokens a second of plain decoding."""
 
@@ -34,35 +38,31 @@ _MARGIN = 1.02
 class AcceptanceTracker:
     """How often each level was accepted, given the level before; old rounds fade."""
 
+    usual: AcceptanceTracker | None = None
+    """Of all texts so far: what a new text expects, until it knows better."""
     tried: list[float] = field(default_factory=list)
     won: list[float] = field(default_factory=list)
-
-    @classmethod
-    def after(cls, other: AcceptanceTracker) -> AcceptanceTracker:
-        """A new text's, which expects what others had, until it knows better."""
-        scale = [min(1.0, _PRIOR_ROUNDS / tried) if tried else 0.0 for tried in other.tried]
-        return cls(
-            [tried * s for tried, s in zip(other.tried, scale, strict=True)],
-            [won * s for won, s in zip(other.won, scale, strict=True)],
-        )
 
     def add(self, accepted: int, levels: int) -> None:
         """A round that drafted `levels`, of which `accepted` were the target's."""
         while len(self.tried) < levels:
             self.tried.append(0.0)
             self.won.append(0.0)
+        keep = _KEEP if self.usual is not None else _KEEP_USUAL
         for level in range(min(accepted + 1, levels)):
-            self.tried[level] = _KEEP * self.tried[level] + 1
-            self.won[level] = _KEEP * self.won[level] + (level < accepted)
+            self.tried[level] = keep * self.tried[level] + 1
+            self.won[level] = keep * self.won[level] + (level < accepted)
 
     def chance(self, level: int) -> float:
-        """That this level is accepted, if the one before was: the last one measured speaks for those beyond."""
-        if not self.tried:
-            return _PRIOR
-        at = min(level, len(self.tried) - 1)
-        prior = self.chance(at - 1) if at else _PRIOR
-        weight = 1.0 if at else _PRIOR_ROUNDS
-        return (self.won[at] + weight * prior) / (self.tried[at] + weight)
+        """That this level is accepted, if the one before was: of a level never measured, what the last one that was
+        says."""
+        if self.usual is not None:
+            prior, weight, at = self.usual.chance(level), _USUAL_ROUNDS, level
+        else:
+            at = min(level, len(self.tried) - 1)
+            prior, weight = self.chance(at - 1) if at > 0 else _PRIOR, 1.0
+        tried, won = (self.tried[at], self.won[at]) if 0 <= at < len(self.tried) else (0.0, 0.0)
+        return (won + weight * prior) / (tried + weight)
 
 
 @dataclass
@@ -72,18 +72,29 @@ class Costs:
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     drafted: dict[int, deque[float]] = field(default_factory=dict)
+    reading: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    """Seconds a token of text that the drafter had missed."""
     usual: AcceptanceTracker = field(default_factory=AcceptanceTracker)
     """Of all texts so far: what a new one starts from."""
-    pause: int = _FIRST_PAUSE
-    """Plain rounds, of whatever text, before drafting is tried again; and how many there have been."""
-    since: int = 0
+    since: float = 0.0
+    """Seconds of plain decoding, of whatever text, since the latest draft."""
 
     def add(self, seconds: float, levels: float) -> None:
         """A round, with so many levels drafted (the mean, where several texts share it)."""
         if levels == 0:
             self.plain.append(seconds)
+            self.since += seconds
         else:
+            self.since = 0.0
             self.drafted.setdefault(max(1, round(levels)), deque(maxlen=_LATEST)).append(seconds)
+
+    def read(self, seconds: float, tokens: int) -> None:
+        """The drafter read so many tokens of text, of rounds that it had no part in."""
+        self.reading.append(seconds / tokens)
+
+    def price(self, tokens: int) -> float:
+        """Seconds of reading so many; nothing before any was measured."""
+        return tokens * median(self.reading) if self.reading else 0.0
 
     @property
     def known(self) -> bool:
@@ -104,38 +115,37 @@ class Utility:
 
     def __init__(self, costs: Costs, deepest: int) -> None:
         self.costs, self.deepest = costs, deepest
-        self.acceptance = AcceptanceTracker.after(costs.usual)
+        self.acceptance = AcceptanceTracker(costs.usual)
         self._drafted = 0
 
-    def levels(self) -> int:
-        """0: none; the target decodes plainly."""
-        if len(self.costs.plain) < _FIRST_PLAIN or self._drafted >= _PLAIN_EVERY:
+    def levels(self, missed: int = 0) -> int:
+        """0: none; the target decodes plainly. `missed` tokens of the text, the latest round's left out, were not yet
+        read by the drafter."""
+        costs = self.costs
+        if len(costs.plain) < _FIRST_PLAIN or self._drafted >= _PLAIN_EVERY:
             return 0
-        if not self.costs.known:
+        if not costs.known:
             return self.deepest
-        best, most = 0, _MARGIN / self.costs.seconds(0)
+        best, plain, price = 0, costs.seconds(0), costs.price(missed)
+        most, saved = _MARGIN / plain, 0.0
         tokens, reach = 1.0, 1.0
         for levels in range(1, self.deepest + 1):
             reach *= self.acceptance.chance(levels - 1)
             tokens += reach
-            rate = tokens / self.costs.seconds(levels)
+            rate = tokens / costs.seconds(levels)
             if rate > most:
-                best, most = levels, rate
-        if best:
+                best, most, saved = levels, rate, tokens * plain - costs.seconds(levels)
+        if best and saved * _HORIZON >= price:
             # What was measured long ago is never measured again unless it is tried.
             return min(best + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self.deepest)
-        if self.costs.since < self.costs.pause:
-            return 0
-        return min(_TRIAL, self.deepest)
+        trial = min(_TRIAL, self.deepest)
+        return trial if costs.since * _SHARE >= price + costs.seconds(trial) - plain else 0
 
     def told(self, levels: int, accepted: int) -> None:
         """What became of a round."""
         if not levels:
-            self.costs.since, self._drafted = self.costs.since + 1, 0
+            self._drafted = 0
             return
         self._drafted += 1
         self.acceptance.add(accepted, levels)
         self.costs.usual.add(accepted, levels)
-        if self.costs.since >= self.costs.pause:  # that was a trial
-            self.costs.pause = _FIRST_PAUSE if self.levels() else min(2 * self.costs.pause, _LONGEST_PAUSE)
-        self.costs.since = 0

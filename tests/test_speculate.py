@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from torch import nn
 from moa.config import DrafterConfig
 from moa.errors import UsageError
 from moa.model.checkpoint import new_drafter
-from moa.model.drafting import MoaDrafting
-from moa.model.target import Target
+from moa.model.drafting import DraftRequest, MoaDrafting
+from moa.model.target import Committed, Row, Step, Target
 from moa.sampling import SamplingSettings, choose
 from moa.speculate import Generation, GenerationSettings, Speculator
-from moa.tree import TreeShape
+from moa.tree import DraftTree, TreeShape
 from tests.tiny import FAMILIES, save_tiny, tiny
 
 SHAPES = {"tree": TreeShape(), "chain": TreeShape.chain(4)}
@@ -183,3 +184,63 @@ def test_bad_prompts_are_refused_and_take_no_slot(engine: Speculator, prompts: l
 def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         GenerationSettings(**bad)  # type: ignore[arg-type]
+
+
+class Clock:
+    """Time that passes only where the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class WrongDrafting:
+    """Drafts what the target never says; a level takes half a plain round, and a token is read in a fiftieth."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.read = clock, 0
+
+    def open(self) -> int:
+        return 0
+
+    def close(self, slot: int) -> None:
+        self.read = 0
+
+    def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
+        assert committed.positions.tolist() == list(range(self.read, self.read + len(tokens)))
+        self.read += len(tokens)
+        self.clock.now += 0.02 * len(tokens)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        (request,) = requests
+        self.clock.now += 0.5 * request.shape.depth
+        levels = range(request.shape.depth)
+        return [DraftTree([request.pending, *[0 for _ in levels]], [-1, *levels], [0.0, *[-1.0 for _ in levels]])]
+
+
+def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("moa.speculate.time", clock)
+    target = Target.from_model(tiny("llama", max_position_embeddings=1024), slots=1, capacity=1024)
+    forward = target.forward
+
+    def timed(rows: Sequence[Row]) -> Step:
+        clock.now += 1.0 + 0.1 * (len(rows[0].tokens) - 1)
+        return forward(rows)
+
+    engine = Speculator(target, WrongDrafting(clock))
+    settings = GenerationSettings(max_new_tokens=400, ignore_eos=True, shape=TreeShape.chain(6))
+    prompt = prompts_of((60,))
+    target.forward = timed  # type: ignore[method-assign]
+    first = engine.generate(prompt, settings)[0]
+    began, rounds = clock.now, 1 + len(first.ids)
+    again = engine.generate(prompt, settings)[0]
+    assert again.ids == first.ids
+    assert first.drafted > 0
+    assert rounds / (clock.now - began) > 0.98
+    costs = engine._costs[0.0]
+    assert list(costs.reading) == pytest.approx([0.02] * len(costs.reading))
+    # A round with a draft costs the draft and reading the round before it, not the text before that.
+    assert costs.drafted[6][0] == pytest.approx(1.6 + 6 * 0.5 + 0.02)

@@ -7,19 +7,31 @@ import pytest
 from moa.utility import AcceptanceTracker, Costs, Utility
 
 
-def decode(right: float, *, level: float, tokens: int = 4000, costs: Costs | None = None) -> float:
-    """Tokens a second beside plain decoding's, of a text where each level is accepted with this chance."""
-    rng, utility, spent, won = random.Random(0), Utility(costs or Costs(), 8), 0.0, 0
+def decode(
+    right: float, *, level: float, tokens: int = 4000, costs: Costs | None = None, reading: float = 0.0,
+    text: int = 10**9, deepest: int = 8,
+) -> float:  # fmt: skip
+    """Tokens a second beside plain decoding's, of texts whose levels are accepted with this chance. A plain
+    round takes a second; `reading` is what a token that the drafter had no part in costs it, the prompt's 100 too."""
+    rng, costs = random.Random(0), costs or Costs()
+    spent, won = 0.0, 0
     while won < tokens:
-        levels = utility.levels()
-        accepted = 0
-        while accepted < levels and rng.random() < right:
-            accepted += 1
-        seconds = (1.0 + levels * level) * rng.uniform(0.9, 1.1)
-        utility.costs.add(seconds, levels)
-        utility.told(levels, accepted)
-        spent += seconds
-        won += accepted + 1
+        utility, missed, begun = Utility(costs, deepest), 100, won
+        while won < tokens and won - begun < text:
+            levels = utility.levels(missed)
+            if levels:
+                spent += missed * reading
+                costs.read(missed * reading, missed) if missed else None
+                missed = 0
+            accepted = 0
+            while accepted < levels and rng.random() < right:
+                accepted += 1
+            seconds = (1.0 + levels * level) * rng.uniform(0.9, 1.1)
+            costs.add(seconds, levels)
+            utility.told(levels, accepted)
+            spent += seconds
+            won += accepted + 1
+            missed += 0 if levels else 1
     return won / spent
 
 
@@ -29,6 +41,20 @@ def test_it_is_never_slower_than_plain_decoding(right: float, level: float) -> N
     costs = Costs()
     decode(0.5, level=level, costs=costs, tokens=200)
     assert decode(right, level=level, costs=costs) > 0.98
+
+
+@pytest.mark.parametrize("right", [0.0, 0.2, 0.5, 0.7, 0.8])
+@pytest.mark.parametrize("level", [0.05, 0.1, 0.65])
+@pytest.mark.parametrize("text", [40, 150])
+def test_a_drafter_that_has_to_read_first_makes_nothing_slower(right: float, level: float, text: int) -> None:
+    """A prompt is read in the time of three plain rounds; beside a small target a level costs two thirds of one."""
+    costs = Costs()
+    decode(right, level=level, costs=costs, tokens=200, reading=0.03, text=text)
+    assert decode(right, level=level, costs=costs, tokens=2500, reading=0.03, text=text) > 0.98
+
+
+def test_reading_is_worth_it_where_drafts_hit() -> None:
+    assert decode(0.95, level=0.1, reading=0.03, text=150) > 2.5
 
 
 def test_where_drafts_hit_it_drafts_far() -> None:
@@ -56,7 +82,7 @@ def test_a_new_text_expects_what_the_others_had_but_learns_soon() -> None:
     usual = AcceptanceTracker()
     for _ in range(200):
         usual.add(0, 4)
-    fresh = AcceptanceTracker.after(usual)
+    fresh = AcceptanceTracker(usual)
     assert fresh.chance(0) < 0.45
     for _ in range(12):
         fresh.add(4, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,16 @@ from cloud_verifier.engine import Engine
 from cloud_verifier.model import Served, serve_model
 from cloud_verifier.recording import Recorder
 from cloud_verifier.scheduler import Scheduler
+<<<<<<< HEAD
 from cloud_verifier.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting
+=======
+from cloud_verifier.streaming import MoaServerDrafting, NoDrafting, ServerDrafting, TreeDrafting
+>>>>>>> ccf8dc5 (Try drafting again by the share of time that the trial takes, reading missed text included, and expect of a new text what is usual)
 from cloud_verifier.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
+from moa.model.drafting import DraftRequest
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
-from moa.tree import TreeShape
+from moa.tree import DraftTree, TreeShape
 from moa.wire import Code, Limits
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Stream, Verify
@@ -282,3 +288,51 @@ def test_a_shared_beginning_brings_its_records_and_makes_none_at_once(monkeypatc
     assert sharer.records is not None
     for ours, theirs in zip(sharer.records.read(0, 50), source.records.read(0, 50), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-3)
+
+
+class VirtualDrafting(TreeDrafting):
+    """Every level is drafted in half a second, and a token read in a fiftieth."""
+
+    def __init__(self, now: list[float]) -> None:
+        super().__init__(kit.served().target, NothingRight(now), TreeShape.chain(6), clock=lambda: now[0])
+        self.now, self.read = now, 0
+
+    def _known(self, lease: Lease) -> int:
+        return self.read
+
+    def _catch_up(self, job: Job, stop: int) -> bool:
+        self.now[0] += 0.02 * (stop - self.read)
+        self.read = stop
+        return True
+
+
+class NothingRight:
+    """Only its time matters."""
+
+    def __init__(self, now: list[float]) -> None:
+        self.now = now
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        depth = requests[0].shape.depth
+        self.now[0] += 0.5 * depth
+        return [DraftTree([1] * (depth + 1), list(range(-1, depth)), [0.0] * (depth + 1))]
+
+
+def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
+    now = [0.0]
+    drafting = VirtualDrafting(now)
+    lease = Lease(bytes(16), "p")
+    ids = kit.prompt(0, 60)
+    job = Job(lease, Stream(lease.session, 1, 59), ids, TurnRules(60, 900, 2000), SamplingSettings(), 0.0, 1e12)
+    began = rounds = 0.0
+    for number in range(1, 1201):
+        lease.length = job.base
+        (draft,) = drafting.draft([job])
+        now[0] += 1.0 + 0.1 * (len(draft[0]) - 1)
+        job.ids.append(5)  # nothing of the draft was right
+        if number == 200:
+            began, rounds = now[0], 200.0
+    assert (1200 - rounds) / (now[0] - began) > 0.98
+    (costs,) = drafting._costs.values()
+    assert list(costs.reading) == pytest.approx([0.02] * len(costs.reading))
+    assert costs.drafted[6][0] == pytest.approx(1.6 + 6 * 0.5 + 0.02)
