@@ -123,15 +123,8 @@ def build(
     size = parameter_count(new_drafter(like, target), device_only=True)
     teacher = Teacher(target, dtype)
     settings = _changed(chosen.distill, distill) if chosen.kind == "moa" else chosen.distill
-    if chosen.kind in ("eagle2", "eagle3"):
-        heads, kv_heads = like.num_attention_heads, like.self_attention_num_key_value_heads
-
-        def config(width: int) -> BaselineConfig:
-            return BaselineConfig.for_target(
-                chosen.kind, facts, intermediate_size=width, heads=heads, kv_heads=kv_heads
-            )
-
-        model = new_baseline(config(matched(lambda width: baseline_size(config(width)), size, name)), target)
+    if chosen.kind == "eagle2" or chosen.kind == "eagle3":
+        model = _eagle(chosen.kind, like, size, target, facts)
         return model, training_task(model, teacher, settings, seed)
     if chosen.kind == "moa":
         drafter = new_drafter(moa_config(facts, {**shape, **chosen.shape}), target)
@@ -142,6 +135,16 @@ def build(
             raise UsageError("a body that starts from the target's layers needs data to measure their units on")
         inherit(drafter, teacher, start, data.batch(0, 0, CALIBRATION_ROWS))
     return drafter, training_task(drafter, teacher, settings, seed)
+
+
+def _eagle(kind: Kind, like: DrafterConfig, size: int, target: PreTrainedModel, facts: TargetFacts) -> BaselineModel:
+    """A baseline with the heads of the drafter that it is compared with, and as large."""
+    heads, kv_heads = like.num_attention_heads, like.self_attention_num_key_value_heads
+
+    def config(width: int) -> BaselineConfig:
+        return BaselineConfig.for_target(kind, facts, intermediate_size=width, heads=heads, kv_heads=kv_heads)
+
+    return new_baseline(config(matched(lambda width: baseline_size(config(width)), size, kind)), target)
 
 
 def _without_records(

@@ -35,7 +35,12 @@ def train_preset(
     distill: Mapping[str, Any], start: Sequence[int] = (), device: str = "cpu", stop_after: int | None = None,
 ) -> dict[str, Any] | None:  # fmt: skip
     """Train one preset to its end from wherever it is; its summary, or None if `stop_after` came first."""
-    recipe = {"preset": name, "loop": dataclasses.asdict(settings), "shape": dict(shape), "distill": dict(distill)}
+    recipe: dict[str, Any] = {
+        "preset": name,
+        "loop": dataclasses.asdict(settings),
+        "shape": dict(shape),
+        "distill": dict(distill),
+    }
     recipe["start"] = list(start)
     if (done := finished(out)) is not None:
         if done["recipe"] != recipe:
