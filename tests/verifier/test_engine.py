@@ -13,11 +13,7 @@ from cloud_verifier.engine import Engine
 from cloud_verifier.model import Served, serve_model
 from cloud_verifier.recording import Recorder
 from cloud_verifier.scheduler import Scheduler
-<<<<<<< HEAD
-from cloud_verifier.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting
-=======
-from cloud_verifier.streaming import MoaServerDrafting, NoDrafting, ServerDrafting, TreeDrafting
->>>>>>> ccf8dc5 (Try drafting again by the share of time that the trial takes, reading missed text included, and expect of a new text what is usual)
+from cloud_verifier.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting, TreeDrafting
 from cloud_verifier.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
 from moa.model.drafting import DraftRequest
 from moa.model.target import Target
