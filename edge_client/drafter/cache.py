@@ -7,12 +7,11 @@ length, and nothing is ever cleared.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.drafter.graph import Heads
+from edge_client.drafter.graph import Heads, LayerRows
 from moa.masking import MASKED
 from moa.records import RecordLayout
 from moa.wire import Ranges
@@ -21,38 +20,48 @@ _FIRST = 256
 
 
 class KVBuffer:
-    """Keys and values of each layer, as `arrays` of `[1, heads, size, width]`, all of the same `size`; another list of
-    them once they have grown."""
+    """`LayerRows` that grow: `arrays` are all of the same `size`, and another list of them once they have grown."""
 
     def __init__(self, layers: Sequence[Heads], *, first: int = _FIRST) -> None:
         self.size = first
-        self.arrays = [np.zeros((1, of.count, first, of.width), np.float32) for of in layers for _ in "kv"]
+        self._layers, self._rows = layers, LayerRows(layers, first)
+
+    @property
+    def arrays(self) -> list[NDArray[np.float32]]:
+        """Keys and values of each layer."""
+        return self._rows.arrays
 
     def reserve(self, rows: int) -> None:
         """Make room for this many rows."""
         if rows <= self.size:
             return
-        size = self.size
-        while size < rows:
-            size *= 2
-        grown = [np.zeros((1, old.shape[1], size, old.shape[3]), np.float32) for old in self.arrays]
-        for new, old in zip(grown, self.arrays, strict=True):
-            new[:, :, : self.size] = old
-        self.arrays, self.size = grown, size
+        before, size = self._rows, self.size
+        while self.size < rows:
+            self.size *= 2
+        self._rows = LayerRows(self._layers, self.size)
+        for new, old in zip(self._rows.stacks, before.stacks, strict=True):
+            new[:, :, :size] = old
 
-    def write(self, at: int, rows: Sequence[NDArray[Any]]) -> None:
+    def write(self, at: int, rows: LayerRows) -> None:
+        """Put the rows of the same layers at row `at`."""
+        stop = at + rows.stacks[0].shape[2]
+        self.reserve(stop)
+        for mine, new in zip(self._rows.stacks, rows.stacks, strict=True):
+            mine[:, :, at:stop] = new
+
+    def put(self, at: int, rows: Sequence[NDArray[np.float32]]) -> None:
         """Put `[1, heads, n, width]` rows of every array at row `at`."""
-        count = rows[0].shape[2]
-        self.reserve(at + count)
-        for array, new in zip(self.arrays, rows, strict=True):
-            array[:, :, at : at + count] = new
+        stop = at + rows[0].shape[2]
+        self.reserve(stop)
+        for mine, new in zip(self.arrays, rows, strict=True):
+            mine[:, :, at:stop] = new
 
     def gather(self, sources: Sequence[int], to: int) -> None:
         """Copy rows to `to`, `to + 1`, ... ."""
         if list(sources) == list(range(to, to + len(sources))):
             return
-        for array in self.arrays:
-            array[:, :, to : to + len(sources)] = array[:, :, sources]  # fancy indexing reads all before writing
+        for stack in self._rows.stacks:
+            stack[:, :, to : to + len(sources)] = stack[:, :, sources]  # fancy indexing reads all before writing
 
 
 class RecordBuffer:
@@ -80,9 +89,9 @@ class RecordBuffer:
         stop, before = start + len(keys), self._rows.size
         parts = zip(self._layout.split(keys), self._layout.split(values), strict=True)
         own, *theirs = ([rows.transpose(1, 0, 2)[None] for rows in pair] for pair in parts)
-        self._rows.write(start, own)
+        self._rows.put(start, own)
         if theirs:
-            self._theirs.write(start, [rows for pair in theirs for rows in pair])
+            self._theirs.put(start, [rows for pair in theirs for rows in pair])
         if self._rows.size > before:
             mask = np.full((1, 1, 1, self._rows.size), MASKED, np.float32)
             mask[..., :before] = self._feeds["record_mask"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from moa.errors import BundleError
+from moa.masking import MASKED, additive
 
 Array = NDArray[Any]
 Float = NDArray[np.float32]
@@ -64,6 +66,20 @@ class StepGraph:
         self.outputs = ["top_logp", "top_tokens", *(f"new_{p}_{layer}" for layer in range(self.layers) for p in "kv")]
 
 
+class LayerRows:
+    """Keys and values of each layer, as `arrays` of `[1, heads, rows, width]`.
+
+    Those of the same shape lie in one array (`stacks`), so that the rows of all layers are copied at once.
+    """
+
+    def __init__(self, layers: Sequence[Heads], rows: int) -> None:
+        count = Counter(layers)
+        stacks = {of: np.zeros((2 * n, of.count, rows, of.width), np.float32) for of, n in count.items()}
+        parts = {of: iter(np.split(stack, len(stack))) for of, stack in stacks.items()}
+        self.stacks = list(stacks.values())
+        self.arrays: list[Float] = [next(parts[of]) for of in layers for _ in "kv"]
+
+
 class Call:
     """Runs of one shape: `tokens` at a time, over arrays that stay where they are.
 
@@ -81,7 +97,10 @@ class Call:
         """The caller's name for the state that `mask` was last made for."""
         self.ids = np.zeros((1, tokens), np.int64)
         self.positions = np.zeros((1, tokens), np.int64)
-        self.mask = np.zeros((1, 1, tokens, cache[0].shape[2] + tokens), np.float32)
+        self.mask = np.full((1, 1, tokens, cache[0].shape[2] + tokens), MASKED, np.float32)
+        """What each token sees: of the cache, as the caller says; of these tokens, those of a text see the ones before
+        them and themselves, those of a tree's level only themselves."""
+        self.mask[0, 0, :, -tokens:] = additive((np.tri if last_only else np.eye)(tokens, dtype=np.bool_))
         self.scale = np.ones(1, np.float32)
         queries = np.arange(tokens - 1 if last_only else 0, tokens)
         self._binding: Any = graph.session.io_binding()
@@ -93,10 +112,9 @@ class Call:
         self.top_logp = np.empty((1, count, graph.top), np.float32)
         """Best first, for every query."""
         self.top_tokens = np.empty((1, count, graph.top), np.int64)
-        new = [(1, heads.count, tokens, heads.width) for heads in graph.cache for _ in "kv"]
-        self.rows: list[Float] = [np.empty(shape, np.float32) for shape in new]
+        self.rows = LayerRows(graph.cache, tokens)
         """The new cache rows."""
-        results: list[Array] = [self.top_logp, self.top_tokens, *self.rows]
+        results: list[Array] = [self.top_logp, self.top_tokens, *self.rows.arrays]
         for name, out in zip(graph.outputs, results, strict=True):
             self._binding.bind_output(name, "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
         self._noise: Float | None = None

@@ -8,7 +8,6 @@ committed rows, then along the nodes of the latest tree.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from functools import cache
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -119,7 +118,6 @@ class OnnxDrafter:
             call.positions.fill(base + grower.level)
             sees[fed:stop, :fed] = sees[above, :fed]
             call.mask[0, 0, :, first : first + fed] = sees[fed:stop, :fed]
-            call.mask[0, 0, :, -len(nodes) :] = sees[fed:stop, fed:stop]
             self._run(call, first + fed, sampling)
 
     def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, int]:
@@ -143,7 +141,6 @@ class OnnxDrafter:
             piece = list(ids[known:stop])
             call = self._call(piece, known, last_only=True)
             call.positions[0] = np.arange(known, known + len(piece))
-            call.mask[0, 0, :, -len(piece) :] = _causal(len(piece))
             self._run(call, known, sampling)
             self._made(known, known + len(piece))
             known += len(piece)
@@ -191,7 +188,7 @@ class OnnxDrafter:
         call.ids[0] = tokens
         if call.masked_for != self._drafts:  # within a draft only more is seen
             call.masked_for = self._drafts
-            call.mask.fill(MASKED)
+            call.mask[..., len(self.ids) : -len(tokens)] = MASKED
             call.mask[..., : len(self.ids)] = 0
         return call
 
@@ -215,12 +212,6 @@ class OnnxDrafter:
             noise = gumbel(seed, position, self._noise_ids).astype(np.float32)
             self._noise[seed, position] = noise[None, None]
         return self._noise[seed, position]
-
-
-@cache
-def _causal(tokens: int) -> Float:
-    """An additive mask with which every token sees those before it and itself."""
-    return additive(np.tri(tokens, dtype=np.bool_))
 
 
 def _nothing_but_itself(nodes: int) -> Float:
