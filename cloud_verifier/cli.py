@@ -18,7 +18,7 @@ from cloud_verifier.auth import Authenticator, TokenFile
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__
-from moa.described import described
+from moa.described import add_flags, given_fields
 from moa.errors import UsageError, run_cli
 from moa.wire.limits import Limits
 
@@ -81,16 +81,16 @@ def parser() -> argparse.ArgumentParser:
         choices=("debug", "info", "warning", "error"),
         help="info: start, connections and sessions, never their text (default: %(default)s)",
     )
-    _add_fields(serve.add_argument_group("batching"), Settings, _SERVE_FLAGS)
-    _add_fields(serve.add_argument_group("limits"), Limits, [f.name for f in dataclasses.fields(Limits)])
+    add_flags(serve.add_argument_group("batching"), Settings, dict.fromkeys(_SERVE_FLAGS, "N"))
+    add_flags(serve.add_argument_group("limits"), Limits, {f.name: "N" for f in dataclasses.fields(Limits)})
     serve.set_defaults(run=_serve)
 
     tokens.add(commands.add_parser("token", help="bearer tokens: new, list, revoke"))
 
     check = commands.add_parser("check", help="load, run, and say what this machine can do", description=_check.__doc__)
     _add_model_flags(check)
-    _add_fields(check.add_argument_group("batching"), Settings, ("slots", "kv_tokens"))
-    _add_fields(check.add_argument_group("limits"), Limits, ("max_context_tokens", "max_prompt_tokens"))
+    add_flags(check.add_argument_group("batching"), Settings, {"slots": "N", "kv_tokens": "N"})
+    add_flags(check.add_argument_group("limits"), Limits, {"max_context_tokens": "N", "max_prompt_tokens": "N"})
     check.add_argument("--json", action="store_true", help="print the figures as JSON")
     check.set_defaults(run=_check)
     return top
@@ -98,15 +98,12 @@ def parser() -> argparse.ArgumentParser:
 
 def settings_from(arguments: argparse.Namespace) -> Settings:
     """Settings from parsed flags. Limits that follow from the context's size do so unless they are given."""
-    given = {name: value for name, value in vars(arguments).items() if value is not None}
-    limits = {f.name: given[f.name] for f in dataclasses.fields(Limits) if f.name in given}
+    limits = given_fields(arguments, Limits)
     if (context := limits.get("max_context_tokens")) is not None:
         limits.setdefault("max_prompt_tokens", context)
         limits.setdefault("max_frame_bytes", max(Limits.max_frame_bytes, Limits.least_frame_bytes(context)))
-    names = {f.name for f in dataclasses.fields(Settings)} - {"limits", "origins", "openai_hosts"}
-    values: dict[str, Any] = {name: given[name] for name in names if name in given}
-    origins, hosts = tuple(given.get("origin", ())), tuple(given.get("openai_host", ()))
-    return Settings(limits=Limits(**limits), origins=origins, openai_hosts=hosts, **values)
+    origins, hosts = (tuple(getattr(arguments, name, ())) for name in ("origin", "openai_host"))
+    return Settings(limits=Limits(**limits), origins=origins, openai_hosts=hosts, **given_fields(arguments, Settings))
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -171,15 +168,3 @@ def _add_model_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--drafter", default="", metavar="DIR", help="its MoA drafter, for activation records")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
     command.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (default: %(default)s)")
-
-
-def _add_fields(group: Any, settings: Any, names: Sequence[str]) -> None:
-    """A flag for each field of a settings class, so that both always have the same names, defaults and words."""
-    words = described(settings)
-    for field in dataclasses.fields(settings):
-        if field.name in names:
-            kind = int if field.type == "int" else float
-            flag = "--" + field.name.replace("_", "-")
-            text = words.get(field.name, "").replace("%", "%%")
-            # No default here: what was given can be told from what was not, and the class has it anyway.
-            group.add_argument(flag, type=kind, metavar="N", help=f"{text} (default: {field.default})".strip())

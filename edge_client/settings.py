@@ -39,45 +39,59 @@ class ClientSettings:
 
     # where
     verifier: str = ""
-    """`ws://` or `wss://` address, `local` for one on this machine, empty for none."""
+    """`ws://` or `wss://` address, `local` to start one on this machine, empty for none."""
     bundle: str = ""
-    """Folder of an exported bundle; empty is the embedded one."""
+    """Name of a bundle that was pulled, or a folder; empty is the embedded one."""
     variant: str = ""
+    """Which of the bundle's variants to run; empty is the fastest."""
     token: str = ""
-    """Bearer token for the verifier."""
+    """Bearer token for the verifier; better in MOA_EDGE_TOKEN than on a command line."""
     tls_ca: str = ""
-    """A PEM file of the authority that signed the verifier's certificate."""
+    """PEM file of the authority that signed the verifier's certificate."""
     offline: bool = False
     """Only this device: nothing is verified."""
 
     # what
     max_new_tokens: int = 256
+    """Tokens of an answer at most."""
     temperature: float = 0.0
+    """0 is greedy decoding."""
     top_k: int = 0
+    """Sample from this many of the likeliest tokens; 0 is off."""
     top_p: float = 1.0
+    """Sample from the smallest set of tokens with this much probability; 1 is off."""
     min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest; 0 is off."""
     repetition_penalty: float = 1.0
+    """Above 1 makes tokens of the context less likely."""
     seed: int = 0
+    """Same seed, same text; a command that samples without one draws a seed and prints it."""
     stop: tuple[str, ...] = ()
     """Texts that end the answer and are no part of it."""
     ignore_eos: bool = False
     """Go on after an end token."""
     logprobs: int = -1
-    """Have the target tell the log-probability of each of its tokens, and of so many likeliest beside it; -1: no."""
+    """Return each target token's log-probability, with so many of the likeliest; -1: none; needs --json or --jsonl."""
 
     # how
     draft: WhoDrafts = "auto"
+    """Who drafts: auto, device, server, none or single."""
     on_reconnect: OnReconnect = "rewind"
+    """rewind withdraws offline text that the target contradicts, keep goes on from it."""
     sync: Precision = "auto"
+    """Activation records: auto, int8, int4, fp16 or off."""
     max_kbps: float = 0.0
+    """Kilobits a second that may be used at most; 0 is no limit."""
     max_calls: int = 0
+    """Requests to the verifier at most; 0 is no limit."""
     threads: int = 0
+    """Threads of the drafter; 0 is half of the cores, at most 4."""
     max_offline_tokens: int = -1
     """Unverified tokens at which to stop: 0 is never, -1 what the bundle's calibration says."""
     offline_after: float = 1.0
-    """Seconds beyond what the link was used to, after which the device writes by itself."""
+    """Write provisionally after a wait of this many seconds beyond the usual."""
     settle_seconds: float = 5.0
-    """At the end, how long to wait for a verifier that cannot be asked, so that what was written offline is checked."""
+    """At the end of an answer, seconds to wait for a lost link, so that offline text is still checked."""
     answer_seconds: float = 120.0
     """The longest wait for an answer on a live connection; then the round is sent on another one."""
     connect_seconds: float = 10.0

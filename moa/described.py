@@ -1,10 +1,15 @@
-"""The docstrings below the fields of a settings class: the help of a field's flag, and its line in a page."""
+"""Flags from a settings class. A field's docstring is the help of its flag, and its line in the documentation."""
 
 from __future__ import annotations
 
+import argparse
 import ast
+import dataclasses
 import functools
 import inspect
+import typing
+from collections.abc import Mapping
+from typing import Any
 
 
 @functools.cache
@@ -25,3 +30,25 @@ def described(cls: type) -> dict[str, str]:
             if isinstance(text, str):
                 found[field.target.id] = " ".join(text.split())
     return found
+
+
+def add_flags(group: Any, cls: type, metavars: Mapping[str, str]) -> None:
+    """A flag for each of these fields, with the field's name, type and docstring.
+
+    The flag has no default of its own: so `given_fields` can tell what was given, and the class has the default anyway.
+    """
+    words, hints = described(cls), typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if field.name in metavars:
+            kind = hints[field.name] if hints[field.name] in (int, float) else str
+            text = words.get(field.name, "").removesuffix(".").replace("%", "%%")
+            value = f"{field.default:g}" if isinstance(field.default, float) else field.default
+            default = f" (default: {value})" if value != "" else ""
+            flag = "--" + field.name.replace("_", "-")
+            group.add_argument(flag, type=kind, metavar=metavars[field.name], help=text + default)
+
+
+def given_fields(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """The fields of `cls` for which there was a flag on the command line."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return {name: value for name, value in vars(arguments).items() if name in names and value is not None}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import edge_client
-from edge_client.cli.options import HELP
 from edge_client.events import Event
 from edge_client.settings import ENVIRONMENT, ClientSettings
 from moa import errors
@@ -95,7 +94,7 @@ def _settings() -> str:
     for field in _fields(ClientSettings):
         name, kind = ast.unparse(field.target), _kind(ClientSettings, field)
         default = ast.unparse(field.value) if field.value else ""
-        text = words.get(name) or HELP.get(name, "")
+        text = words.get(name, "")
         rows.append(f"| `{name}` | `{_cell(kind)}` | `{default}` | {_cell(text)} |")
     return "\n".join(rows) + "\n"
 

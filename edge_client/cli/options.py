@@ -8,54 +8,35 @@ import os
 import secrets
 import stat
 import sys
-import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edge_client.bundles.store import locate
 from edge_client.settings import ClientSettings
+from moa.described import add_flags, given_fields
 from moa.errors import UsageError
 
 _CONNECTION = {
-    "verifier": ("ADDRESS", "ws://, wss://, or `local` to start one on this machine"),
-    "bundle": ("NAME_OR_DIR", "a bundle that was pulled, or a folder (default: the embedded one)"),
-    "variant": ("NAME", "which of the bundle's forms to run"),
-    "token": ("TOKEN", "bearer token for the verifier; better in MOA_EDGE_TOKEN than on a command line"),
-    "tls_ca": ("FILE", "PEM file of the authority that signed the verifier's certificate"),
-    "threads": ("N", "threads of the drafter (default: half of the cores, at most 4)"),
+    **{"verifier": "ADDRESS", "bundle": "NAME_OR_DIR", "variant": "NAME", "token": "TOKEN", "tls_ca": "FILE"},
+    "threads": "N",
 }
 _SAMPLING = {
-    "max_new_tokens": ("N", "tokens of an answer at most (default: 256)"),
-    "temperature": ("T", "0 is greedy (default)"),
-    "top_k": ("K", "sample from the K likeliest tokens"),
-    "top_p": ("P", "sample from the smallest set of tokens with this much probability"),
-    "min_p": ("P", "drop tokens less likely than this share of the likeliest"),
-    "repetition_penalty": ("X", "above 1 makes tokens of the context less likely"),
-    "logprobs": ("N", "tell each token's log-probability and N likeliest beside it (with --json or --jsonl)"),
-    "seed": ("N", "same seed, same text; sampling without one draws a seed and says it"),
+    **{"max_new_tokens": "N", "temperature": "T", "top_k": "K", "top_p": "P", "min_p": "P"},
+    **{"repetition_penalty": "X", "seed": "N", "logprobs": "N"},
 }
 _BEHAVIOUR = {
-    "draft": ("WHO", "who drafts: auto (default), device, server, none or single"),
-    "on_reconnect": ("HOW", "rewind withdraws offline text that the target contradicts, keep goes on from it"),
-    "sync": ("PRECISION", "activation records: auto, int8, int4, fp16 or off"),
-    "max_kbps": ("N", "never use more than this many kilobits a second"),
-    "max_calls": ("N", "never ask the verifier more often than this"),
-    "max_offline_tokens": ("N", "stop after so many unverified tokens (0: never)"),
-    "offline_after": ("S", "write provisionally after a wait of S seconds beyond the usual (default: 1)"),
-    "settle_seconds": ("S", "how long to wait at the end for a lost link"),
+    **{"draft": "WHO", "on_reconnect": "HOW", "sync": "PRECISION", "max_kbps": "N", "max_calls": "N"},
+    **{"max_offline_tokens": "N", "offline_after": "S", "settle_seconds": "S"},
 }
-HELP = {name: text for flags in (_CONNECTION, _SAMPLING, _BEHAVIOUR) for name, (_, text) in flags.items()}
-"""What each setting's flag does."""
 _LONGEST_PROMPT = 2**22
 """Bytes; far more than any context holds."""
-_FIELDS = {field.name for field in dataclasses.fields(ClientSettings)}
 
 
 def add_connection(command: argparse.ArgumentParser) -> None:
     """Where the verifier and the bundle are."""
     group = command.add_argument_group("connection")
-    _add(group, _CONNECTION)
+    add_flags(group, ClientSettings, _CONNECTION)
     add_config(group)
 
 
@@ -72,19 +53,20 @@ def add_config(command: Any) -> None:
 def add_generation(command: argparse.ArgumentParser) -> None:
     """What to generate, and how."""
     sampling = command.add_argument_group("text")
-    _add(sampling, _SAMPLING)
+    add_flags(sampling, ClientSettings, _SAMPLING)
     sampling.add_argument("--stop", action="append", metavar="TEXT", help="end at this text; may be repeated")
     sampling.add_argument("--ignore-eos", action="store_const", const=True, help="go on after an end token")
     behaviour = command.add_argument_group("behaviour")
     behaviour.add_argument("--offline", action="store_const", const=True, help="only this device: nothing is verified")
-    _add(behaviour, _BEHAVIOUR)
+    add_flags(behaviour, ClientSettings, _BEHAVIOUR)
     behaviour.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev")
 
 
 def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSettings:
     """Settings of the parsed flags, the environment and the config file; `defaults` of a command come last."""
-    flags = {name: value for name, value in vars(options).items() if name in _FIELDS}
-    settings = ClientSettings.load(flags, file=getattr(options, "config", None), defaults=defaults)
+    settings = ClientSettings.load(
+        given_fields(options, ClientSettings), file=getattr(options, "config", None), defaults=defaults
+    )
     return dataclasses.replace(settings, bundle=locate(settings.bundle))
 
 
@@ -155,10 +137,3 @@ def _decoded(content: bytes, where: str) -> str:
         return content.decode("utf-8").rstrip("\n")
     except UnicodeDecodeError:
         raise UsageError(f"{where} is not text (UTF-8)", hint="give a text prompt") from None
-
-
-def _add(group: Any, flags: dict[str, tuple[str, str]]) -> None:
-    hints = typing.get_type_hints(ClientSettings)
-    for name, (metavar, text) in flags.items():
-        kind = hints[name] if hints[name] in (int, float) else str
-        group.add_argument("--" + name.replace("_", "-"), type=kind, metavar=metavar, help=text)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from moa import __version__
 from moa.config import DrafterConfig
+from moa.described import given_fields
 from moa.errors import UsageError
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def loop_settings(args: argparse.Namespace, rows: int, world: int) -> LoopSettin
     """The loop's settings; `rows` of data turn epochs into steps."""
     from moa.training.loop import LoopSettings
 
-    chosen: dict[str, Any] = (PAPER_LOOP if args.paper else {}) | _given(args, LoopSettings)
+    chosen: dict[str, Any] = (PAPER_LOOP if args.paper else {}) | given_fields(args, LoopSettings)
     if "steps" not in chosen:
         epochs = 1.0 if args.epochs is None else args.epochs
         if not 0 < epochs < float("inf"):
@@ -184,7 +185,7 @@ def distill_settings(args: argparse.Namespace) -> DistillSettings:
     anchors = settings.anchors if args.spacing is None else parse_spacings(args.spacing)
     strict = settings.anchors.strict if args.own_activation is None else not args.own_activation
     anchors = dataclasses.replace(anchors, strict=strict)
-    return dataclasses.replace(settings, **_given(args, DistillSettings), anchors=anchors)
+    return dataclasses.replace(settings, **given_fields(args, DistillSettings), anchors=anchors)
 
 
 def shape_overrides(args: argparse.Namespace) -> dict[str, Any]:
@@ -241,8 +242,3 @@ def parse_spacings(text: str) -> AnchorRule:
         except ValueError:
             raise UsageError(f"--spacing {span!r} is not LOW-HIGH or LOW-HIGH:SHARE, nor cold:SHARE") from None
     return AnchorRule(tuple(spacings), cold=cold)
-
-
-def _given(args: argparse.Namespace, settings: type[Any]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(settings)}
-    return {name: value for name, value in vars(args).items() if name in names and value is not None}
