@@ -43,7 +43,7 @@ class ClientSettings:
     bundle: str = ""
     """Name of a bundle that was pulled, or a folder; empty is the embedded one."""
     variant: str = ""
-    """Which of the bundle's variants to run; empty is the fastest."""
+    """Which of the bundle's variants to run; empty is the bundle's default."""
     token: str = ""
     """Bearer token for the verifier; better in MOA_EDGE_TOKEN than on a command line."""
     tls_ca: str = ""
