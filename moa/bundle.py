@@ -1,11 +1,11 @@
-"""An exported bundle: its manifest, and the checks before anything in it is trusted. No torch.
+"""An exported bundle: its manifest, and the checks that run before its files are used. No torch.
 
     bundle = Bundle.open(folder)            # manifest read and validated; files there, of the right size
     bundle.verify(["cpu-int4"])             # contents hashed: shared files and these variants'
     bundle.check_tokenizer(hash)            # the verifier's tokenizer is the one this drafter was made for
     model = bundle.path(bundle.variant("cpu-int4").model)
 
-The manifest is written last and by a rename, so a folder without one is no bundle, and a folder with one is whole.
+The manifest is written last, by a rename. So a folder with a manifest is a complete bundle, and one without is not.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: str | Path) -> Bundle:
-        """Read the manifest and look whether every file is there, at its size: milliseconds."""
+        """Read the manifest and check that every file exists with the right size. Takes milliseconds."""
         folder = Path(folder)
         bundle = cls(folder, read_manifest(folder))
         for name, entry in bundle.manifest.files.items():
@@ -57,7 +57,7 @@ class Bundle:
         return bundle
 
     def path(self, name: str) -> Path:
-        """Where a file of the manifest lies."""
+        """The path of a file of the manifest."""
         return self.folder / name
 
     def variant(self, name: str | None = None) -> Variant:
@@ -76,7 +76,7 @@ class Bundle:
         return variant
 
     def check_runtime(self, name: str | None, onnxruntime_version: str) -> None:
-        """Raise when the installed ONNX Runtime is older than the variant needs."""
+        """Raise if the installed ONNX Runtime is older than the variant needs."""
         variant = self.variant(name)
         if _version(onnxruntime_version) < _version(variant.min_onnxruntime):
             raise BundleError(
@@ -111,7 +111,7 @@ class Bundle:
             )
 
     def draft_to_target(self) -> NDArray[np.int64] | None:
-        """Target ids of the reduced draft vocabulary; None when the drafter has the whole one."""
+        """Target ids of the reduced draft vocabulary; None if the drafter has the target's whole vocabulary."""
         name = self.manifest.vocabulary.map
         if name is None:
             return None
@@ -121,7 +121,7 @@ class Bundle:
         return ids
 
     def golden(self) -> list[GoldenCase]:
-        """Inputs and what each executed variant answered when it was built."""
+        """Test inputs, and the outputs of each variant that was run when the bundle was built."""
         return read_golden(self.path(GOLDEN))
 
 
@@ -146,7 +146,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json`, last of all files, and all of it or nothing."""
+    """Write `manifest.json` atomically; it is the last file to be written."""
     path, partial = folder / MANIFEST, folder / f"{MANIFEST}.partial"
     with partial.open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
@@ -170,9 +170,11 @@ class GoldenCase:
     expected: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]]
 
     def difference(self, variant: str, top_logp: NDArray[np.float32], top_tokens: NDArray[np.int64]) -> float:
-        """Largest difference in log-probability of the expected best token of each query; infinite where it is gone.
+        """Largest difference in the log-probability of the expected best token of each query; infinite if it is
+        missing.
 
-        Quantized kernels differ between processors, so the whole list is not compared: its tail may swap places.
+        The rest of the list is not compared: quantized kernels differ between processors, so its last tokens may change
+        order.
         """
         wanted_logp, wanted_tokens = self.expected[variant]
         if top_logp.shape != wanted_logp.shape or not np.isfinite(top_logp).all():
@@ -217,7 +219,7 @@ def read_golden(path: Path) -> list[GoldenCase]:
 
 
 class _Schema(msgspec.Struct):
-    """Only the manifest's version, read before the rest is trusted to be of it."""
+    """Only the manifest's version. It is read first, because the other fields depend on it."""
 
     schema: int
 

@@ -61,25 +61,26 @@ class DrafterConfig:
     tli: int = 0
     """Borrowed target layers after CA (the paper's N)."""
     final_state: bool = False
-    """Add the target's final hidden state to every activation: no cached key or value holds it."""
+    """Add the target's final hidden state to every activation. The KV cache does not contain it."""
     confidence: bool = False
     """A head that predicts whether the target will agree with the drafted token."""
     use_lsa: bool = True
     """Ablation: without it the target's final hidden state takes LSA's place."""
     use_ca: bool = True
-    """Without it the drafter never sees the target: a plain language model."""
+    """Without it the drafter gets nothing from the target and is a plain language model."""
     layers: int = 1
-    """Layers of the body, each of self-attention's shape and with its own KV cache; the paper's drafter has one."""
+    """Layers of the body, each with self-attention and its own KV cache; the paper's drafter has one."""
     cross_attention_after: tuple[int, ...] = ()
-    """After how many of the body's layers the records are read; empty: after all of them, as in the paper."""
+    """Numbers of body layers after which a cross-attention reads the records; empty: after all layers, as in the
+    paper."""
     final_norm: bool = False
-    """A norm of the drafter's own before the head."""
+    """The drafter has its own norm before the head."""
     body: Mapping[str, Any] | None = None
     """The `config.json` of a small causal language model that is the body, with its own embedding, norm and head.
-    `hidden_size` is then its width, and `layers` its layers; None: the body is ours, and embedding and head are the
-    target's."""
+    `hidden_size` and `layers` are then those of this model. None: the body is defined here, and uses the target's
+    embedding and head."""
     target_hidden_size: int = 0
-    """Width of the target's states where the body has another; 0: `hidden_size`."""
+    """Width of the target's hidden states if it differs from the body's; 0: `hidden_size`."""
 
     def __post_init__(self) -> None:
         optional = ("tli", "target_hidden_size")
@@ -118,7 +119,7 @@ class DrafterConfig:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """After how many of the body's layers each cross-attention stands."""
+        """Number of body layers before each cross-attention."""
         if not self.use_ca:
             return ()
         return self.cross_attention_after or (self.layers,)
@@ -135,7 +136,7 @@ class DrafterConfig:
 
     @property
     def rows_know_records(self) -> bool:
-        """Whether the body's cache rows depend on records, because a layer stands behind a cross-attention."""
+        """Whether the body's cached keys and values depend on records, because a layer follows a cross-attention."""
         return any(place < self.layers for place in self.places)
 
     @classmethod
@@ -163,7 +164,7 @@ class DrafterConfig:
 
     @classmethod
     def for_body(cls, facts: TargetFacts, own: TargetFacts, body: Mapping[str, Any], **overrides: Any) -> Self:
-        """The default shape around a body that is a language model of its own, with the facts `own` and this config."""
+        """The default shape if the body is a complete language model with the facts `own` and this config."""
         if "layers" in overrides and overrides["layers"] != own.layers:
             raise ConfigError(f"the body has {own.layers} layers, and brings them all")
         same_width = dataclasses.replace(facts, hidden_size=own.hidden_size)
@@ -201,7 +202,7 @@ class DrafterConfig:
         if values.get("rope_scaling") is not None:
             raise ConfigError(f"{path}: rope_scaling must be null: drafters are trained without it")
         known = {f.name for f in dataclasses.fields(cls)}
-        # A published or training config is a full Llama config around our fields: what we do not know of is not ours.
+        # A published or training config is a full Llama config that contains our fields: other fields are ignored.
         values = {k: v for k, v in values.items() if k in known}
         if facts is not None:
             values = {"target_layers": facts.layers, "target_kv_heads": facts.kv_heads} | values
@@ -211,7 +212,7 @@ class DrafterConfig:
         return config
 
     def check_fits(self, facts: TargetFacts) -> None:
-        """Raise when this drafter was made for a target of other dimensions."""
+        """Raise if this drafter was made for a target with other dimensions."""
         pairs = {
             "hidden_size": (self.state_size, facts.hidden_size),
             "vocab_size": (self.vocab_size, facts.vocab_size),

@@ -14,9 +14,9 @@ from typing import Any
 
 @functools.cache
 def described(cls: type) -> dict[str, str]:
-    """What is written below each field, as one line; fields without a docstring are left out.
+    """The docstring of each field as one line; fields without a docstring are left out.
 
-    Python keeps no docstrings of attributes, so they come from the source. Where that is not at hand there are none.
+    Python does not keep docstrings of attributes, so they are read from the source. Without the source there are none.
     """
     try:
         (body,) = ast.parse(inspect.getsource(cls)).body
@@ -35,7 +35,8 @@ def described(cls: type) -> dict[str, str]:
 def add_flags(group: Any, cls: type, metavars: Mapping[str, str]) -> None:
     """A flag for each of these fields, with the field's name, type and docstring.
 
-    The flag has no default of its own: so `given_fields` can tell what was given, and the class has the default anyway.
+    The parser's default is None, so that `given_fields` can tell which flags were used; the class holds the real
+    default.
     """
     words, hints = described(cls), typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -49,6 +50,6 @@ def add_flags(group: Any, cls: type, metavars: Mapping[str, str]) -> None:
 
 
 def given_fields(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """The fields of `cls` for which there was a flag on the command line."""
+    """The fields of `cls` that were set by a flag on the command line."""
     names = {field.name for field in dataclasses.fields(cls)}
     return {name: value for name, value in vars(arguments).items() if name in names and value is not None}

@@ -1,12 +1,12 @@
 """The one exception tree, and the one place where an exception becomes a line on the terminal.
 
 MoaError                     anything this project reports on purpose           exit 1
-├── UsageError               a person can mend it: flag, file, input            exit 2
+├── UsageError               the user can correct it: flag, file, input         exit 2
 │   ├── ConfigError          a settings or config value is out of range
 │   ├── UnsupportedModelError  an architecture that cannot work, by name and reason
 │   └── BundleError          an exported bundle is damaged, foreign or incomplete
 ├── CapacityError            a bounded resource is used up (slots, context, memory)
-│   └── FullError            for now: it works again when others have given theirs back
+│   └── FullError            temporarily: it works again when others free theirs
 ├── ProtocolError            the other end broke the wire protocol              fatal
 ├── RemoteError              the other end refused, with a typed code           fatal or retryable
 └── LinkError                the network failed                                 retryable
@@ -36,13 +36,14 @@ class MoaError(Exception):
         self.hint = hint
 
     def line(self) -> str:
-        """The message and its hint as the one line that a person reads; the message may quote what a stranger sent."""
+        """The message and its hint as one line for the user. Control characters are escaped: the message may quote
+        remote input."""
         message = " ".join(str(self).split())
         return safe_line(f"{message} ({self.hint})" if self.hint else message, _LONGEST_LINE)
 
 
 class UsageError(MoaError):
-    """A person can mend it: a flag, a file, an input."""
+    """The user can correct it: a flag, a file, an input."""
 
     exit_code = 2
 
@@ -64,7 +65,7 @@ class CapacityError(MoaError):
 
 
 class FullError(CapacityError):
-    """A bounded resource is used up for now, until others give theirs back."""
+    """A bounded resource is used up until others free some of it."""
 
 
 class ProtocolError(MoaError):
@@ -101,7 +102,7 @@ def run_cli(program: str, main: Callable[[], int | None], *, extra: str = "") ->
         return main() or 0
     except ModuleNotFoundError as error:
         if not extra or (error.name or "").partition(".")[0] in _OURS:
-            raise  # a mistake of ours, which a traceback helps to find
+            raise  # a bug of ours: the traceback helps to find it
         print(f"{program}: error: {error.name} is not installed ({how_to_install(extra)})", file=sys.stderr)
         return 2
     except MoaError as error:
@@ -111,7 +112,7 @@ def run_cli(program: str, main: Callable[[], int | None], *, extra: str = "") ->
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): not an error of ours, and nobody is left to read one.
+        # The reader of our output has ended (`| head`): this is no error, and nobody would read a message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -121,12 +122,12 @@ def run_cli(program: str, main: Callable[[], int | None], *, extra: str = "") ->
 
 
 def how_to_install(extra: str) -> str:
-    """What brings the optional dependencies of this name. No package index has the project yet."""
+    """The command that installs the optional dependencies of this name. The project is on no package index yet."""
     return f"in the checkout: pip install '.[{extra}]'"
 
 
 def _stand_in_for_closed_streams() -> None:
-    """A program that was started with a stream closed has None there, and would fail at the first word it says."""
+    """If the program was started with a closed stream, Python has None there, and the first print would fail."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the program's whole life

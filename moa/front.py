@@ -1,6 +1,6 @@
-"""`moa-edge`: one front door that names the commands, starts them, and completes them in a shell. No torch.
+"""`moa-edge`: one command that lists the programs, starts them, and completes them in a shell. No torch.
 
-The commands lie above this package, so they are known by name only, and imported when one is wanted.
+The programs are in packages that import this one, so they are named by strings and imported when one is started.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command of ours: where its parser and its entry point are, and what it needs beyond the base install."""
+    """One program: where its parser and its entry point are, and which extra it needs."""
 
     name: str
     parser: str
@@ -30,7 +30,7 @@ class Program:
 
     @property
     def short(self) -> str:
-        """What the front door calls it."""
+        """Its name as a subcommand of `moa-edge`."""
         return self.name.rpartition("-")[2]
 
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The front door's own command line."""
+    """The command line of `moa-edge` itself."""
     top = argparse.ArgumentParser(
         prog="moa-edge",
         description="A large language model that keeps answering when the network does not.",

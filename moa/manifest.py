@@ -1,4 +1,4 @@
-"""What is written down about a bundle, in `manifest.json`. No torch."""
+"""The contents of a bundle's `manifest.json`. No torch."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class RecordFormat(Part, frozen=True, kw_only=True):
     """Keys arrive rotated at their absolute position."""
     positions: Literal["absolute"] = "absolute"
     borrowed: tuple[KVHeads, ...] = ()
-    """The last layers with a cache, where they are the target's own: records bring their rows of verified tokens."""
+    """The last layers with a cache, if they are borrowed from the target: records then carry their keys and values
+    too."""
     known_to_rows: bool = False
-    """Whether cache rows of the drafter's own layers depend on the records held when they were made."""
+    """Whether the cached keys and values of the drafter's own layers depend on the records it had at that time."""
 
 
 class Vocabulary(Part, frozen=True, kw_only=True):
@@ -60,7 +61,7 @@ class TokenizerFiles(Part, frozen=True, kw_only=True):
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     special_tokens: dict[str, str] = {}
-    """What a chat template may name: `eos_token` and the like, and their text."""
+    """Special tokens that a chat template may name (`eos_token` and others), with their text."""
 
 
 class DrafterIdentity(Part, frozen=True, kw_only=True):
@@ -80,7 +81,8 @@ class TargetIdentity(Part, frozen=True, kw_only=True):
 
 
 class Agreement(Part, frozen=True, kw_only=True):
-    """How often a variant drafts what the target says, on held-out prompts, beside the float32 drafter in torch."""
+    """How often a variant's drafts agree with the target on held-out prompts, compared with the float32 drafter in
+    torch."""
 
     prompts: int
     tokens: int
@@ -142,13 +144,15 @@ class Acceptance(Part, frozen=True, kw_only=True):
 
 
 class Offline(Part, frozen=True, kw_only=True):
-    """What becomes of drafting alone, by tokens since the last record, or since the prompt where there is none."""
+    """Quality of offline text by the number of tokens since the last record, or since the prompt if there is no
+    record."""
 
     lengths: tuple[int, ...]
     agreement: tuple[float, ...]
-    """Share of tokens up to that far (and beyond the length before) that are the target's, given the target's text."""
+    """Share of tokens between the previous length and this one that equal the target's, given the target's text so
+    far."""
     unbroken: tuple[float, ...]
-    """Share of texts drafted alone that are still the target's own after that many tokens."""
+    """Share of offline texts that still equal the target's after that many tokens."""
 
 
 class Calibration(Part, frozen=True, kw_only=True):
@@ -159,13 +163,13 @@ class Calibration(Part, frozen=True, kw_only=True):
     source: str
     acceptance: Acceptance
     offline: Offline
-    """After a cut: with the prompt's records."""
+    """The connection was lost after the prompt: its records are there."""
     cold: Offline | None = None
-    """Asked without a network: with no record at all."""
+    """Asked without a connection: there are no records."""
 
 
 class Manifest(Part, frozen=True, kw_only=True):
-    """Everything that is known of a bundle."""
+    """Everything about a bundle."""
 
     schema: int
     created: str

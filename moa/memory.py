@@ -6,7 +6,7 @@ import sys
 
 
 def resident_bytes() -> int:
-    """Memory of this process: now where the system tells, else at most so far; 0 where it tells neither."""
+    """Memory of this process now, if the system says so; else the peak; 0 if neither is known."""
     try:
         with open("/proc/self/status", encoding="ascii") as file:
             for line in file:
@@ -18,7 +18,7 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The most memory this process has had; 0 where the system does not tell."""
+    """Peak memory of this process; 0 if the system does not say."""
     try:
         import resource
     except ImportError:  # Windows

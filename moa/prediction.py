@@ -1,17 +1,17 @@
-"""A text that the user expects, offered as a draft: an edited file is mostly the file as it was. Pure."""
+"""Drafts from a text that the user expects: an edited file is mostly the same as before. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 _ANCHOR = 4
-"""Tokens that the answer and the prediction must share for the prediction to be followed (again)."""
+"""Tokens that the answer and the prediction must share before the prediction is used (again)."""
 _MISSES = 3
-"""Drafts in a row of which nothing was accepted; then the drafter is asked, until twice the anchor is shared."""
+"""After so many drafts in a row without an accepted token the drafter drafts, until twice as many tokens are shared."""
 
 
 class Prediction:
-    """Follows an answer along a predicted text, and finds the way back after a difference."""
+    """Aligns the answer with a predicted text, also after they differed."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens)
@@ -19,11 +19,11 @@ class Prediction:
         for end in range(_ANCHOR, len(self._tokens) + 1):
             self._places.setdefault(tuple(self._tokens[end - _ANCHOR : end]), []).append(end)
         self._at = 0
-        """Where the answer stands in the prediction, when it stood there last."""
+        """Position in the prediction that the answer had reached when they last agreed."""
         self._misses = 0
 
     def after(self, output: Sequence[int], limit: int) -> list[int]:
-        """At most `limit` predicted tokens after `output`; none where the answer has left the prediction."""
+        """At most `limit` predicted tokens after `output`; none if the answer differs from the prediction here."""
         at = len(output) if list(output) == self._tokens[: len(output)] else self._found(output)
         if at is None or (self._misses >= _MISSES and not self._sure(output, at)):
             return []
@@ -31,7 +31,7 @@ class Prediction:
         return self._tokens[at : at + limit]
 
     def judged(self, accepted: int) -> None:
-        """Of the last draft, so many tokens were accepted."""
+        """Number of tokens of the last draft that were accepted."""
         self._misses = 0 if accepted else self._misses + 1
 
     def _sure(self, output: Sequence[int], at: int) -> bool:
@@ -42,5 +42,5 @@ class Prediction:
         places = self._places.get(tuple(output[-_ANCHOR:]))
         if not places:
             return None
-        # The nearest place behind where the answer stood; text that was skipped stays skipped.
+        # The nearest match after the last position: skipped text stays skipped.
         return next((place for place in places if place >= self._at), places[-1])

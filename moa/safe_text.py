@@ -1,8 +1,8 @@
-"""Text from elsewhere, made harmless for a terminal or a log: control characters become visible escapes.
+"""Untrusted text, made safe for a terminal or a log: control characters become visible escapes.
 
 A terminal obeys control characters: they move the cursor, rewrite what was printed, set the clipboard or the title. A
-log is read line by line, so a line break forges an entry. Whatever the other end, a model, a file or a user sent goes
-through here before a person sees it.
+log is read line by line, so a line break forges an entry. Text from the other end, a model, a file or a user is escaped
+here before it is shown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which token the target says: a fixed function of its logits, the settings, the seed and the position. Numpy only.
+"""Which token the target chooses: a fixed function of its logits, the settings, the seed and the position. Numpy only.
 
 Sampling is `argmax(filtered logits / temperature + Gumbel noise)`, and the noise of a position depends on nothing but
-the seed and that position. So the same text comes out with speculation on or off, in a tree or a chain, over one
+the seed and that position. So the text is the same with speculation on or off, in a tree or a chain, over one
 connection or ten, and the drafter can use the same noise to guess the same token.
 """
 
@@ -18,8 +18,8 @@ from moa.errors import ConfigError
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE = 1e-3
-"""The smallest temperature but 0. Below it logits divided by the temperature leave the range of floats, and long before
-that the text is the greedy one."""
+"""The smallest temperature but 0. Below it, logits divided by the temperature overflow; the text is greedy long before
+that."""
 _SORTED_FIRST = 256
 """Tokens that top-p looks at first; the rest of a large vocabulary is seldom needed."""
 
@@ -58,7 +58,8 @@ class SamplingSettings:
 
     @property
     def plain_greedy(self) -> bool:
-        """Whether the choice is the bare argmax of the logits, which a device can take without sending them."""
+        """Whether the choice is the argmax of the logits, which an accelerator can compute without copying them to the
+        host."""
         return self.greedy and self.repetition_penalty == 1.0
 
 
@@ -72,10 +73,11 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def gumbel(seed: int, position: int, tokens: int | NDArray[np.int64]) -> NDArray[np.float64]:
     """Standard Gumbel noise for `position`: of a whole vocabulary (its size) or of chosen token ids.
 
-    Counter-based: each number depends on (seed, position, token) alone, so any of them can be had without the others.
+    Counter-based: each number depends on (seed, position, token) alone, so any of them can be computed without the
+    others.
     """
     ids = np.arange(tokens) if isinstance(tokens, int) else tokens
-    with np.errstate(over="ignore"):  # wrapping around is the point
+    with np.errstate(over="ignore"):  # overflow is intended
         key = _mix(_mix(np.array([seed], np.uint64) + _GOLDEN) + np.uint64(position) * _GOLDEN)
         bits = _mix(key + (ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
@@ -83,7 +85,7 @@ def gumbel(seed: int, position: int, tokens: int | NDArray[np.int64]) -> NDArray
 
 
 Context = Sequence[int] | NDArray[np.int64]
-"""Tokens that are there already; once or several times is the same."""
+"""Tokens of the text so far; it does not matter how often one occurs."""
 
 
 def penalize(logits: NDArray[np.float64], penalty: float, context: Context) -> NDArray[np.float64]:

@@ -27,7 +27,8 @@ PREFILL_CHUNK = 512
 class GenerationSettings:
     """When to stop, how to sample, how far to draft (`shape=None`: not at all).
 
-    With `adapt`, a draft is only as deep as it is worth its time, down to none; without, always as deep as `shape`.
+    With `adapt`, the depth of a draft follows measured cost and acceptance, down to no draft; without, it is always
+    that of `shape`.
     """
 
     max_new_tokens: int = 256
@@ -46,7 +47,7 @@ class GenerationSettings:
 
 @dataclass
 class Generation:
-    """What came of one prompt. `won` counts the tokens of every round: accepted ones and the target's own."""
+    """The result for one prompt. `won` counts the tokens of every round: accepted ones and the target's own."""
 
     ids: list[int] = field(default_factory=list)
     finish: str = ""
@@ -61,7 +62,7 @@ class Generation:
 
 @dataclass
 class Seconds:
-    """Where the time of a run went."""
+    """Time of a run by phase."""
 
     prefill: float = 0.0
     draft: float = 0.0
@@ -79,7 +80,7 @@ class _Sequence:
     out: Generation
     utility: Utility | None
     unseen: list[tuple[Sequence[int], Committed]] = field(default_factory=list)
-    """What the drafter has still to be told, once it drafts again."""
+    """Committed tokens that the drafter has not seen yet; it gets them before it drafts again."""
     latest: int = 0
     """How many pieces of that are the latest round's, 0 or 1: reading it is a part of any drafted round."""
 
@@ -95,7 +96,7 @@ class _Sequence:
 
 
 class Speculator:
-    """Runs prompts through a target, with a drafter's help where there is one."""
+    """Generates with a target, and with a drafter if there is one."""
 
     def __init__(self, target: Target, drafting: Drafting | None = None) -> None:
         self.target, self.drafting = target, drafting
@@ -103,12 +104,13 @@ class Speculator:
         self._costs: dict[float, Costs] = {}
         """By temperature, which decides how well drafts do."""
         self._caught_up = 0.0
-        """Seconds of this round that were spent on several rounds before it: no price of drafting now."""
+        """Seconds of this round that were spent to catch up with earlier rounds: they are no cost of drafting in this
+        one."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], settings: GenerationSettings | None = None
     ) -> list[Generation]:
-        """Continue every prompt. More prompts than slots wait for one to come free."""
+        """Continue every prompt. Prompts wait when all slots are in use."""
         outputs = [Generation() for _ in prompts]
         for index, tokens, finish in self.stream(prompts, settings, outputs):
             outputs[index].ids += tokens
@@ -175,7 +177,8 @@ class Speculator:
             sequence.unseen.append((tokens, committed))
 
     def _catch_up(self, sequence: _Sequence) -> int:
-        """Let the drafter know the text; its slot. What it missed before the latest round is timed by itself."""
+        """Give the drafter the text it has not seen; returns its slot. What it missed before the latest round is timed
+        by itself."""
         assert sequence.draft_slot is not None
         assert self.drafting is not None
         missed = sequence.missed
@@ -195,7 +198,7 @@ class Speculator:
         return sequence.draft_slot
 
     def _round(self, active: list[_Sequence], settings: GenerationSettings) -> list[tuple[_Sequence, list[int]]]:
-        """Draft for all, verify all in one forward, and take what each is given."""
+        """Draft for all sequences, verify all in one forward, and append the accepted tokens."""
         began, self._caught_up = time.perf_counter(), 0.0
         trees = self._draft(active, settings)
         drafted = time.perf_counter()
@@ -227,7 +230,7 @@ class Speculator:
     def _learn(
         self, seconds: float, active: list[_Sequence], trees: list[DraftTree], paths: Sequence[Sequence[int]]
     ) -> None:
-        """Tell what the round took and won, for how far to draft next."""
+        """Record the time and the accepted tokens of the round, which decide how far to draft next."""
         levels = [max(tree.depths()) for tree in trees]
         for sequence, level, path in zip(active, levels, paths, strict=True):
             if sequence.utility is not None:

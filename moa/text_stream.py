@@ -1,4 +1,4 @@
-"""The text of a growing list of tokens, piece by piece. Tokens can be taken back; nothing of a stop string shows."""
+"""Incremental decoding: the text of a growing list of tokens. Tokens can be removed; stop strings are never shown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Decoder(Protocol):
-    """A tokenizer, as far as it is needed here."""
+    """The part of a tokenizer that is needed here."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""
@@ -24,11 +24,11 @@ def text_after(codec: Decoder, before: Sequence[int], token: int) -> str:
 
 @dataclass
 class TextStream:
-    """The text of a growing list of tokens, piece by piece; tokens can be taken back.
+    """The text of a growing list of tokens, piece by piece; the last tokens can be removed again.
 
     A piece is decoded together with the token before it, since many tokenizers join words by context. Two things are
-    held back: characters that are not complete yet, and what may turn out to be the beginning of a stop string. From
-    a stop string on there is no text.
+    held back: incomplete characters, and text that may be the beginning of a stop string. After a stop string no text
+    follows.
     """
 
     codec: Decoder
@@ -40,11 +40,11 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """What may be shown."""
+        """The text that may be shown."""
         return self._raw[: self._marks[-1].shown]
 
     def add(self, token: int) -> str:
-        """The text that this token adds."""
+        """Add a token; returns the text that it adds."""
         self._ids.append(token)
         mark = self._marks[-1]
         before = self.codec.decode(self._ids[mark.context : mark.done])
@@ -57,13 +57,13 @@ class TextStream:
         return self._raw[mark.shown : self._marks[-1].shown]
 
     def cut(self, tokens: int) -> int:
-        """Take back all but the first `tokens`; how many characters remain."""
+        """Remove all but the first `tokens`; returns the number of characters that remain."""
         del self._ids[tokens:], self._marks[tokens + 1 :]
         self._raw = self._raw[: self._marks[-1].length]
         return self._marks[-1].shown
 
     def flush(self) -> str:
-        """What was held back, complete or not; nothing may be added after it."""
+        """The text that was held back, complete or not; call it last."""
         mark = self._marks[-1]
         if mark.stopped:
             return ""
@@ -86,14 +86,15 @@ class TextStream:
         return end, stopped
 
     def _find_stop(self, start: int) -> tuple[int, bool]:
-        """Where the text ends; what was shown already holds no beginning of a stop string."""
+        """End of the text, and whether a stop string is there. Text already shown contains no beginning of a stop
+        string."""
         found = [at for stop in self.stop if (at := self._raw.find(stop, start)) >= 0]
         return (min(found), True) if found else (len(self._raw), False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """The stream after a token."""
+    """State of the stream after a token."""
 
     context: int = 0
     """Where the decoding context starts."""

@@ -1,4 +1,4 @@
-"""A token bucket: so much a second on average, so much at once. Pure: the caller says what time it is."""
+"""A token bucket: a limit on the average rate and on bursts. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TokenBucket:
         self._level = self.burst
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until `amount` may be spent; 0 for now. More than a burst may be spent from a full bucket."""
+        """Seconds until `amount` may be spent; 0 is now. A full bucket allows any amount, even one above the burst."""
         if self.rate <= 0:
             return 0.0
         return max(0.0, (min(amount, self.burst) - self.level(now)) / self.rate)
@@ -35,7 +35,7 @@ class TokenBucket:
         return True
 
     def level(self, now: float) -> float:
-        """What may be spent at once."""
+        """The amount that may be spent now."""
         self._level = min(self.burst, self._level + max(0.0, now - self.now) * self.rate)
         self.now = max(self.now, now)
         return self._level

@@ -1,10 +1,10 @@
-"""Token logs: what two of them share."""
+"""Token logs: the common prefix of two."""
 
 from __future__ import annotations
 
 
 def common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the common beginning, by bisection over slice comparisons, which run at C speed."""
+    """Length of the common prefix, by bisection over slice comparisons, which run at C speed."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

@@ -1,4 +1,4 @@
-"""The draft tree and the accept rule: one home for both ends, numpy only.
+"""The draft tree and the acceptance rule, shared by both ends. Numpy only.
 
 Node 0 is the *pending* token: the last one emitted, which the target has not run yet. Its children are guesses for
 the next position, and so on. A chain is a tree of breadth 1.
@@ -26,7 +26,7 @@ class TreeShape:
     depth: int = 6
     nodes: int = 62
     min_score: float = -12.0
-    """Stop going deeper when even the best path is less likely than e to this."""
+    """Stop going deeper when the log-probability of the best path is below this."""
 
     def __post_init__(self) -> None:
         for name in ("breadth", "depth", "nodes"):
@@ -58,7 +58,7 @@ class DraftTree:
 def ancestors(parents: NDArray[np.int64]) -> Mask:
     """Ancestor-or-self `[B, T, T]` of trees given as `parents` `[B, T]` (-1: none), by pointer doubling."""
     batch, size = parents.shape
-    nowhere = batch * size  # one more row, that no node sees through, stands for "no parent"
+    nowhere = batch * size  # an extra row without ancestors represents "no parent"
     seen = np.zeros((nowhere + 1, size), dtype=np.bool_)
     seen[np.arange(nowhere), np.tile(np.arange(size), batch)] = True
     offsets = np.arange(0, nowhere, size, dtype=np.int64)[:, None]
@@ -81,20 +81,21 @@ def depths(parents: Sequence[int]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What the target made of a tree: the nodes it agrees with, node 0 first, and its own token after the last."""
+    """The target's decision about a tree: the accepted nodes, node 0 first, and the target's token after the last
+    one."""
 
     path: list[int]
     next_token: int
 
 
 def walk(tokens: Sequence[int], parents: Sequence[int]) -> Generator[int, int, Accepted]:
-    """Walk from node 0 along the target's own choices for as long as the tree holds them.
+    """Walk from node 0 along the target's choices while they are in the tree.
 
-    Yields a node, and is sent the target's token after it: the same function of its logits, the sampling settings, the
-    seed and the position that decides without any draft. That is why speculation cannot change the text.
+    Yields a node, and is sent the target's token after it: the same function of logits, sampling settings, seed and
+    position that decides without a draft. That is why speculation cannot change the text.
     """
     children: dict[tuple[int, int], int] = {}
-    for node in range(len(tokens) - 1, 0, -1):  # of twins, the first wins
+    for node in range(len(tokens) - 1, 0, -1):  # of equal siblings, the first
         children[parents[node], tokens[node]] = node
     path = [0]
     while True:
@@ -106,7 +107,7 @@ def walk(tokens: Sequence[int], parents: Sequence[int]) -> Generator[int, int, A
 
 
 def accept(tokens: Sequence[int], parents: Sequence[int], choose: Callable[[int], int]) -> Accepted:
-    """The walk of one tree, where `choose(node)` is the target's token after `node`."""
+    """Run `walk` with `choose(node)`, the target's token after `node`."""
     steps = walk(tokens, parents)
     node = next(steps)
     while True:
@@ -131,7 +132,7 @@ class TreeGrower:
     root: int
     shape: TreeShape
     frontier: list[int] = field(init=False)
-    """Nodes whose children are wanted next."""
+    """Nodes to expand next."""
     fed: list[int] = field(init=False, default_factory=list)
     """Nodes the drafter has run, in the order of its cache rows."""
     tokens: list[int] = field(init=False)
@@ -181,7 +182,7 @@ class TreeGrower:
 
     def tree(self) -> DraftTree:
         """The best `shape.nodes` nodes and the root. A child never outscores its parent, so the best are a tree."""
-        # Sorting is stable, in reverse too: of equals the earlier come first.
+        # Sorting is stable, also in reverse: equal scores keep their order.
         order = sorted(range(1, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[: self.shape.nodes]
         kept = [0, *sorted(order)]
         index = {node: i for i, node in enumerate(kept)}

@@ -1,4 +1,4 @@
-"""How far to draft, and whether at all, by what it wins and what it costs. Pure: it is told times, and has no clock.
+"""How deep to draft, or not at all, by expected gain and cost. Pure: the caller passes times.
 
 A round is one forward of the target over the pending token and a draft of so many levels. A level costs drafter and
 target time whether it is accepted or not, so where drafts miss, plain decoding is the faster way. What decides is
@@ -16,27 +16,27 @@ from statistics import median
 _KEEP, _KEEP_USUAL = 0.9, 0.98
 """Share of what was measured of acceptance that a new round leaves standing: of one text, and of all."""
 _LATEST = 9
-"""Rounds of a depth whose times count."""
+"""The times of this many latest rounds of a depth are used."""
 _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
-"""Plain rounds before the first draft; and after so many drafts one more, to know what drafting has to beat."""
+"""Plain rounds before the first draft, and drafts after which one plain round measures the baseline again."""
 _DEEPER_EVERY = 8
-"""... and after so many drafts one goes a level deeper than seems best."""
+"""After this many drafts, one is a level deeper than the estimated optimum."""
 _PRIOR, _USUAL_ROUNDS = 0.7, 3.0
 """Chance that a level is accepted before anything was measured, which counts as one round; and as how many rounds
 counts, for a new text, what is usual."""
 _TRIAL = 1
-"""Levels of a draft that only tries."""
+"""Levels of a trial draft."""
 _SHARE = 0.005
 """Share of the time of plain decoding that trials may take."""
 _HORIZON = 16
 """Rounds within which drafting has to save what the drafter's reading costs."""
 _MARGIN = 1.02
-"""Drafting has to promise so many times the tokens a second of plain decoding."""
+"""Draft only if the estimated tokens a second are at least this many times those of plain decoding."""
 
 
 @dataclass
 class AcceptanceTracker:
-    """How often each level was accepted, given the level before; old rounds fade."""
+    """How often each level was accepted, given that the level before was; older rounds count less."""
 
     usual: AcceptanceTracker | None = None
     """Of all texts so far: what a new text expects, until it knows better."""
@@ -44,7 +44,7 @@ class AcceptanceTracker:
     won: list[float] = field(default_factory=list)
 
     def add(self, accepted: int, levels: int) -> None:
-        """A round that drafted `levels`, of which `accepted` were the target's."""
+        """Count a round that drafted `levels`, of which `accepted` were accepted."""
         while len(self.tried) < levels:
             self.tried.append(0.0)
             self.won.append(0.0)
@@ -67,20 +67,20 @@ class AcceptanceTracker:
 
 @dataclass
 class Costs:
-    """What a round takes in seconds, by the levels drafted: medians of the latest, for a machine that does other things
-    too is slow now and then, and never fast."""
+    """Seconds of a round by drafted levels: medians of the latest rounds, because other load makes single rounds
+    slow."""
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     drafted: dict[int, deque[float]] = field(default_factory=dict)
     reading: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     """Seconds a token of text that the drafter had missed."""
     usual: AcceptanceTracker = field(default_factory=AcceptanceTracker)
-    """Of all texts so far: what a new one starts from."""
+    """Rates over all texts so far, from which a new text starts."""
     since: float = 0.0
     """Seconds of plain decoding, of whatever text, since the latest draft."""
 
     def add(self, seconds: float, levels: float) -> None:
-        """A round, with so many levels drafted (the mean, where several texts share it)."""
+        """Add a round with so many drafted levels (their mean if several texts share the round)."""
         if levels == 0:
             self.plain.append(seconds)
             self.since += seconds
@@ -102,7 +102,7 @@ class Costs:
         return bool(self.plain and self.drafted)
 
     def seconds(self, levels: int) -> float:
-        """Of a round: between the depths that were measured on a straight line, beyond them on the same one."""
+        """Seconds of a round, interpolated linearly between measured depths, extrapolated beyond them."""
         points = [(0, median(self.plain))]
         points += [(depth, max(points[0][1], median(took))) for depth, took in sorted(self.drafted.items())]
         after = next((n for n, (depth, _) in enumerate(points) if depth >= levels), len(points) - 1)
@@ -111,7 +111,7 @@ class Costs:
 
 
 class Utility:
-    """Of one text: how many levels the next round should draft."""
+    """How many levels the next round of one text should draft."""
 
     def __init__(self, costs: Costs, deepest: int) -> None:
         self.costs, self.deepest = costs, deepest
@@ -119,7 +119,7 @@ class Utility:
         self._drafted = 0
 
     def levels(self, missed: int = 0) -> int:
-        """0: none; the target decodes plainly. `missed` tokens of the text, the latest round's left out, were not yet
+        """Levels to draft; 0: plain decoding. `missed` tokens of the text, the latest round's left out, were not yet
         read by the drafter."""
         costs = self.costs
         if len(costs.plain) < _FIRST_PLAIN or self._drafted >= _PLAIN_EVERY:
@@ -136,13 +136,13 @@ class Utility:
             if rate > most:
                 best, most, saved = levels, rate, tokens * plain - costs.seconds(levels)
         if best and saved * _HORIZON >= price:
-            # What was measured long ago is never measured again unless it is tried.
+            # Deeper levels must be tried now and then, or their estimates are never updated.
             return min(best + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self.deepest)
         trial = min(_TRIAL, self.deepest)
         return trial if costs.since * _SHARE >= price + costs.seconds(trial) - plain else 0
 
     def told(self, levels: int, accepted: int) -> None:
-        """What became of a round."""
+        """Record the result of a round."""
         if not levels:
             self._drafted = 0
             return

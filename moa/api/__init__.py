@@ -1,1 +1,1 @@
-"""The OpenAI-shaped API over anything that answers: requests, response shapes, streams, access. No torch."""
+"""The OpenAI-compatible API over any `Answerer`: requests, response shapes, streams, access. No torch."""

@@ -1,4 +1,4 @@
-"""Who may use the endpoint: api keys, and the checks that keep other websites from driving it. No I/O.
+"""Who may use the endpoint: API keys, and checks against requests from other websites. No I/O.
 
 A page of another website can make a browser send requests here. It cannot fake two headers: `Origin`, and `Host`, which
 names the website when its DNS name was re-bound to this address. So a foreign `Origin` is refused, and a `Host` must be
@@ -16,23 +16,23 @@ from urllib.parse import urlsplit
 from moa.api.errors import ApiError
 
 Principals = Callable[[Sequence[str]], str | None]
-"""From the Authorization headers to the caller's name; None turns it away."""
+"""From the Authorization headers to the caller's name; None refuses the request."""
 ANONYMOUS = "anonymous"
 
 
 class ApiKeys:
-    """Keys that are accepted. Only their hashes are kept; without any, everybody is the same anonymous principal."""
+    """The accepted keys, as hashes. Without any key, all callers are one anonymous principal."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [_digest(key) for key in keys]
 
     def __call__(self, authorization: Sequence[str]) -> str | None:
-        """The caller's name: a hash of its key. Of several headers none is believed."""
+        """The caller's name: a hash of its key. Several Authorization headers are refused."""
         if not self._digests:
             return ANONYMOUS
         scheme, _, key = (authorization[0] if len(authorization) == 1 else "").partition(" ")
         presented = _digest(key.strip())
-        # Every key is compared, in constant time each: the time says nothing of which one, or whether any, fits.
+        # Compare with every key in constant time, so that timing does not reveal which key matches.
         matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
         return presented.hex()[:16] if any(matches) and scheme.lower() == "bearer" else None
 
@@ -48,7 +48,7 @@ class Access:
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     def check_source(self, headers: Mapping[str, str]) -> None:
-        """Refuse what another website has sent, with or without a key."""
+        """Refuse a request that another website has sent, with or without a key."""
         host = headers.get("host", "")
         name = urlsplit(f"//{host}").hostname if _plain(host) else None
         if name is None or not (name in self._hosts or is_address(name)):
@@ -64,7 +64,7 @@ class Access:
             raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
 
     def principal(self, authorization: Sequence[str]) -> str:
-        """Who calls, from the Authorization headers."""
+        """The caller's name, from the Authorization headers."""
         name = self._principals(authorization)
         if name is None:
             raise ApiError(401, "a valid api key is needed: Authorization: Bearer KEY", code="invalid_api_key")

@@ -1,4 +1,4 @@
-"""What the API asks of a model, and what it hears back: the one protocol between routes and answerers.
+"""The protocol between the routes and an answerer: the request for one answer, and the events that come back.
 
 Positions in the text count characters (Unicode code points) of the answer, so that a client needs no tokenizer.
 """
@@ -17,7 +17,7 @@ Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "budg
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer that is wanted: of `messages`, `text` and `ids` one is given. None means the answerer's default."""
+    """A request for one answer. One of `messages`, `text` and `ids` is given. None means the answerer's default."""
 
     messages: Sequence[Mapping[str, str]] | None = None
     text: str | None = None
@@ -42,7 +42,7 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer took."""
+    """Counts of an answer."""
 
     prompt_tokens: int
     tokens: int
@@ -50,7 +50,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int = 0
     calls: int = 0
     predicted: int = 0
-    """Tokens of the prediction that were offered, and how many of them the target took."""
+    """Tokens of the prediction that were drafted, and how many of them were accepted."""
     predicted_accepted: int = 0
     more: dict[str, Any] = {}
 
@@ -78,7 +78,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """The first `characters` will not be withdrawn: they are the target's own, or were adopted."""
+    """The first `characters` will not be withdrawn: they are verified or adopted."""
 
     characters: int
     logprobs: tuple[Scored, ...] = ()
@@ -98,13 +98,13 @@ class LinkNews(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Something a person should know."""
+    """A message for the user."""
 
     message: str
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer is over. `text` is all of it; when not `verified`, some of it never was."""
+    """The answer is complete. `text` is the whole answer; if not `verified`, part of it was never verified."""
 
     reason: Reason
     verified: bool
@@ -116,7 +116,7 @@ AnswerEvent = Began | Piece | Verified | Cut | LinkNews | Note | Ended
 
 
 class Answerer(Protocol):
-    """Whatever answers. Errors are `MoaError`s; closing a generator stops the work for it at once."""
+    """A source of answers. Errors are `MoaError`s; closing a generator stops its work at once."""
 
     @property
     def model(self) -> str:
@@ -126,7 +126,7 @@ class Answerer(Protocol):
         """`Began` first, `Ended` last. Many may run at once."""
 
     def status(self) -> dict[str, Any]:
-        """The state of link and load, in plain numbers, for people and pages."""
+        """The state of link and load, as numbers."""
 
     def not_ready(self) -> str:
-        """Empty when it can answer, else what is wrong."""
+        """Empty if it can answer, else the problem."""

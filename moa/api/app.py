@@ -1,4 +1,4 @@
-"""The endpoint: routes over an answerer. The state of streams that may be taken up again lives here."""
+"""The endpoint: routes over an answerer. It holds the state of resumable streams."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class ApiLimits:
     max_running: int = 64
     """Answers at once; a request with `n` has `n` of them."""
     keep_seconds: float = 900.0
-    """How long a complete stream or stored response can be had again."""
+    """How long a complete stream or a stored response is kept."""
     alone_seconds: float = 60.0
-    """How long a resumable stream goes on when nobody listens."""
+    """How long a resumable stream continues without a client."""
     keep_bytes: int = 32 * 2**20
-    """Memory of all streams and responses that are kept."""
+    """Memory for all streams and responses that are kept."""
 
 
 @dataclass(eq=False)
 class _Stored:
-    """A response that can be had again."""
+    """A stored response."""
 
     shape: ResponseShape
     conversation: StoredMessages
@@ -99,7 +99,7 @@ class Api:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Api]:
-        """Sweep what is kept for as long as the body runs; then end every stream."""
+        """Remove expired streams while the body runs; then end every stream."""
         sweeper = asyncio.create_task(self._sweep())
         try:
             yield self
@@ -157,7 +157,7 @@ class Api:
         return EventStream(self._listen(self._record(_tape(_frames(events, id), recording), recording), 0), headers)
 
     def _record(self, frames: AsyncGenerator[bytes, None], recording: Recording) -> Recording:
-        """Let the work behind these frames go on by itself."""
+        """Run the work behind these frames independently of the client's connection."""
         task = asyncio.create_task(_drain(frames))
         self._tasks.add(task)
         recording.cancel = task.cancel
@@ -229,7 +229,7 @@ class Api:
         stored = self._get(request.path_params["id"], principal)
         if request.query_params.get("stream") not in ("true", "1"):
             return Json(stored.shape.snapshot())
-        given = request.query_params.get("starting_after")  # a sequence number, and those begin at 0
+        given = request.query_params.get("starting_after")  # sequence numbers begin at 0
         after = 0 if given is None else position(given, stored.shape.id) + 1
         return EventStream(self._listen(stored.recording, after), {"X-Request-Id": stored.shape.id})
 
@@ -264,7 +264,7 @@ class Api:
             )
 
     def keyed(self, endpoint: Callable[[Request, str], Any]) -> Callable[[Request], Any]:
-        """A route's function that learns who calls, and is not called for strangers."""
+        """Wrap a route's function: pass the caller's name, and refuse callers without access."""
 
         async def checked(request: Request) -> Response:
             principal = self.access.principal(request.headers.getlist("authorization"))
@@ -272,14 +272,14 @@ class Api:
                 response: Response = await endpoint(request, principal)
             except HungUp:
                 self.metrics.hang_ups.inc()
-                return Response(status_code=499)  # nobody is there to read it
+                return Response(status_code=499)  # the client has left
             return response
 
         return checked
 
 
 async def _opened(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """The same events, once the first is there: what is wrong with a request shows before its response begins."""
+    """The same events, after waiting for the first: so an invalid request gets an error status, not a broken stream."""
     first = await anext(events)
 
     async def all_of_them() -> AsyncGenerator[Any, None]:
@@ -292,7 +292,7 @@ async def _opened(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None
 
 
 async def _frames(events: AsyncGenerator[Any, None], id: str = "") -> AsyncGenerator[bytes, None]:
-    """Events as frames of a stream; numbered when it can be taken up again."""
+    """Events as frames of a stream, numbered if it is resumable."""
     number = 0
     async with contextlib.aclosing(events):
         async for event in events:
@@ -302,7 +302,7 @@ async def _frames(events: AsyncGenerator[Any, None], id: str = "") -> AsyncGener
 
 
 async def _tape(frames: AsyncGenerator[bytes, None], recording: Recording) -> AsyncGenerator[bytes, None]:
-    """The same frames, kept on their way."""
+    """The same frames; each is also kept."""
     try:
         async with contextlib.aclosing(frames):
             async for frame in frames:

@@ -1,4 +1,4 @@
-"""Errors in the API's shape: a status, and a body that clients of OpenAI know how to read."""
+"""Errors in the API's format: a status, and a body that OpenAI clients can parse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ApiError(MoaError):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Headers that belong to the status."""
+        """Headers that the status requires."""
         headers = {"Retry-After": str(math.ceil(self.retry_after))} if self.retry_after else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -48,7 +48,7 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
 
 
 def from_error(error: MoaError) -> ApiError:
-    """What a client is told of an error from inside."""
+    """The error for a client that reports an internal error."""
     match error:
         case ApiError():
             return error

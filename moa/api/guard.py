@@ -1,4 +1,4 @@
-"""What stands before every route: the source checks, error shapes, security headers, an access log without text."""
+"""ASGI middleware before every route: access checks, error format, security headers, an access log without text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, access: Access, metrics: ApiMetrics, origins: Sequence[str] = ()) -> None:
         self._app: ASGIApp = app
-        if origins:  # without any, browsers let no other website read an answer
+        if origins:  # without CORS headers no other website can read an answer
             self._app = CORSMiddleware(
                 app,
                 allow_origins=list(origins),
@@ -66,12 +66,12 @@ class Guard:
             await send(message)
 
         request = Request(scope)
-        scope["app"] = self  # with an application above them, the routes raise what they refuse
+        scope["app"] = self  # the routes raise their refusals to this middleware
         try:
             self._access.check_source(request.headers)
             await self._app(scope, receive, told)
         except Exception as error:
-            if status:  # too late for a response: the connection ends here
+            if status:  # too late for an error response: close the connection
                 raise
             await error_response(_shaped(error, request.url.path))(scope, receive, told)
         finally:
@@ -87,7 +87,7 @@ class Guard:
 
 
 def _shaped(error: Exception, path: str) -> ApiError:
-    """Any error as one that a client can be told."""
+    """Convert any error to an `ApiError`."""
     match error:
         case HTTPException(status_code=404):
             return ApiError(404, f"there is nothing at {path[:200]}")

@@ -1,4 +1,5 @@
-"""HTTP as the routes need it: bounded bodies, work that ends when its client hangs up, streams, and a server."""
+"""HTTP helpers for the routes: bounded bodies, work that is cancelled when its client disconnects, streams, a
+server."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from moa.errors import UsageError
 Result = TypeVar("Result")
 _KEEPALIVE_SECONDS = 15.0
 _SEND_SECONDS = 30.0
-"""A client that reads nothing for so long is given up."""
+"""Close the connection of a client that reads nothing for this long."""
 
 
 class HungUp(Exception):
@@ -30,7 +31,7 @@ class HungUp(Exception):
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body, if it is JSON and not too long."""
+    """The body; it must be JSON and not too long."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "send JSON, with Content-Type: application/json")
@@ -44,7 +45,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of the work; `HungUp` when the client leaves before it is there, and then the work has ended."""
+    """The result of the work. If the client disconnects first, the work is cancelled and `HungUp` raised."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_hang_up(receive))
     try:
@@ -74,7 +75,7 @@ class Json(Response):
 
 
 class EventStream(Response):
-    """Frames of server-sent events, until they end or the client hangs up; then their generator is closed."""
+    """Send frames of server-sent events until they end or the client disconnects; then close their generator."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
         self._frames = frames
@@ -121,13 +122,13 @@ class EventStream(Response):
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the business of the program that this server is a part of."""
+        """The program that contains this server handles signals."""
         yield
 
 
 @contextlib.asynccontextmanager
 async def serving(app: ASGIApp, host: str, port: int, **options: Any) -> AsyncIterator[str]:
-    """Serve for as long as the body runs; the address, with the port that the system picked for port 0."""
+    """Serve while the body runs; yields the address, with the port that the system chose for port 0."""
     listening = _listen(host, port)
     config = uvicorn.Config(
         app,

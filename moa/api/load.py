@@ -1,4 +1,4 @@
-"""An answerer that counts what runs, and refuses what is too much."""
+"""An answerer that counts running answers and refuses more than its limit."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ class Counted:
         return self._running.total()
 
     def status(self) -> dict[str, Any]:
-        """The inner one's, the load, and what all answers took: tokens as they come, the rest at an answer's end."""
+        """The inner answerer's figures, the load, and totals over all answers: tokens as they come, the rest when an
+        answer ends."""
         load = {"running": self.running, "most_running": self._most}
         totals = {name: self._totals[name] for name in ("tokens", "drafted", "accepted", "calls")}
         return {**self._inner.status(), **load, **totals}
 
     def not_ready(self) -> str:
-        """What is wrong, if anything."""
+        """The inner answerer's problem, if it has one."""
         return self._inner.not_ready()
 
     async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
-        """The inner one's events."""
+        """The inner answerer's events."""
         if self.running >= self._most or self._over_share(ask.principal):
             raise ApiError(429, f"{self.running} answers are running: try again soon", code="busy", retry_after=1.0)
         began, first = time.monotonic(), True
@@ -72,7 +73,7 @@ class Counted:
                     yield event
         finally:
             self._running[ask.principal] -= 1
-            self._running += Counter()  # drops those at zero
+            self._running += Counter()  # removes entries at zero
             self._metrics.running.set(self.running)
 
     def _over_share(self, principal: str) -> bool:

@@ -1,4 +1,4 @@
-"""Static pages of the endpoint: every file from the package itself, under a policy that lets nothing else in."""
+"""Static pages of the endpoint: all files are in the package, and the content security policy allows nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLICY = "; ".join(
         "trusted-types service-worker",
     )
 )
-"""Nothing from another host, no inline script or style, and no text that becomes markup."""
+"""Nothing from other hosts, no inline scripts or styles, and no strings as HTML."""
 
 
 def page(package: str, folder: str, at: str) -> Iterator[Route]:
@@ -52,7 +52,7 @@ class _File:
         }
 
     async def get(self, request: Request) -> Response:
-        """The file, or that it has not changed."""
+        """The file, or 304 if it has not changed."""
         if request.headers.get("if-none-match") == self._headers["ETag"]:
             return Response(status_code=304, headers=self._headers)
         return Response(self._content, headers=self._headers)

@@ -1,4 +1,4 @@
-"""From an answer's events to what its client is shown: which text may be sent in each mode."""
+"""From an answer's events to the text that its client gets in each mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moa.api.errors import ApiError
 
 
 class Show(NamedTuple):
-    """A change of what the client has: keep its first `cut` characters (None: all of them), then append `text`."""
+    """A change of the client's text: keep its first `cut` characters (None: all), then append `text`."""
 
     text: str
     verified: int
@@ -20,7 +20,7 @@ class Show(NamedTuple):
 
 
 class Presenter:
-    """One answer as its client sees it."""
+    """The text of one answer at its client."""
 
     def __init__(self, mode: Mode) -> None:
         self._mode = mode
@@ -31,7 +31,7 @@ class Presenter:
         self._scored: tuple[Scored, ...] = ()
 
     def take(self, event: AnswerEvent) -> Show | None:
-        """What changes for the client with this event, if anything does."""
+        """The change of the client's text for this event, if any."""
         cut = None
         match event:
             case Piece():

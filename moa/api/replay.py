@@ -1,4 +1,5 @@
-"""Streams that can be taken up again: what was sent, kept for a stated time and memory. No I/O, no clock of its own."""
+"""Resumable streams: sent frames are kept for a limited time and within a memory limit. No I/O; the caller passes the
+time."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from moa.api.errors import ApiError
 
 _FRAME_COST = 100
-"""Bytes that a kept frame costs beside its own."""
+"""Memory overhead of a kept frame, in bytes."""
 
 
 @dataclass(eq=False)
@@ -24,7 +25,7 @@ class Recording:
     size: int = 0
     closed: bool = False
     touched: float = 0.0
-    """When somebody last listened, or when it ended."""
+    """When a client last read it, or when it ended."""
     listeners: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -43,18 +44,18 @@ class Recording:
 
     def _tell(self) -> None:
         self.news.set()
-        self.news = asyncio.Event()  # whoever waits for the next one waits on a new event
+        self.news = asyncio.Event()  # readers wait for the next frame on a new event
 
 
 @dataclass(eq=False)
 class Recordings:
-    """All streams that may be taken up again."""
+    """All resumable streams."""
 
     clock: Callable[[], float]
     keep_seconds: float = 300.0
     """How long a complete stream is kept."""
     alone_seconds: float = 60.0
-    """How long a running stream goes on when nobody listens."""
+    """How long a running stream continues without a client."""
     most_bytes: int = 32 * 2**20
     _streams: dict[str, Recording] = field(default_factory=dict)
 
@@ -74,7 +75,7 @@ class Recordings:
         return stream
 
     def get(self, id: str, principal: str) -> Recording:
-        """A stream by its id; a stranger learns nothing, not even that it exists."""
+        """A stream by its id. To another principal it looks as if it did not exist."""
         self.sweep()
         stream = self._streams.get(id)
         if stream is None or stream.principal != principal:
@@ -85,10 +86,10 @@ class Recordings:
         """Forget a stream and stop the work behind it."""
         if self._streams.pop(stream.id, None) is not None and not stream.closed:
             stream.cancel()
-            stream.close(self.clock())  # whoever listens is let go
+            stream.close(self.clock())  # wake the readers
 
     def sweep(self) -> None:
-        """Forget what is too old, then the oldest while there is too much."""
+        """Remove expired streams, then the oldest ones while the memory limit is exceeded."""
         now = self.clock()
         for stream in self:
             if not stream.listeners:
@@ -104,7 +105,7 @@ class Recordings:
 
 
 def position(last_event_id: str, id: str) -> int:
-    """Frames that a client has already, from its `Last-Event-ID`."""
+    """Number of frames that a client already has, from its `Last-Event-ID`."""
     stream, _, number = last_event_id.strip().rpartition("/")
     if stream not in ("", id) or not number.isascii() or not number.isdigit() or len(number) > 9:
         raise ApiError(400, f"Last-Event-ID is not of stream {id[:80]!r}", param="Last-Event-ID")

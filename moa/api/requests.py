@@ -1,6 +1,6 @@
-"""Requests of `/v1/chat/completions` and `/v1/completions`: from JSON to what is asked of the answerer.
+"""Requests of `/v1/chat/completions` and `/v1/completions`: from JSON to requests for the answerer.
 
-What would change the answer and is not supported is refused by name; what is unknown is ignored, as clients send much.
+An unsupported parameter that would change the answer is refused by name. Unknown ones are ignored: clients send many.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PredictedContent(msgspec.Struct):
 
 
 class Extension(msgspec.Struct, forbid_unknown_fields=True):
-    """Our own field, `moa`: what the API of others has no name for."""
+    """Our own field, `moa`, for what OpenAI's API does not have."""
 
     mode: Mode | None = None
     patience: Annotated[float, Meta(ge=0.0, le=3600.0)] | None = None
@@ -94,7 +94,7 @@ class Common(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(Common, kw_only=True):
-    """Parsed of `/v1/chat/completions`."""
+    """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)]
     max_completion_tokens: PositiveInt | None = None
@@ -108,7 +108,7 @@ class ChatRequest(Common, kw_only=True):
 
 
 class CompletionRequest(Common, kw_only=True):
-    """Parsed of `/v1/completions`."""
+    """Body of `/v1/completions`."""
 
     prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
     """A text, ids, or a list of either."""
@@ -119,7 +119,7 @@ class CompletionRequest(Common, kw_only=True):
 
 
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, understood: one ask for each choice."""
+    """A parsed request: one `AnswerRequest` for each choice."""
 
     asks: tuple[AnswerRequest, ...]
     chat: bool
@@ -130,7 +130,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server has decided for requests that do not say."""
+    """The server's defaults and limits for requests."""
 
     mode: Mode = "hold"
     patience: float = 60.0
@@ -163,12 +163,12 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedR
     """A completion request."""
     request = decode(body, CompletionRequest)
     _refuse_unsupported(request)
-    limit = request.max_tokens or 16  # the default that this route has always had
+    limit = request.max_tokens or 16  # OpenAI's default for this route
     return _call(request, list(_prompts(request.prompt)), limit, defaults, principal, request.logprobs, chat=False)
 
 
 def decode(body: bytes, kind: type[Parsed]) -> Parsed:
-    """A body of this shape, or an error that names the field."""
+    """Parse a body into this type; the error names the field."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -180,7 +180,7 @@ def decode(body: bytes, kind: type[Parsed]) -> Parsed:
 
 
 def content_text(content: Content, where: str) -> str:
-    """The text of a message; only text is understood."""
+    """The text of a message; other parts are refused."""
     if content is None or isinstance(content, str):
         return content or ""
     for part in content:
@@ -197,12 +197,13 @@ def chat_role(role: str, where: str) -> str:
 
 
 def unsupported(name: str) -> ApiError:
-    """A parameter that would change the answer, and that nothing here honours."""
+    """The error for a parameter that would change the answer and is not supported."""
     return bad(f"{name} is not supported here", name, "unsupported_parameter")
 
 
 def sampling_seed(seed: int | None, choice: int = 0) -> int:
-    """The seed of a choice: as asked, counted up, or a fresh one. The sampler's seeds are not negative."""
+    """The seed of a choice: the request's, plus the choice's number, or a random one. The sampler's seeds are not
+    negative."""
     return (random.SystemRandom().getrandbits(62) if seed is None else seed + choice) & MAX_SEED
 
 

@@ -1,4 +1,4 @@
-"""`/v1/responses`: the part of Open Responses that concerns text. Requests, the response object, and stream events."""
+"""`/v1/responses`: the text part of Open Responses. Requests, the response object, and stream events."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, understood."""
+    """A parsed request."""
 
     ask: AnswerRequest
     conversation: StoredMessages
-    """What later requests go on from: the messages without the instructions."""
+    """The messages without the instructions, which a later request continues."""
     request: ResponseRequest
     stream: bool
     store: bool
@@ -87,7 +87,7 @@ class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(body: bytes, defaults: Defaults, principal: str) -> ResponseRequest:
-    """The request, as far as it can be judged without what it goes on from."""
+    """Check the parts of the request that do not depend on the earlier conversation."""
     request = decode(body, ResponseRequest)
     for name in ("tools", "presence_penalty", "frequency_penalty"):
         if getattr(request, name):
@@ -101,7 +101,7 @@ def parse(body: bytes, defaults: Defaults, principal: str) -> ResponseRequest:
 
 
 def understand(request: ResponseRequest, before: StoredMessages, defaults: Defaults, principal: str) -> ResponseCall:
-    """What is asked for, after the conversation that it goes on from."""
+    """Parse the request, which continues the messages `before`."""
     conversation = (*before, *_messages(request.input))
     instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
     ours = request.moa or Extension()
@@ -141,7 +141,7 @@ def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, str]]:
 
 
 class ResponseShape:
-    """One response: what it is at any moment, and the events that tell of each change."""
+    """One response: its current state, and the events for each change."""
 
     def __init__(self, model: str, call: ResponseCall) -> None:
         self.id = f"resp_{secrets.token_hex(16)}"
@@ -197,7 +197,7 @@ class ResponseShape:
     # ---- events
 
     def begin(self) -> Iterator[dict[str, Any]]:
-        """The response exists, and its one message is being written."""
+        """Events for a new response and its one message."""
         yield self._event("response.created", response=self.snapshot())
         yield self._event("response.in_progress", response=self.snapshot())
         item = self._message() | {"content": []}
@@ -206,7 +206,7 @@ class ResponseShape:
         yield self._part_event("response.content_part.added", part=_text_part(""))
 
     def piece(self, show: Show, *, marked: bool) -> Iterator[dict[str, Any]]:
-        """What the text has won, and lost; `marked` for clients that know our events."""
+        """Events for added and removed text; `marked` for clients that know our events."""
         self.text = self.text[: show.cut] + show.text
         self._scored += show.logprobs
         marks = {"moa": {"verified": show.verified}} if marked else {}
@@ -217,13 +217,13 @@ class ResponseShape:
             yield self._part_event("response.output_text.delta", delta=show.text, logprobs=told, **marks)
 
     def news(self, event: LinkNews | Note) -> dict[str, Any]:
-        """What happens around the answer, for clients that know our events."""
+        """Other events of the answer, for clients that know our events."""
         if isinstance(event, LinkNews):
             return self._event("moa:link", state=event.state, detail=event.detail)
         return self._event("moa:notice", message=event.message)
 
     def end(self, ended: Ended) -> Iterator[dict[str, Any]]:
-        """The answer is over."""
+        """Events at the end of the answer."""
         self._counts = ended.counts
         cut_short = ended.reason not in ("eos", "stop")
         self._status = "incomplete" if cut_short else "completed"
@@ -237,12 +237,12 @@ class ResponseShape:
         yield self._event(f"response.{self._status}", response=self.snapshot())
 
     def fail(self, error: ApiError) -> dict[str, Any]:
-        """The answer could not be finished."""
+        """Events after an error."""
         self._status, self.error = "failed", error
         return self._event("response.failed", response=self.snapshot())
 
     def close(self) -> None:
-        """Nothing more comes: what is not finished by now was cancelled."""
+        """No more events follow; a response that is not complete was cancelled."""
         if self._status == "in_progress":
             self._status = "cancelled"
 

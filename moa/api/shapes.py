@@ -13,7 +13,7 @@ from moa.api.answer import Counts, LinkNews, Note, Reason, Scored
 from moa.api.present import Show
 
 _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
-"""Every other reason is a limit of some kind, which clients know as `length`; `moa.reason` says which."""
+"""All other reasons are reported as `length`, which clients know; `moa.reason` is the exact one."""
 
 
 class Shape:
@@ -57,7 +57,7 @@ class Shape:
         return self._chunk([self._choice(index, {"delta": {"role": "assistant", "content": ""}})])
 
     def piece(self, index: int, show: Show, *, marked: bool) -> Any:
-        """What a choice has won, and lost; `marked` for clients that know our field."""
+        """The chunk for added and removed text; `marked` for clients that know our field."""
         body = {"delta": {"content": show.text} if show.text else {}} if self.chat else {"text": show.text}
         marks: dict[str, Any] = {"verified": show.verified}
         if show.cut is not None:
@@ -70,7 +70,7 @@ class Shape:
         return self._chunk([self._choice(index, body, reason, {"reason": reason, "all_verified": verified})])
 
     def news(self, event: LinkNews | Note) -> Any:
-        """What happens around the answer, for clients that know our field."""
+        """The chunk for other events of the answer, for clients that know our field."""
         if isinstance(event, LinkNews):
             return self._chunk([]) | {"moa": {"link": event.state, "detail": event.detail}}
         return self._chunk([]) | {"moa": {"notice": event.message}}
@@ -109,7 +109,8 @@ class Shape:
 
 
 def usage(counts: Iterable[Counts]) -> dict[str, Any]:
-    """Tokens of all choices together. What speculation did is in `moa`; the prediction's share where OpenAI has it."""
+    """Tokens of all choices together. Figures of speculation are in `moa`; those of the prediction are where OpenAI has
+    them."""
     every = list(counts)
     prompt, tokens = sum(c.prompt_tokens for c in every), sum(c.tokens for c in every)
     predicted, taken = sum(c.predicted for c in every), sum(c.predicted_accepted for c in every)

@@ -1,4 +1,4 @@
-"""Answers on their way to one client: several choices side by side, whole or as a stream of chunks."""
+"""Answers for one client: several choices in parallel, whole or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from moa.api.shapes import Shape
 from moa.errors import MoaError
 
 _WAITING = 64
-"""Events of a request with several choices that may wait for its client; then the choices pause."""
+"""Events of a request with several choices that may wait for a slow client; then the choices pause."""
 
 
 async def side_by_side(
     answerer: Answerer, asks: Sequence[AnswerRequest]
 ) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-    """Events of all asks as they come, each with the number of its ask. Closing it ends them all."""
+    """Events of all answers as they come, each with the number of its answer. Closing the generator ends them all."""
     if len(asks) == 1:
         async with contextlib.aclosing(answerer.answer(asks[0])) as events:
             async for event in events:

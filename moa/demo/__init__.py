@@ -1,4 +1,4 @@
-"""The embedded pair: a small target and its MoA drafter, so that everything runs without a hub. No torch here.
+"""The embedded pair: a small target and its MoA drafter, so that nothing needs to be downloaded. No torch here.
 
 `python -m moa.demo` prints where they are; `python -m moa.demo.train` is how they were made.
 """

@@ -1,8 +1,8 @@
 """Tree attention: the attention function given to `transformers`.
 
-The function does not repeat keys and values for grouped-query attention, as the library's own does once a mask is
-given: the query heads of a group become rows of one product with their shared key head, and the mask is repeated
-instead, once per forward. That makes batched verification about three times as fast on a CPU.
+For grouped-query attention with a mask, the library repeats keys and values. This function instead makes the query
+heads of a group rows of one product with their shared key head, and repeats the mask, once per forward. That makes
+batched verification about three times as fast on a CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def tree_sdpa(
 ) -> tuple[Tensor, None]:
     """Attention of `query` [B,H,T,D] over `key`, `value` [B,Hkv,V,D] under an additive mask [B,1,T or G*T,V].
 
-    The mask already holds whatever sliding window applies. A soft cap bends the scores before the mask, which the
+    The mask already includes the sliding window. A soft cap bends the scores before the mask, which the
     fused kernel cannot do, so capped models take the explicit product.
     """
     batch, heads, length, width = query.shape
@@ -51,6 +51,6 @@ def tree_sdpa(
     return out.reshape(batch, heads, length, width).transpose(1, 2), None
 
 
-# With the library's own mask maker beside it, a model set to this attention still runs plain forwards correctly.
+# With the library's eager mask registered too, a model with this attention still runs plain forwards correctly.
 AttentionInterface.register(ATTENTION, tree_sdpa)
 AttentionMaskInterface.register(ATTENTION, eager_mask)

@@ -42,7 +42,8 @@ class RMSNorm(nn.Module):
 
 
 class _NormOnCpu(torch.autograd.Function):
-    """The same norm for training on a CPU, where torch's own is a chain of passes, each kept for its gradient.
+    """The same norm for training on a CPU, where torch's own runs several passes and keeps each result for the
+    gradient.
 
     LSA normalises every layer of every token: with torch's that is a fifth of a training step, with this a twentieth.
     """
@@ -70,7 +71,7 @@ class _NormOnCpu(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """Projections of grouped-query attention; what attends to what is the caller's business."""
+    """Projections of grouped-query attention; the caller provides the mask."""
 
     def __init__(self, width: int, heads: int, kv_heads: int) -> None:
         super().__init__()

@@ -19,7 +19,8 @@ Rows = tuple[Tensor, Tensor]
 
 
 class _Past:
-    """The least cache that a `transformers` attention layer asks for: joins past rows and remembers the new ones."""
+    """The minimal cache for a `transformers` attention layer: joins past keys and values with the new ones, and keeps
+    those."""
 
     def __init__(self, past: Rows) -> None:
         self.past = past
@@ -33,8 +34,9 @@ class _Past:
 class BorrowedLayers(nn.Module):
     """The last `count` decoder layers of a model, its rotary embedding and its final norm.
 
-    With TLI, the past of a layer holds the target's own rows of verified tokens, and the drafter's of drafted ones.
-    Sliding windows are not applied: a drafter may look further than its target does, and drafts are short.
+    With TLI, a layer's past contains the target's own keys and values for verified tokens, and the drafter's for
+    drafted ones. Sliding windows are not applied: a drafter may look further than its target does, and drafts are
+    short.
     """
 
     def __init__(self, backbone: nn.Module, count: int) -> None:
@@ -84,7 +86,7 @@ class Sibling(nn.Module):
 
     @classmethod
     def empty(cls, config: Mapping[str, Any]) -> Sibling:
-        """One whose weights are still to be read."""
+        """A model whose weights will be loaded later."""
         values = dict(config)
         try:
             shape = AutoConfig.for_model(values.pop("model_type"), **values)
@@ -100,7 +102,8 @@ class Sibling(nn.Module):
 
 
 def _rotary_of(backbone: nn.Module) -> Callable[[Tensor, Tensor, str | None], dict[str, Any]]:
-    """How this family's layers get their rotary positions: Gemma 3 has two kinds, and two ways to say so."""
+    """How this family's layers get their rotary positions: Gemma 3 has two kinds, named differently in transformers 4
+    and 5."""
     rotary: Any = backbone.rotary_emb
     local: Any = getattr(backbone, "rotary_emb_local", None)
     if local is not None:  # transformers 4

@@ -38,8 +38,8 @@ def new_drafter(config: DrafterConfig, target: PreTrainedModel, body: Sibling | 
 def drafter_around(
     target: PreTrainedModel, facts: TargetFacts, body: LoadedModel, shape: Mapping[str, Any], *, frozen: bool
 ) -> Drafter:
-    """A drafter whose body is a small language model that exists; its way to the records is untrained and, at first,
-    changes nothing. Embedding and head of the body stay as they are in any case."""
+    """A drafter whose body is an existing small language model. Its cross-attention is untrained and adds nothing at
+    first. The body's embedding and head are never trained."""
     if body.facts.tokenizer_hash != facts.tokenizer_hash:
         raise UsageError(
             f"the model in {body.folder} has another tokenizer than the target",
@@ -63,7 +63,7 @@ def load_drafter(
 
 
 def load_weights(module: nn.Module, folder: Path) -> None:
-    """Fill `module` from the folder's safetensors files; every key must be there, and no other."""
+    """Fill `module` from the folder's safetensors files, which must have exactly its keys."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UsageError(f"no drafter weights in {folder}: there is no *.safetensors file")
@@ -95,13 +95,13 @@ def save_drafter(drafter: Drafter, folder: Path, dtype: torch.dtype | None = Non
 
 
 def save_weights(module: nn.Module, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write a module's own weights; what it only shares with the target is not in its state."""
+    """Write a module's own weights, without those it shares with the target."""
     state = {name: value.detach().to(dtype or value.dtype).contiguous() for name, value in module.state_dict().items()}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def backbone_of(model: PreTrainedModel) -> nn.Module:
-    """The decoder under the head."""
+    """The decoder without the head."""
     backbone = model.get_decoder()
     if not isinstance(backbone, nn.Module):
         raise UsageError(f"{type(model).__name__} has no decoder that a drafter could borrow from")

@@ -1,5 +1,5 @@
-"""From a forward to what the target accepts of each row's draft. Rows walk their drafts together, one product of the
-head for all that are still on their way."""
+"""From a forward to the accepted nodes of each row's draft. All rows are walked level by level, with one product of the
+LM head for each level."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moa.tree import Accepted, accept, walk
 
 
 class Judged(NamedTuple):
-    """A row's draft, the tokens before it up to and with its node 0, and how the target's tokens are chosen."""
+    """A row's draft, its log up to and including node 0, and the sampling settings."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
@@ -26,7 +26,7 @@ class Judged(NamedTuple):
 
 
 def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
-    """What the target accepts of each row of a forward, and its own token after that."""
+    """The accepted nodes of each row of a forward, and the target's token after them."""
     found: dict[int, Accepted] = {}
     walks: dict[int, tuple[Generator[int, int, Accepted], int]] = {}
     for b, row in enumerate(rows):
@@ -35,7 +35,7 @@ def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
         else:
             steps = walk(row.tokens, row.parents)
             walks[b] = steps, next(steps)
-    paths: dict[int, list[int]] = {b: [] for b in walks}  # the tokens behind node 0
+    paths: dict[int, list[int]] = {b: [] for b in walks}  # the tokens after node 0
     seen = {b: _distinct(rows[b]) for b in walks}
     while walks:
         logits = step.logits_of([(b, node) for b, (_, node) in walks.items()]).cpu().numpy()
@@ -61,5 +61,5 @@ def log_probabilities(step: Step, b: int, path: Sequence[int], chosen: Sequence[
 
 
 def _distinct(row: Judged) -> NDArray[np.int64]:
-    """The tokens that a repetition penalty looks at: of a long log they are found once, not for every node."""
+    """The distinct tokens for the repetition penalty, computed once for a log and not for every node."""
     return np.unique(np.asarray(row.log if row.sampling.repetition_penalty != 1.0 else (), dtype=np.int64))

@@ -1,11 +1,11 @@
-"""The Mixture-of-Attentions drafter: the one definition, for training, serving and export.
+"""The Mixture-of-Attentions drafter: one definition for training, serving and export.
 
     target's K, V of one token, all layers ── LSA ── mean ── Ekv2E ── k_proj, v_proj ──► activation record
     token ids ── embedding ── body: N causal layers ── CA over records ── [borrowed target layers] ── head ──► logits
 
-The body is a small causal language model with its own KV cache. Without records, cross-attention (CA) is left out, and
-what remains is that language model exactly. The paper's drafter is the case of one layer (SA). What two machines need
-is the cut between `project` (beside the target) and `step` (on the device).
+The body is a small causal language model with its own KV cache. Without records, cross-attention (CA) is skipped, and
+the drafter is exactly that language model. The paper's drafter is the case of one layer (SA). `project` runs beside the
+target and `step` on the device.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Drafter(nn.Module):
                 self.final_state = nn.Linear(config.state_size, config.hidden_size, bias=False)
         if config.confidence:
             self.confidence_head = nn.Linear(config.hidden_size, 1)
-        # Held outside the module tree: not trained, not saved, and shared with the target rather than copied.
+        # Kept outside the module tree: not trained, not saved, and shared with the target without a copy.
         self._borrowed_from_target = (shared, borrowed)
 
     @property
@@ -72,10 +72,10 @@ class Drafter(nn.Module):
     # ---- beside the target ------------------------------------------------------------------------------------
 
     def activations(self, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
-        """What the target knows after each token: `[..., hidden_size]`.
+        """The activation of each token: `[..., hidden_size]`.
 
         `keys` and `values` are the target's cache, post-RoPE, `[layers, ..., kv_heads, head_dim]`; `hidden` is its
-        final, normed state. The sequence that LSA reads is the target's layers; all tokens are independent.
+        final, normed state. LSA attends over the target's layers; each token is processed independently.
         """
         parts = []
         if self.config.use_lsa:
@@ -113,7 +113,7 @@ class Drafter(nn.Module):
 
     @property
     def layout(self) -> RecordLayout:
-        """What travels of a token: CA's heads, and the target's in each borrowed layer."""
+        """The layout of a record: CA's heads, then the target's in each borrowed layer."""
         config = self.config
         theirs = config.target_kv_heads, config.kv_hidden_size // (2 * config.target_kv_heads)
         return RecordLayout(((config.record_heads, config.head_dim), *[theirs] * config.tli))
@@ -123,9 +123,9 @@ class Drafter(nn.Module):
     def extend(
         self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *records: Tensor
     ) -> list[Rows]:
-        """The body's cache rows of tokens that need no logits: a prompt, or what the target has accepted.
+        """The body's keys and values of tokens that need no logits: a prompt, or accepted tokens.
 
-        `records` (keys, values, mask) matter to bodies with a layer behind a cross-attention, and to no others.
+        `records` (keys, values, mask) are used only by bodies in which a layer follows a cross-attention.
         """
         last = torch.tensor([ids.shape[1] - 1], device=ids.device)
         return self._run_body(self.embed(ids), positions, mask, past, records, last)[1]
@@ -145,8 +145,8 @@ class Drafter(nn.Module):
         """Logits after each token, and the cache rows it adds.
 
         `mask` `[B, 1, T, P+T]` and `record_mask` `[B, 1, 1 or T, R]` are additive. `past` holds the body's layers, then
-        the borrowed ones. Training passes a `borrowed_mask` of its own, since there the past of the borrowed layers is
-        the target's and the body has none.
+        the borrowed ones. In training a `borrowed_mask` is passed, because the borrowed layers have a past (the
+        target's) and the body has none.
         """
         hidden, rows = self.features(
             ids, positions, mask, past, record_k, record_v, record_mask, borrowed_mask=borrowed_mask
@@ -165,8 +165,8 @@ class Drafter(nn.Module):
     ) -> tuple[Tensor, list[Rows]]:
         """`step` up to the head: the drafter's guess of the target's final hidden state.
 
-        `records` (keys, values, mask) may be left out: then nothing is known of the target. With `queries`, only these
-        of the tokens get a state.
+        Without `records` (keys, values, mask) there is no cross-attention. With `queries`, only these tokens get a
+        state.
         """
         return self.states(
             self.embed(ids), positions, mask, past, *records, borrowed_mask=borrowed_mask, queries=queries
@@ -206,7 +206,7 @@ class Drafter(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Any weight, for its dtype and device."""
+        """A weight, to read dtype and device from."""
         return next(self.parameters())
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -223,22 +223,22 @@ class Drafter(nn.Module):
 
     @property
     def body_parts(self) -> list[nn.Module]:
-        """What the body is made of, the language model that remains without records."""
+        """The parts of the body, which is the language model without records."""
         return [self.body] if self.config.body is not None else list(self.body_blocks)
 
     @property
     def body_blocks(self) -> list[Block]:
-        """The layers of a body of ours."""
+        """The layers of a body that is defined here."""
         return [self.self_attention, *self.more_self_attention]
 
     @property
     def cross_attentions(self) -> list[Block]:
-        """Every cross-attention, by its place."""
+        """Every cross-attention, by its position."""
         return [self.cross_attention, *self.more_cross_attention] if self.config.use_ca else []
 
     @torch.no_grad()
     def leave_records_out(self) -> None:
-        """Make every cross-attention add nothing, until it has been trained: where a body can speak already."""
+        """Make every cross-attention add nothing until it is trained, so that a pretrained body keeps its quality."""
         for block in self.cross_attentions:
             block.self_attn.o_proj.weight.zero_()
             block.mlp.down_proj.weight.zero_()
@@ -257,7 +257,8 @@ class Drafter(nn.Module):
         records: Sequence[Tensor],
         queries: Tensor | None,
     ) -> tuple[Tensor, list[Rows]]:
-        """The body's layers with cross-attention where it stands; states of the `queries` alone, rows of all."""
+        """Run the body's layers and the cross-attentions between them; states for the `queries`, keys and values for
+        all tokens."""
         config, heads = self.config, self.config.cross_attention_num_key_value_heads
         places = config.places if records else ()
         angles = rotary(positions, config.head_dim, config.rope_theta)
@@ -284,7 +285,7 @@ class Drafter(nn.Module):
         past: Rows,
         queries: Tensor | None,
     ) -> tuple[Tensor, Rows]:
-        """One layer of the body: its new rows of all tokens, its output of the `queries`."""
+        """One layer of the body: new keys and values of all tokens, output for the `queries`."""
         if self.config.body is not None:
             x, rows = self.body.decoder.layer(index, x, positions, mask, past)
             return x if queries is None else x.index_select(1, queries), rows
@@ -306,7 +307,7 @@ class Drafter(nn.Module):
         query = rotate(block.self_attn.query(block.input_layernorm(x)), *angles)
         # The exported attention operator does not broadcast masks.
         seen = block.self_attn.attend(query, key, value, mask.expand(-1, -1, x.shape[1], -1))
-        # Where no record is visible the block is left out; softmax would average what is masked.
+        # Where no record is visible the block is skipped: softmax would average the masked values.
         visible = (mask.amax(-1) > MASKED / 2).transpose(-1, -2)
         return torch.where(visible, block.feed_forward(x + seen), x)
 

@@ -1,4 +1,4 @@
-"""Drafting beside the target: what a drafter has to offer an engine, and the MoA drafter's side of it."""
+"""Drafting in the same process as the target: the interface of such a drafter, and the MoA drafter's implementation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from moa.tree import DraftTree, TreeGrower, TreeShape
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """One sequence's wish: a tree after its `pending` token."""
+    """A request for a tree after a sequence's `pending` token."""
 
     slot: int
     pending: int
@@ -38,17 +38,17 @@ class Drafting(Protocol):
         """Give a slot back."""
 
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """The target has run `tokens`, in order, and this is what it made of them."""
+        """The target has run `tokens`, in order, with these keys, values and states."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         """A tree for each request, all drafted together."""
 
 
 class LevelDrafting:
-    """The part of drafting that every kind of drafter shares: growing trees level by level, in one batch.
+    """The part that all kinds of drafters share: growing trees level by level, in one batch.
 
-    A pool holds a sequence's observed tokens and, behind them, the nodes fed in the draft that is being made; those
-    are dropped by not being counted. Subclasses run the model.
+    A pool holds a sequence's observed tokens and, after them, the nodes of the current draft, which are dropped because
+    the length does not include them. Subclasses run the model.
     """
 
     pool: SlotPool
@@ -75,8 +75,8 @@ class LevelDrafting:
         raise NotImplementedError
 
     def scores(self, level: Level, logits: Tensor) -> Tensor:
-        """Log-probabilities of what the target will say. Sampling is the argmax of noised logits, and the noise of a
-        position is known before its logits are: so the drafter adds the same noise and guesses the same token."""
+        """Log-probabilities of the target's next token. Sampling is the argmax of logits plus noise, and the noise of a
+        position is known in advance: so the drafter adds the same noise to guess the same token."""
         logits = logits.float()
         if not all(request.sampling.greedy for request in level.requests):
             scale = [1.0 if r.sampling.greedy else 1.0 / r.sampling.temperature for r in level.requests]
@@ -96,7 +96,7 @@ class LevelDrafting:
 
 
 class Level:
-    """One level of several trees, padded into tensors: what the model is run on."""
+    """One level of several trees, padded into tensors: the model's input."""
 
     def __init__(
         self, requests: list[DraftRequest], growers: list[TreeGrower], pool: SlotPool, device: torch.device
@@ -128,7 +128,7 @@ class Level:
         return self.lengths[row] + self.growers[row].level
 
     def past(self, pool: SlotPool) -> list[tuple[Tensor, Tensor]]:
-        """What the level may attend to of a pool, per layer: `[B, heads, view, D]`."""
+        """The keys and values of a pool that the level may attend to, per layer: `[B, heads, view, D]`."""
         if len(self.slots) == 1:
             slot = self.slots[0]
             k, v = pool.k[:, slot : slot + 1, :, : self.view], pool.v[:, slot : slot + 1, :, : self.view]
@@ -138,7 +138,7 @@ class Level:
         return list(zip(k, v, strict=True))
 
     def keep(self, pool: SlotPool, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Write the level's new rows behind what was fed before."""
+        """Write the level's new keys and values after those of earlier levels."""
         for b, slot in enumerate(self.slots):
             size, start = self.sizes[b], self.starts[b]
             pool.begin([slot], [start - pool.lengths[slot] + size])
@@ -162,9 +162,10 @@ def append(pool: SlotPool, slot: int, k: Tensor, v: Tensor) -> None:
 
 
 def recalibrated(scores: Tensor, agreement: Tensor) -> Tensor:
-    """Log-probabilities `[..., V]` whose best is `agreement` `[...]`, and whose others keep their proportions.
+    """Log-probabilities `[..., V]` in which the top token has `agreement` `[...]` and the others keep their
+    proportions.
 
-    Raising the best one's probability lowers the others; lowering it lowers them too.
+    Raising the top token's probability lowers the others; lowering it scales the others down with it.
     """
     top = scores.max(-1, keepdim=True)
     best = agreement.clamp(-20.0, -1e-4).unsqueeze(-1)
@@ -177,12 +178,12 @@ def _mask(visible: np.ndarray, device: torch.device) -> Tensor:
 
 
 class MoaDrafting(LevelDrafting):
-    """The MoA drafter beside its target: every activation is there at once, none has to travel."""
+    """The MoA drafter in the same process as its target: every activation is available at once."""
 
     def __init__(self, drafter: Drafter, *, slots: int = 1, capacity: int = 2048, scratch: int = 256) -> None:
         """`scratch` columns are for the nodes of a draft, on top of the sequence's `capacity`."""
         config, weight = drafter.config, drafter.weight
-        # A body with a head of its own may have another padding than the target.
+        # A body with its own head may have a different vocabulary padding than the target.
         super().__init__(min(config.vocab_size, len(drafter.shared.head)), weight.device)
         self.drafter = drafter
 
@@ -216,7 +217,7 @@ class MoaDrafting(LevelDrafting):
 
     @torch.inference_mode()
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """Keep what the target made of the tokens, and the body's rows of them."""
+        """Store the records of these tokens, and the body's keys and values."""
         if self.records is not None:
             key, value = self.drafter.project(committed.k, committed.v, committed.hidden, committed.positions)
             append(self.records, slot, key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
@@ -227,7 +228,7 @@ class MoaDrafting(LevelDrafting):
 
     @torch.inference_mode()
     def read(self, slot: int, tokens: Sequence[int]) -> None:
-        """The body's cache rows of tokens whose records, if there are any, are in the slot already."""
+        """Compute the body's keys and values of tokens whose records, if any, are in the slot already."""
         start, count = self.pool.lengths[slot], len(tokens)
         ids = torch.tensor([list(tokens)], device=self.device)
         positions = torch.arange(start, start + count, device=self.device).unsqueeze(0)
@@ -260,10 +261,11 @@ class MoaDrafting(LevelDrafting):
         return self.drafter.logits(hidden)[..., : self.vocab_size]
 
     def scores(self, level: Level, logits: Tensor) -> Tensor:
-        """With a confidence head, the best guess is as likely as the head says, and the others share the rest.
+        """With a confidence head, the top token gets the probability that the head predicts, and the others share the
+        rest.
 
-        A tree stops growing where its best path is unlikely (`TreeShape.min_score`), so this is what stops it. The head
-        has learnt about the target's most likely token, and says nothing of sampled ones.
+        A tree stops growing where its best path is unlikely (`TreeShape.min_score`), so this limits the depth. The head
+        was trained on the target's greedy token, so it is not used for sampling.
         """
         scores = super().scores(level, logits)
         if self._agreement is None:

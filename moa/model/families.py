@@ -1,4 +1,4 @@
-"""Which architectures can be a target, what about them matters here, and why the others cannot."""
+"""Which architectures can be a target, their relevant settings, and why others cannot."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _REASON_BY_SETTING = {
     "lru_width": _RECURRENT,
     "use_bidirectional_attention": _BIDIRECTIONAL,
 }
-_REASON_BY_FAMILY = {  # whose config files may leave the telling setting to the library's default
+_REASON_BY_FAMILY = {  # whose config files may leave this setting to the library's default
     "gemma3n_text": _SHARED,
     "gpt_oss": _SINKS,
     "lfm2": _RECURRENT,
@@ -82,7 +82,7 @@ def mask_plan(config: PretrainedConfig) -> MaskPlan:
     if config.model_type in PER_LAYER_TYPE:
         kinds = sorted(set(config.layer_types))
         return MaskPlan({kind: window if kind == "sliding_attention" else None for kind in kinds}, True)
-    # These models slide in every layer or in none, and take the one mask that says which.
+    # These models use a sliding window in every layer or in none, and take one mask.
     return MaskPlan({"all": window if config.model_type != "llama" else None}, False)
 
 
@@ -107,7 +107,7 @@ def facts_of(config: PretrainedConfig, eos: int | list[int] | None) -> TargetFac
 
 
 def embedding_scale(config: PretrainedConfig) -> float:
-    """What a token's embedding is multiplied with before the first layer."""
+    """The factor of a token's embedding before the first layer."""
     return float(config.hidden_size**0.5) if config.model_type.startswith("gemma") else 1.0
 
 

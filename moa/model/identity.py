@@ -1,4 +1,4 @@
-"""Who a model is: cheap, stable hashes of its weights and of its tokenizer. No torch."""
+"""Identity of a model: cheap, stable hashes of its weights and of its tokenizer. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from moa.config import TargetFacts
 from moa.errors import UsageError
 
-_SAMPLE = 256  # bytes read at a tensor's start, middle and end: training moves every one of them
+_SAMPLE = 256  # bytes read at a tensor's start, middle and end: training changes all of them
 _LARGEST_HEADER = 100_000_000  # the safetensors format's own limit
 
 
@@ -29,10 +29,10 @@ class StoredTensor:
 
 
 def tokenizer_hash(tokenizer_json: str | bytes) -> str:
-    """The sha256 of what a `tokenizer.json` means.
+    """The sha256 of the meaning of a `tokenizer.json`.
 
-    Key order, layout, either way of writing a merge, and the padding and truncation that a library may leave switched
-    on do not count: two files with this hash turn text into the same ids.
+    Key order, layout, the two notations for merges, padding and truncation are ignored: two files with the same hash
+    encode text to the same ids.
     """
     content = json.loads(tokenizer_json)
     if not isinstance(content, dict):

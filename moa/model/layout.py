@@ -1,4 +1,4 @@
-"""How the rows of a forward read the key/value memory: which rows attend together, where, and who sees whom."""
+"""How the rows of a forward read the KV cache: which rows are attended together, where they are, and their masks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from moa.model.rows import IntArray, RowBatch
 from moa.tree import Mask, ancestors
 
 _WORTH_ALONE = 2**15
-"""Bytes of keys from which on a row that can be read in place attends alone: less is copied sooner than called for."""
+"""A row that can be read in place is attended alone if its keys have at least this many bytes: below that a copy is
+faster than one more call."""
 _PADDING = 1.5
-"""How much larger than its rows' own products the padded product of a group may be."""
+"""How much larger a group's padded product may be than the sum of its rows' products."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,15 @@ class Group:
     width: int
     view: int
     first: int
-    """Where the keys of a row that is read in place begin; -1 where pages are gathered."""
+    """First column of a row that is read in place; -1 if its pages are gathered."""
     pages: Tensor | None
     """The pages `[rows * view / PAGE]` of rows that are read by a copy."""
     picks: Tensor | None
-    """The batch's token `[rows * width]` for each place of the padded rows; None: `tokens` are all, in order."""
+    """The batch's token `[rows * width]` for each place of the padded rows; None: all `tokens` in order."""
     real: Tensor | None
-    """The places that are no padding; None: all are."""
+    """The places that are not padding; None: all."""
     tokens: Tensor | slice
-    """Where the group's tokens stand in the batch."""
+    """Indices of the group's tokens in the batch."""
     masks: Mapping[str, Tensor | None]
     """For each kind of layer an additive mask `[rows, 1, repeats * width, view]`; None hides nothing."""
 
@@ -50,7 +51,7 @@ class Group:
 
 
 class Layout:
-    """Where each token of a batch is written, at which position it stands, and what it sees."""
+    """Where each token of a batch is written, its position, and its mask."""
 
     def __init__(
         self,
@@ -61,8 +62,8 @@ class Layout:
         repeats: int,
         together: bool = False,
     ) -> None:
-        """For rows that `pool.begin` has made room for. `repeats` query heads share a key head; `together` asks for one
-        group of all rows, as the library's models need it."""
+        """For rows for which `pool.begin` has reserved columns. `repeats` query heads share a key head; `together`
+        makes one group of all rows, which the library's models need."""
         self._batch, self._pool, self._repeats = batch, pool, repeats
         self._lengths = np.array([pool.lengths[slot] for slot in batch.slots], dtype=np.int64)
         self._trees = _trees(batch)
@@ -70,13 +71,13 @@ class Layout:
         places = np.repeat(self._lengths, batch.sizes)
         self.positions = self._on_device(places + depths)
         self.columns = self._on_device(pool.columns(np.repeat(batch.slots, batch.sizes), places + batch.nodes))
-        """Where each token's keys and values go."""
+        """The column of each token's keys and values."""
         self._depths, self._windows = depths, windows
         rows = list(range(len(batch.slots)))
         self.groups = [self._group(members) for members in ([rows] if together else self._alike(rows))]
 
     def _alike(self, rows: list[int]) -> list[list[int]]:
-        """Rows to attend together: long ones that need no copy alone, the others with those of about their size."""
+        """Group the rows: long ones that need no copy alone, the others with rows of similar size."""
         pool, sizes = self._pool, self._batch.sizes
         key_bytes = pool.k.element_size() * pool.k.shape[2] * pool.k.shape[3]
         found: list[list[int]] = []
@@ -131,7 +132,7 @@ class Layout:
         )
 
     def _pages(self, slots: Sequence[int], count: int) -> IntArray:
-        # A shorter row repeats its own last page: what is masked must be a number, and another's may be none.
+        # A shorter row repeats its own last page: masked values must be finite, and those of another slot may be NaN.
         last = np.array([self._pool.held[slot] - 1 for slot in slots])
         at = np.minimum(np.arange(count), last[:, None])
         return np.take_along_axis(self._pool.tables[slots], at, 1).ravel()
@@ -139,7 +140,7 @@ class Layout:
     def _masks(self, rows: Sequence[int], width: int, view: int) -> dict[str, Tensor | None]:
         made: dict[int | None, Tensor | None] = {}
         for window in self._windows.values():
-            # A window as wide as what the rows hold hides nothing.
+            # A window at least as wide as the rows hides nothing.
             key = window if window is not None and window < view else None
             if key not in made:
                 made[key] = self._mask(rows, width, view, key)

@@ -1,4 +1,5 @@
-"""The library's own model over the paged memory: the reference for every family, and the way in for most of them."""
+"""The library's own model over the paged KV cache: the reference for all families, and the only way for most of
+them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class LibraryDecoder:
 
 
 class _PageView(Cache):
-    """What one forward sees of the memory, in the form that `transformers` layers ask for."""
+    """The cache of one forward, with the interface that `transformers` layers need."""
 
     def __init__(self, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> None:
         super().__init__(layers=[])
@@ -45,12 +46,13 @@ class _PageView(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values `[B,Hkv,T,D]`; returns all that the rows may attend to."""
+        """Store a layer's new keys and values `[B,Hkv,T,D]`; returns all keys and values that the rows may attend
+        to."""
         keys, values = self._memory[layer_idx]
         return self._store(keys, key_states), self._store(values, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Zero: rows differ in length, and every forward brings its own positions and masks."""
+        """Zero: rows differ in length, and every forward passes its own positions and masks."""
         return 0
 
     def _store(self, memory: Tensor, new: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From a hub id or a folder to a target model in memory, or to one clear line that says why not."""
+"""From a hub id or a folder to a target model in memory, or to a one-line error."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class LoadedModel:
 def load_model(
     source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> LoadedModel:
-    """Load a causal language model of a supported family, in eval mode, without running any code of its author's."""
+    """Load a causal language model of a supported family, in eval mode, without running code from its folder."""
     where = _checked_device(device)
     folder = locate(source)
     refuse_unsupported(read_config(folder))
-    stored_tensors(folder)  # missing, cut or damaged files are found before memory is spent on the others
+    stored_tensors(folder)  # find missing or damaged files before any is loaded
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -65,7 +65,7 @@ def load_model(
 
 
 def prepare(model: PreTrainedModel) -> TargetFacts:
-    """Make a model that is already in memory usable as a target; its facts lack the hashes that only files have."""
+    """Make a model that is already in memory usable as a target; its facts have no hashes, which need files."""
     refuse_unsupported(model.config.to_dict())
     model.set_attn_implementation(ATTENTION)
     model.eval()
@@ -86,7 +86,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def locate(source: str | Path) -> Path:
-    """The folder of a model: `source` itself, or where the hub's client keeps its copy of that id."""
+    """The folder of a model: `source` itself, or the copy of that id in the hub's cache."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
@@ -117,7 +117,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _hash_tokenizer(folder: Path) -> str:
-    """Empty when there is no tokenizer: a model that is only fed ids needs none."""
+    """Empty without a tokenizer: a model that gets only ids needs none."""
     path = folder / "tokenizer.json"
     if path.is_file():
         try:

@@ -1,6 +1,6 @@
-"""The fast way through a Llama-like decoder: all rows' tokens side by side in every product, attention row by row.
+"""A fast Llama-like decoder: the tokens of all rows are packed in every linear layer, attention runs row by row.
 
-The library's own model is the reference, and the way in for other families; the weights are the same tensors.
+The library's own model is the reference, and is used for other families; the weights are the same tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 class PackedDecoder:
-    """Runs batches of any rows without padding. Every shape is known before it starts, and nothing in it waits."""
+    """Runs batches of any rows without padding. All shapes are known in advance, so nothing waits for the
+    accelerator."""
 
     def __init__(self, model: Any, facts: TargetFacts, *, capacity: int, kinds: Sequence[str], pack: bool) -> None:
         """Share the weights of a model of `PACKED_FAMILIES`, for positions below `capacity`; `pack` as for `joined`."""
@@ -34,7 +35,7 @@ class PackedDecoder:
         positions = torch.arange(capacity, device=self._embedding.device).unsqueeze(0)
         cos, sin = backbone.rotary_emb(self._embedding[:1], positions)
         half = facts.head_dim // 2
-        # A rotation adds the other half of the vector times the sine, the first half's with its sign turned.
+        # Rotary embedding adds the swapped halves times the sine, with the first half's sign flipped.
         self._turns = torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)], 1).unsqueeze(2)
         self._eps = facts.rms_norm_eps
 

@@ -1,4 +1,4 @@
-"""The target's key/value memory: pages of a few tokens, and sequences that hold as many of them as they need."""
+"""The target's KV cache: pages of a few tokens; a sequence holds as many as it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moa.model.rows import IntArray
 from moa.model.slots import Slots
 
 PAGE = 16
-"""Tokens of a page: what a sequence wastes at most, and what is read in one piece."""
+"""Tokens of a page: the most that a sequence wastes, and the unit of reading."""
 
 
 class PagePool(Slots):
@@ -36,7 +36,7 @@ class PagePool(Slots):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Room for `slots` sequences of up to `capacity` tokens, and `tokens` in all (0: so that all can be full)."""
+        """Memory for `slots` sequences of up to `capacity` tokens, and `tokens` in total (0: all slots full)."""
         if tokens < 0:
             raise UsageError(f"a KV cache cannot hold {tokens} tokens")
         self.per_slot = -(-capacity // PAGE)
@@ -51,7 +51,7 @@ class PagePool(Slots):
         self.held = [0] * slots
         """Pages in each slot's table."""
         self.straight = [True] * slots
-        """Whether a slot's pages follow each other in memory, so that it can be read without a copy."""
+        """Whether a slot's pages are contiguous, so that it can be read without a copy."""
         self._users = np.zeros(self.pages, dtype=np.int32)
         self._free_pages = self.pages
 
@@ -92,7 +92,8 @@ class PagePool(Slots):
         return slot
 
     def release(self, slot: int) -> None:
-        """Give a slot and its pages back. A page that nobody holds any more is zeroed: its next user finds nothing."""
+        """Release a slot and its pages. A page that no slot holds any more is zeroed, so that its next user finds no
+        data."""
         self.check_taken(slot)
         pages = self.tables[slot, : self.held[slot]]
         self._users[pages] -= 1
@@ -138,7 +139,7 @@ class PagePool(Slots):
         return self.read(slot, start, end)
 
     def read(self, slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """K, V `[layers,n,Hkv,D]` of a slot's tokens; a view where its pages lie straight, else a copy."""
+        """K, V `[layers,n,Hkv,D]` of a slot's tokens; a view if its pages are contiguous, else a copy."""
         if self.straight[slot]:
             first = PAGE * int(self.tables[slot, 0])
             return self.k[:, first + start : first + stop], self.v[:, first + start : first + stop]
@@ -146,7 +147,7 @@ class PagePool(Slots):
         return self.k.index_select(1, where), self.v.index_select(1, where)
 
     def columns(self, slots: IntArray | int, positions: IntArray) -> IntArray:
-        """Where the tokens at `positions` of `slots`, or of one slot, stand."""
+        """The columns of the tokens at `positions` of `slots`, or of one slot."""
         return self.tables[slots, positions // PAGE] * PAGE + positions % PAGE
 
     def _at(self, slot: int, positions: IntArray) -> Tensor:
@@ -163,8 +164,8 @@ class PagePool(Slots):
         self._free_pages -= 1
 
     def _roomiest(self) -> int:
-        """Where a sequence can grow the furthest: in the longest run of free pages, with room for a full sequence if
-        there is any, else in its middle, so that the one before it can grow too."""
+        """The page after which a sequence can grow the furthest: in the longest run of free pages, so far from its end
+        that a full sequence fits; if it is shorter, in its middle, so that the sequence before it can grow too."""
         free = np.flatnonzero(self._users == 0)
         ends = np.append(np.flatnonzero(np.diff(free) > 1), len(free) - 1)
         lengths = np.diff(ends, prepend=-1)

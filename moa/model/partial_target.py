@@ -1,4 +1,4 @@
-"""The few tensors of a large target that a drafter shares, read from safetensors without ever loading the target."""
+"""The few tensors of a large target that a drafter shares, read from safetensors without loading the target."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from moa.model.loading import locate, read_config
 
 @dataclass(frozen=True)
 class PartialTarget:
-    """A target's embedding, head, final norm and last layers, in a model that has nothing else.
+    """A model with only a target's embedding, head, final norm and last layers.
 
-    `model` is good for `load_drafter` and `SharedWeights.of`, not for running: `facts` describe the whole target.
+    `model` can be passed to `load_drafter` and `SharedWeights.of`, but cannot be run; `facts` describe the whole
+    target.
     """
 
     model: PreTrainedModel
@@ -70,7 +71,7 @@ def _facts(folder: Path) -> tuple[TargetFacts, PretrainedConfig]:
 
 
 def _shrunken(config: PretrainedConfig, layers: int) -> PretrainedConfig:
-    """The config of a model with the last layers alone and a vocabulary of one: what is not needed costs nothing."""
+    """The config of a model with only the last layers and a vocabulary of one, so that unused parts cost no memory."""
     values = config.to_dict() | {"num_hidden_layers": layers, "vocab_size": 1, "pad_token_id": None}
     if kinds := values.get("layer_types"):
         values["layer_types"] = kinds[len(kinds) - layers :]

@@ -1,4 +1,4 @@
-"""The products of a decoder: linear layers of one input multiplied as one, in the form that is fastest here."""
+"""Joined linear layers: layers with the same input become one product, in the fastest form for this machine."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch.nn.functional import linear
 Product = Callable[[Tensor], Tensor]
 
 _ROWS_HINT = 16
-"""oneDNN lays weights out for about so many tokens; measured, one layout serves 1 to 256."""
+"""oneDNN packs weights for about this many tokens; measured, one packing serves 1 to 256."""
 
 
 def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
-    """One product that does what the linear layers `names` of `owner` do side by side.
+    """One product that computes the linear layers `names` of `owner` together.
 
-    Their weights are held once: the layers become views of the joined weight, or, with `pack`, parts of a weight in
-    oneDNN's own layout, which multiplies 2 to 32 tokens about twice as fast as torch's does on a CPU. Layers that are
-    no plain matrices (quantized ones) are run one by one.
+    Their weights are stored once: the layers become views of the joined weight, or, with `pack`, parts of a weight in
+    oneDNN's own layout, which is about twice as fast for 2 to 32 tokens on a CPU. Layers that are not plain matrices
+    (quantized ones) run one by one.
     """
     layers = [getattr(owner, name) for name in names]
     if len(wholes := {layer.whole for layer in layers if isinstance(layer, _Part)}) == 1:
-        return wholes.pop()  # another target has packed this model's weights before
+        return wholes.pop()  # another target has already packed this model's weights
     if not all(type(layer) is nn.Linear and type(layer.weight.data) is Tensor for layer in layers):
         return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], dim=-1)
     biased = layers[0].bias is not None
@@ -43,7 +43,7 @@ def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies such weights in a layout of its own."""
+    """Whether oneDNN can pack such weights."""
     has = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return device.type == "cpu" and dtype == torch.float32 and has
 

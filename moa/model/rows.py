@@ -1,4 +1,4 @@
-"""The rows of one batched forward: what callers ask for, checked, and laid side by side."""
+"""The rows of one batched forward, validated and packed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence's share of a forward: a tree of tokens behind the slot's committed prefix.
+    """One sequence's part of a forward: a tree of tokens after the slot's committed prefix.
 
     `parents[i]` is a node of this row before node i, or -1 where the node continues the prefix itself.
     """
@@ -26,7 +26,7 @@ class Row:
     tokens: Sequence[int]
     parents: Sequence[int]
     judged: Literal["all", "last", "none"] = "all"
-    """Nodes whose next token `Step.argmax` finds; a prompt's earlier tokens need no pass through the LM head."""
+    """Nodes for which `Step.argmax` computes the next token; a prompt's earlier tokens need no LM head."""
 
     @classmethod
     def chain(cls, slot: int, tokens: Sequence[int], judged: Literal["all", "last", "none"] = "last") -> Self:
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows checked and laid side by side: row b's nodes are `starts[b]` to `starts[b + 1]` of every array here."""
+    """Validated, packed rows: row b's nodes are `starts[b]` to `starts[b + 1]` of every array here."""
 
     rows: list[Row]
     slots: list[int]
@@ -48,7 +48,7 @@ class RowBatch:
 
     @classmethod
     def of(cls, rows: Sequence[Row], vocab_size: int) -> Self:
-        """Check everything that a model would not survive."""
+        """Check everything that would crash the model."""
         if not rows:
             raise UsageError("a forward needs at least one row")
         slots = [row.slot for row in rows]
@@ -86,7 +86,7 @@ class RowBatch:
         return bool((self.parents[span] == self.nodes[span] - 1).all())
 
     def judged(self) -> npt.NDArray[np.bool_]:
-        """Which nodes the LM head must look at."""
+        """Nodes for which the LM head is computed."""
         first = [
             {"all": 0, "last": size - 1, "none": size}[row.judged]
             for row, size in zip(self.rows, self.sizes, strict=True)

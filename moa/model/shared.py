@@ -1,4 +1,4 @@
-"""What a drafter takes from its target, frozen: the embedding, the head, and how the target scales them."""
+"""The frozen parts that a drafter takes from its target: the embedding, the head, and their scales."""
 
 from __future__ import annotations
 

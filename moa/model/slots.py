@@ -1,4 +1,4 @@
-"""Sequences by slot, and a drafter's KV cache: a slot of a fixed size for each sequence."""
+"""Slots for sequences, and a drafter's KV cache: a slot of a fixed size for each sequence."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Slots:
 class SlotPool(Slots):
     """Keys and values of every layer, `[layers, slots, kv_heads, capacity, head_dim]`, allocated once.
 
-    A slot's first `lengths[slot]` columns are its committed prefix, which never changes; what stands behind them is
+    A slot's first `lengths[slot]` columns are its committed prefix, which never changes; the columns after them are
     scratch of the last forward. So a rejected draft needs no clean-up: the length just does not advance.
     """
 
@@ -90,7 +90,7 @@ class SlotPool(Slots):
         return 2 * layers * kv_heads * head_dim * self.k.element_size()
 
     def release(self, slot: int) -> None:
-        """Give a slot back, zeroed: its next user must find nothing of this one."""
+        """Release a slot, zeroed, so that its next user finds no data."""
         self.check_taken(slot)
         used = self._written[slot]
         self.k[:, slot, :, :used].zero_()
@@ -109,7 +109,7 @@ class SlotPool(Slots):
     def commit(self, slot: int, nodes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Append the scratch columns `nodes`, in this order, to the prefix; returns their K, V `[layers,n,Hkv,D]`.
 
-        What is returned is a view into the pool: committed columns never change, and are zeroed on release.
+        The result is a view into the pool: committed columns never change, and are zeroed on release.
         """
         start = self.lengths[slot]
         end = start + len(nodes)

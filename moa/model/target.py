@@ -1,4 +1,4 @@
-"""The target: one tree-masked forward over any rows of any lengths, and the commit of what was accepted."""
+"""The target: one tree-masked forward over rows of any lengths, and the commit of accepted nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Committed:
 
     @classmethod
     def joined(cls, pieces: Sequence[Committed]) -> Committed:
-        """Pieces that follow each other as one."""
+        """Join consecutive pieces."""
         if len(pieces) == 1:
             return pieces[0]
         k, v = (torch.cat(half, 1) for half in zip(*((piece.k, piece.v) for piece in pieces), strict=True))
@@ -54,7 +54,7 @@ class Committed:
 
 
 class Step:
-    """What one forward found, row by row, in the order of the rows given."""
+    """The results of one forward, in the order of its rows."""
 
     def __init__(self, target: Target, batch: RowBatch, versions: Sequence[int], hidden: Tensor):
         self.batch = batch
@@ -76,12 +76,12 @@ class Step:
         return self._target.logits(self._hidden[torch.tensor(places, dtype=torch.long, device=self._hidden.device)])
 
     def margins(self, b: int, nodes: Sequence[int]) -> Tensor:
-        """By how much each node's best logit leads its second: near zero, low precision may choose otherwise."""
+        """The gap between each node's best and second logit: near zero, low precision may choose the other token."""
         best = self.logits(b, nodes).topk(2, dim=-1).values
         return best[:, 0] - best[:, 1]
 
     def argmax(self, b: int) -> npt.NDArray[np.int64]:
-        """The most likely next token after each node of row b; -1 for nodes that the row left unjudged."""
+        """The most likely next token after each node of row b; -1 for nodes that were not judged."""
         return self._choices[self.batch.starts[b] : self.batch.starts[b + 1]]
 
     @cached_property
@@ -112,11 +112,11 @@ class Target:
         packed: bool = True,
         pack_weights: bool = False,
     ) -> None:
-        """Take over a model made ready by `moa.model.loading`. A capacity beyond the model's positions is cut to them.
+        """Use a model prepared by `moa.model.loading`. The capacity is limited to the model's positions.
 
-        `kv_tokens` is what all slots may hold together (0: each a full capacity). `fp32_head` computes logits of
-        lower-precision weights in float32, which makes numerical ties rarer. `packed` takes the fast way where the
-        family has one; `pack_weights` then brings the weights into oneDNN's layout, out of the library's.
+        `kv_tokens` is the total of all slots (0: each can be full). `fp32_head` computes logits of lower-precision
+        weights in float32, which makes numerical ties rarer. `packed` uses the packed decoder if the family has one;
+        `pack_weights` then stores the weights in oneDNN's layout instead of torch's.
         """
         head: Any = model.get_output_embeddings()
         embedding: Any = model.get_input_embeddings()
@@ -163,25 +163,25 @@ class Target:
         dtype: torch.dtype = torch.float32,
         **how: Any,
     ) -> Self:
-        """Load from a hub id or a folder; `how` as in the constructor."""
+        """Load from a hub id or a folder; `how` is passed to the constructor."""
         loaded = load_model(source, device=device, dtype=dtype)
         return cls(loaded.model, loaded.facts, folder=loaded.folder, **how)
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, **how: Any) -> Self:
-        """Use a model that is in memory; it changes to this project's attention function."""
+        """Use a model that is in memory; its attention function is replaced by this project's."""
         return cls(model, prepare(model), **how)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, loaded when first asked for."""
+        """The tokenizer, loaded on first use."""
         if self.folder is None:
             raise UsageError("this target was made in memory, without a tokenizer")
         return load_tokenizer(self.folder)
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Step:
-        """Run every row's tokens behind its slot's prefix, each node seeing the prefix and its own ancestors."""
+        """Run every row's tokens after its slot's prefix; each node attends to the prefix and its own ancestors."""
         batch = RowBatch.of(rows, self.facts.vocab_size)
         versions = self.pool.begin(batch.slots, batch.sizes)
         layout = Layout(
@@ -196,7 +196,7 @@ class Target:
 
     @torch.inference_mode()
     def commit(self, step: Step, b: int, path: Sequence[int]) -> Committed:
-        """Make `path`, a chain of row b's nodes from the prefix on, part of its slot's prefix.
+        """Append `path`, a chain of row b's nodes, to its slot's prefix.
 
         A row can be committed once, and only until its slot takes part in another forward.
         """
@@ -242,7 +242,7 @@ class Target:
 
 
 def _linear_in_fp32(hidden: Tensor, weight: Tensor) -> Tensor:
-    """`hidden @ weight.T` with float32 products, widening the weight piece by piece rather than keeping a copy."""
+    """`hidden @ weight.T` in float32; the weight is converted in pieces, so no float32 copy of it is kept."""
     out = hidden.new_empty(len(hidden), len(weight), dtype=torch.float32)
     wide = hidden.float()
     rows = 1024

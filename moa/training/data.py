@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from moa.errors import UsageError
 
 OPEN_ROWS = 16
-"""Rows filled at a time: enough that the last gap of a row nearly always finds a document that fits."""
+"""Rows filled at the same time: enough to nearly always find a document that fits the last gap of a row."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Document:
 
     @classmethod
     def answer(cls, prompt: list[int], answer: list[int]) -> Document:
-        """A prompt and what follows it."""
+        """A prompt and its answer."""
         return cls(prompt + answer, [False] * len(prompt) + [True] * len(answer))
 
 
@@ -48,7 +48,7 @@ class Batch:
     positions: NDArray[np.int64]
     wanted: NDArray[np.bool_]
     rows: NDArray[np.int64]
-    """Which rows of the data these are, for noise that depends on the row and not on who holds it."""
+    """Indices of these rows in the data: noise depends on the row, not on the process that has it."""
 
 
 class PackedRows:
@@ -102,7 +102,7 @@ class PackedRows:
 
 
 def pack(documents: Iterable[Document], length: int, out: Path) -> PackedRows:
-    """Write documents as rows of `length`; a document that is longer goes on in the next row."""
+    """Write documents as rows of `length`; a longer document continues in the next row."""
     out.mkdir(parents=True, exist_ok=True)
     with (
         _RowFile(out / "tokens.npy", length, np.int32) as tokens,
@@ -117,7 +117,7 @@ def pack(documents: Iterable[Document], length: int, out: Path) -> PackedRows:
 
 
 class _RowFile:
-    """An `.npy` file that grows by rows; it takes its name only when it is whole."""
+    """An `.npy` file that grows by rows; it gets its final name when it is complete."""
 
     def __init__(self, path: Path, length: int, dtype: type[np.signedinteger]) -> None:
         self.path, self.length, self.dtype, self.rows = path, length, np.dtype(dtype), 0
@@ -133,7 +133,7 @@ class _RowFile:
         self.rows += 1
 
     def _write_header(self) -> None:
-        # The format leaves room in its header for the number of rows to grow.
+        # The header is padded, so that the number of rows can be updated.
         header = {
             "descr": np.lib.format.dtype_to_descr(self.dtype),
             "fortran_order": False,
@@ -148,7 +148,7 @@ class _RowFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
             self._write_header()
-        with self._file:  # closes it even where the last bytes no longer fit the disk
+        with self._file:  # closes the file even if the disk is full
             self._file.flush()
         if kind is None:
             self._part.replace(self.path)
@@ -165,7 +165,7 @@ def _pieces(documents: Iterable[Document], length: int) -> Iterator[Document]:
 
 
 def _fill(pieces: Iterable[Document], length: int) -> Iterator[tuple[list[int], list[int]]]:
-    """First fit over a few open rows; the fullest leaves when a piece fits none."""
+    """First fit over a few open rows; if a piece fits none, the fullest row is written."""
     rows: list[tuple[list[int], list[int]]] = []
     for piece in pieces:
         row = next((r for r in rows if len(r[0]) + len(piece.ids) <= length), None)

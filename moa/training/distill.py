@@ -1,4 +1,4 @@
-"""Training a drafter to say what its target would say, from activations that are up to T tokens old."""
+"""Distillation: train a drafter to predict its target's tokens from activations that are up to T tokens old."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from moa.training.teacher import Lesson, Teacher
 
 @dataclass(frozen=True, kw_only=True)
 class DistillSettings:
-    """What the drafter is trained on. The defaults are what won in this project's ablations (docs/experiments.md)."""
+    """Losses and masks of the training. The defaults were the best in this project's ablations
+    (docs/experiments.md)."""
 
     loss: LossKind = "kl"
-    """kl: KL(target || draft); ce: the target's own choices; tv: the share of text where the two would differ; lk: tv,
-    with KL in its place as far as the two do not overlap yet."""
+    """kl: KL(target || draft); ce: the target's own choices; tv: total variation, the rate of rejected tokens; lk: tv,
+    mixed with KL where the distributions do not overlap yet."""
     loss_weight: float = 1.0
     feature_weight: float = 0.0
     """Weight of smooth-L1 between the drafter's and the target's final states (the paper: 1, beside 0.1 of KL)."""
     anchors: AnchorRule = field(default_factory=AnchorRule)
     staircase: bool = False
-    """SA sees only tokens after the latest anchor, with a chance that falls from 1 to 0 over the first half."""
+    """SA sees only tokens after the latest anchor, with a probability that falls from 1 to 0 over the first half of the
+    run."""
     lag_decay: float = 1.0
-    """Weight of a position by its distance d from the newest activation: lag_decay ** (d - 1). A draft is only read as
-    far as it is right, so early guesses matter more."""
+    """Weight of a position by its distance d from the newest activation: lag_decay ** (d - 1). Tokens after the first
+    rejected one are not used, so early ones matter more."""
 
     def __post_init__(self) -> None:
         if self.loss_weight < 0 or self.feature_weight < 0 or self.loss_weight + self.feature_weight == 0:
@@ -49,7 +51,7 @@ PAPER = DistillSettings(loss_weight=0.1, feature_weight=1.0, staircase=True, anc
 
 
 TOKENS_AT_ONCE = 2048
-"""Tokens whose LSA is held for gradients at a time, with gradient checkpointing."""
+"""Tokens per LSA chunk with gradient checkpointing."""
 
 
 class Distillation:
@@ -64,7 +66,7 @@ class Distillation:
         *,
         gradient_checkpointing: bool = False,
     ) -> None:
-        """`gradient_checkpointing` computes LSA and the blocks again for their gradients: less memory, more time."""
+        """`gradient_checkpointing` recomputes LSA and the blocks for their gradients: less memory, more time."""
         self.module = drafter.train()
         self.gradient_checkpointing = gradient_checkpointing
         self.teacher = teacher
@@ -77,7 +79,7 @@ class Distillation:
         hidden, lag = self._draft(batch, lesson, step, progress)
         device = hidden.device
         segments = torch.from_numpy(batch.segments).to(device)
-        # Not wanted as a loss: the last token of a document, and one before a token that a person wrote.
+        # No loss for a document's last token, and for a token before one that the user wrote.
         wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
         mine, theirs = hidden[:, :-1][wanted], lesson.hidden[:, :-1][wanted]
         weights = self.settings.lag_decay ** (lag.to(device)[:, :-1][wanted] - 1).clamp(0, 64).float()
@@ -115,10 +117,10 @@ class Distillation:
         return hidden, index - newest
 
     def _records(self, lesson: Lesson, positions: Tensor, read: Tensor) -> Rows:
-        """The activation records that some query reads; LSA is not run for the others, whose rows are zero."""
+        """The activation records that queries read; LSA is not run for the others, which are zero."""
         inputs = lesson.keys[:, read], lesson.values[:, read], lesson.hidden[read], positions[read]
         if self.gradient_checkpointing:
-            # In pieces, so that what is computed again is small too: LSA holds every token once per layer.
+            # In chunks, to bound the memory of recomputing: LSA holds every token once per layer.
             pieces = zip(*(x.split(TOKENS_AT_ONCE, dim=int(x.ndim == 4)) for x in inputs), strict=True)
             parts = [checkpoint(self.module.project, *piece, use_reentrant=False) for piece in pieces]
             rows = tuple(torch.cat(kind) for kind in zip(*parts, strict=True))

@@ -1,4 +1,4 @@
-"""`--generate`: the target answers the data's prompts itself, so that the drafter learns what it will have to guess."""
+"""`--generate`: the target answers the data's prompts, so that the drafter is trained on the target's own text."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from moa.training.progress import Progress
 from moa.training.sources import DocumentReader, SourceExample
 
 PROMPT_TOKENS = 64
-"""How much of a plain text stands before what the target writes."""
+"""Tokens of a plain text that are the prompt of the target's continuation."""
 
 
 class GeneratedAnswers:
-    """`generated.jsonl`: one line per prompt, in the data's order, and beside it what it was made with."""
+    """`generated.jsonl`: one line per prompt, in the data's order, and a file with the settings it was made with."""
 
     def __init__(self, out: Path, made_with: dict[str, Any]) -> None:
         self.path, self._about = out / "generated.jsonl", out / "generated.json"
         self.made_with: dict[str, Any] = json.loads(json.dumps(made_with))
 
     def complete(self) -> bool:
-        """Whether every prompt has its answer; answers that were made with other settings are refused."""
+        """Whether every prompt has its answer; answers made with other settings are refused."""
         if not self._about.exists():
             return False
         try:
@@ -85,7 +85,7 @@ class GeneratedAnswers:
         return GenerationSettings(max_new_tokens=self.made_with["max_new_tokens"], sampling=sampling, shape=None)
 
     def _whole_windows(self, size: int) -> int:
-        """How many answers are there; what a killed process left of its last window is cut off, to be made again."""
+        """Number of complete answers; a partial window of a killed process is removed and made again."""
         if not self.path.exists():
             return 0
         with self.path.open("r+b") as file:

@@ -1,7 +1,7 @@
-"""A body that starts as a part of its target: some of its layers, with the busiest units of their feed-forwards.
+"""A body initialised from its target: some of its layers, with the most active units of their feed-forwards.
 
-Embedding and head are the target's already, so such a body speaks from the first step on, and distillation only has
-to close what was cut.
+Embedding and head are the target's already, so such a body produces sensible text from the first step, and distillation
+only repairs the pruning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CALIBRATION_ROWS = 16
 
 @torch.no_grad()
 def inherit(drafter: Drafter, teacher: Teacher, layers: Sequence[int], batch: Batch) -> None:
-    """Make the body of these of the target's layers, in order; cross-attention changes nothing at first."""
+    """Build the body from these layers of the target, in order; cross-attention adds nothing at first."""
     config, backbone = drafter.config, backbone_of(teacher.model)
     theirs: list[Any] = list(backbone.layers)  # type: ignore[arg-type]
     if config.body is not None or len(layers) != config.layers or not all(0 <= i < len(theirs) for i in layers):

@@ -1,4 +1,5 @@
-"""The training loop, whatever is trained: accumulation, mixed precision, several processes, checkpoints, progress."""
+"""The training loop for any `Objective`: gradient accumulation, mixed precision, several processes, checkpoints,
+progress."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class LoopSettings:
 
 @dataclass(frozen=True)
 class Loss:
-    """A batch's loss, summed; how many tokens it is the sum over; and what to show beside it, summed alike."""
+    """A batch's summed loss, its number of tokens, and other summed figures to show."""
 
     total: Tensor
     weight: Tensor
@@ -69,18 +70,18 @@ class Loss:
 
 
 class Objective(Protocol):
-    """What is trained, and on what loss."""
+    """The trained module and its loss."""
 
     @property
     def module(self) -> nn.Module:
-        """What is trained."""
+        """The trained module."""
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The loss of one batch; `progress` goes from 0 to 1 over the run."""
 
 
 class Loop:
-    """Trains an objective to its end, from wherever its last checkpoint is."""
+    """Trains an objective to its end, from its last checkpoint."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Loop:
         quiet: bool = False,
         identity: Mapping[str, Any] | None = None,
     ) -> None:
-        """`identity` is what else decides the course of the run, such as data and losses: a checkpoint of another is
+        """`identity` is what else determines the run, such as data and losses: a checkpoint with another identity is
         refused."""
         self.objective, self.data, self.settings, self.out = objective, data, settings, out
         self.rank = dist.get_rank() if dist.is_initialized() else 0
@@ -105,14 +106,14 @@ class Loop:
         self._identity = json.loads(json.dumps({**self._course(), **(identity or {})}))
 
     def _course(self) -> dict[str, Any]:
-        """Settings that decide the loss curve; how a step's rows are shared out between processes does not."""
+        """Settings that determine the loss curve; how a step's rows are distributed over processes does not."""
         course = {name: value for name, value in asdict(self.settings).items() if name != "checkpoint_every"}
         rows = course.pop("batch") * course.pop("accumulate") * self.world
         return course | {"rows of a step": rows}
 
     @property
     def device(self) -> torch.device:
-        """Where the module lives."""
+        """The module's device."""
         return self.parameters[0].device
 
     def run(self, *, stop_after: int | None = None) -> list[dict[str, float]]:
@@ -172,7 +173,7 @@ class Loop:
     # ---- checkpoints ------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Save everything a resumed run needs; the old checkpoint goes only when the new one is whole."""
+        """Save everything a resumed run needs; the old checkpoint is removed when the new one is complete."""
         if self.rank > 0:
             return
         folder, fresh, old = (self.out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
@@ -207,7 +208,7 @@ class Loop:
         (fresh / "state.part").rename(fresh / "state.pt")
 
     def resume(self) -> None:
-        """Go on from the last checkpoint, if there is one."""
+        """Continue from the last checkpoint, if there is one."""
         folder = self._newest()
         if folder is None:
             return
@@ -232,7 +233,7 @@ class Loop:
         self.step = state["step"]
 
     def checkpointed_step(self) -> int:
-        """The step that a run would go on from."""
+        """The step from which a run would continue."""
         folder = self._newest()
         if folder is None:
             return 0
@@ -240,7 +241,8 @@ class Loop:
             return sum(1 for _ in file)
 
     def _newest(self) -> Path | None:
-        # Killed between the two renamings, a run has no "checkpoint", but a whole new one: its state is named last.
+        # A run that was killed between the two renames has no "checkpoint", but a complete new one: its state file is
+        # written last.
         folders = (self.out / "checkpoint", self.out / "checkpoint.new")
         return next((folder for folder in folders if (folder / "state.pt").exists()), None)
 
@@ -260,7 +262,7 @@ def _optimizers(
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.optimizer == "adam":
         return [torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=decay)]
-    # Muon is for the matrices inside; embeddings, heads, norms and biases are Adam's.
+    # Muon trains the inner matrices; Adam trains embeddings, heads, norms and biases.
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) > 1 and id(p) not in embeddings]
     rest = [p for p in parameters if not any(p is m for m in matrices)]
@@ -269,7 +271,7 @@ def _optimizers(
 
 
 def peak_memory_mib() -> float:
-    """The most memory this process has held, on the GPU if it used one."""
+    """Peak memory of this process, on the GPU if it used one."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated() / 2**20
     return peak_bytes() / 2**20

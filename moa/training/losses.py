@@ -1,8 +1,8 @@
-"""The losses of distillation, through frozen heads, a few rows of logits at a time.
+"""The losses of distillation through frozen heads, in chunks of logits.
 
-Logits are what training a drafter holds most of: a row is as wide as the vocabulary, four times over. Since heads
-are frozen and every row's loss is its own, the gradient of a row is known as soon as its loss is, so no logits outlive
-their chunk. That keeps memory flat for a vocabulary of any size, and is faster, as a chunk fits the caches.
+Logits take most of the memory in training a drafter: four times the vocabulary for each row. Heads are frozen and each
+row's loss is independent, so a row's gradient is computed together with its loss, and the logits of a chunk are freed.
+So memory does not grow with the vocabulary, and it is faster, because a chunk fits the caches.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from moa.model.shared import SharedWeights
 LossKind = Literal["kl", "ce", "tv", "lk"]
 
 _CHUNK = {"cpu": 2**19, "cuda": 2**26}
-"""Logits at a time: what a core's cache holds; on a GPU, what keeps it busy."""
+"""Logits per chunk: on a CPU as many as fit a core's cache, on a GPU enough to keep it busy."""
 
 
 class Compared(NamedTuple):
-    """Per position: the loss, and whether drafter and target would say the same (0 or 1)."""
+    """Per position: the loss, and whether drafter and target choose the same token (0 or 1)."""
 
     loss: Tensor
     agree: Tensor
 
 
 def compare(mine: Tensor, theirs: Tensor, head: SharedWeights, their_head: SharedWeights, kind: LossKind) -> Compared:
-    """How far the drafter's final states `[N, H]` are from the target's, as their heads read them; has a gradient."""
+    """Distillation loss of the drafter's final states `[N, H]` against the target's, through their heads; has a
+    gradient."""
     loss, agree = _ThroughHead.apply(mine, theirs, head, their_head, kind)
     return Compared(loss, agree)
 
@@ -54,7 +55,7 @@ def divergence(logits: Tensor, goal: Tensor, kind: LossKind) -> tuple[Tensor, Te
     apart, by_logits = 0.5 * off.abs().sum(-1), said * (slope - (said * slope).sum(-1, keepdim=True))
     if kind == "tv":
         return apart, by_logits
-    # Total variation is what counts, but has next to no gradient while the two hardly overlap: KL leads there.
+    # Total variation is the goal, but has almost no gradient while the two hardly overlap, so KL is used there.
     share = torch.exp(-3 * (1 - apart)).unsqueeze(-1)
     entropy = (likely * (likely.clamp(min=1e-30).log() - draft)).sum(-1)
     return torch.lerp(apart, entropy, share.squeeze(-1)), torch.lerp(by_logits, off, share)

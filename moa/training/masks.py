@@ -1,6 +1,6 @@
-"""Who may look at what in training: documents in a packed row, and the paper's masks that teach a drafter to be late.
+"""Attention masks for training: documents in a packed row, and the paper's masks that simulate late activations.
 
-A drafter that is to run ahead of its target must be trained ahead of its target. The paper does it by masks alone:
+A drafter runs several tokens ahead of its target, so it is trained like that. The paper does it with masks only:
 in every sequence some positions are *anchors*, and a query sees activations only up to its latest anchor. So one
 forward pass trains all lags at once ("T-step bounded").
 """
@@ -20,12 +20,13 @@ from moa.training.data import Batch
 
 
 def same_document(segments: Tensor) -> Tensor:
-    """`[B, L, L]`: both tokens belong to the same document. Padding is a document too: no row attends to nothing."""
+    """`[B, L, L]`: both tokens belong to the same document. Padding counts as a document, so that every row attends to
+    something."""
     return segments.unsqueeze(2) == segments.unsqueeze(1)
 
 
 def additive(allowed: Tensor) -> Tensor:
-    """`moa.masking.additive` of a tensor, where it is."""
+    """`moa.masking.additive` for a tensor, on its device."""
     return torch.zeros(allowed.shape).masked_fill_(~allowed, MASKED)
 
 
@@ -40,13 +41,13 @@ class Spacing:
 
 @dataclass(frozen=True)
 class AnchorRule:
-    """How anchors are laid. Documents outside every share keep only their prompt's activations, as if offline."""
+    """How anchors are placed. Documents outside every share keep only their prompt's activations, as if offline."""
 
     spacings: tuple[Spacing, ...] = (Spacing(6, 14, 1.0),)
     strict: bool = True
     """A query never sees its own activation, as in drafting. The public code lets an anchor see itself."""
     cold: float = 0.0
-    """Share of the documents that have no activation at all, not even their prompt's: asked without a network."""
+    """Share of the documents that have no activation at all, not even their prompt's: as if asked offline."""
 
     def __post_init__(self) -> None:
         if any(not 1 <= s.low <= s.high or not 0 <= s.share <= 1 for s in self.spacings):

@@ -1,4 +1,4 @@
-"""The command line of `moa-train`, and the settings that come of it. torch is imported by those alone."""
+"""The command line of `moa-train`, and its settings. Only making settings imports torch."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _SHORT = {"self_attention": "sa", "cross_attention": "ca", "layer_self_attention
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as the rest of the program does."""
+    """Reports an error in one line, as the rest of the program does."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint="moa-train --help")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every option; those with a default of None leave the choice to the settings' own defaults, or to `--paper`."""
+    """All options; a default of None means the settings' own default, or that of `--paper`."""
     top = _Parser(
         prog="moa-train",
         description="Train a Mixture-of-Attentions drafter beside a frozen target.",
@@ -210,14 +210,15 @@ def inherited_layers(args: argparse.Namespace) -> tuple[int, ...] | None:
 
 
 def initial_config(args: argparse.Namespace, config: DrafterConfig) -> DrafterConfig:
-    """The shape of `--init`'s drafter, which only the number of borrowed layers may change: those are not its own."""
+    """The shape of `--init`'s drafter. Only the number of borrowed layers may be changed: they are not part of its
+    weights."""
     if given := sorted(shape_overrides(args)):
         raise UsageError(f"--init brings its own shape, {given[0].replace('_', ' ')} cannot be changed")
     return config if args.tli is None else dataclasses.replace(config, tli=args.tli)
 
 
 def parse_spacings(text: str) -> AnchorRule:
-    """`6-14:0.6,32-64:0.2,cold:0.1`; one number is both ends, and a share that is left out is what the others leave."""
+    """`6-14:0.6,32-64:0.2,cold:0.1`; one number is both ends, and one share may be left out: it is the rest."""
     from moa.training.masks import AnchorRule, Spacing
 
     found: list[tuple[str, float | None]] = []

@@ -1,4 +1,5 @@
-"""A run as a person sees it: loss, tokens per second, time to go; a line now and then where there is no terminal."""
+"""The progress display of a run: loss, tokens per second, remaining time; occasional lines where there is no
+terminal."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Progress:
             self._bar.stop()
 
     def advance(self, entry: dict[str, float], count: int = 1) -> None:
-        """`count` steps further; an entry has its `tokens_per_s` and what else there is to show."""
+        """Advance by `count` steps; `entry` has `tokens_per_s` and other figures to show."""
         self._done += count
         for name, value in entry.items():
             if name not in ("step", "grad_norm"):

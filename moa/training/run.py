@@ -32,12 +32,12 @@ from moa.training.sources import DocumentReader, examples
 from moa.training.teacher import Teacher
 
 SHORTEST_ROW = 16
-"""Below this a row holds no more than the lags that are to be learnt."""
+"""A row must be longer than the lags that are trained."""
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run that has all it needs but its data."""
+    """A prepared run, without its data."""
 
     args: argparse.Namespace
     drafter: Drafter
@@ -127,7 +127,7 @@ class TrainingRun:
         }
 
     def save(self, out: Path, dtype: torch.dtype) -> None:
-        """Write config and weights; a file takes its place only when it is whole."""
+        """Write config and weights atomically."""
         fresh = out / "weights.new"
         try:
             save_drafter(self.drafter, fresh, dtype)
@@ -146,7 +146,7 @@ def parameter_count(module: nn.Module | None) -> int:
 
 
 def _new_drafter(args: argparse.Namespace, loaded: LoadedModel) -> tuple[Drafter, str]:
-    """The drafter, and the name of what it starts from; layers of the target's are filled in when there is data."""
+    """The drafter, and the name of its starting point; layers from the target are copied when there is data."""
     facts = loaded.facts
     if args.init is not None:
         drafter = new_drafter(options.initial_config(args, DrafterConfig.read(args.init, facts)), loaded.model)

@@ -5,7 +5,7 @@ A line of a `.jsonl` file, like a row of a dataset, is one of
     {"prompt": ..., "answer": ...}
     {"text": ...}
     {"ids": [...], "prompt_tokens": n}      (what --generate writes)
-and any other file is one plain text. Only what an assistant says is wanted: learnt by the drafter.
+and any other file is one plain text. Only the assistant's text is trained on ("wanted").
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DATASET_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w\[\]%.:+-]+)?")
 
 @dataclass(frozen=True)
 class SourceExample:
-    """One example as it was found, and where: `file:line`."""
+    """One example as read, and its place: `file:line`."""
 
     where: str
     fields: Mapping[str, Any]
@@ -64,7 +64,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def fingerprint(sources: Iterable[str]) -> list[dict[str, Any]]:
-    """What the data was: every file's size and sha256; for a dataset its id alone."""
+    """Identity of the data: every file's size and sha256; for a dataset only its id."""
     found: list[dict[str, Any]] = []
     for source in sources:
         path = Path(source).expanduser()
@@ -115,7 +115,7 @@ def _of_dataset(source: str) -> Iterator[SourceExample]:
     name, _, split = source.partition(":")
     try:
         rows = datasets.load_dataset(name, split=split or "train", trust_remote_code=False)
-    except Exception as error:  # the library raises its own, the hub's and pyarrow's alike
+    except Exception as error:  # the library raises its own errors, the hub's and pyarrow's
         raise UsageError(f"cannot load dataset {source}: {next(iter(str(error).splitlines()), 'unknown')}") from None
     for number, row in enumerate(rows):
         yield SourceExample(f"{source}[{number}]", row)
@@ -132,7 +132,7 @@ class DocumentReader:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
 
     def documents(self, example: SourceExample) -> list[Document]:
-        """What there is to learn from an example: one document, or none, or several where a template asks for it."""
+        """The documents of an example: one, none, or several if the template requires it."""
         fields, where = example.fields, example.where
         kind = next((kind for kind in KINDS if kind in fields), None)
         if kind == "messages":
@@ -150,8 +150,8 @@ class DocumentReader:
         raise UsageError(f'{where}: no "messages", "text", "prompt" with "answer", or "ids" in it')
 
     def prompt(self, example: SourceExample, text_tokens: int) -> list[int]:
-        """What the target is asked when it is to write the answer itself: a chat up to the last thing a person said, a
-        prompt, or the first tokens of a text."""
+        """The prompt if the target writes the answer itself: a chat up to the user's last message, a prompt, or the
+        first tokens of a text."""
         fields, where = example.fields, example.where
         if "messages" in fields:
             messages = _messages(fields["messages"], where)
@@ -167,7 +167,7 @@ class DocumentReader:
         return self.documents(example)[0].ids[:text_tokens]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, with no special token that the text does not spell."""
+        """Token ids, without adding special tokens."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
@@ -177,8 +177,8 @@ class DocumentReader:
     def _chat(self, messages: list[dict[str, str]], where: str) -> list[Document]:
         """The whole conversation as one document; each answer and its end mark are encoded as a target produces them.
 
-        A template that rewrites earlier turns once later ones are there (some drop old reasoning) has no one text whose
-        every prefix was once a prompt: then each answer becomes a document of its own, behind the prompt it really had.
+        Some templates rewrite earlier turns when later ones follow (they drop old reasoning), so no single text
+        contains all prompts as prefixes. Then each answer becomes its own document, after its real prompt.
         """
         if not any(message["role"] == "assistant" for message in messages):
             raise UsageError(f"{where}: no message of the assistant to learn from")

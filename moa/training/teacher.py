@@ -19,7 +19,7 @@ from moa.training.masks import additive, same_document
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the target makes of a batch: post-RoPE `keys` and `values` `[layers, B, L, kv_heads, D]`, and its final,
+    """The target's results for a batch: post-RoPE `keys` and `values` `[layers, B, L, kv_heads, D]`, and its final,
     normed `hidden` states `[B, L, H]`."""
 
     keys: Tensor
@@ -36,7 +36,7 @@ class Teacher:
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> None:
         if dtype is not None and dtype != model.dtype:
             model = copy.deepcopy(model)
-            nn.Module.to(model, dtype)  # the library's own wrapper of it hides its signature
+            nn.Module.to(model, dtype)  # the library's wrapper hides its signature
         self.model = model.eval().requires_grad_(False)
         self.backbone = backbone_of(model)
         self.shared = SharedWeights.of(model)
@@ -75,7 +75,7 @@ class Teacher:
 
 
 class _Kept(Cache):
-    """Keeps every layer's keys and values as they are made."""
+    """Collects every layer's keys and values."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])

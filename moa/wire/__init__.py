@@ -2,7 +2,7 @@
 
 `messages` holds the two closed sets of typed messages, `codec` turns them into frames and checks limits, `session` is
 the edge's state machine and `history` the server's, `finish` says when a turn ends, `versions` how ends agree,
-`codes` what an error means. `docs/wire-protocol.md` tells it as a story.
+`codes` what an error means. `docs/wire-protocol.md` describes the protocol.
 """
 
 from moa.wire.codec import chain_hash, check, decode_client, decode_server, encode, wire_limits

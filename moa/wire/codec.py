@@ -44,12 +44,12 @@ def _decode(decoder: msgspec.msgpack.Decoder[_M], frame: bytes) -> _M:
 
 
 def chain_hash(ids: Sequence[int]) -> bytes:
-    """16 bytes that two logs share only when they hold the same tokens."""
+    """A 16-byte hash of a token log, to compare the logs of both ends."""
     return hashlib.blake2b(np.asarray(ids, dtype="<u4").tobytes(), digest_size=16).digest()
 
 
 def wire_limits(limits: Limits, *, max_context_tokens: int) -> WireLimits:
-    """The part of the limits that a client is told; the model may hold less context than the limits allow."""
+    """The limits that a client is told; the model's context may be smaller than the configured limit."""
     told = {name: getattr(limits, name) for name in WireLimits.__struct_fields__}
     return WireLimits(**(told | {"max_context_tokens": max_context_tokens}))
 
@@ -69,7 +69,7 @@ def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None
     if not message.ids:
         raise Refusal(Code.BAD_MESSAGE, "there must be ids")
     if isinstance(message, Open) and (message.round or message.generated):
-        # A session that was lost comes back with its whole log: several prompts, and the answers between them.
+        # A lost session is opened again with its whole log: several prompts and the answers between them.
         _at_most(len(message.ids), limits.max_context_tokens, "max_context_tokens", "tokens")
     else:
         _at_most(len(message.ids), limits.max_prompt_tokens, "max_prompt_tokens", "prompt tokens")
@@ -87,7 +87,7 @@ def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None
 
 
 def check_draft(tokens: Sequence[int], parents: Sequence[int], limits: Limits, vocab_size: int) -> None:
-    """A bad index would be an illegal memory access on a GPU, and so the end of every session: check each one."""
+    """Check every index: a bad one would be an illegal memory access on a GPU, which ends all sessions."""
     if not parents:
         _at_most(len(tokens), limits.max_chain_tokens, "max_chain_tokens", "tokens in a chain")
     else:

@@ -1,4 +1,4 @@
-"""Error codes, close codes, and which of them are worth another try: decided here and nowhere else."""
+"""Error codes, close codes, and which of them are retryable. This is the only place that decides it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from moa.wire.messages import Error
 
 
 class Code(StrEnum):
-    """What an `Error` can say. An end that meets a code it does not know treats it as fatal for its subject."""
+    """Codes of `Error`. An unknown code is fatal for the session, or for the connection if the error names no
+    session."""
 
     BAD_MESSAGE = "bad_message"
     """The frame is no message of the protocol, or a field is out of range."""
@@ -24,7 +25,7 @@ class Code(StrEnum):
     BUSY = "busy"
     """No room now; try again after `retry_after_ms`."""
     DEADLINE = "deadline"
-    """The request waited longer than it was worth; nothing was run."""
+    """The request waited longer than its deadline; nothing was run."""
     CANCELLED = "cancelled"
     """The round was cancelled before it ran."""
     UNKNOWN_SESSION = "unknown_session"
@@ -36,7 +37,7 @@ class Code(StrEnum):
     DRAINING = "draining"
     """The server is stopping: go elsewhere."""
     QUARANTINED = "quarantined"
-    """This session's work failed in the engine; it was dropped. Open it again."""
+    """This session's work failed in the engine, and the session was dropped. Open it again."""
     INTERNAL = "internal"
     """The server failed; its log has the details."""
 
@@ -67,7 +68,7 @@ class CloseCode:
 
 
 class Refusal(ProtocolError):
-    """A request that must be answered with a typed error. Raised by pure code, sent by a transport."""
+    """A request is refused with a typed error. Raised by pure code, sent by the transport."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Refusal(ProtocolError):
         return self.code in RETRYABLE
 
     def error(self, *, session: bytes = b"", round: int = 0) -> Error:
-        """The message that tells the other end."""
+        """The `Error` message for the other end."""
         return Error(
             code=self.code.value,
             message=str(self),

@@ -1,4 +1,4 @@
-"""What a message of the server means to the edge's session: the events of `ClientSession.receive`."""
+"""The events that `ClientSession.receive` returns for messages of the server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from moa.wire.messages import Activations, Append, Error, Finish, Open, Stream, Verify
 
 Request = Open | Append | Verify | Stream
-"""What a session asks and the server answers."""
+"""A message that the server answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RecordsArrived:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request was refused. When `retry`, it still stands: send `session.unsettled` again after `retry_after`."""
+    """A request was refused. If `retry`, it is still valid: send `session.unsettled` again after `retry_after`."""
 
     error: Error
     retry: bool
@@ -54,7 +54,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The session stands again once `resend` is sent. `tokens` are verified tokens that had been missed."""
+    """The session is restored once `resend` is sent. `tokens` are verified tokens that the edge had missed."""
 
     outcome: Literal["resumed", "reprefilled", "gone"]
     base: int

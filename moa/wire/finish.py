@@ -1,4 +1,4 @@
-"""When a turn ends: decided by the server, checked by the edge, so one function for both."""
+"""When a turn ends. The server decides it and the edge checks it with the same function."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def cut_path(
 
 
 def _stopped(rules: TurnRules, log: Sequence[int], new: Sequence[int], decode: Decode) -> bool:
-    # Every token but a few special ones adds at least a byte, so this window holds the longest stop string.
+    # Every token except a few special ones adds at least a byte, so this window contains the longest stop string.
     window = max(len(stop.encode()) for stop in rules.stop) + 16
     output = [*log[max(rules.start, len(log) - window) :], *new][-window:]
     text = decode(output)

@@ -1,7 +1,7 @@
-"""The server's side of a session, without I/O: one linear token log, rounds that settle once, and their replay.
+"""The server's side of a session, without I/O: a token log, rounds that settle once, and the replay of their answers.
 
-A request is *admitted* (run it), *replayed* (it has settled before: here is the same answer) or refused. So any message
-may be lost or sent twice, and the log stays what it would have been.
+A request is *admitted* (run it), *replayed* (it has settled before: here is the same answer) or refused. So a message
+may be lost or sent twice without changing the log.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class History:
         return len(self.ids) - 1
 
     def reopen(self, ids: Sequence[int]) -> Opened:
-        """Answer an `Open`, also one that came a second time."""
+        """Answer an `Open`, also a repeated one."""
         if (len(ids), chain_hash(ids)) != self._opened:
             raise Refusal(Code.CONFLICT, "a session of this id is open with another prompt", session=self.session)
         return Opened(self.session, len(ids), self.epoch)
@@ -106,7 +106,7 @@ class History:
         return answer
 
     def admit(self, message: Verify | Stream) -> Verdict | StreamTokens | Literal["running"] | None:
-        """None: run it. An answer: it has settled already. "running": its answer is on the way."""
+        """None: run the round. An answer: it has settled already. "running": its answer follows."""
         if self.running is not None:
             if self.running == message:
                 return RUNNING

@@ -1,4 +1,4 @@
-"""Every limit of the service, in one settings class. The wire's own hard ceilings stand in `messages`.
+"""Every limit of the service, in one settings class. The protocol's fixed upper bounds are in `messages`.
 
 Exceeding a limit is answered with a typed error whose `limit` is the name of the field here.
 """
@@ -18,7 +18,7 @@ class Limits:
 
     # one message
     max_frame_bytes: int = 256 * 1024
-    """A message of a device; a session that was lost comes back in one, with 5 bytes a token."""
+    """Size of a client's message; a lost session is opened again in one message, with 5 bytes a token."""
     max_prompt_tokens: int = 8192
     """Tokens of a prompt."""
     max_context_tokens: int = 8192
@@ -28,7 +28,7 @@ class Limits:
     max_tree_nodes: int = 64
     """Tokens of a draft that branches."""
     max_chain_tokens: int = 256
-    """Tokens of a draft that does not."""
+    """Tokens of a draft that is a chain."""
     max_stop_strings: int = 8
     """Stop strings of a turn."""
     max_stop_bytes: int = 128
@@ -42,30 +42,30 @@ class Limits:
     handshake_timeout: float = 10.0
     """How long TLS and the websocket handshake may take together."""
     send_timeout: float = 20.0
-    """How long a frame may take to be read by the other end; then the connection is cut."""
+    """How long the other end may take to read a frame; then the connection is closed."""
     ping_interval: float = 20.0
-    """Between two pings that show whether the other end is there."""
+    """Time between two pings, which detect a dead connection."""
     ping_timeout: float = 20.0
-    """How long a ping may stay without its answer."""
+    """How long the answer to a ping may take."""
     send_buffer_bytes: int = 64 * 1024
-    """What may wait in the kernel and the library: a verdict cannot overtake it."""
+    """Bytes that may wait in the kernel and the library. A verdict cannot overtake them."""
     max_waiting_bytes: int = 1024 * 1024
-    """Answers that wait to be sent. Beyond `send_buffer_bytes` of them no request of this connection is looked at."""
+    """Answers that wait to be sent. Above `send_buffer_bytes` of them, no request of this connection is read."""
     record_window_bytes: int = 512 * 1024
-    """Activation records on their way that the device has not acknowledged."""
+    """Activation records in flight, not acknowledged by the device."""
     max_bad_messages: int = 8
-    """Senseless messages on a connection before it is cut."""
+    """Invalid messages on a connection before it is closed."""
     max_empty_frames_per_second: int = 400
-    """Websocket frames that bring no new work: pings, repetitions, refused requests. A connection beyond it, or beyond
-    the next two, is read no faster, and cut when it has been held back for most of `flood_seconds`."""
+    """Websocket frames that bring no new work: pings, repetitions, refused requests. A connection above this limit, or
+    above one of the next two, is read more slowly, and closed after it was throttled for most of `flood_seconds`."""
     max_bytes_per_second: int = 1024 * 1024
-    """Bytes that arrive and bytes of answers."""
+    """Received bytes, and bytes of answers."""
     max_refusals_per_second: int = 10
-    """Requests that are refused for good; `busy` and its like do not count."""
+    """Requests that are refused permanently; retryable refusals such as `busy` do not count."""
     burst_seconds: float = 2.0
-    """How many seconds' worth of these may come at once."""
+    """Burst size of these three limits, in seconds at the limit's rate."""
     flood_seconds: float = 3.0
-    """How long a connection may be held back before it is cut as a flood."""
+    """How long a connection may be throttled before it is closed as a flood."""
 
     # one principal
     connection_budgets_per_principal: int = 4
@@ -75,23 +75,23 @@ class Limits:
     max_connections_per_principal: int = 256
     """Connections of one principal."""
     max_queue_per_principal: int = 64
-    """Rounds of one principal that wait for the model."""
+    """Queued rounds of one principal."""
     max_tokens_per_second: float = 0.0
     """Prompt and draft tokens a principal may have run in a second, on average; 0 is no limit."""
     max_burst_tokens: int = 32768
-    """Tokens that a principal may have run at once before `max_tokens_per_second` holds it back."""
+    """Burst size of `max_tokens_per_second`, in tokens."""
 
     # the whole service
     max_half_open: int = 128
     """Connections that have not finished their handshake; the oldest is dropped for a new one."""
     max_log_lines_per_second: int = 20
-    """Log lines that one principal, or one address without one, may cause."""
+    """Log lines for one principal, or for one address without a principal."""
     max_connections: int = 4096
     """Connections of all principals."""
     max_sessions: int = 4096
     """Sessions of all principals."""
     max_queue: int = 512
-    """Rounds of all principals that wait for the model."""
+    """Queued rounds of all principals."""
     max_log_bytes: int = 64 * 1024 * 1024
     """Memory of all token logs; the longest unused sessions are forgotten beyond it."""
     idle_seconds: float = 2.0
@@ -127,5 +127,6 @@ class Limits:
 
     @staticmethod
     def least_frame_bytes(context: int) -> int:
-        """A session that was lost comes back in one frame: up to 5 bytes a token of its log, and some more."""
+        """Smallest allowed frame limit: a lost session is opened again in one frame, with up to 5 bytes for each token
+        of its log."""
         return 5 * context + 4096

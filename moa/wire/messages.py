@@ -55,7 +55,8 @@ RowRange = tuple[Position, Position]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all wire structures: an array, so that names do not travel; unknown trailing fields are skipped."""
+    """Base of all wire structures. They are encoded as arrays, without field names; unknown trailing fields are
+    skipped."""
 
 
 class Sampling(Message, frozen=True):
@@ -119,15 +120,16 @@ class Open(Message, tag="open", frozen=True):
     round: Round = 0
     records: RecordDtype = "int8"
     record_rate: Count = 0
-    """Bytes of activations a second at most; 0 is whatever the link has room for."""
+    """Limit for activation bytes a second; 0: as much as the link can carry."""
     held: Annotated[list[RowRange], Meta(max_length=4096)] = []
-    """Record rows that the edge still holds from an earlier life of this session."""
+    """Record rows that the edge still has from before the session was lost."""
     logprobs: Top = -1
     """Tell the log-probability of every token won, and of so many likeliest beside it; -1 tells none."""
 
 
 class Append(Message, tag="append", frozen=True):
-    """The next turn: `ids` go to the log at position `base`. Templating them is the edge's: it has the conversation."""
+    """The next turn: `ids` go to the log at position `base`. The edge applies the chat template, because it has the
+    conversation."""
 
     session: SessionId
     base: Position
@@ -155,7 +157,7 @@ class Stream(Message, tag="stream", frozen=True):
     round: Round
     base: Position
     speculate: bool = True
-    """Without it the server decodes one token a forward: what a plain API would do, for comparison."""
+    """If false, the server decodes one token a forward, as a plain API does. For comparison."""
 
 
 class Cancel(Message, tag="cancel", frozen=True):
@@ -185,7 +187,7 @@ class Sync(Message, tag="sync", frozen=True):
     records: RecordDtype = "int8"
     record_rate: Count = 0
     held: Annotated[list[RowRange], Meta(max_length=4096)] | None = None
-    """Rows to count as held; None leaves the server's own book as it is."""
+    """Rows that the edge has; None leaves the server's record of them unchanged."""
 
 
 class Ack(Message, tag="ack", frozen=True):
@@ -210,7 +212,7 @@ class Welcome(Message, tag="welcome", frozen=True):
     features: list[str]
     server: str
     instance: str
-    """Another value means another process: it holds none of the sessions of before."""
+    """A new value means a new process, which has none of the earlier sessions."""
     tokenizer: str
     target: str
     drafter: str
@@ -230,7 +232,8 @@ class Opened(Message, tag="opened", frozen=True):
 
 
 class Verdict(Message, tag="verdict", frozen=True):
-    """What the target made of a draft: the accepted nodes (`path`, node 0 first) and its own `next_token` after them.
+    """The target's decision about a draft: the accepted nodes (`path`, node 0 first) and the target's `next_token`
+    after them.
 
     With a `finish`, `next_token` is the last token of the turn, even where the draft went further.
     """

@@ -1,4 +1,4 @@
-"""A set of rows as sorted, disjoint ranges: which activation records an end holds, and which are missing."""
+"""A set of rows as sorted, disjoint ranges: which activation records one end has, and which are missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Ranges:
             self.add(start, stop)
 
     def add(self, start: int, stop: int) -> None:
-        """Put in rows start..stop, joining what touches."""
+        """Add rows start..stop, and join adjacent ranges."""
         if start >= stop:
             return
         first = bisect_left(self._stops, start)

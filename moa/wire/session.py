@@ -1,4 +1,4 @@
-"""The edge's side of a session, without I/O: what to send, what an answer means, and how to recover from any loss.
+"""The edge's side of a session, without I/O: what to send, what an answer means, and how to recover lost messages.
 
     session = ClientSession(ids, max_new_tokens=200)
     send(session.open())
@@ -8,7 +8,7 @@
     for message in session.recover(): send(message)
     ... and after the event `Recovered`: for message in event.resend: send(message)
 
-The log holds verified tokens only. Text written offline is the edge's own affair until a round has checked it.
+The log contains verified tokens only. Text written offline joins it after a round has checked it.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class ClientSession:
     """Likeliest tokens to be told the log-probabilities of, with each token's own; -1 asks for none."""
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     vocab_size: int = 2**31
-    """The target's, once it is known: no answer may hold another id."""
+    """Vocabulary of the target, once known: an answer with another id is refused."""
 
     settled: int = field(init=False, default=0)
-    """How much of the log the server is known to have."""
+    """Tokens of the log that the server is known to have."""
     round: int = field(init=False, default=0)
     """Last settled round."""
     epoch: int = field(init=False, default=0)
@@ -117,7 +117,7 @@ class ClientSession:
         ignore_eos: bool | None = None,
         logprobs: int = -1,
     ) -> Append:
-        """The next turn. The log has the ids at once."""
+        """The next turn. Its ids are added to the log at once."""
         self._no_round()
         self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
         self.stop = self.stop if stop is None else list(stop)
@@ -181,7 +181,7 @@ class ClientSession:
     # ---- what an answer means
 
     def receive(self, message: ServerMessage) -> SessionEvent | None:
-        """Take in a message of this session; None when it is an old one that came again."""
+        """Handle a message of this session; None if it is a repetition."""
         match message:
             case Opened():
                 return self._opened(message)
@@ -246,7 +246,7 @@ class ClientSession:
         self.log += tokens
         self.settled, self.finish = len(self.log), message.finish
         if done:
-            # The server has answered a request that came after them: earlier ones are settled too.
+            # The server has answered a later request, so the earlier ones are settled too.
             self.unsettled.clear()
             self.round = request.round
         return Advanced(request.round, base, tokens, path, message.finish, done, message.queue_ms, message.forward_ms)
@@ -275,7 +275,7 @@ class ClientSession:
         tokens = tuple(log[base + 1 : message.length])
         self.log, self.settled, self.unsettled = log, message.length, waiting
         self.round = message.round
-        if message.tail:  # without one we know better: a server that was told the log anew does not know of its end
+        if message.tail:  # else keep our own `finish`: a server that got the log again does not know the turn's end
             self.finish = message.finish
         # Resending a round that is still running is harmless (it is answered once) and needs no special case,
         # but it costs a draft on a link that has just been lost.
@@ -309,7 +309,7 @@ class ClientSession:
             self.told |= enumerate(rows, stop - len(rows))
 
     def _check(self, tokens: Sequence[int], length: int) -> None:
-        """An answer must hold tokens of the target, and no more of them than were asked for."""
+        """Check that an answer has only ids of the target's vocabulary, and no more tokens than asked for."""
         if tokens and max(tokens) >= self.vocab_size:
             raise ProtocolError(f"token id {max(tokens)} of a vocabulary of {self.vocab_size}")
         if length - self.turn_start > self.max_new_tokens:

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 PROTOCOL_VERSIONS = (2,)
-"""Versions that this code speaks, best first."""
+"""Supported versions, best first."""
 
 FEATURES = frozenset({"tree", "stream", "records", "resume", "append", "logprobs"})
 """Optional abilities of this code: draft trees, server-drafted streams, activation records, resuming, further turns,
 log-probabilities."""
 
 SUBPROTOCOL = "moa.v2"
-"""The websocket subprotocol offered in the handshake, so that a proxy or a stranger's server is noticed at once."""
+"""The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is noticed at once."""
 
 SESSION_HEADER, SESSION_QUERY = "X-Session-Id", "session"
 """Header of the handshake, or the query that a browser sends in its place, with a random key that a client keeps: equal
