@@ -15,7 +15,7 @@ from benchmarks.baselines.layers import BaselineModel, parameter_count
 from benchmarks.baselines.pard import BLOCK, Pard
 from benchmarks.baselines.registry import baseline_size, matched, new_baseline, training_task
 from moa.config import DrafterConfig, TargetFacts
-from moa.demo.train import DRAFTER_TRAINING
+from moa.demo.recipe import ALONE
 from moa.errors import ConfigError, UsageError
 from moa.model.checkpoint import new_drafter
 from moa.model.drafter import Drafter
@@ -50,10 +50,10 @@ NO_RECORDS: Mapping[str, Any] = {"use_ca": False, "use_lsa": False, "final_state
 
 PRESETS: dict[str, Preset] = {
     # Trained as the embedded drafter is, for every way of being used: in step, late, and without any record.
-    "moa0": Preset("MoA, TLI = 0", distill=DRAFTER_TRAINING),
-    "moa1": Preset("MoA, TLI = 1", shape={"tli": 1, "final_norm": False}, distill=DRAFTER_TRAINING),
-    "moa3": Preset("MoA, TLI = 3", shape={"tli": 3, "final_norm": False}, distill=DRAFTER_TRAINING),
-    "moa0-lk": Preset("KL / overlap hybrid instead of KL", distill=replace(DRAFTER_TRAINING, loss="lk")),
+    "moa0": Preset("MoA, TLI = 0", distill=ALONE),
+    "moa1": Preset("MoA, TLI = 1", shape={"tli": 1, "final_norm": False}, distill=ALONE),
+    "moa3": Preset("MoA, TLI = 3", shape={"tli": 3, "final_norm": False}, distill=ALONE),
+    "moa0-lk": Preset("KL / overlap hybrid instead of KL", distill=replace(ALONE, loss="lk")),
     "eagle2": Preset("EAGLE-2, public recipe: smooth-L1 + 0.1 KL", kind="eagle2"),
     "eagle2-kl": Preset("EAGLE-2, KL alone", kind="eagle2", distill=DistillSettings()),
     "eagle2-kl-feature": Preset(

@@ -3,14 +3,17 @@
 tokenizer   a few seconds
 target      a Llama of 7M parameters on exercises, code and English, from the weights it already has (--init)
 drafter     its MoA drafter, with this project's own trainer
+
+What each is trained on, and for how long, is in `moa/demo/recipe.py`; --dry-run prints it. Under torchrun several
+processes share the rows of a step.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,81 +23,30 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from moa.config import DrafterConfig
 from moa.demo import corpus, natural, paths
 from moa.demo import tokenizer as demo_tokenizer
+from moa.demo.recipe import (
+    COURSES,
+    DRAFTER_COURSES,
+    DRAFTER_LAYERS,
+    DRAFTER_SHAPE,
+    LONGEST_CHAT,
+    MIXED,
+    ROW,
+    TALK,
+    Course,
+    DrafterCourse,
+    Mix,
+    plan,
+)
 from moa.demo.skills import Example
 from moa.errors import run_cli
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.loading import load_model
 from moa.training.data import Document, PackedRows, pack
-from moa.training.distill import Distillation, DistillSettings
+from moa.training.distill import Distillation
 from moa.training.inherit import CALIBRATION_ROWS, inherit
-from moa.training.loop import Loop, LoopSettings, join_process_group
-from moa.training.masks import AnchorRule, Spacing
+from moa.training.loop import Loop, join_process_group
 from moa.training.pretrain import Pretraining
 from moa.training.teacher import Teacher
-
-ROW = 256
-DRAFTER_LAYERS = (0, 1, 4, 7)
-"""The target's layers that the drafter's body starts from: the four that say most of its text without the others."""
-DRAFTER_SHAPE = {
-    "layers": len(DRAFTER_LAYERS),
-    "num_attention_heads": 8,
-    "self_attention_num_key_value_heads": 2,
-    "self_attention_intermediate_size": 128,
-    "cross_attention_num_key_value_heads": 2,
-    "cross_attention_intermediate_size": 32,
-    "layer_self_attention_num_key_value_heads": 2,
-    "layer_self_attention_intermediate_size": 64,
-    "final_norm": True,
-    "final_state": True,
-}
-DRAFTER_TRAINING = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.45), Spacing(32, 64, 0.08)), cold=0.4))
-"""Nearly half a few tokens behind, as in drafting; nearly half with nothing, as without a network; the others far
-behind, or with the prompt alone."""
-LONGEST_CHAT = 3
-"""Exercises in one conversation, so that the target learns to go on after an answer."""
-
-
-@dataclass(frozen=True)
-class Mix:
-    """How many tokens of what; the skills in `more` come twice as often."""
-
-    exercises: int
-    code: int
-    english: int
-    more: tuple[str, ...]
-    seed: int
-
-
-TALK, MIXED = 0.08, 0.08
-"""Shares of the turns that are small talk, or ask for two skills at once."""
-
-
-@dataclass(frozen=True)
-class Course:
-    """A stretch of the target's training: one learning-rate schedule over one mix."""
-
-    name: str
-    mix: Mix
-    settings: LoopSettings
-
-
-COURSES = (
-    Course(
-        "widen",
-        Mix(5_000_000, 1_900_000, 1_500_000, ("arithmetic", "word_problem", "filter", "table", "sort", "function"), 7),
-        LoopSettings(steps=560, batch=32, learning_rate=2e-3, warmup=30, checkpoint_every=50),
-    ),
-    Course(
-        "sharpen",
-        Mix(760_000, 140_000, 120_000, ("edit", "count", "function", "story", "word_problem", "compare"), 8),
-        LoopSettings(steps=120, batch=32, learning_rate=1e-3, warmup=10, checkpoint_every=30),
-    ),
-    Course(
-        "practice",
-        Mix(2_080_000, 110_000, 110_000, ("edit", "count", "function", "story", "word_problem", "sort"), 9),
-        LoopSettings(steps=180, batch=32, learning_rate=1.5e-3, warmup=8, checkpoint_every=30),
-    ),
-)
 
 
 def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> Document:
@@ -192,17 +144,23 @@ def train_target(start: Path, out: Path, work: Path) -> None:
         tokens.save_pretrained(out)
 
 
-def train_drafter(target: Path, out: Path, work: Path, settings: LoopSettings) -> None:
-    """Train the target's MoA drafter on the target's own training text and write it to `out` in half precision."""
+def train_drafter(target: Path, out: Path, work: Path, courses: Sequence[DrafterCourse] = DRAFTER_COURSES) -> None:
+    """Train the target's MoA drafter course by course, each from the weights of the one before, and write it to `out`
+    in half precision."""
+    join_process_group(torch.device("cpu"))
+    world = dist.get_world_size() if dist.is_initialized() else 1
     loaded = load_model(target)
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(courses[0].settings.seed)
     drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **DRAFTER_SHAPE), loaded.model)
-    teacher = Teacher(loaded.model, torch.bfloat16)
-    task = Distillation(drafter, teacher, DRAFTER_TRAINING)
-    rows = packed(AutoTokenizer.from_pretrained(target), COURSES[-1], work)
-    inherit(drafter, teacher, DRAFTER_LAYERS, rows.batch(0, 0, CALIBRATION_ROWS))
-    Loop(task, rows, settings, work / "drafter").run()
-    save_drafter(drafter, out, torch.float16)
+    teacher, tokens = Teacher(loaded.model, torch.bfloat16), AutoTokenizer.from_pretrained(target)
+    first = packed(tokens, courses[0].rows, work)
+    inherit(drafter, teacher, DRAFTER_LAYERS, first.batch(0, 0, CALIBRATION_ROWS))
+    for course in courses:
+        task = Distillation(drafter, teacher, course.distill)
+        settings = replace(course.settings, batch=course.settings.batch // world)
+        Loop(task, packed(tokens, course.rows, work), settings, work / f"drafter-{course.name}").run()
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        save_drafter(drafter, out, torch.float16)
 
 
 def main() -> int:
@@ -219,16 +177,18 @@ def main() -> int:
     parser.add_argument(
         "--work", type=Path, default=Path("work"), help="folder for data and checkpoints (default: ./work)"
     )
-    parser.add_argument("--steps", type=int, default=1000, help="of the drafter (default: %(default)s)")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan of both trainings, and train nothing")
     args = parser.parse_args()
+    if args.dry_run:
+        print(plan())
+        return 0
     if args.stage == "tokenizer":
         demo_tokenizer.train(args.target)
         return 0
     if args.stage == "target":
         train_target(args.init or args.target, args.target, args.work)
     else:
-        settings = LoopSettings(steps=args.steps, batch=16, learning_rate=2e-3, warmup=30)
-        train_drafter(args.target, args.drafter, args.work, settings)
+        train_drafter(args.target, args.drafter, args.work)
     return 0
 
 

@@ -1,0 +1,52 @@
+"""The recipe of the embedded pair: its plan can be read, fits the embedded drafter, and runs from course to course."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from moa.config import DrafterConfig
+from moa.demo import paths, train
+from moa.demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE
+from moa.model.checkpoint import load_drafter
+from moa.model.loading import load_model
+from moa.training.data import Document, pack
+
+pytestmark = pytest.mark.filterwarnings("default::UserWarning")
+
+
+def test_the_plan_names_every_course(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["train", "drafter", "--dry-run"])
+    assert train.main() == 0
+    said = capsys.readouterr().out
+    for course in (*COURSES, *DRAFTER_COURSES):
+        assert f"{course.name:9} {course.settings.steps} steps" in said
+
+
+def test_the_embedded_drafter_has_the_shape_of_the_recipe() -> None:
+    loaded = load_model(paths().target)
+    assert DrafterConfig.read(paths().drafter, loaded.facts) == DrafterConfig.for_target(loaded.facts, **DRAFTER_SHAPE)
+    assert DRAFTER_SHAPE["layers"] == len(DRAFTER_LAYERS)
+
+
+def test_each_course_goes_on_from_the_weights_of_the_one_before(tmp_path: Path) -> None:
+    courses = [
+        replace(course, settings=replace(course.settings, steps=steps, batch=1, warmup=1))
+        for course, steps in zip(DRAFTER_COURSES, (2, 1), strict=True)
+    ]
+    for course in courses:
+        text = [Document.text(list(range(5 + n, 45 + n))) for n in range(12)]
+        pack(text, 64, tmp_path / course.rows.name / "data")
+    loaded = load_model(paths().target)
+    ends = []
+    for number in (1, 2):
+        train.train_drafter(paths().target, tmp_path / f"after {number}", tmp_path, courses[:number])
+        ends.append(load_drafter(tmp_path / f"after {number}", loaded.model, loaded.facts, torch.float32))
+    first, second = (dict(drafter.named_parameters()) for drafter in ends)
+    moved = [(first[name] - second[name]).abs().max() for name in first]
+    # One step at the rate of a warm-up moves every weight a little, and none as far as a new start would.
+    assert 0 < max(moved) < 0.05
