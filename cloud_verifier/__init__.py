@@ -4,14 +4,14 @@ The event loop's side, without torch:
     transport   websockets, health and metrics over HTTP, drain
     channel     one connection: messages in, answers out (`greeting`: its hello)
     service     all connections and sessions of the process
-    sessions    who holds a slot: live, detached, cold, gone
-    rounds      a round's way to the engine and back into the session's history
+    sessions    sessions and their slots: live, detached, cold, gone
+    rounds      sends rounds to the engine and their results to the session's history
     courier     activation records, sent when the link has room
-    scheduler   what the model runs next: fair, bounded, never starved; also the border to the other side
+    scheduler   what the model runs next: fair, bounded, without starvation; the interface between both sides
 
-The side of the one thread that owns the model:
-    engine      forwards of drafts and prompts, accept rule, commits
+The model's thread:
+    engine      forwards of drafts and prompts, acceptance, commits
     recording   activation records of committed tokens
-    streaming   drafts by the server itself
+    stream_drafting   the server's own drafts
     model       loading
 """

@@ -1,4 +1,4 @@
-"""Puts the parts together: model, engine, scheduler, service, transport."""
+"""Connects the parts of a verifier: model, engine, scheduler, service, transport."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cloud_verifier.work import Report
 
 _SWEEP_SECONDS = 1.0
 _STALE_SECONDS = 60.0
-"""A forward older than this says nothing about the model's health; an idle engine probes itself far more often."""
+"""If the last forward is older than this, the model counts as unhealthy; an idle engine probes far more often."""
 
 
 class Verifier:
@@ -66,13 +66,13 @@ class Verifier:
 
     @contextlib.asynccontextmanager
     async def open(self, *, listen: bool = True) -> AsyncIterator[Verifier]:
-        """Start the engine and listen, for as long as the context lasts; a worker does not `listen` itself."""
+        """Start the engine and listen while the body runs; a worker does not `listen` itself."""
         async with self.running(), self.transport.open(listen=listen):
             yield self
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Verifier]:
-        """Start the engine without a port of its own: somebody else brings the sockets."""
+        """Start the engine without listening: the caller passes sockets."""
         self._loop = asyncio.get_running_loop()
         self.engine.start()
         sweeper = asyncio.create_task(self._sweep())
@@ -83,7 +83,7 @@ class Verifier:
             await asyncio.to_thread(self.engine.stop)
 
     async def drain(self) -> None:
-        """Goaway to everybody, then wait for what runs, within the limit."""
+        """Send Goaway to all clients, then wait for running work, up to the limit."""
         seconds = self.service.limits.drain_seconds
         log.info("draining", extra={"event": "drain"})
         self.service.drain("the verifier is stopping", seconds)
@@ -91,7 +91,7 @@ class Verifier:
             async with asyncio.timeout(seconds):
                 while not self.service.idle:
                     await asyncio.sleep(0.01)
-        await asyncio.sleep(0)  # the writers' last frames go to their sockets
+        await asyncio.sleep(0)  # let the writers send their last frames
 
     async def _sweep(self) -> None:
         while True:
@@ -99,13 +99,13 @@ class Verifier:
             self.service.store.sweep()
 
     def _post(self, reports: list[Report]) -> None:
-        # When the loop has closed, nobody is left to tell.
+        # The loop may be closed already.
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.service.rounds.take, reports)
 
     def wrong(self) -> str:
-        """What is wrong with the model; empty when it is well."""
+        """The model's problem; empty if it is healthy."""
         if not self.engine.running:
             return "the engine has stopped"
         if time.monotonic() - self.engine.alive_at > _STALE_SECONDS:

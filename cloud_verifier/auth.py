@@ -1,4 +1,4 @@
-"""Who is calling: bearer tokens in a file of `NAME HASH` lines. The file holds no secret, only hashes of secrets."""
+"""Authentication: bearer tokens in a file of `NAME HASH` lines. The file contains only hashes, no secrets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def new_token() -> str:
 
 
 def token_line(name: str, token: str) -> str:
-    """The line of the token file that lets `token` in as `name`."""
+    """The line of the token file for `token` of principal `name`."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"a principal's name is 1 to 64 of A-Z a-z 0-9 . _ -, not {name!r}")
     return f"{name} sha256:{_digest(token).hex()}"
@@ -43,7 +43,7 @@ def read_entries(path: Path) -> tuple[tuple[str, bytes], ...]:
         if not words:
             continue
         if len(words) != 2 or not _NAME.fullmatch(words[0]) or not _HASH.fullmatch(words[1]):
-            # The line itself is not repeated: it may hold a secret that somebody pasted.
+            # The line is not quoted: somebody may have pasted a secret.
             raise ConfigError(
                 f"{path}, line {number}: expected NAME sha256:HASH", hint="see `cloud-verifier token new --help`"
             )
@@ -59,7 +59,7 @@ class Authenticator:
 
     @classmethod
     def read(cls, path: Path | None) -> Authenticator:
-        """Read a token file, which must let somebody in."""
+        """Read a token file; it must have an entry."""
         if path is None:
             return cls()
         entries = read_entries(path)
@@ -68,15 +68,15 @@ class Authenticator:
         return cls(entries)
 
     def principal(self, authorization: Sequence[str]) -> str | None:
-        """The caller's name by its Authorization headers, or None when it must be turned away: for want of a valid
-        one, or because there are several, of which a proxy before us may have checked another."""
+        """The caller's name by its Authorization headers, or None to refuse it: without a valid header, or with
+        several, because a proxy may have checked a different one."""
         if not self.entries:
             return ANONYMOUS
         header = authorization[0] if len(authorization) == 1 else ""
         scheme, _, token = header.partition(" ")
         presented = _digest(token.strip())
         found = None
-        # Every entry is compared, in constant time each: the time says nothing of which one, or whether any, fits.
+        # Compare with every entry in constant time, so that timing does not reveal which entry matches.
         for name, digest in self.entries:
             if hmac.compare_digest(presented, digest) and found is None:
                 found = name
@@ -84,16 +84,16 @@ class Authenticator:
 
 
 class Credentials(Protocol):
-    """Whoever tells the principal of a caller."""
+    """Maps a caller to its principal."""
 
     def principal(self, authorization: Sequence[str]) -> str | None:
-        """The caller's name by its Authorization headers, or None when it must be turned away."""
+        """The caller's name by its Authorization headers, or None to refuse it."""
 
 
 class TokenFile:
-    """The tokens of a file, which is read again when it has changed: nobody needs to restart for a token.
+    """The tokens of a file, which is read again when it changes, without a restart.
 
-    A file that cannot be read, or has a mistake, changes nothing. One that is empty lets nobody in.
+    A file that cannot be read or parsed is ignored. An empty one refuses everybody.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +102,7 @@ class TokenFile:
         self._tokens = Authenticator.read(path)
 
     def principal(self, authorization: Sequence[str]) -> str | None:
-        """The caller's name by what the file says now."""
+        """The caller's name by the current file."""
         if (stamp := self._look()) != self._stamp:
             self._stamp = stamp
             try:

@@ -1,10 +1,11 @@
-"""How much one connection, and one principal, may ask for: frames, bytes, refusals a second. Pure: no clock, no I/O.
+"""Rate limits of a connection and of a principal: frames, bytes, refusals a second. Pure: no clock, no I/O.
 
-Frames that bring new work (a round, a prompt, news of what has arrived) are given back: such work has limits of its
-own. So an honest client uses next to nothing of its frames, and the budget can be small.
+Frames that bring new work (a round, a prompt, an acknowledgement) are refunded: such work has its own limits. So a
+normal client spends almost none of its frames, and the budget can be small.
 
-A connection that asks for more is held back: it is not read until its budget has filled up again, and TCP tells the
-other end to wait. One that has been held back for most of some seconds is a flood: it is told the limit, and cut.
+A connection above its budget is throttled: it is not read until the budget has refilled, and TCP makes the other end
+wait. A connection that is throttled for most of some seconds is a flood: it gets an error with the limit's name and is
+closed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ REFUSALS = "max_refusals_per_second"
 
 
 class WorkBudget:
-    """Frames, bytes and refusals of whoever they are counted for. Spending may overdraw it; then there is a wait."""
+    """Budgets for frames, bytes and refusals. They may be overdrawn; then there is a wait."""
 
     def __init__(self, limits: Limits, now: float, *, times: int = 1) -> None:
         self._buckets = {
@@ -30,17 +31,17 @@ class WorkBudget:
         }
 
     def spend(self, name: str, amount: float) -> None:
-        """Count something that has been done."""
+        """Spend from a budget."""
         self._buckets[name].spend(amount)
 
     def wait(self, now: float) -> tuple[float, str]:
-        """Seconds until nothing is overdrawn, and the limit that it takes longest for."""
+        """Seconds until no budget is overdrawn, and the limit with the longest wait."""
         return max((bucket.wait(0, now), name) for name, bucket in self._buckets.items())
 
 
 @dataclass(eq=False)
 class Principal:
-    """What all connections of one principal have together."""
+    """The shared budgets of all connections of one principal."""
 
     budget: WorkBudget
     tokens: TokenBucket
@@ -54,30 +55,31 @@ class Meter:
     def __init__(self, limits: Limits, now: float) -> None:
         self._budget = WorkBudget(limits, now)
         self._principal: WorkBudget | None = None
-        # Seconds of being held back. It refills half as fast as a flood spends it.
+        # Seconds of throttling. It refills half as fast as a flood spends it.
         self._patience = TokenBucket(0.5, limits.flood_seconds / 2, now)
 
     def belongs_to(self, principal: Principal) -> None:
-        """From now on, count for the principal too."""
+        """From now on, spend from the principal's budget too."""
         self._principal = principal.budget
 
     def spend(self, name: str, amount: float = 1) -> None:
-        """Count something that has been done."""
+        """Spend from a budget."""
         self._budget.spend(name, amount)
         if self._principal is not None:
             self._principal.spend(name, amount)
 
     def give_back(self, name: str, amount: float = 1) -> None:
-        """What was counted has turned out to be useful."""
+        """Refund: the frame brought new work."""
         self.spend(name, -amount)
 
     def wait(self, now: float) -> float:
-        """Seconds until more may be done; 0 for now."""
+        """Seconds to wait; 0: none."""
         own, _ = self._budget.wait(now)
         return max(own, self._principal.wait(now)[0] if self._principal is not None else 0.0)
 
     def held_back(self, seconds: float, now: float) -> str:
-        """Note a wait; the name of the limit when it is a flood. Waits that others of the principal cause are none."""
+        """Note a wait; returns the name of the limit if it is a flood. Waits caused by the principal's other
+        connections do not count."""
         own, name = self._budget.wait(now)
         if own <= 0:
             return ""

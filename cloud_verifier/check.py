@@ -1,4 +1,4 @@
-"""`cloud-verifier check`: what this machine can hold and how fast it verifies, measured with real forwards."""
+"""`cloud-verifier check`: capacity and speed of this machine, measured with real forwards."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def _time(target: Target, slot: int, nodes: int) -> float:
     until = time.perf_counter() + _SECONDS
     while len(times) < 3 or (time.perf_counter() < until and len(times) < 200):
         started = time.perf_counter()
-        target.forward([row]).argmax(0)  # reading the answer waits for the device
+        target.forward([row]).argmax(0)  # reading the result waits for the accelerator
         times.append(time.perf_counter() - started)
     return median(times[1:])
 
 
 def _fits(target: Target, tokens: int) -> int:
-    """Sessions of so many tokens, drafts included, that find memory."""
+    """How many sessions of so many tokens, drafts included, fit into memory."""
     return min(target.pool.slots, target.pool.pages // -(-tokens // PAGE))
 
 

@@ -35,7 +35,7 @@ _SERVE_FLAGS = (
 
 
 ApiEndpoint = Callable[[Any], contextlib.AbstractAsyncContextManager[str]]
-"""What listens beside the verifier's own port; its address."""
+"""Starts another listener beside the verifier's port; yields its address."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -97,7 +97,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:
-    """Settings from parsed flags. Limits that follow from the context's size do so unless they are given."""
+    """Settings from parsed flags. Limits that depend on the context's size are derived from it unless they are
+    given."""
     limits = given_fields(arguments, Limits)
     if (context := limits.get("max_context_tokens")) is not None:
         limits.setdefault("max_prompt_tokens", context)

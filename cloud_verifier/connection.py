@@ -1,11 +1,9 @@
-"""One websocket connection at the level of bytes: what arrives is taken in small pieces, within a budget.
+"""One websocket connection at the byte level: input is processed in small pieces, within a budget.
 
-The websockets library parses whatever a read has brought and answers pings at once, however many there are and whether
-or not their sender reads the pongs. So bytes pass through here first. A piece goes on to the library only while
-* the connection's budget has room (`budgets.py`),
-* what was sent before has been read by the other end, so pongs cannot pile up,
-* and the messages before it have been handled.
-Otherwise the socket is not read, and TCP tells the other end to wait.
+The websockets library parses everything that a read returns and answers all pings at once, even if the sender does not
+read the pongs. So bytes are filtered here first. A piece is passed to the library only while * the connection's budget
+has room (`budgets.py`), * the other end has read what was sent before, so that pongs cannot accumulate, * and the
+messages before it have been handled. Otherwise the socket is not read, and TCP makes the other end wait.
 """
 
 from __future__ import annotations
@@ -26,23 +24,23 @@ from moa.wire.limits import Limits
 _PIECE = 1024
 """Bytes handed on at once: up to 170 empty pings, about 2 ms of work."""
 _TURN_SECONDS = 0.001
-"""How long one connection keeps the event loop before others get their turn."""
+"""How long one connection may use the event loop before others get their turn."""
 _LONGEST_NAP = 0.25
 _WORDS = b"this port speaks websocket: point edge-client at it\n"
 _ONLY_GET = (
     b"HTTP/1.1 405 Method Not Allowed\r\nAllow: GET\r\nContent-Type: text/plain; charset=utf-8\r\n"
     b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(_WORDS), _WORDS)
 )
-"""The library hangs up without a word on whoever sends a POST."""
+"""The library closes the connection on a POST without an answer."""
 
 
 class Connection(ServerConnection):
-    """Takes in no more than its budget allows, and is dropped when it does not read what it is sent."""
+    """Reads no more than its budget allows, and is dropped if the other end does not read."""
 
     arrived = 0.0
-    """When its latest bytes came in: from then on a draft waits for us, however busy the loop is."""
+    """When its latest bytes arrived. A draft's waiting time starts then, however busy the loop is."""
     head = b""
-    """What somebody else has read from the socket already."""
+    """Bytes that another process has already read from the socket."""
 
     _limits: Limits
     _gate: Gate
@@ -51,7 +49,7 @@ class Connection(ServerConnection):
         super().__init__(*positional, **named)
         self.meter = Meter(self._limits, time.monotonic())
         self.flooded: Callable[[str], None] = lambda limit: self.abort()
-        """Called with the name of the limit when the other end keeps asking for too much."""
+        """Called with the name of the limit if the other end floods."""
         self._bytes = bytearray()
         self._reading = True
         self._ended = False
@@ -65,13 +63,13 @@ class Connection(ServerConnection):
         return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "")
 
     def abort(self) -> None:
-        """End the connection at once."""
+        """Abort the connection."""
         self.transport.abort()
 
     # ---- asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there (with TLS: agreed on)."""
+        """The connection is established (with TLS: after its handshake)."""
         super().connection_made(transport)
         self.recv_messages.pause, self.recv_messages.resume = lambda: None, self._soon
         self._gate.enter(self)
@@ -98,7 +96,7 @@ class Connection(ServerConnection):
             self._take()
 
     def eof_received(self) -> None:
-        """The other end says no more: what it still had to say is lost, as on any lost connection."""
+        """End of input: treated as a lost connection."""
         self.end()
         super().eof_received()
 
@@ -122,7 +120,7 @@ class Connection(ServerConnection):
     # ---- piece by piece
 
     def end(self) -> None:
-        """Take nothing in any more."""
+        """Stop reading."""
         self._ended = True
         self._bytes.clear()
         if self._next is not None:
@@ -172,7 +170,7 @@ class Connection(ServerConnection):
 
 
 def kind(limits: Limits, gate: Gate) -> type[Connection]:
-    """The connections of one server: the library makes them, and knows nothing of limits and gate."""
+    """The connection class for one server: the library creates instances without limits and gate."""
 
     class Bounded(Connection):
         _limits, _gate = limits, gate

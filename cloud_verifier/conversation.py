@@ -1,6 +1,6 @@
-"""One connection from handshake to end: frames in to a `Channel`, its outbox out. Whose socket it is does not matter.
+"""One connection from handshake to end: passes frames to a `Channel`, and its outbox to any kind of socket.
 
-It knows the socket by the few methods of `Socket`, so that another server than ours could bring its own.
+It needs only the few methods of `Socket`, so that another server can pass its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moa.wire.codes import CloseCode
 
 
 class Socket(Protocol):
-    """A websocket behind its handshake. What sends may raise `ConnectionClosed`."""
+    """A websocket after its handshake. Sending may raise `ConnectionClosed`."""
 
     @property
     def peer(self) -> str:
@@ -29,21 +29,21 @@ class Socket(Protocol):
 
     @property
     def arrived(self) -> float:
-        """When the latest bytes came in, by the monotonic clock."""
+        """When the latest bytes arrived, by the monotonic clock."""
 
     def __aiter__(self) -> AsyncIterator[str | bytes]:
         """Frames as they come, until the connection is closed."""
 
     @property
     def meter(self) -> Meter:
-        """Counts what comes in; a socket does not hand on frames while it says to wait."""
+        """Counts the input; the socket passes no frames while the meter says to wait."""
 
     flooded: Callable[[str], None]
-    """To be called by the socket, with the limit, when the meter says that the other end is a flood."""
+    """The socket calls it with the limit's name when the meter reports a flood."""
 
     async def send(self, frame: bytes, /) -> None:
-        """Send a binary frame; returns when there is room for the next. A socket ends when nobody reads what it sends
-        within `send_timeout`."""
+        """Send a binary frame; returns when there is room for the next. The socket closes if the other end does not
+        read within `send_timeout`."""
 
     async def close(self, code: int, reason: str) -> None:
         """End the connection in an orderly way."""
@@ -66,7 +66,7 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
             if not isinstance(frame, bytes):
                 raise HangUp(CloseCode.BAD_DATA, "frames are binary")
             await channel.receive(frame, socket.arrived)
-            await asyncio.sleep(0)  # frames that came together are not handled in one go: others have their turn
+            await asyncio.sleep(0)  # between frames that arrived together, other connections get their turn
     except HangUp as end:
         channel.outbox.end(end)
         await writer

@@ -1,8 +1,8 @@
-"""Activation records on their way: newest rows first, and only as fast as the link takes them without a queue.
+"""Sends activation records: newest rows first, and only as fast as the link transmits without queueing.
 
 Records share a TCP connection with verdicts, so a verdict waits for every record byte sent before it. The window keeps
-that wait short: like LEDBAT, it grows while acknowledgements come back about as fast as they ever did, and shrinks when
-they come later, that is, when bytes pile up somewhere on the way. No torch, no I/O.
+that wait short: like LEDBAT, it grows while the delay of acknowledgements stays near its minimum, and shrinks when it
+rises, because bytes then queue somewhere on the path. No torch, no I/O.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEADER_BYTES = 64
 
 @dataclass(slots=True)
 class RecordWindow:
-    """How many payload bytes may be under way at once."""
+    """How many payload bytes may be in flight."""
 
     ceiling: int
     clock: Callable[[], float]
@@ -45,7 +45,7 @@ class RecordWindow:
         self._flying.append((self.sent, self.clock()))
 
     def ack(self, received: int) -> bool:
-        """The edge has `received` bytes in all; whether that is news. A number that makes no sense changes nothing."""
+        """The edge has `received` bytes in total; returns whether that is new. An impossible number is ignored."""
         if not self.acked < received <= self.sent:
             return False
         gained, self.acked = received - self.acked, received
@@ -68,8 +68,8 @@ class RecordWindow:
 class Courier:
     """Picks the next activation frame of a connection.
 
-    It looks only at sessions that were offered since they last had nothing to send, so that what a connection's other
-    messages cost does not depend on how many sessions it has.
+    It looks only at sessions that were offered since they last had nothing to send, so that its cost does not grow with
+    the number of sessions.
     """
 
     def __init__(self, contract: RecordContract | None, ceiling: int, clock: Callable[[], float]) -> None:
@@ -104,7 +104,7 @@ class Courier:
             if wait > 0:
                 pause = wait if pause is None else min(pause, wait)
                 continue
-            # The session whose newest rows are furthest behind its log is served last: fresh rows win.
+            # The session whose newest rows are furthest behind its log is served last: fresh rows are worth more.
             behind = len(session.history.ids) - stop
             if best is None or behind < best[0]:
                 best = (behind, session, dtype, start, stop)
@@ -123,7 +123,7 @@ class Courier:
         self._offered.pop(session, None)
 
     def _wanted(self, session: Session) -> tuple[records.PayloadDtype, int, int] | None:
-        """The newest rows that are wanted and can be sent in one frame."""
+        """The newest wanted rows, as many as fit one frame."""
         dtype, lease, contract = session.records, session.lease, self._contract
         if contract is None or dtype == "off" or lease is None or lease.records is None:
             return None
@@ -160,7 +160,7 @@ class Courier:
 
 
 def newest_unsent(session: Session, most: int) -> tuple[int, int] | None:
-    """The newest run of rows, at most `most`, that has been made and is not held by the edge."""
+    """The newest run of at most `most` rows that are made and that the edge does not have."""
     for start, stop in reversed(session.ready):
         if (run := session.held.newest_missing(stop, most, floor=start)) is not None:
             return run

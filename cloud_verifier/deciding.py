@@ -1,4 +1,4 @@
-"""From what the target accepts of a draft to a decision: it is cut where the turn ends. Touches no slot."""
+"""Turns the accepted part of a draft into a decision: cuts it where the turn ends. Does not touch slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moa.wire.messages import Finish, Stream
 
 
 class Decision(NamedTuple):
-    """The accepted nodes, node 0 first, the target's own token after them, and why the turn ends there, if it does."""
+    """The accepted nodes, node 0 first, the target's token after them, and the finish reason, if any."""
 
     path: list[int]
     next_token: int
@@ -22,6 +22,6 @@ class Decision(NamedTuple):
 
 
 def decide(accepted: Accepted, job: Job, draft: FlatTree, decode: Decode | None) -> Decision:
-    """Where this job's turn ends, if it does, in what the target has accepted of its draft."""
+    """Cut the accepted part of this job's draft where the turn ends, if it does."""
     path, next_token, finish = cut_path(job.rules, job.ids, draft[0], accepted.path, accepted.next_token, decode)
     return Decision(path, next_token, finish, not isinstance(job.request, Stream) or bool(finish) or job.cancelled)

@@ -1,4 +1,4 @@
-"""Who may come in, and what plain HTTP is answered: health, metrics, refusals. No sockets."""
+"""Admission of websockets, and the answers to plain HTTP: health, metrics, refusals. No sockets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloud_verifier.service import Service
 from moa.api.metrics import CONTENT_TYPE
 
 Readiness = Callable[[], str]
-"""Empty when the model is well, else what is wrong with it."""
+"""Empty if the model is healthy, else its problem."""
 Page = Callable[[], Awaitable[bytes]]
 """The text of /metrics."""
 
@@ -42,7 +42,7 @@ class Door:
     def __init__(self, service: Service, auth: Credentials, ready: Readiness) -> None:
         self._service, self._auth, self._ready = service, auth, ready
         self.page: Page = self.own_page
-        """What /metrics shows; a worker shows all workers'."""
+        """The text of /metrics; a worker's includes all workers."""
 
     async def own_page(self) -> bytes:
         """The metrics of this process."""
@@ -50,7 +50,7 @@ class Door:
         return self._service.metrics.page()
 
     async def answer(self, target: str, authorization: Sequence[str], peer: str) -> Reply | str:
-        """What a request with these Authorization headers is answered, or the principal whose websocket may open."""
+        """The answer to a request with these Authorization headers, or the principal whose websocket may open."""
         path = target.partition("?")[0]
         if path == "/health/live":
             return _text(http.HTTPStatus.OK, "live")

@@ -1,4 +1,5 @@
-"""How long a forward takes by the number of its tokens, learned from those that ran. No clock, no torch."""
+"""Predicts the time of a forward from its number of tokens, by linear regression over past forwards. No clock, no
+torch."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ _PRIOR_WEIGHT = 0.01
 
 
 class ForwardTime:
-    """A straight line through what was measured: seconds = fixed + each * tokens."""
+    """A weighted linear fit: seconds = fixed + each * tokens."""
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
@@ -39,10 +40,10 @@ class ForwardTime:
         spread = self._xx - self._x * self._x / self._n
         each = max(0.0, (self._xy - self._x * self._y / self._n) / spread) if spread > 1e-9 else 0.0
         fixed = (self._y - each * self._x) / self._n
-        # Forwards of one size alone do not tell the two apart: then all of the time counts as the tokens'.
+        # If all forwards had the same size, the two cannot be separated: then all time counts as the tokens'.
         return (fixed, each) if fixed > 0 else (0.0, self._xy / self._xx)
 
     def beside(self, tokens: int, share: float, most: int) -> int:
-        """How many tokens, `most` at most, can go along with `tokens` others at `share` of their own time."""
+        """How many more tokens, `most` at most, can be added to `tokens` for `share` of their time."""
         each = self.each
         return most if each <= 0 else min(most, int(share * self.seconds(tokens) / each))

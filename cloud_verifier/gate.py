@@ -1,8 +1,8 @@
-"""Connections that have not finished their handshake: counted, bounded and logged. And how many files may be open.
+"""Connections that have not finished their handshake: counted, bounded and logged. Also the limit of open files.
 
-Anybody can open a TCP connection and say nothing. Each costs a file descriptor until the handshake's time is over, and
-without descriptors nobody gets in. So only so many may be half open; for a new one the oldest of the address that has
-most of them is dropped. A good client's handshake takes a round trip or two, and is never the oldest for long.
+Anybody can open a TCP connection and send nothing. Each uses a file descriptor until the handshake times out, and
+without descriptors nobody can connect. So the number of half-open connections is limited; for a new one, the oldest of
+the address with the most of them is dropped. A normal handshake takes a round trip or two and is rarely the oldest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from cloud_verifier.logs import log
 
 _SPARE_DESCRIPTORS = 32
-"""For the log, the model's files, DNS, and connections that are just being turned away."""
+"""File descriptors for the log, the model's files, DNS, and connections that are being refused."""
 
 
 class Half(Protocol):
@@ -69,7 +69,7 @@ class Gate:
 
 
 def room_for_connections(wanted: int, half_open: int) -> tuple[int, int]:
-    """How many connections, and how many half-open ones, fit into the files that this process may open."""
+    """How many connections, and half-open ones, fit the process's limit of open files."""
     free = _free_descriptors()
     if free is None or wanted + half_open <= free:
         return wanted, half_open
@@ -78,7 +78,7 @@ def room_for_connections(wanted: int, half_open: int) -> tuple[int, int]:
 
 
 def _free_descriptors() -> int | None:
-    """How many more files this process may open; None where nobody says."""
+    """How many more files this process may open; None if unknown."""
     try:
         import os
         import resource

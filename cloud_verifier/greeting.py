@@ -1,4 +1,4 @@
-"""What a hello is answered with, and other translations from the wire. Pure."""
+"""The answer to a hello, and other conversions from wire messages. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moa.wire.versions import agree_features, agree_version
 
 
 def greet(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context: int, instance: str) -> Welcome:
-    """The welcome that a hello deserves, or a `Refusal` when there can be no agreement."""
+    """The welcome for a hello, or a `Refusal` if version, tokenizer or target do not match."""
     version = agree_version(hello.versions)
     if version is None:
         raise Refusal(Code.VERSION, "no protocol version in common")
@@ -46,7 +46,7 @@ def greet(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context: int, 
 
 
 def sampling_settings(wire: Sampling) -> SamplingSettings:
-    """Sampling settings as the model's side knows them."""
+    """The wire's sampling settings as `SamplingSettings`."""
     try:
         return SamplingSettings(
             temperature=wire.temperature,

@@ -1,8 +1,8 @@
-"""Logs as one JSON object a line, with session and round where there is one. Text and tokens of users are never logged.
+"""Logs with one JSON object a line, with session and round if there is one. Text and tokens of users are never logged.
 
-Strangers cause log lines too. So what is logged of them is made harmless and short, and each principal, or address
-without one, may cause only so many lines a second: the first line over the budget says so, the next one that goes
-through says how many were left out.
+Unauthenticated clients cause log lines too. So remote text is escaped and shortened, and lines are rate-limited for
+each principal, or address without one: the first line over the limit says so, and the next one that is written says how
+many were dropped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _harmless(value: object) -> object:
 
 
 class FairShare(logging.Filter):
-    """Lets through so many lines a second of one principal, or of one address."""
+    """Rate-limits the lines of one principal, or of one address."""
 
     def __init__(self, lines_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -95,19 +95,19 @@ class _Source:
 
 
 class ToStandardError(logging.Handler):
-    """Writes to what standard error is now, not to what it was when the logs were configured."""
+    """Writes to the current standard error, not to the one at configuration."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line."""
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
-        except (OSError, ValueError):  # nobody reads our logs any more: the service goes on
+        except (OSError, ValueError):  # the reader of the logs is gone: continue without
             pass
 
 
 def configure(level: str, limits: Limits) -> None:
-    """Send the logs of the verifier and of everything it stands on to stderr, all of them as JSON."""
+    """Send the logs of the verifier and of its libraries to stderr as JSON."""
     handler = ToStandardError()
     handler.setFormatter(JsonFormatter())
     handler.addFilter(FairShare(limits.max_log_lines_per_second))
@@ -119,13 +119,13 @@ def configure(level: str, limits: Limits) -> None:
     others.setFormatter(JsonFormatter())
     logging.getLogger().handlers[:] = [others]
     logging.captureWarnings(True)
-    # The library's own complaints about strangers' handshakes are ours to tell, in our form.
+    # The library's messages about failed handshakes are dropped: we log those in our own format.
     for name in ("websockets.server", "websockets"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def take_over_libraries() -> None:
-    """Libraries that are loaded write lines and progress bars of their own: the former go our way, the latter away."""
+    """Redirect the log lines of loaded libraries to our format, and switch off their progress bars."""
     from transformers.utils import logging as transformers_logging
 
     for other in logging.root.manager.loggerDict.values():

@@ -16,7 +16,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         import uvloop
-    except ImportError:  # not on every system, and not needed
+    except ImportError:  # uvloop is optional
         asyncio.run(main)
     else:
         uvloop.run(main)

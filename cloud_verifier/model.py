@@ -1,4 +1,4 @@
-"""Loads what a verifier serves: target, drafter and tokenizer, and the facts that the service needs of them."""
+"""Loads target, drafter and tokenizer of a verifier, and the facts that the service needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from moa.wire.messages import RecordContract
 
 
 class TargetDetokenizer:
-    """`Detokenizer` by the target's own tokenizer. Its Rust core does not like two threads at once, hence the lock."""
+    """`Detokenizer` by the target's own tokenizer. Its Rust core does not allow two threads at once, hence the lock."""
 
     def __init__(self, target: Target) -> None:
         self._tokenizer = target.tokenizer
@@ -48,7 +48,7 @@ class Served:
 
 
 def load(settings: Settings) -> Served:
-    """Load everything that `settings` names; mistakes are one clear line."""
+    """Load everything that `settings` names; errors are one clear line."""
     began = time.monotonic()
     log.info("starting", extra={"event": "start", "version": __version__, "target": settings.target or "embedded"})
     source, drafter_folder = settings.target, settings.drafter
@@ -67,7 +67,7 @@ def load(settings: Settings) -> Served:
             pack_weights=True,
         )
     except (MemoryError, RuntimeError) as error:
-        # The model itself was refused with a line of its own, if it was: what is left is key/value memory.
+        # Errors of loading the model were reported before: here it is the KV cache that does not fit.
         raise UsageError(
             f"no memory on {device} for the keys and values of {settings.kv_tokens} tokens", hint="lower --kv-tokens"
         ) from error
@@ -75,7 +75,7 @@ def load(settings: Settings) -> Served:
     if folder is not None and not folder.is_dir():
         raise UsageError(f"no drafter at {folder}: there is no such folder")
     drafter = load_drafter(folder, target.model, target.facts) if folder is not None else None
-    # The name that `moa-export` writes into a bundle's manifest for the same drafter.
+    # The identity that `moa-export` writes into a bundle's manifest for the same drafter.
     name = weights_id(folder, target.facts) if folder is not None else ""
     served = serve_model(target, drafter, text=TargetDetokenizer(target), drafter_name=name)
     log.info(
@@ -100,7 +100,7 @@ def serve_model(
 
 
 def facts_of(target: Target, drafter: Drafter | None, drafter_name: str = "") -> ModelFacts:
-    """What the service must know of a model in memory."""
+    """The facts of a model in memory that the service needs."""
     records = None
     if drafter is not None and drafter.config.use_ca:
         layout = drafter.layout
@@ -142,7 +142,7 @@ def pick_dtype(name: str, device: str) -> torch.dtype:
 
 
 def _embedded(drafter: str) -> tuple[str, str]:
-    from moa import demo  # here, for a verifier of another model does not need it
+    from moa import demo  # imported here: verifiers of other models do not need it
 
     paths = demo.paths()
     return str(paths.target), drafter or str(paths.drafter)

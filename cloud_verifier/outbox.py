@@ -1,4 +1,4 @@
-"""What one connection has to send: answers first, activation records only when there are none and the link has room.
+"""The send queue of one connection: answers first; activation records only when no answer waits and the window allows.
 
 Runs in the event loop; no sockets, no torch.
 """
@@ -20,7 +20,7 @@ from moa.wire.messages import Message, RecordContract
 
 
 class HangUp(Exception):
-    """The connection must be closed, with this code and reason, after what is still to be sent."""
+    """Close the connection with this code and reason, after sending what is queued."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -28,14 +28,14 @@ class HangUp(Exception):
 
 
 class Spent(NamedTuple):
-    """When the draft behind a verdict arrived, by the clock, and the seconds of its forward."""
+    """When a verdict's draft arrived, by the clock, and the seconds of its forward."""
 
     arrived: float
     forward: float
 
 
 class Outgoing(NamedTuple):
-    """A frame to send now; or none, and how many seconds to wait for one (None: until woken)."""
+    """A frame to send now; or none, and the seconds to wait (None: until woken)."""
 
     frame: bytes | None
     pause: float | None = None
@@ -43,7 +43,7 @@ class Outgoing(NamedTuple):
 
 
 class Outbox:
-    """One connection's frames on their way out."""
+    """The outgoing frames of one connection."""
 
     def __init__(self, metrics: Metrics, limits: Limits, clock: Callable[[], float]) -> None:
         self.wake = asyncio.Event()
@@ -58,7 +58,7 @@ class Outbox:
         self._end: HangUp | None = None
 
     def carry(self, contract: RecordContract | None) -> None:
-        """Records go along from now on, if that is what was agreed."""
+        """Send records from now on, if the feature was agreed."""
         self.courier = Courier(contract, self._ceiling, self._clock)
 
     def offer(self, session: Session) -> None:
@@ -72,14 +72,14 @@ class Outbox:
         return bool(self._answers)
 
     async def room(self) -> None:
-        """Return when few enough answers wait: a connection that does not read them is not asked for more. Raises the
-        `HangUp` when there is nothing more to do for it."""
+        """Return when few enough answers wait, so that no requests are read from a client that does not read its
+        answers. Raises `HangUp` if the connection ends."""
         await self._room.wait()
         if self._end is not None:
             raise self._end
 
     def answer(self, message: Message, spent: Spent | None = None) -> int:
-        """Queue an answer; its size."""
+        """Queue an answer; returns its size."""
         if self._end is not None:
             return 0
         frame = encode(message)
@@ -102,7 +102,7 @@ class Outbox:
         self.wake.set()
 
     def next(self) -> Outgoing:
-        """What to send now; raises `HangUp` when all is sent and the end has come."""
+        """What to send now; raises `HangUp` when the connection ends and everything was sent."""
         if self._answers:
             out = self._answers.popleft()
             self._waiting -= len(out.frame or b"")

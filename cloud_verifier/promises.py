@@ -1,7 +1,8 @@
-"""Who may take how much key/value memory: the pages promised to leases, against those that are free. No torch.
+"""Reservations of KV cache: the pages reserved for leases, against the free ones. No torch.
 
-The event loop promises, the model's thread takes: a page is promised before it is needed, so a forward finds it free.
-The thread may change its figures while they are read here; the order of reading makes that err towards caution.
+The event loop reserves, the model's thread allocates: a page is reserved before it is needed, so that a forward finds
+it free. The thread may change its figures while they are read here; they are read in an order that can only
+overestimate use.
 """
 
 from __future__ import annotations
@@ -12,32 +13,32 @@ from cloud_verifier.work import Lease
 
 
 class PagePromises:
-    """The pages that each lease may come to hold."""
+    """The pages that each lease may use."""
 
     def __init__(self, page_tokens: int, free_pages: Callable[[], int]) -> None:
-        """`free_pages` says how many pages no lease holds now."""
+        """`free_pages` returns the pages that no lease holds now."""
         self._page, self._free_pages = page_tokens, free_pages
         self._leases: dict[Lease, int] = {}
         self._leaving: list[Lease] = []
 
     def promise(self, lease: Lease, tokens: int) -> int:
-        """Promise the lease pages for so many tokens, or what it has been promised before; returns that."""
+        """Reserve pages for so many tokens of the lease, never fewer than before; returns the earlier reservation."""
         before = self._leases.get(lease, 0)
         self._leases[lease] = max(before, -(-tokens // self._page))
         return before
 
     def take_back(self, lease: Lease, before: int) -> None:
-        """The last promise cannot be kept: the one before it holds."""
+        """Undo the last reservation."""
         self._leases[lease] = before
 
     def release(self, lease: Lease) -> None:
-        """The lease is void; its pages come back once the model's thread has let go of them."""
+        """The lease is void; its pages are free after the model's thread has released them."""
         if self._leases.pop(lease, None) is not None:
             self._leaving.append(lease)
 
     @property
     def missing(self) -> int:
-        """Pages promised beyond those there are; 0 when all promises can be kept."""
+        """Pages reserved beyond the existing ones; 0 if all reservations fit."""
         promised = sum(max(0, pages - lease.held) for lease, pages in self._leases.items())
         free = self._free_pages()
         self._leaving = [lease for lease in self._leaving if lease.held]

@@ -17,12 +17,12 @@ from moa.model.target import Committed
 from moa.wire.ranges import Ranges
 
 _LEASES_AT_ONCE = 64
-_LINGER = 0.02  # seconds that records may wait for a pause between forwards
+_LINGER = 0.02  # seconds that records may wait for an idle moment
 
 
 @dataclass(slots=True)
 class _Backlog:
-    """Committed tokens from position `start` on whose records are still to be made."""
+    """Committed tokens from position `start` on without records."""
 
     start: int
     rows: Committed
@@ -44,7 +44,7 @@ class _Backlog:
 
 
 class Recorder:
-    """Runs LSA and CA's projections on committed tokens, and puts the records where the event loop finds them."""
+    """Runs LSA and CA's projections on committed tokens, and stores the records for the event loop."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class Recorder:
 
     @property
     def pending(self) -> bool:
-        """Whether records wait to be made, or to be told."""
+        """Whether there are records to make or to report."""
         return bool(self._pending or self._untold)
 
     @property
     def overdue(self) -> bool:
-        """Whether they have waited long enough for a pause in which nobody's draft is held up."""
+        """Whether they have waited too long for an idle moment."""
         return self.pending and self._clock() - self._since > _LINGER
 
     def add(self, lease: Lease, start: int, committed: Committed) -> None:
@@ -78,7 +78,7 @@ class Recorder:
         if not self.pending:
             self._since = self._clock()
         lease.backlog.append(_Backlog(start, committed))
-        self._pending.pop(lease, None)  # to the end: who moved last is served first
+        self._pending.pop(lease, None)  # to the end: the latest session is served first
         self._pending[lease] = None
 
     def forget(self, lease: Lease) -> None:
@@ -87,24 +87,24 @@ class Recorder:
         self._pending.pop(lease, None)
 
     def go(self) -> None:
-        """Make some records: of the sessions that moved last, their newest rows first."""
+        """Make some records: latest sessions first, newest rows first."""
         self._since = self._clock()
         self._make(self._newest(list(islice(reversed(self._pending), _LEASES_AT_ONCE))))
         self.tell()
 
     def tell(self) -> None:
-        """Let the event loop send what has been made: never before the verdicts that it was made beside."""
+        """Report the records to the event loop; called after the verdicts, which go first."""
         if self._untold:
             self._post(self._untold)
             self._untold = []
 
     def finish(self, lease: Lease) -> bool:
-        """Make a go's worth of the records that this lease waits for, to be told later; whether that was all."""
+        """Make one batch of this lease's missing records, to be reported later; returns whether all are made."""
         self._make(self._newest([lease]))
         return not lease.backlog
 
     def can_copy(self, source: Lease, lease: Lease, rows: int) -> bool:
-        """Whether `lease` would lack no record of the first `rows` rows of `source`."""
+        """Whether `source` has every record of its first `rows` rows that `lease` needs."""
         if lease.records is None:
             return True
         known = Ranges(source.made)
@@ -113,7 +113,8 @@ class Recorder:
         return source.records is not None and known.newest_missing(rows, 1) is None
 
     def copy(self, source: Lease, lease: Lease, rows: int) -> None:
-        """Give `lease` the first rows of `source`: what is made is copied, what still waits will be made for each."""
+        """Give `lease` the first rows of `source`: records that exist are copied, missing ones will be made for
+        each."""
         if lease.records is None or source.records is None:
             return
         if not self.pending:
@@ -123,13 +124,13 @@ class Recorder:
                 lease.records.write(start, *source.records.read(start, min(stop, rows)))
                 lease.made.add(start, min(stop, rows))
                 self._untold.append(Recorded(lease, start, min(stop, rows)))
-        # Copies, for the source's slot may be zeroed before they are used.
+        # Copy, because the source's slot may be zeroed before they are used.
         lease.backlog = [piece.head(rows - piece.start) for piece in source.backlog if piece.start < rows]
         if lease.backlog:
             self._pending[lease] = None
 
     def _newest(self, leases: Iterable[Lease]) -> list[tuple[Lease, _Backlog]]:
-        """Take up to a go's rows off the ends of what these leases wait for."""
+        """Take up to one batch of rows from the ends of these leases' backlogs."""
         room = self._rows
         pieces: list[tuple[Lease, _Backlog]] = []
         for lease in leases:
@@ -159,7 +160,7 @@ class Recorder:
                 for made, theirs in ((keys, kept_keys), (values, kept_values))
             )
         except Exception:
-            # The tokens are right without them: these rows are lost to the edge, and nothing else is.
+            # Tokens do not depend on records: only these rows are lost.
             log.exception("activation records could not be made", extra={"event": "records_failed"})
             return
         at = 0

@@ -1,4 +1,4 @@
-"""All connections and sessions of one process, and what concerns them all: limits, rates, drain. No sockets."""
+"""All connections and sessions of one process, with common limits, rates and drain. No sockets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Service:
         self.instance = secrets.token_hex(8)
         self.draining = False
         self.max_connections = limits.max_connections
-        """Fewer than the limit where the process may not open so many files."""
+        """Lower than the limit if the process may not open so many files."""
         self._principals: dict[str, Principal] = {}
         self.max_context = min(
             limits.max_context_tokens, facts.capacity - max(limits.max_tree_nodes, limits.max_chain_tokens)
@@ -69,12 +69,12 @@ class Service:
 
     @property
     def idle(self) -> bool:
-        """Whether no round is running and nothing waits to be sent."""
+        """Whether no round runs and nothing waits to be sent."""
         running = any(session.history.running is not None for session in self.store)
         return not running and not any(channel.outbox.has_answers for channel in self.channels)
 
     def principal(self, name: str) -> Principal:
-        """What all connections of a principal have together. Names come from the token file, so they are few."""
+        """The shared budgets of a principal's connections. Names come from the token file, so they are few."""
         found = self._principals.get(name)
         if found is None:
             limits, now = self.limits, self.clock()
@@ -90,12 +90,12 @@ class Service:
         return len(self.channels) >= self.max_connections or own >= self.limits.max_connections_per_principal
 
     def join(self, channel: Channel) -> None:
-        """A connection is there."""
+        """Add a connection."""
         self.channels.add(channel)
         self.principal(channel.principal).connections += 1
 
     def leave(self, channel: Channel) -> None:
-        """It is gone."""
+        """Remove a connection."""
         if channel in self.channels:
             self.channels.remove(channel)
             self.principal(channel.principal).connections -= 1
@@ -113,7 +113,7 @@ class Service:
         budget.spend(tokens)
 
     def observe(self) -> None:
-        """Bring the gauges up to date."""
+        """Update the gauges."""
         for state, count in self.store.count().items():
             self.metrics.sessions.labels(state).set(count)
         self.metrics.connections.set(len(self.channels))

@@ -11,12 +11,12 @@ from moa.tree import TreeShape
 from moa.wire.limits import Limits
 
 _UNSURE = -3.0
-"""Log of the chance of its best path below which a stream's draft goes no deeper."""
+"""Stop deepening a stream's draft when the log-probability of its best path is below this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What to serve, where, and how the model's work is cut into forwards."""
+    """What to serve, where, and how work is batched into forwards."""
 
     target: str = ""
     """A hub id or a folder; empty serves the embedded pair."""
@@ -30,36 +30,38 @@ class Settings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     origins: tuple[str, ...] = ()
-    """Browser origins that may connect; a request without an Origin header is no browser's and always may."""
+    """Browser origins that may connect; a request without an Origin header does not come from a browser and is always
+    allowed."""
 
     openai: str = ""
-    """`[HOST:]PORT` of the OpenAI-shaped endpoint and the operator's page; empty is none."""
+    """`[HOST:]PORT` of the OpenAI-compatible endpoint and the operator's page; empty is none."""
     model_name: str = ""
-    """What the endpoint calls the target; empty is the target's own name."""
+    """The endpoint's name for the target; empty is the target's own name."""
     openai_hosts: tuple[str, ...] = ()
     """DNS names under which the endpoint may be called."""
 
     slots: int = 256
-    """Sessions whose keys and values are held, at most."""
+    """Sessions with a KV cache at most."""
     kv_tokens: int = 131072
-    """Tokens whose keys and values are held, over all sessions; more would not fit into `slots` full contexts."""
+    """Size of the KV cache in tokens, over all sessions; at most `slots` full contexts."""
     max_batch_rows: int = 64
     """Sessions in one forward."""
     max_batch_tokens: int = 2048
     """Draft tokens in one forward."""
     prefill_tokens: int = 256
-    """Prompt tokens in one forward while nobody drafts; beside drafts as many as take a quarter of the drafts' time."""
+    """Prompt tokens in one forward without drafts; together with drafts, as many as add a quarter of the drafts'
+    time."""
     project_rows: int = 64
-    """Activation records made in one go between forwards."""
+    """Activation records made in one batch between forwards."""
     near_tie: float = 0.0
-    """Count tokens whose best two logits are closer than this; 0 does not look, for it costs a pass of the head."""
+    """Count tokens whose best two logits are closer than this; 0 is off, because it costs one LM head pass."""
     batch_wait_ms: float = 1.5
-    """How long a forward waits for the next draft of sessions that are about to send one; 0 waits for nobody."""
+    """How long a forward waits for further drafts that are expected soon, in milliseconds; 0: not at all."""
 
     stream_breadth: int = 2
     stream_depth: int = 12
     stream_nodes: int = 24
-    """The largest tree that the server drafts for itself in stream rounds; it ends where the drafter grows unsure."""
+    """The largest tree that the server drafts in stream rounds."""
 
     limits: Limits = field(default_factory=Limits)
 
@@ -93,7 +95,7 @@ class Settings:
 
     @property
     def openai_address(self) -> tuple[str, int]:
-        """Host and port of the endpoint; without a host, that of the verifier."""
+        """Host and port of the endpoint; the default host is the verifier's."""
         host, _, port = self.openai.rpartition(":")
         if not port.isdecimal() or int(port) > 65535:
             raise ConfigError(f"--openai takes [HOST:]PORT, not {self.openai!r}")
@@ -107,5 +109,5 @@ class Settings:
 
     @property
     def slot_capacity(self) -> int:
-        """Tokens of a slot at most: a full context, and the largest draft behind it."""
+        """Largest number of tokens in a slot: a full context, and the largest draft after it."""
         return self.limits.max_context_tokens + max(self.limits.max_tree_nodes, self.limits.max_chain_tokens)

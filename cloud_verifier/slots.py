@@ -1,9 +1,9 @@
-"""How the slots are shared between principals. Pure: no clock, no I/O, no torch.
+"""Fair shares of slots between principals. Pure: no clock, no I/O, no torch.
 
-A principal's share is the slots divided by the principals that hold or want one. Slots that nobody else wants may be
-held beyond it. When slots run out, the one unused the longest is taken: from detached sessions first, then from live
-ones that have paused. Where none is unused, a principal below its share takes one from a principal above its own: a
-session of that one gives its slot up between two rounds. The claim keeps that slot free until the claimant returns.
+A principal's share is the number of slots divided by the principals that hold or want one. It may hold more if nobody
+else wants them. When slots run out, the least recently used one is evicted: first of detached sessions, then of live
+ones that have paused. If none is unused, a principal below its share takes one from a principal above its own: a
+session of that one loses its slot between two rounds. A claim keeps the slot free until the claimant asks again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moa.wire.history import History
 
 
 class Holder(Protocol):
-    """What of a session matters here."""
+    """The part of a session that is needed here."""
 
     principal: str
     used: float
@@ -25,7 +25,7 @@ class Holder(Protocol):
 
     @property
     def owner(self) -> object | None:
-        """Who listens; None while detached."""
+        """The connection; None while detached."""
 
     @property
     def lease(self) -> Lease | None:
@@ -36,7 +36,7 @@ H = TypeVar("H", bound=Holder)
 
 
 class SlotShares:
-    """Who holds how many slots, and who waits for one."""
+    """How many slots each principal holds, and who waits for one."""
 
     def __init__(self, total: int, idle_seconds: float, claim_seconds: float) -> None:
         self._total, self._idle, self._claim_seconds = total, idle_seconds, claim_seconds
@@ -60,7 +60,7 @@ class SlotShares:
             del self._held[principal]
 
     def may_take(self, principal: str, now: float) -> bool:
-        """Whether a slot is free that is kept for nobody who has waited longer."""
+        """Whether a slot is free that is not reserved for an earlier claim."""
         earlier = 0
         for name in self._waiting(now):
             if name == principal:
@@ -69,15 +69,15 @@ class SlotShares:
         return self.free > earlier
 
     def victim(self, wanting: H, holders: Iterable[H], now: float) -> H | None:
-        """Who must give its slot to `wanting`. Nobody: the next slot that comes free is kept for it for a while, if it
-        holds less than its share."""
+        """The session that must give its slot to `wanting`. If None, the next free slot is reserved for it for a while,
+        if its principal is below its share."""
         principal = wanting.principal
         below = self._held[principal] < self._share(principal)
         if below:
             self._claims[principal] = now + self._claim_seconds
         idle = [s for s in holders if s.lease is not None and s.history.running is None and s is not wanting]
-        # A live session that has paused is evicted too, for its next round costs no more than a prefill; but one that
-        # is between two rounds must not lose its slot to a newcomer who would lose it right back.
+        # A live session that has paused can be evicted too: its next round then costs a prefill. But a session that is
+        # between two rounds must not lose its slot, or two sessions would evict each other in turn.
         unused = [s for s in idle if s.owner is None or now - s.used >= self._idle]
         if unused:
             return min(unused, key=lambda s: (s.owner is not None, not self._greedy(s.principal), s.used))
@@ -86,7 +86,7 @@ class SlotShares:
         return min((s for s in idle if self._greedy(s.principal)), key=lambda s: s.used, default=None)
 
     def must_yield(self, principal: str, now: float) -> bool:
-        """Whether a session of this principal must give its slot to one that waits."""
+        """Whether a session of this principal must give its slot to a waiting principal."""
         others = [name for name in self._waiting(now) if name != principal]
         return len(others) > self.free and self._greedy(principal)
 

@@ -12,7 +12,7 @@ from cloud_verifier.auth import new_token, read_entries, token_line
 from moa.errors import UsageError
 
 _SHOWN = 12
-"""Hexadecimal digits of a hash that tell one token from another."""
+"""Hexadecimal digits of a hash that identify a token in a list."""
 
 
 def add(token: argparse.ArgumentParser) -> None:
@@ -53,11 +53,11 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
-    """Take out every token of a principal, or one token by the beginning of its hash.
+    """Revoke all tokens of a principal, or one token by the beginning of its hash.
 
-    New connections are turned away from then on; one that is open ends with its client or with the verifier.
+    New connections are refused from then on; open ones stay until the client or the verifier closes them.
     """
-    read_entries(arguments.file)  # a file with a mistake is not rewritten
+    read_entries(arguments.file)  # an invalid file is not rewritten
     kept, gone = [], 0
     for line in arguments.file.read_text(encoding="utf-8").splitlines(keepends=True):
         words = line.split("#")[0].split()
@@ -77,7 +77,7 @@ def _is(entry: str, beginning: str) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write all of it or nothing, for the owner's eyes only, as the file was."""
+    """Write atomically, readable by the owner only, as the file was."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
         file.write(text)
         file.flush()

@@ -27,7 +27,7 @@ from moa.errors import UsageError
 from moa.wire.codes import CloseCode
 from moa.wire.versions import SUBPROTOCOL
 
-_BACKLOG = 128  # connections accepted in one go, too: more of them would hold everybody up
+_BACKLOG = 128  # also the connections accepted at once: more would delay all others
 
 
 class Transport:
@@ -56,7 +56,7 @@ class Transport:
 
     @property
     def port(self) -> int:
-        """Where it listens; tells which, when the settings left it to the system (port 0)."""
+        """The port; the chosen one if the settings say 0."""
         if self._server is None:
             raise RuntimeError("the transport is not open")
         return int(next(iter(self._server.sockets)).getsockname()[1])
@@ -70,7 +70,7 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def open(self, *, listen: bool = True) -> AsyncIterator[Transport]:
-        """Listen for as long as the context lasts; without `listen` serve only the sockets that `adopt` is given."""
+        """Listen while the body runs; without `listen` serve only sockets passed to `adopt`."""
         limits = self._service.limits
         where: dict[str, Any] = {"host": self._settings.host, "port": self._settings.port}
         if not listen:
@@ -159,7 +159,7 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _unreachable() -> socket.socket:
-    """A socket to listen on that nobody can find: the library serves no connection without one."""
+    """A private listening socket, because the library needs one."""
     sock = socket.socket(socket.AF_UNIX)
     with tempfile.TemporaryDirectory() as folder:
         sock.bind(f"{folder}/nobody")
@@ -167,7 +167,7 @@ def _unreachable() -> socket.socket:
 
 
 def _bound_kernel_buffer(connection: ServerConnection, size: int) -> None:
-    """Bytes in the kernel's send buffer cannot be overtaken by a verdict, nor counted by us: keep them few."""
+    """A verdict cannot overtake bytes in the kernel's send buffer, so keep it small."""
     sock = connection.transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)

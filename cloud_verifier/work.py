@@ -1,6 +1,6 @@
-"""What crosses the border between the event loop and the model's thread. No torch.
+"""The objects that the event loop and the model's thread exchange. No torch.
 
-The loop is the only writer of sessions and their histories; the model's thread is the only one to touch slots. A
+Only the loop changes sessions and their histories; only the model's thread touches slots. A
 `Lease` is a session's claim on a slot: the loop makes and revokes it, the thread fills it.
 """
 
@@ -23,7 +23,7 @@ from moa.wire.ranges import Ranges
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What the service must know of the model it serves."""
+    """What the service must know about the model."""
 
     target: str
     tokenizer: str
@@ -36,7 +36,7 @@ class ModelFacts:
     kv_bytes_per_token: int
     records: RecordContract | None
     pages: int = 0
-    """Pages of key/value memory; 0 when there is enough for every slot to be full."""
+    """Pages of KV cache; 0 if all slots can be full."""
     page_tokens: int = 16
 
 
@@ -59,14 +59,14 @@ class RecordRows:
         return self._rows.nbytes
 
     def write(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Put in the rows of positions from `start` on."""
+        """Write the rows of positions from `start` on."""
         stop = start + len(keys)
         if stop > self._rows.shape[1]:
             grown = np.zeros((2, max(64, stop + stop // 2), *self._rows.shape[2:]), dtype=np.float16)
             grown[:, : self._rows.shape[1]] = self._rows
             self._rows = grown
         both = np.stack([keys, values]).astype(np.float32)
-        # A number that is none would poison the edge's attention; the row is only a hint, so zero will do.
+        # NaN would break the edge's attention; a record is only a hint, so zero is fine.
         self._rows[:, start:stop] = np.clip(np.nan_to_num(both, nan=0.0), -65504, 65504)
 
     def read(self, start: int, stop: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
@@ -81,9 +81,9 @@ class Lease:
     session: bytes
     principal: str
     records: RecordRows | None = None
-    """Where to put activation records; None when nobody wants them."""
+    """Where to put activation records; None if they are not wanted."""
     share: Lease | None = None
-    """Another lease of the same principal whose prompt begins alike: its state may be copied instead of computed."""
+    """Another lease of the same principal with a common prefix, which can be shared instead of computed."""
     share_tokens: int = 0
     revoked: bool = False
     """Set by the loop: whatever is still queued for this lease is void."""
@@ -145,7 +145,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A stream round has won tokens; the round ends with them when `done`."""
+    """A stream round has new tokens; it ends with them if `done`."""
 
     job: Job
     tokens: list[int]

@@ -2,8 +2,8 @@
 
     python -m tools.readme            # or: make docs
 
-Everything is derived from docstrings, argument parsers and benchmarks/results, so `tests/test_docs.py` can tell when it
-drifts.
+Everything is derived from docstrings, argument parsers and benchmarks/results, and `tests/test_docs.py` fails when it
+is out of date.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def rendered(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def digest(tables: str) -> str:
-    """The first table with what stands above it, and the closing words."""
+    """The first table with its caption, and the text after it."""
     blocks = tables.strip().split("\n\n")
     first = next(n for n, block in enumerate(blocks) if block.startswith("|"))
     closing = [] if first == len(blocks) - 1 or blocks[-1].startswith("|") else blocks[-1:]
@@ -85,7 +85,7 @@ def digest(tables: str) -> str:
 
 
 def between(text: str, name: str, content: str) -> str:
-    """Replace what stands between the markers `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
+    """Replace the text between the markers `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     head, rest = text.split(begin)
     _, tail = rest.split(end)
@@ -113,7 +113,7 @@ def title(path: Path) -> str:
 
 
 def file_tree(root: Path, *, files: bool = True) -> str:
-    """One line for each folder, source file and page: its name, and the first line of what it says about itself."""
+    """One line for each folder, source file and page: its name, and the first line of its description."""
     return "".join(f"{line}\n" for name in LISTED for line in _folder(root / name, 0, files=files))
 
 

@@ -2,7 +2,7 @@
 
     python -m tools.terminal_picture docs/terminal.svg
 
-Needs tmux. Every wait is for what is to appear, and bounded.
+Needs tmux. Every wait is for expected output, with a timeout.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Terminal:
         self._tmux("send-keys", "Enter")
 
     def screen(self) -> str:
-        """What stands there, with its colours."""
+        """The screen's content, with its colours."""
         return self._tmux("capture-pane", "-e", "-p")
 
     def wait_for(self, pattern: str) -> None:
@@ -111,7 +111,7 @@ def play(terminal: Terminal) -> str:
 
 
 def drawn(screen: str) -> str:
-    """The screen as SVG, with the reader's own fonts: a picture that fetches some from elsewhere is none."""
+    """The screen as SVG, with local fonts: viewers do not load remote fonts in pictures."""
     console = Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     console.print(Text.from_ansi(screen.rstrip()), end="")
     style = re.sub(r"@font-face \{\{.*?\}\}\s*|<!-- .*? -->", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)

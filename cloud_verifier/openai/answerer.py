@@ -1,4 +1,4 @@
-"""Answers by the verifier's own engine: a session like any device's, whose rounds the server drafts."""
+"""Answers from the verifier's own engine: a session like a device's, with server-drafted rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from moa.wire.messages import Sampling
 E = TypeVar("E", Ready, Advanced)
 _DEFAULT_TOKENS = 1024
 _LOST = 16
-"""Tokens outside of the prediction after which the server drafts for itself, to the answer's end."""
+"""After so many tokens outside of the prediction, the server drafts itself until the answer ends."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 
 
@@ -37,7 +37,7 @@ class Tokenizer:
         self._lock = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, with what the tokenizer puts before every text."""
+        """Ids of a text, with the tokenizer's start token."""
         with self._lock:
             return list(self._tokenizer(text)["input_ids"])
 
@@ -47,14 +47,14 @@ class Tokenizer:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def chat(self, ask: AnswerRequest) -> list[int]:
-        """Ids of a conversation, up to where the answer begins."""
+        """Ids of a conversation, up to the start of the answer."""
         with self._lock:
             if self._tokenizer.chat_template is None:
                 raise UsageError("this target has no chat template", hint="use /v1/completions")
             try:
                 messages = [dict(message) for message in ask.messages or ()]
                 ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-            except Exception as error:  # a template is a program, and raises whatever it likes
+            except Exception as error:  # a template is a program and may raise any exception
                 raise UsageError(f"the chat template refuses this conversation: {error}") from None
             return list(ids)
 
@@ -65,7 +65,7 @@ class Tokenizer:
 
 
 class VerifierAnswerer:
-    """Answers for the endpoint of a verifier: all text is the target's own, so nothing is ever provisional."""
+    """Answers for a verifier's endpoint: all text is the target's, so nothing is provisional."""
 
     def __init__(self, service: Service, tokenizer: Tokenizer, model: str, wrong: Any) -> None:
         self._service, self._tokenizer, self._model, self._wrong = service, tokenizer, model, wrong
@@ -76,11 +76,11 @@ class VerifierAnswerer:
         return self._model
 
     def status(self) -> dict[str, Any]:
-        """There is no link to lose."""
+        """Always online."""
         return {"link": "online", "detail": "", "rtt_ms": 0.0}
 
     def not_ready(self) -> str:
-        """What is wrong with the model, if anything."""
+        """The model's problem, if any."""
         return "draining" if self._service.draining else str(self._wrong())
 
     async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
@@ -114,7 +114,7 @@ class VerifierAnswerer:
         calls = offered = accepted = 0
         lost = 0 if predicted else _LOST
         line.put(session.open())
-        await _event(Ready, session, line)  # a round sent along would be refused with it when there is no slot
+        await _event(Ready, session, line)  # a round sent at the same time would also be refused if there is no slot
         while not session.finish:
             guess = prediction.after(session.log[start:], most) if lost < _LOST else []
             lost = 0 if guess else lost + 1
@@ -165,7 +165,7 @@ class VerifierAnswerer:
 
 
 async def _event(kind: type[E], session: ClientSession, line: Loopback) -> E:
-    """The next event of this kind; a request that is refused for now is made again."""
+    """The next event of this kind; a request that was refused temporarily is repeated."""
     while True:
         message = await line.get()
         if getattr(message, "session", None) != session.id:
@@ -183,4 +183,4 @@ async def _event(kind: type[E], session: ClientSession, line: Loopback) -> E:
 
 def _sampling(ask: AnswerRequest) -> Sampling:
     given = {name: value for name in _SAMPLING if (value := getattr(ask, name)) is not None}
-    return Sampling(**dataclasses.asdict(SamplingSettings(**given)))  # which says what is out of range
+    return Sampling(**dataclasses.asdict(SamplingSettings(**given)))  # raises an error that names the field

@@ -1,4 +1,4 @@
-"""The endpoint beside a verifier's port: the API's routes, the operator's page, and who may use them."""
+"""The endpoint beside a verifier's port: the API's routes, the operator's page, and access to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from moa.api.pages import page
 async def endpoint(
     verifier: Verifier, *, tokenizer: Any, settings: Settings, principals: Principals
 ) -> AsyncIterator[str]:
-    """Serve `--openai` for as long as the body runs; the address."""
+    """Serve `--openai` while the body runs; yields the address."""
     host, port = settings.openai_address
     service = verifier.service
     answerer = VerifierAnswerer(service, Tokenizer(tokenizer), model_name(settings), verifier.wrong)
@@ -40,5 +40,5 @@ async def endpoint(
 
 
 def model_name(settings: Settings) -> str:
-    """What clients call the target."""
+    """The model name for clients."""
     return settings.model_name or Path(settings.target).name or "moa-demo"

@@ -1,4 +1,4 @@
-"""A connection to this very process, in memory: the same limits, fairness and metrics as one from a socket."""
+"""An in-memory connection to this process, with the same limits, fairness and metrics as a socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moa.wire.messages import ClientMessage, Error, Hello, ServerMessage, Welcom
 
 
 class Loopback:
-    """A connection's near end; `converse` has the other one. What waits is bounded by the answer it belongs to."""
+    """The client's end of a connection; `converse` has the other one. The queue is bounded by the answer's length."""
 
     peer = "openai"
 
@@ -28,7 +28,7 @@ class Loopback:
         self._down: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._why = ""
 
-    # ---- what `converse` sees
+    # ---- the methods that `converse` uses
 
     async def __aiter__(self) -> AsyncIterator[str | bytes]:
         while (frame := await self._up.get()) is not None:
@@ -39,7 +39,7 @@ class Loopback:
         self._down.put_nowait(frame)
 
     async def close(self, code: int, reason: str) -> None:
-        """No more comes, either way."""
+        """Close both directions."""
         self._why = reason
         self.abort()
 
@@ -48,7 +48,7 @@ class Loopback:
         self._up.put_nowait(None)
         self._down.put_nowait(None)
 
-    # ---- what we see
+    # ---- the client's methods
 
     def put(self, message: ClientMessage) -> None:
         """To the service."""
@@ -65,7 +65,7 @@ class Loopback:
 
 @contextlib.asynccontextmanager
 async def connected(service: Service, principal: str) -> AsyncIterator[Loopback]:
-    """A connection of this principal that has been welcomed, for as long as the body runs."""
+    """A connection of this principal, after hello and welcome, while the body runs."""
     line = Loopback(service)
     task = asyncio.create_task(converse(service, line, principal))
     try:

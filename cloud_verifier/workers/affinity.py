@@ -1,4 +1,4 @@
-"""Which worker a connection goes to: the same one for the same key, while it is there and not overfull. Pure."""
+"""Chooses a connection's worker: the same one for the same key, while it runs and is not overloaded. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from moa.wire.versions import SESSION_HEADER, SESSION_QUERY
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HEAD_END = b"\r\n\r\n"
 _SIGMAS = 2.0
-"""A worker is overfull with so many standard deviations more than the mean: then too many clients share a key."""
+"""A worker is overloaded with so many standard deviations more connections than the mean: too many clients share a
+key."""
 
 
 def is_whole(head: bytes) -> bool:
@@ -36,8 +37,8 @@ def key_of(head: bytes) -> str:
 def choose_worker(key: str, loads: Mapping[int, int]) -> int | None:
     """The worker for `key`, given the connections that each has; None when there is no worker.
 
-    Rendezvous hashing: every worker has its own rank for a key, so that one that goes takes only its own keys with it,
-    and they spread over all others.
+    Rendezvous hashing: each worker has its own rank for a key, so when a worker ends, only its keys move, spread over
+    all others.
     """
     mean = (sum(loads.values()) + 1) / max(1, len(loads))
     most = math.ceil(mean + _SIGMAS * math.sqrt(mean))

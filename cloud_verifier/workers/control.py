@@ -1,4 +1,4 @@
-"""The line between the front and one worker: typed messages, and accepted sockets along with them."""
+"""The connection between the front and one worker: typed messages, and accepted sockets passed along."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST = 1 << 20
 
 
 class Take(msgspec.Struct, tag="take", frozen=True):
-    """Front: serve this connection (its socket comes along), whose first bytes were read already."""
+    """Front: serve this connection (its socket is passed along), whose first bytes were already read."""
 
     head: bytes
 
@@ -23,18 +23,19 @@ class Tell(msgspec.Struct, tag="tell", frozen=True):
 
 
 class Pages(msgspec.Struct, tag="pages", frozen=True):
-    """Front: the answer to `MetricsRequest`: everybody's metrics by name, compressed."""
+    """Front: the answer to `MetricsRequest`: all processes' metrics by name, compressed."""
 
     pages: dict[str, bytes]
 
 
 class Beat(msgspec.Struct, tag="beat", frozen=True):
-    """Worker: alive; `wrong` says what keeps it from serving. The first one says that the model is loaded."""
+    """Worker: heartbeat; `wrong` is the problem that keeps it from serving. The first one means that the model is
+    loaded."""
 
     open: int
     """Connections it has."""
     taken: int
-    """Connections it was ever given."""
+    """Connections it was given so far."""
     wrong: str = ""
 
 
@@ -45,7 +46,7 @@ class Told(msgspec.Struct, tag="told", frozen=True):
 
 
 class MetricsRequest(msgspec.Struct, tag="ask", frozen=True):
-    """Worker: somebody reads the metrics here, and wants those of all."""
+    """Worker: a client asked for the metrics of all processes."""
 
 
 class StartFailed(msgspec.Struct, tag="failed", frozen=True):

@@ -1,7 +1,7 @@
 """The front of several workers: accepts connections, hands each to its worker, and replaces a worker that dies.
 
-It reads no further than a request's head, which says whose it is; then the worker has the socket and the front is in
-nobody's way. TLS hides the head: there the address of the client stands for its key. No torch.
+It reads only a request's head, which has the session key; then it passes the socket to the worker. With TLS the head is
+encrypted: there the client's address is the key. No torch.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 
 _BACKOFF = (0.5, 30.0)
 """Seconds before a worker that died is started again: at first, and at most."""
 _STEADY_SECONDS = 60.0
-"""A worker that lived this long was well: its death is no reason to wait longer."""
+"""A worker that ran this long was healthy: its next start is not delayed further."""
 _STUCK_SECONDS = 60.0
-"""A worker that has not been well for so long is killed."""
+"""A worker that was unhealthy for so long is killed."""
 _FAREWELL_SECONDS = 5.0
-"""What closing takes after the drain."""
+"""Time to close after the drain."""
 
 
 class Front:
@@ -57,7 +57,7 @@ class Front:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Front]:
-        """Start all workers, then listen, for as long as the context lasts."""
+        """Start all workers, then listen while the body runs."""
         with _listen(self._settings) as self._listener:
             lives = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
             tasks = [*lives, asyncio.create_task(self._watch())]
@@ -90,7 +90,7 @@ class Front:
     # ---- workers
 
     async def _first_beats(self, lives: list[asyncio.Task[None]]) -> None:
-        """Return when every worker has its model, or raise what kept one from it."""
+        """Return when every worker has loaded its model, or raise the first failure."""
         everybody = asyncio.create_task(self._all_ready())
         try:
             await asyncio.wait([everybody, *lives], return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +133,7 @@ class Front:
         task.add_done_callback(self._telling.discard)
 
     async def _tell(self, asking: Worker) -> None:
-        """Gather everybody's metrics for a worker that was asked for them."""
+        """Collect all processes' metrics for a worker that was asked for them."""
         there = [worker for worker in self.workers if worker.ready.is_set()]
         pages = await asyncio.gather(*(worker.page() for worker in there))
         self._well.set(sum(worker.well for worker in self.workers))
@@ -147,7 +147,7 @@ class Front:
         while True:
             try:
                 sock, address = await running.sock_accept(self._listener)
-            except OSError as error:  # too many open files: those that are open must end first
+            except OSError as error:  # too many open files: wait until others are closed
                 log.error("cannot accept: %s", error.strerror, extra={"event": "accept_failed"})
                 await asyncio.sleep(0.1)
                 continue

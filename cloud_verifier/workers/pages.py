@@ -1,4 +1,4 @@
-"""Metrics pages of several processes as one, each sample with the name of its process. Pure."""
+"""Merges the metrics of several processes into one page, with a label for the process. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LABEL = "worker"
 
 
 def merge(pages: Mapping[str, bytes]) -> bytes:
-    """One Prometheus text page: families together, as the format wants it."""
+    """One Prometheus text page, with the samples of a family together, as the format requires."""
     families: dict[str, list[str]] = {}
     for process, page in pages.items():
         family: list[str] = []

@@ -1,4 +1,4 @@
-"""A worker: a verifier without a port, which serves the connections that the front hands over."""
+"""A worker process: a verifier without a port, which serves the connections that the front passes on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PAGE_SECONDS = 8.0
 
 def main(settings: Settings, auth: Credentials, index: int, control: socket.socket, log_level: str) -> None:
     """Entry point of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the front too, which says what happens
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the front too, which ends the workers
     logs.configure(log_level, settings.limits)
 
     def work() -> int:
@@ -54,7 +54,7 @@ def main(settings: Settings, auth: Credentials, index: int, control: socket.sock
 
 
 class WorkerProcess:
-    """The verifier of this process, on its line to the front."""
+    """The verifier of this process, connected to the front."""
 
     def __init__(self, verifier: Verifier, control: socket.socket) -> None:
         self._verifier, self._control = verifier, control
@@ -62,11 +62,11 @@ class WorkerProcess:
         self._taken = 0
         self._adoptions: set[asyncio.Task[None]] = set()
         self._readers: list[asyncio.Future[dict[str, bytes]]] = []
-        """Requests for metrics that wait for everybody's."""
+        """Requests for metrics that wait for the front's answer."""
         verifier.door.page = self._page
 
     async def run(self) -> None:
-        """Serve until the front is gone or says that it is enough, then drain."""
+        """Serve until the front ends or sends SIGTERM, then drain."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         async with self._verifier.open(listen=False):
             self._line = Line(self._control, self._heard, lost=self._stop.set)
@@ -104,14 +104,14 @@ class WorkerProcess:
                 self._readers.clear()
 
     async def _adopt(self, sock: socket.socket, head: bytes) -> None:
-        with contextlib.suppress(OSError):  # it was hung up meanwhile, or its TLS handshake failed
+        with contextlib.suppress(OSError):  # it was closed meanwhile, or its TLS handshake failed
             await self._verifier.transport.adopt(sock, head)
 
     async def _tell(self) -> None:
         self._line.send(Told(zlib.compress(await self._verifier.door.own_page())))
 
     async def _page(self) -> bytes:
-        """Everybody's metrics."""
+        """The metrics of all processes."""
         reader: asyncio.Future[dict[str, bytes]] = asyncio.get_running_loop().create_future()
         self._readers.append(reader)
         if not self._line.send(MetricsRequest()):
@@ -122,7 +122,7 @@ class WorkerProcess:
 
 
 def _device(name: str, index: int) -> str:
-    """Where several accelerators are, every worker has its own."""
+    """With several accelerators, each worker has its own."""
     import torch
 
     if name in ("auto", "cuda") and torch.cuda.device_count() > 1:

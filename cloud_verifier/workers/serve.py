@@ -25,9 +25,9 @@ async def serve(settings: Settings, auth: Credentials, count: int, log_level: st
         raise UsageError("--workers hands sockets from process to process as only Linux can", hint="leave it out")
     if count > MOST_WORKERS:
         raise UsageError(f"--workers must be 1..{MOST_WORKERS}, not {count}")
-    # Workers that each take every core stand in each other's way.
+    # Workers that each use all cores slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    fresh = multiprocessing.get_context("spawn")  # neither threads nor sockets of ours
+    fresh = multiprocessing.get_context("spawn")  # without our threads and sockets
 
     def start(index: int, line: socket.socket) -> BaseProcess:
         process = fresh.Process(target=_work, args=(settings, auth, index, line, log_level), name=f"worker {index}")
@@ -45,7 +45,7 @@ async def serve(settings: Settings, auth: Credentials, count: int, log_level: st
 
 def _work(settings: Settings, auth: Credentials, index: int, line: socket.socket, log_level: str) -> None:
     try:
-        from cloud_verifier.workers.process import main  # here, for the front does not need torch
+        from cloud_verifier.workers.process import main  # imported here: the front does not need torch
     except ModuleNotFoundError as error:
         send(line, StartFailed(f"{error.name} is not installed ({how_to_install('verifier')})", UsageError.exit_code))
         return

@@ -1,4 +1,4 @@
-"""A worker as the front sees it: its process, its line, its connections, and how it feels."""
+"""A worker as the front sees it: its process, its control line, its connections and its health."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Start = Callable[[int, socket.socket], BaseProcess]
 
 
 class Worker:
-    """One worker; its process may die and be made anew."""
+    """One worker; its process may die and be replaced."""
 
     def __init__(self, index: int, asked: Callable[[Worker], None], clock: Callable[[], float]) -> None:
         self.index, self._asked, self._clock = index, asked, clock
@@ -39,20 +39,20 @@ class Worker:
 
     @property
     def load(self) -> int:
-        """Connections it has, with those that are on their way to it."""
+        """Its connections, including those being passed to it."""
         return self._beat.open + self._given - self._beat.taken
 
     @property
     def unwell_seconds(self) -> float:
-        """Since when it should serve and does not."""
+        """Seconds for which it has been unhealthy."""
         return self._clock() - self._well_at if self.ready.is_set() else 0.0
 
     async def live(self, start: Start) -> None:
-        """Have a process from its start to its end."""
+        """Run a process from its start to its end."""
         ours, theirs = pair()
         self._beat, self._given = Beat(0, 0, "starting"), 0
         self.ended.clear()
-        with theirs:  # the process has a copy: when that is closed, the process is gone
+        with theirs:  # the process has a copy: when that is closed, the process has ended
             self._process = start(self.index, theirs)
         self._line = Line(ours, self._heard, lost=self.ended.set)
         try:
@@ -67,18 +67,18 @@ class Worker:
             await asyncio.to_thread(self._process.join)
 
     def take(self, message: Take, sock: socket.socket) -> bool:
-        """Hand a connection over; False when it cannot be."""
+        """Pass a connection on; False if that is not possible."""
         taken = self._line is not None and self._line.send(message, sock)
         self._given += taken
         return taken
 
     def send(self, message: Control) -> None:
-        """Tell it something."""
+        """Send it a message."""
         if self._line is not None:
             self._line.send(message)
 
     async def page(self) -> bytes:
-        """Its metrics, compressed; nothing when it does not tell."""
+        """Its metrics, compressed; empty if it does not answer."""
         reader: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append(reader)
         self.send(Tell())
@@ -113,6 +113,6 @@ class Worker:
                 self.failure.exit_code = message.code
 
     def _tell(self, page: bytes) -> None:
-        """Answer the oldest question; its asker may have gone."""
+        """Answer the oldest request, whose client may have left."""
         if self._waiting and not (reader := self._waiting.popleft()).done():
             reader.set_result(page)
