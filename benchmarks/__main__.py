@@ -1,177 +1,118 @@
-"""`make bench`, or `python -m benchmarks`: every experiment on the embedded pair, one after another.
+"""The experiments: `python -m benchmarks NAME... --out DIR`. Without a name all of them but those on request.
 
-Each writes `benchmarks/results/NAME.json`, with hardware, commit and command, and its tables as `NAME.md`; `make docs`
-puts them into docs/results.md and draws docs/pictures.
+An experiment that is named alone takes options of its own: `python -m benchmarks client_cuts --help`. Several run one
+after another, each in a process of its own, so that none warms or starves another. With --out each writes NAME.json,
+with hardware, commit and command, and its tables as NAME.md; `make docs` puts them into docs/results.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import inspect
 import json
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from moa.demo import paths
-from moa.errors import UsageError, run_cli
-
-RESULTS = Path(__file__).parent / "results"
-WEIGHTS = Path(__file__).parent / "baselines" / "weights"
-"""Drafters to compare with the embedded one, as `benchmarks.baselines.train --out` leaves them. They fit one target
-alone, so none is kept here: train them for the pair at hand."""
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A module of this package, its arguments, and about how long it takes on two idle cores."""
-
-    name: str
-    says: str
-    command: tuple[str, ...]
-    minutes: float
-    on_request: bool = False
-    """Run only when it is named: all the others together stay below half an hour."""
+from benchmarks.experiments import EXPERIMENTS, ON_REQUEST, Experiment
+from benchmarks.kit.options import add_flags, options_from
+from benchmarks.kit.progress import say
+from benchmarks.provenance import origin, write_result
+from moa.errors import MoaError, UsageError, run_cli
 
 
-def experiments() -> list[Experiment]:
-    """All of them, in the order of docs/results.md."""
-    demo = paths()
-    pair = ("--target", str(demo.target))
-    baselines = [str(file.parent) for file in sorted(WEIGHTS.glob("*/config.json"))]
-    # Drafters that also stand alone as a model: what the target's answers and assisted generation are compared with.
-    alone = [folder for folder in baselines if Path(folder).name.startswith("independent")]
-    independent = ("--independent", *alone) if alone else ()
-    sizes = ("--per-skill", "3", "--code", "12")
-    return [
-        Experiment(
-            "accuracy",
-            "right answers of the target, and of an independent model of the drafter's size",
-            ("accuracy", *pair, *independent),
-            0.5,
-        ),
-        Experiment(
-            "accuracy_asked",
-            "the same in ways of asking that training lacked",
-            ("accuracy", "--asked", *pair, *independent),
-            0.5,
-        ),
-        Experiment(
-            "accuracy_fresh",
-            "the same in three skills that no training knew",
-            ("accuracy", "--fresh", "16", *pair, *independent),
-            0.3,
-        ),
-        Experiment(
-            "acceptance",
-            "tokens won per verification, by category",
-            ("acceptance", str(demo.drafter), *baselines, *pair, *sizes),
-            5,
-        ),
-        Experiment(
-            "drafters_offline",
-            "right answers after the link is cut, by drafter",
-            ("drafters_offline", str(demo.drafter), *baselines, *pair),
-            2,
-        ),
-        Experiment(
-            "speed",
-            "tokens per second on one device",
-            ("speed", str(demo.drafter), *baselines, *pair, *independent[:2]),
-            4,
-        ),
-        Experiment("client_links", "speed, calls and bytes by link", ("client_links", "--prompts", "4"), 5),
-        Experiment("client_slow", "the same with a slow target", ("client_slow", "--prompts", "4"), 4.5),
-        Experiment("client_records", "acceptance by lag, precision and rows held", ("client_records",), 0.5),
-        Experiment("client_offline", "accuracy after the link is cut", ("client_offline", "--per-skill", "2"), 0.5),
-        Experiment("client_reconnect", "the link returns after 1, 5, 20 s", ("client_reconnect",), 1),
-        Experiment("client_many", "sixteen conversations over one connection", ("client_many",), 0.5),
-        Experiment("client_cuts", "the link cut at random bytes", ("client_cuts", "--cuts", "200"), 1),
-        Experiment("capacity", "readers that one verifier holds", ("capacity",), 4),
-        Experiment("timeline", "one round as a trace", ("timeline",), 0.2),
-        Experiment("client_exact", "1,400 answers over every link", ("client_exact",), 4, on_request=True),
-        Experiment("server_load", "the verifier under load", ("server_load", "all"), 3, on_request=True),
-        Experiment(
-            "acceptance_long",
-            "tokens won per verification, with room for sixteen",
-            (
-                "acceptance",
-                str(demo.drafter),
-                *baselines,
-                *pair,
-                *sizes,
-                "--shapes",
-                "long-chain",
-                "--temperatures",
-                "0",
-            ),
-            2,
-            on_request=True,
-        ),
-        Experiment(
-            "speed_1024",
-            "tokens per second on one device, a larger random target",
-            ("speed", "--random", "--tokens", "64"),
-            2,
-            on_request=True,
-        ),
-    ]
-
-
-def run(experiment: Experiment, results: Path) -> float:
-    """Run one in a process of its own, so that none warms or starves another; its minutes."""
-    began = time.perf_counter()
-    module, *arguments = experiment.command
-    command = [
-        sys.executable,
-        "-m",
-        f"benchmarks.{module}",
-        *arguments,
-        "--json",
-        str(results / f"{experiment.name}.json"),
-    ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise UsageError(f"{experiment.name} failed with exit code {done.returncode}", hint="what it said is above")
-    (results / f"{experiment.name}.md").write_text(done.stdout.strip() + "\n", encoding="utf-8")
-    return (time.perf_counter() - began) / 60
-
-
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="run only when named: " + ", ".join(e.name for e in experiments() if e.on_request),
-    )
-    parser.add_argument("only", nargs="*", metavar="NAME", help="run these alone; some run only so")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
-    parser.add_argument("--dry-run", action="store_true", help="say what would run, and for how long")
-    parser.add_argument("--json", action="store_true", help="print the minutes each took as JSON")
-    args = parser.parse_args()
-    plan = experiments()
-    if unknown := set(args.only) - {experiment.name for experiment in plan}:
-        known = ", ".join(experiment.name for experiment in plan)
-        raise UsageError(f"no experiment {sorted(unknown)[0]!r}", hint=f"there are {known}")
-    plan = [e for e in plan if e.name in args.only or not (args.only or e.on_request)]
+    argv = sys.argv[1:] if argv is None else list(argv)
+    named = list(takewhile(lambda word: not word.startswith("-"), argv))
+    alone = chosen(named)[0] if len(named) == 1 else None
+    parser = parser_for(alone)
+    args = parser.parse_args(argv[len(named) :])
+    plan = chosen([*named, *args.names]) or [e for e in EXPERIMENTS.values() if e.name not in ON_REQUEST]
     if args.dry_run:
         for experiment in plan:
-            print(f"{experiment.name:16} about {experiment.minutes:.1f} min  {experiment.says}")
-        print(f"{'in all':16} about {sum(experiment.minutes for experiment in plan):.0f} min")
+            print(f"{experiment.name:18} about {experiment.minutes:4.1f} min  {experiment.says}")
+        print(f"{'in all':18} about {sum(experiment.minutes for experiment in plan):4.1f} min")
         return 0
-    args.out.mkdir(parents=True, exist_ok=True)
-    took: dict[str, float] = {}
-    for number, experiment in enumerate(plan, start=1):
-        left = sum(other.minutes for other in plan[number - 1 :])
-        print(f"[{number}/{len(plan)}] {experiment.says}; about {left:.0f} min to go", file=sys.stderr, flush=True)
-        took[experiment.name] = round(run(experiment, args.out), 2)
-    print(
-        json.dumps(took)
-        if args.json
-        else f"done in {sum(took.values()):.1f} min; `make docs` puts it into the documents"
+    if alone is not None:
+        run(alone, args)
+        return 0
+    return run_each(plan, args)
+
+
+def parser_for(alone: Experiment | None) -> argparse.ArgumentParser:
+    """The runner's flags, and those of an experiment that is named alone."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks{f' {alone.name}' if alone else ''}",
+        description=alone.load().__doc__ if alone else __doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=None
+        if alone
+        else f"there are {', '.join(EXPERIMENTS)}; only when named: {', '.join(sorted(ON_REQUEST))}",
     )
+    if alone:
+        add_flags(parser, alone.load().Options)
+        parser.set_defaults(names=[], **alone.preset)
+    else:
+        parser.add_argument("names", nargs="*", metavar="NAME")
+    own = parser.add_argument_group("the runner")
+    own.add_argument("--out", type=Path, metavar="DIR", help="write NAME.json and NAME.md there; else only print")
+    own.add_argument("--dry-run", action="store_true", help="say what would run, and for about how long")
+    own.add_argument("--json", action="store_true", help="print results by name as JSON instead of tables")
+    return parser
+
+
+def chosen(names: Sequence[str]) -> list[Experiment]:
+    """The experiments of these names, in the order of the list."""
+    if unknown := [name for name in names if name not in EXPERIMENTS]:
+        raise UsageError(f"no experiment {unknown[0]!r}", hint=f"there are {', '.join(EXPERIMENTS)}")
+    return [experiment for name, experiment in EXPERIMENTS.items() if name in names]
+
+
+def run(experiment: Experiment, args: argparse.Namespace) -> None:
+    """Measure here; print, write, and complain when what was measured shows a fault."""
+    module = experiment.load()
+    result = module.measure(options_from(module.Options, args))
+    if inspect.isawaitable(result):
+        result = asyncio.run(_awaited(result))
+    result = {"provenance": origin(), **result}
+    text = module.tables(result)
+    print(json.dumps({experiment.name: result}) if args.json else text)
+    if args.out is not None:
+        write_result(args.out / experiment.name, result, text)
+    if (faults := getattr(module, "faults", None)) and (found := faults(result)):
+        raise MoaError(found)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def run_each(plan: Sequence[Experiment], args: argparse.Namespace) -> int:
+    """Each in a process of its own. One that fails does not keep the others from running."""
+    results: dict[str, Any] = {}
+    failed = []
+    for number, experiment in enumerate(plan):
+        left = sum(other.minutes for other in plan[number:])
+        until = datetime.now() + timedelta(minutes=left)
+        where = f"[{number + 1}/{len(plan)}] {experiment.name}: {experiment.says}"
+        say(f"{where}; about {left:.0f} min to go, until {until:%H:%M}")
+        command = [sys.executable, "-m", "benchmarks", experiment.name]
+        command += [f"--out={args.out}"] * (args.out is not None) + ["--json"] * args.json
+        done = subprocess.run(command, stdout=subprocess.PIPE if args.json else None, text=True, check=False)
+        if done.returncode:
+            failed.append(experiment.name)
+        elif args.json:
+            results |= json.loads(done.stdout)
+    if args.json:
+        print(json.dumps(results))
+    if failed:
+        raise MoaError(f"{len(failed)} of {len(plan)} failed: {', '.join(failed)}", hint="what they said is above")
     return 0
 
 

@@ -19,7 +19,7 @@ _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("moa-edge", "torch", "transformers", "numpy", "safetensors")
 
 
-def provenance() -> dict[str, Any]:
+def origin() -> dict[str, Any]:
     """Everything a reader needs to judge or repeat a measurement."""
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -55,14 +55,29 @@ def commit() -> str:
         return "unknown"
 
 
-def write_result(out: Path | None, result: Mapping[str, Any]) -> None:
-    """Write a result with its provenance, whole or not at all."""
+def write_result(out: Path | None, result: Mapping[str, Any], tables: str = "") -> None:
+    """Write OUT.json, and with tables OUT.md with where they come from, each whole or not at all."""
     if out is None:
         return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = out.with_name(out.name + ".new")
-    fresh.write_text(json.dumps({"provenance": provenance(), **result}, indent=1) + "\n", encoding="utf-8")
-    fresh.replace(out)
+    result = result if "provenance" in result else {"provenance": origin(), **result}
+    _write(out.with_suffix(".json"), json.dumps(result, indent=1))
+    if tables:
+        _write(out.with_suffix(".md"), f"{tables.strip()}\n\n{line(result)}")
+
+
+def line(result: Mapping[str, Any]) -> str:
+    """Command, commit, day and hardware, as they stand below tables."""
+    found = result["provenance"]
+    hardware = found["hardware"]
+    where = f"{hardware.get('gpu') or hardware['processor']}, {hardware['cores']} cores, {hardware['threads']} threads"
+    return f"`{found['command']}`, commit {found['commit']}, {found['when'][:10]}; {where}."
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text + "\n", encoding="utf-8")
+    fresh.replace(path)
 
 
 def _relative(arguments: list[str]) -> list[str]:

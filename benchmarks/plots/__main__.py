@@ -8,34 +8,35 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.plots import client, drafters, server, timeline
-from benchmarks.plots.kit import Picture, Results, digest, drawn_from, read, save
+from benchmarks.kit.progress import say
+from benchmarks.plots import device, drafters  # noqa: F401 - they register their pictures
+from benchmarks.plots.kit import PICTURES, Picture, Result, digest, drawn_from, save
 from moa.errors import MoaError, UsageError, run_cli
 
 _ROOT = Path(__file__).parents[2]
-RESULTS, PICTURES = _ROOT / "benchmarks" / "results", _ROOT / "docs" / "pictures"
+RESULTS, FOLDER = _ROOT / "benchmarks" / "results", _ROOT / "docs" / "pictures"
 
 
-def pictures() -> list[Picture]:
-    """All there are."""
-    return [*drafters.PICTURES, *client.PICTURES, *server.PICTURES, *timeline.PICTURES]
+def stale(results: Mapping[str, Result], folder: Path, plan: Iterable[Picture]) -> list[str]:
+    """Pictures that are missing, or drawn from other results than these; and those whose result is gone."""
+    found = []
+    for picture in plan:
+        drawn = drawn_from(folder / f"{picture.name}.svg")
+        wanted = digest(results[picture.source]) if picture.source in results else ""
+        if drawn != wanted or bool(wanted) != (folder / f"{picture.name}.png").exists():
+            found.append(picture.name)
+    return found
 
 
-def stale(results: Results, folder: Path, plan: Iterable[Picture]) -> list[str]:
-    """Pictures that are missing, or drawn from other results than these."""
-    return [
-        picture.name
-        for picture in plan
-        if picture.drawable(results)
-        and (
-            drawn_from(folder / f"{picture.name}.svg") != digest(results, picture.sources)
-            or not (folder / f"{picture.name}.png").exists()
-        )
-    ]
+def read(folder: Path) -> dict[str, Result]:
+    """All results of a folder, by name."""
+    try:
+        return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"a result in {folder} is not valid JSON: {error}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,28 +46,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("only", nargs="*", metavar="NAME", help="draw these alone")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
-    parser.add_argument("--out", type=Path, default=PICTURES, metavar="DIR")
+    parser.add_argument("--out", type=Path, default=FOLDER, metavar="DIR")
     parser.add_argument("--check", action="store_true", help="draw nothing; exit code 1 when a picture is out of date")
     args = parser.parse_args(argv)
-    plan = pictures()
-    known = [picture.name for picture in plan]
-    if unknown := set(args.only) - set(known):
-        raise UsageError(f"no picture {sorted(unknown)[0]!r}", hint=f"there are {', '.join(known)}")
-    plan = [picture for picture in plan if not args.only or picture.name in args.only]
-    try:
-        results = read(args.results)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"a result in {args.results} is not valid JSON: {error}") from None
+    if unknown := set(args.only) - set(PICTURES):
+        raise UsageError(f"no picture {sorted(unknown)[0]!r}", hint=f"there are {', '.join(PICTURES)}")
+    plan = [picture for name, picture in PICTURES.items() if name in args.only or not args.only]
+    results = read(args.results)
     if args.check:
         if old := stale(results, args.out, plan):
             raise MoaError(f"out of date: {', '.join(old)}", hint="draw them again: python -m benchmarks.plots")
         return 0
     for picture in plan:
-        if picture.drawable(results):
-            print(*save(picture, results, args.out), sep="\n")
+        if picture.source in results:
+            print(*save(picture, results[picture.source], args.out), sep="\n")
         else:
-            missing = ", ".join(source for source in picture.sources if source not in results)
-            print(f"{picture.name}: not drawn, {missing} was not measured", file=sys.stderr)
+            say(f"{picture.name}: not drawn, {picture.source} was not measured")
+            for kind in ("png", "svg"):  # a picture of a result that is gone says nothing
+                (args.out / f"{picture.name}.{kind}").unlink(missing_ok=True)
     return 0
 
 

@@ -3,64 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
+from operator import mul
 
 from matplotlib.figure import Figure
 
-from benchmarks.plots.kit import MARKERS, Picture, Result, Results, axes, bars, colour
+from benchmarks.kit.figures import Result, values_of
+from benchmarks.kit.pair import shown_name
+from benchmarks.plots.kit import axes, bars, colour, lines, picture
 
 
-def by_position(results: Results) -> Figure:
-    """The share of drafts that is still right at position k: the product of the conditional shares."""
-    result = results["acceptance"]
-    shapes = list(dict.fromkeys(run["shape"] for run in result["runs"]))
+@picture("acceptance-by-position", "acceptance")
+def by_position(result: Result) -> Figure:
+    """Share of drafts that are right up to each position, by drafter, for chains and trees."""
+    shapes = values_of(result["runs"], "shape")
     figure, panels = axes(len(shapes), width=9, sharey=True)
     for axis, shape in zip(panels, shapes, strict=True):
         runs = [run for run in result["runs"] if run["shape"] == shape and run["temperature"] == 0]
-        for run, marker in zip(runs, MARKERS, strict=False):
-            reached, points = 1.0, []
-            for share in run["by_position"]:
-                reached *= share or 0.0
-                points.append(100 * reached)
-            name = "MoA" if run["drafter"] == "drafter" else run["drafter"]
-            label = f"{name} ({run['mean']['tau']:.2f})"
-            axis.plot(range(1, len(points) + 1), points, marker=marker, label=label, color=colour(name))
+        names = {f"{shown_name(run['drafter'])} ({run['mean']['tau']:.2f})": run["by_position"] for run in runs}
+        # The product of the conditional shares.
+        series = {name: [100 * x for x in accumulate((p or 0.0 for p in found), mul)] for name, found in names.items()}
+        lines(axis, range(1, 1 + max(map(len, series.values()))), series)
         axis.set(title=f"{shape}, greedy", xlabel="position in the draft", ylim=(0, 103))
         axis.legend(title="drafter (tokens won per verification)", title_fontsize=8, fontsize=9, loc="lower left")
     panels[0].set_ylabel("drafts right up to here, %")
     return figure
 
 
-def _cuts(result: Result, key: str, title: str) -> Figure:
+@picture("accuracy-after-the-cut", "client_offline")
+def client_cuts(result: Result) -> Figure:
+    """Right answers against the token at which the link dies: the device with records, without, and an API client."""
+    return _cuts(result, "Right answers when the link dies for good: this client")
+
+
+@picture("drafters-after-the-cut", "drafters_offline")
+def drafter_cuts(result: Result) -> Figure:
+    """Right answers against the token at which the link dies, by drafter."""
+    return _cuts(result, "Right answers when the link dies for good: all drafters")
+
+
+def _cuts(result: Result, title: str) -> Figure:
     figure, (axis,) = axes(width=7.5)
-    runs = result[key]
-    ways = list(dict.fromkeys(run["way"] for run in runs))
-    cuts = list(dict.fromkeys(run["cut"] for run in runs))
-    for way, marker in zip(ways, MARKERS, strict=False):
-        found = {run["cut"]: 100 * run["right"] / run["asked"] for run in runs if run["way"] == way}
-        style: dict[str, Any] = {"linestyle": "--", "marker": ""} if way == "target" else {"marker": marker}
-        label = "the target itself" if way == "target" else way
-        axis.plot(range(len(cuts)), [found[cut] for cut in cuts], label=label, color=colour(way), **style)
-    axis.set_xticks(range(len(cuts)), [str(cut) for cut in cuts])
-    asked = runs[0]["asked"]
-    axis.set(
-        title=title,
-        xlabel="tokens that were verified before the link died",
-        ylabel=f"right answers, % of {asked}",
-        ylim=(-2, 103),
-    )
+    runs, cuts = result["runs"], values_of(result["runs"], "cut")
+    shares = {(run["way"], run["cut"]): 100 * run["right"] / run["asked"] for run in runs}
+    series = {way: [shares[way, cut] for cut in cuts] for way in values_of(runs, "way")}
+    at = range(len(cuts))
+    axis.plot(at, series.pop("target"), label="the target itself", color=colour("target"), linestyle="--")
+    lines(axis, at, series)
+    axis.set_xticks(at, [str(cut) for cut in cuts])
+    xlabel, ylabel = "tokens that were verified before the link died", f"right answers, % of {runs[0]['asked']}"
+    axis.set(title=title, xlabel=xlabel, ylabel=ylabel, ylim=(-2, 103))
     axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
-def step_times(results: Results) -> Figure:
-    """Milliseconds of a drafting step by form, for one token and for eight."""
-    result = results["export_steps"]
+@picture("step-times", "export_steps")
+def step_times(result: Result) -> Figure:
+    """Time of a drafting step by quantized form and shape."""
     shapes: dict[str, Sequence[Result]] = result["shapes"]
     figure, panels = axes(len(shapes), width=1.5 + 3.6 * len(shapes), height=4.4)
     for axis, (shape, rows) in zip(panels, shapes.items(), strict=True):
-        threads = max(row["threads"] for row in rows)
-        forms = list(dict.fromkeys(row["form"] for row in rows))
+        threads, forms = max(row["threads"] for row in rows), values_of(rows, "form")
         found = {(row["form"], row["tokens"]): row["ms"] for row in rows if row["threads"] == threads}
         widths = sorted({tokens for _, tokens in found})
         series = {f"{n} token{'s' * (n > 1)} a step": [found.get((form, n)) for form in forms] for n in widths}
@@ -70,30 +73,3 @@ def step_times(results: Results) -> Figure:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=2)
     return figure
-
-
-PICTURES = (
-    Picture(
-        "acceptance-by-position",
-        ("acceptance",),
-        "Share of drafts that are right up to each position, by drafter, for chains and trees.",
-        by_position,
-    ),
-    Picture(
-        "accuracy-after-the-cut",
-        ("client_offline",),
-        "Right answers against the token at which the link dies: the device with records, without, and an API client.",
-        lambda results: _cuts(
-            results["client_offline"], "client_offline", "Right answers when the link dies for good: this client"
-        ),
-    ),
-    Picture(
-        "drafters-after-the-cut",
-        ("drafters_offline",),
-        "Right answers against the token at which the link dies, by drafter.",
-        lambda results: _cuts(
-            results["drafters_offline"], "drafters_offline", "Right answers when the link dies for good: all drafters"
-        ),
-    ),
-    Picture("step-times", ("export_steps",), "Time of a drafting step by quantized form and shape.", step_times),
-)

@@ -23,8 +23,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-Result = Mapping[str, Any]
-Results = Mapping[str, Result]
+from benchmarks.kit.figures import Result
 
 _BLUE, _ORANGE, _GREEN, _RED, _PURPLE, _SKY, _YELLOW, _GREY = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#767676",
@@ -70,17 +69,27 @@ _HASH = re.compile(r"results ([0-9a-f]{64})")
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture, the results it needs, and how it is drawn from them."""
+    """A picture, the result it needs, and how it is drawn from it."""
 
     name: str
-    sources: tuple[str, ...]
+    source: str
     alt: str
     """What it shows, in a sentence, for whoever cannot see it."""
-    draw: Callable[[Results], Figure]
+    draw: Callable[[Result], Figure]
 
-    def drawable(self, results: Results) -> bool:
-        """Whether all that it needs has been measured."""
-        return all(source in results for source in self.sources)
+
+PICTURES: dict[str, Picture] = {}
+"""All there are, by name."""
+
+
+def picture(name: str, source: str) -> Callable[[Callable[[Result], Figure]], Callable[[Result], Figure]]:
+    """The function below draws the picture `name` from the result `source`; its docstring says what is seen."""
+
+    def register(draw: Callable[[Result], Figure]) -> Callable[[Result], Figure]:
+        PICTURES[name] = Picture(name, source, " ".join((draw.__doc__ or "").split()), draw)
+        return draw
+
+    return register
 
 
 def colour(name: str) -> str:
@@ -110,42 +119,46 @@ def bars(axis: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float 
     axis.grid(axis="x", visible=False)
 
 
-def digest(results: Results, sources: Sequence[str]) -> str:
+def lines(axis: Axes, at: Sequence[Any], series: Mapping[str, Sequence[float | None]], **how: Any) -> None:
+    """A line with its own marker for each series; what was not measured leaves a gap."""
+    for (name, values), marker in zip(series.items(), MARKERS, strict=False):
+        points = [float("nan") if value is None else value for value in values]
+        axis.plot(at, points, **({"marker": marker, "label": name, "color": colour(name)} | how))
+
+
+def digest(result: Result) -> str:
     """A hash of what a picture is drawn from."""
-    text = json.dumps({source: results[source] for source in sources}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()
 
 
-def caption(results: Results, sources: Sequence[str], inches: float) -> str:
+def caption(result: Result, inches: float) -> str:
     """Where the figures come from: command, commit, machine; in lines that fit."""
-    lines = []
-    for source in sources:
-        origin = results[source].get("provenance", {})
-        hardware = origin.get("hardware", {})
-        machine = hardware.get("gpu") or hardware.get("processor") or "unknown machine"
-        lines.append(
-            f"{origin.get('command', 'unknown command')} | commit {origin.get('commit', 'unknown')} | "
-            f"{machine}, {hardware.get('cores', '?')} cores"
-        )
-    return "\n".join(part for line in lines for part in textwrap.wrap(line, int(18 * inches)))
+    origin = result.get("provenance", {})
+    hardware = origin.get("hardware", {})
+    machine = hardware.get("gpu") or hardware.get("processor") or "unknown machine"
+    text = (
+        f"{origin.get('command', 'unknown command')} | commit {origin.get('commit', 'unknown')} | "
+        f"{machine}, {hardware.get('cores', '?')} cores"
+    )
+    return "\n".join(textwrap.wrap(text, int(18 * inches)))
 
 
-def save(picture: Picture, results: Results, folder: Path) -> list[Path]:
+def save(picture: Picture, result: Result, folder: Path) -> list[Path]:
     """Draw it and write both files."""
     with matplotlib.rc_context(_STYLE):
-        figure = picture.draw(results)
-        source = caption(results, picture.sources, figure.get_figwidth())
+        figure = picture.draw(result)
         # Under everything else: the layout makes room for it.
+        source = caption(result, figure.get_figwidth())
         figure.supxlabel(source, fontsize=6.5, color="#666666", x=0.01, ha="left")
-        says = f"results {digest(results, picture.sources)}"
+        says = f"results {digest(result)}"
         png, svg = folder / f"{picture.name}.png", folder / f"{picture.name}.svg"
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(png, dpi=150, metadata={"Description": says, "Software": None})
         figure.savefig(svg, metadata={"Description": says, "Title": picture.alt, "Date": None, "Creator": None})
         pyplot.close(figure)
     # Trailing blanks, which the SVG backend leaves, are none of the picture.
-    lines = svg.read_text(encoding="utf-8").splitlines()
-    svg.write_text("".join(f"{line.rstrip()}\n" for line in lines), encoding="utf-8")
+    text = svg.read_text(encoding="utf-8").splitlines()
+    svg.write_text("".join(f"{line.rstrip()}\n" for line in text), encoding="utf-8")
     return [png, svg]
 
 
@@ -155,8 +168,3 @@ def drawn_from(svg: Path) -> str:
         return ""
     found = _HASH.search(svg.read_text(encoding="utf-8"))
     return found.group(1) if found else ""
-
-
-def read(folder: Path) -> dict[str, Result]:
-    """All results of a folder, by name."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}

@@ -1,1 +1,1 @@
-"""The scenarios of `python -m benchmarks.server_load`, one idea a module, and what they share."""
+"""Experiments of the verifier: load, readers that it holds, its forward beside bare arithmetic, several workers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from urllib.parse import urlsplit
@@ -45,6 +45,13 @@ class Histogram:
             counts=tuple(int(high - low) for low, high in pairwise(upto)),
             total=after[total] - before.get(total, 0.0),
         )
+
+    @classmethod
+    def sum(cls, parts: Iterable[Histogram]) -> Histogram:
+        """All of them as one; they have the same buckets."""
+        found = list(parts)
+        counts = tuple(sum(column) for column in zip(*(part.counts for part in found), strict=True))
+        return cls(found[0].bounds, counts, sum(part.total for part in found))
 
     @property
     def count(self) -> int:

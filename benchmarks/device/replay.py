@@ -1,0 +1,121 @@
+"""Drafting replayed against what the target says, with its activation records as late, coarse and sparse as asked."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.kit.lab import Lab
+from benchmarks.kit.progress import steps
+from edge_client.device import Device
+from edge_client.drafter.cache import RecordBuffer
+from edge_client.drafter.graph import Heads
+from edge_client.drafter.onnx import DeviceDrafter, OnnxDrafter, run
+from edge_client.tools.compare import ask
+from moa.errors import MoaError
+from moa.sampling import SamplingSettings
+from moa.tree import TreeShape
+
+_RECORD_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A prompt, what the target says to it, and the activation records of all of it but the last token."""
+
+    prompt: list[int]
+    answer: list[int]
+    keys: NDArray[np.float32]
+    values: NDArray[np.float32]
+
+    @property
+    def log(self) -> list[int]:
+        """Prompt and answer."""
+        return self.prompt + self.answer
+
+
+async def hear(lab: Lab, tokens: int) -> list[Heard]:
+    """Let the target answer, and wait for its records in the best precision on the wire."""
+    heads = record_heads(lab.device)
+    heard = []
+    for prompt in steps(lab.prompts, "answers heard"):
+        buffer = RecordBuffer(heads)
+        own = with_drafter(lab.device, functools.partial(fresh_drafter, lab.device, buffer))
+        async with (
+            lab.client(device=own, sync="fp16", draft="server", max_new_tokens=tokens) as client,
+            client.conversation() as conversation,
+        ):
+            answer = await ask(conversation, prompt)
+            rows, ids = len(prompt) + len(answer.ids) - 1, conversation.ids
+            async with asyncio.timeout(_RECORD_SECONDS):
+                while conversation.records.misses(rows):  # the stream is slow on purpose: another turn takes more in
+                    ids = [*ids, ids[-1]]
+                    ids += (await ask(conversation, ids, max_new_tokens=1)).ids
+        keys, values = rows_of(buffer, 0, rows)
+        heard.append(Heard(list(prompt), answer.ids, keys.copy(), values.copy()))
+    return heard
+
+
+def rows_of(buffer: RecordBuffer, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Keys and values of these positions."""
+    feeds = buffer.feeds()
+    keys, values = (feeds[name][0, :, start:stop].transpose(1, 0, 2) for name in ("record_k", "record_v"))
+    return keys, values
+
+
+def accepted_per_round(
+    device: Device, heard: Heard, buffer: RecordBuffer, shape: TreeShape, *, lag: int | None
+) -> list[int]:
+    """Accepted drafts of every round of a replay, when the newest `lag` records of the log have not arrived.
+
+    `buffer` holds what may arrive at all; None is a lag without end: only the prompt's records are there.
+    """
+    counts = []
+    base = len(heard.prompt) - 1
+    drafter = fresh_drafter(device, RecordBuffer(buffer.heads))
+    assert drafter.records is not None
+    while base + 1 < len(heard.log):
+        limit = len(heard.prompt) if lag is None else max(0, base - lag)
+        drafter.records.truncate(0)
+        for start, stop in buffer.held:
+            if start < min(stop, limit):
+                drafter.records.put(start, *rows_of(buffer, start, min(stop, limit)))
+        tree = run(drafter.draft(heard.log[: base + 1], shape, SamplingSettings()))
+        node, accepted = 0, 0
+        children = {
+            (parent, token): n for n, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)) if n
+        }
+        while base + 1 + accepted < len(heard.log) and (node, heard.log[base + 1 + accepted]) in children:
+            node = children[node, heard.log[base + 1 + accepted]]
+            accepted += 1
+        counts.append(accepted)
+        base += accepted + 1
+    return counts
+
+
+def fresh_drafter(device: Device, buffer: RecordBuffer | None = None) -> OnnxDrafter:
+    """Another drafter over the same graph, with records of its own."""
+    drafter = device.new_drafter()
+    assert isinstance(drafter, OnnxDrafter)
+    if buffer is not None:
+        drafter.records = buffer
+    return drafter
+
+
+def with_drafter(device: Device, new_drafter: Callable[[], DeviceDrafter]) -> Device:
+    """The same device with other drafters."""
+    return dataclasses.replace(device, new_drafter=new_drafter)
+
+
+def record_heads(device: Device) -> Heads:
+    """The shape of this device's records."""
+    records = device.new_drafter().records
+    if records is None:
+        raise MoaError("this bundle's drafter takes no records")
+    return records.heads

@@ -1,0 +1,196 @@
+"""Tokens per second on one device: plain, speculative, Hugging Face generate and assisted, interleaved in one run.
+
+With --random the target is a larger one of random weights, with drafters whose luck is stated: it shows what compute
+costs, and nothing of acceptance.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from benchmarks.baselines.independent import as_llama
+from benchmarks.baselines.presets import moa_config
+from benchmarks.baselines.registry import load_independent, load_target, open_drafting
+from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
+from benchmarks.drafters.acceptance import PAPER as SHAPES
+from benchmarks.drafters.race import PLAIN, Way, race
+from benchmarks.kit import prompts as held_out
+from benchmarks.kit.figures import table, titled
+from benchmarks.kit.pair import Compared, independent
+from benchmarks.kit.random_pair import llama
+from moa.model.checkpoint import new_drafter
+from moa.model.loading import locate
+from moa.model.target import Target
+from moa.sampling import SamplingSettings
+from moa.speculate import Generation, GenerationSettings, Speculator
+from moa.tree import TreeShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Compared):
+    """Which pair, and how long."""
+
+    tokens: int = 96
+    """Of an answer at most."""
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    repeats: int = 3
+    """Passes, in which all ways take turns."""
+    random: int = 0
+    """Hidden size of a random target of 8 layers, in place of the trained pair."""
+    vocabulary: int = 32000
+    """Of the random target."""
+    right_chain: float = 0.7
+    """Assumed luck of a drafted token there."""
+    right_tree: float = 0.85
+    """The same, with eight guesses."""
+
+
+def speculating(
+    speculator: Speculator, tokens: int, shape: TreeShape | None, t: float = 0.0
+) -> Callable[[list[int]], Generation]:
+    """Our engine, one prompt at a time, as a single user has it."""
+    settings = GenerationSettings(
+        max_new_tokens=tokens, shape=shape, sampling=SamplingSettings(temperature=t), adapt=False
+    )
+    return lambda prompt: speculator.generate([prompt], settings)[0]
+
+
+@torch.inference_mode()
+def generate(model: Any, tokens: int, assistant: PreTrainedModel | None, prompt: list[int]) -> Generation:
+    """Hugging Face, with its own defaults; assisted where an assistant is given."""
+    ids = torch.tensor([prompt], device=model.device)
+    extra = {} if assistant is None else {"assistant_model": assistant}
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0, **extra
+    )
+    return Generation(ids=out[0, len(prompt) :].tolist())
+
+
+def embedded_pair(options: Options) -> dict[str, Any]:
+    """The trained pair: real drafters on real prompts."""
+    target = Target.load(options.target, capacity=options.capacity, device=options.device)
+    examples = held_out.skill_prompts(1, options.seed) + held_out.code_prompts(2)
+    asked = [(example.skill, held_out.encode(target.tokenizer, example)) for example in examples]
+    asked = [(skill, prompt) for skill, prompt in asked if len(prompt) + options.tokens <= options.capacity]
+    categories, prompts = [skill for skill, _ in asked], [prompt for _, prompt in asked]
+    speculators = []
+    for folder in options.folders:
+        own = load_target(options.target, slots=1, capacity=options.capacity, drafter=folder, device=options.device)
+        speculators.append((folder.name, Speculator(own, open_drafting(folder, own))))
+    races = []
+    for t in options.temperatures:
+        plain = speculating(Speculator(target), options.tokens, None, t)
+        ways = [Way(PLAIN, "our engine, no drafter", plain)]
+        if t == 0:
+            # Sampled, its texts are others than ours, and there is nothing to compare.
+            ways = [*hugging_face(options), *ways]
+        for name, speculator in speculators:
+            for kind, shape in SHAPES.items():
+                run = speculating(speculator, options.tokens, shape, t)
+                ways.append(Way(f"{name}-{kind}", f"our engine, {name}, {kind}", run))
+        races.append(race(ways, target, prompts, categories, repeats=options.repeats, t=t))
+    return {
+        "says": f"Trained pair ({target.model.num_parameters() / 1e6:.1f}M target)",
+        "races": races,
+        "notes": [
+            f"{len(prompts)} held-out prompts one by one, up to {options.tokens} new tokens, float32, prefill counted."
+        ],
+    }
+
+
+def hugging_face(options: Options) -> list[Way]:
+    """The library's own generation, plain and assisted."""
+    model = AutoModelForCausalLM.from_pretrained(locate(options.target), dtype=torch.float32).to(options.device).eval()
+    model.generation_config.use_cache = True
+    ways = [Way("generate", "Hugging Face generate", partial(generate, model, options.tokens, None))]
+    for folder in independent()[:1]:
+        drafter, facts = load_independent(folder, options.target)
+        assistant = as_llama(drafter, facts.max_positions, facts.eos_ids).to(options.device)
+        run = partial(generate, model, options.tokens, assistant)
+        ways.append(Way("assisted", "Hugging Face assisted generation, independent drafter", run))
+    return ways
+
+
+def random_pair(options: Options) -> dict[str, Any]:
+    """A larger target of random weights, with a drafter whose luck is stated."""
+    torch.manual_seed(options.seed)
+    none = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = llama(options.random, 8, options.vocabulary, max_position_embeddings=2048, **none)
+    model = LlamaForCausalLM(config).to(options.device).eval().requires_grad_(False)
+    # `Target` gives its model an attention of its own; the library's generate keeps the library's.
+    for_generate = LlamaForCausalLM(config).to(options.device).eval().requires_grad_(False)
+    for_generate.load_state_dict(model.state_dict())
+    target = Target.from_model(model, capacity=options.capacity)
+    prompts = torch.randint(0, config.vocab_size, (2, 64)).tolist()
+    plain = speculating(Speculator(target), options.tokens, None)
+    texts = [prompt + plain(prompt).ids for prompt in prompts]
+    drafter = new_drafter(moa_config(target.facts, {}), model).eval()
+    one_layer = LlamaConfig.from_dict({**config.to_dict(), "num_hidden_layers": 1})
+    assistant = ReplayLlama(one_layer, texts, options.right_chain).to(options.device).eval().requires_grad_(False)
+    ways = [
+        Way("generate", "Hugging Face generate", partial(generate, for_generate, options.tokens, None)),
+        Way(PLAIN, "our engine, no drafter", plain),
+        Way(
+            "assisted",
+            f"Hugging Face assisted generation, 1-layer assistant, right {options.right_chain:.0%} by assumption",
+            partial(generate, for_generate, options.tokens, assistant),
+        ),
+    ]
+    for (name, shape), right in zip(SHAPES.items(), (options.right_chain, options.right_tree), strict=True):
+        speculator = Speculator(target, ReplayDrafting(drafter, texts, right, capacity=target.pool.capacity))
+        # A stated luck says nothing of the drafter's doubts, so no draft may end early by them.
+        run = speculating(speculator, options.tokens, replace(shape, min_score=-1e9))
+        ways.append(
+            Way(f"replay-{name}", f"our engine, MoA-sized drafter, {name}, right {right:.0%} by assumption", run)
+        )
+    return {
+        "says": f"Random target, 8 layers, hidden {options.random} ({model.num_parameters() / 1e6:.0f}M)",
+        "races": [race(ways, target, prompts, ["random"] * len(prompts), repeats=options.repeats)],
+        "notes": [
+            "Random weights have no drafter that means anything: the drafters' and the assistant's compute is real, "
+            "their luck is the stated assumption."
+        ],
+    }
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """One pair."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # generate's advice about settings is not ours to take
+    pair = random_pair(options) if options.random else embedded_pair(options)
+    return {"max_new_tokens": options.tokens, "repeats": options.repeats, "pairs": [pair]}
+
+
+def tables(result: Mapping[str, Any]) -> str:
+    """Tokens per second, and how that compares with `model.generate` and with plain decoding by the same engine."""
+    parts, notes = [], []
+    for pair in result["pairs"]:
+        parts += [(f"{pair['says']}, T = {one['temperature']:g}", _race_tables(one["ways"])) for one in pair["races"]]
+        notes += pair.get("notes", [])
+    return "\n\n".join([titled(*parts), *notes])
+
+
+def _race_tables(ways: Sequence[Mapping[str, Any]]) -> str:
+    medians = {way["name"]: way["median"] for way in ways}
+    rows = []
+    for way in ways:
+        relative = [
+            f"{way['median'] / medians[name]:.2f}x" if name in medians else "-" for name in ("generate", "plain")
+        ]
+        spread = f"{way['median']:.1f} ({min(way['runs']):.1f}-{max(way['runs']):.1f})"
+        tau = way.get("tau")
+        rows.append([way["says"], spread, *relative, "-" if tau is None else f"{tau:.2f}"])
+    parts = [table(["way", "tokens/s (range)", "vs generate", "vs our plain", "tau"], rows)]
+    categories = list(ways[0]["times_plain"])
+    if len(categories) > 1:
+        others = [way for way in ways if way["name"] != PLAIN]
+        rows = [[name, *(f"{way['times_plain'][name]:.2f}x" for way in others)] for name in categories]
+        parts.append("The same by category, as times our plain decoding:")
+        parts.append(table(["category", *(way["name"] for way in others)], rows))
+    return "\n\n".join(parts)

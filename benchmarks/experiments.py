@@ -1,0 +1,74 @@
+"""Every experiment: where it is, what it says, and about how long it takes on two idle cores.
+
+An experiment is a module with `Options` (a dataclass, each field a flag), `measure` (options in, a result out; it may
+be a coroutine) and `tables` (a result in, Markdown out). One that can find a fault has `faults`, the text of an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Something that is measured."""
+
+    name: str
+    says: str
+    module: str
+    minutes: float
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    """Other defaults than the module's."""
+
+    def load(self) -> ModuleType:
+        """Its module."""
+        return importlib.import_module(f"benchmarks.{self.module}")
+
+
+_ON_REQUEST = (
+    Experiment("acceptance_long", "tokens won per verification, with room for sixteen", "drafters.acceptance", 2,
+               {"shapes": ["long-chain"], "temperatures": [0.0]}),
+    Experiment("speed_1024", "tokens per second, with a larger random target", "drafters.speed", 2,
+               {"random": 1024, "tokens": 64}),
+    Experiment("natural_loss", "loss per token on natural text", "drafters.natural_loss", 0.5),
+    Experiment("tokens_a_round", "drafters over the wire, on held-out code", "drafters.over_the_wire", 1),
+    Experiment("server_load", "the verifier under load", "server.load", 3),
+    Experiment("server_load_1024", "the same with a larger random target", "server.load", 2,
+               {"scenarios": ["batching"], "random": "1024x8", "clients": [1, 16], "repeats": 3, "tokens": 64}),
+    Experiment("forward", "a verification beside its bare arithmetic", "server.forward", 1),
+    Experiment("workers", "several workers behind a port, one of them killed", "server.workers", 2),
+    Experiment("fleet", "a simulated fleet of up to ten million devices", "fleet.simulate", 2),
+    Experiment("fleet_predict", "the simulation against emulated verifiers", "fleet.predict", 1),
+    Experiment("export_steps", "step time of the CPU forms", "export.steps", 8),
+    Experiment("export_environments", "every variant on the runtime that it is for", "export.environments", 30),
+    Experiment("client_exact", "1,400 answers over every link", "device.exact", 5),
+)  # fmt: skip
+_USUAL = (
+    Experiment("accuracy", "right answers of the target, and of independent models", "drafters.accuracy", 1),
+    Experiment("accuracy_asked", "the same in ways of asking that training lacked", "drafters.accuracy", 1,
+               {"what": "asked"}),
+    Experiment("accuracy_fresh", "the same in skills that no training knew", "drafters.accuracy", 0.3,
+               {"what": "fresh"}),
+    Experiment("acceptance", "tokens won per verification, by category", "drafters.acceptance", 5),
+    Experiment("drafters_offline", "right answers after the link is cut, by drafter", "drafters.alone", 2),
+    Experiment("speed", "tokens per second on one machine", "drafters.speed", 4),
+    Experiment("client_links", "speed, calls and bytes by link", "device.grid", 5, {"tokens": 96}),
+    Experiment("client_slow", "the same with a slow target", "device.grid", 5,
+               {"steps": [10.0, 30.0, 60.0, 120.0], "repeats": 1}),
+    Experiment("client_records", "acceptance by lag, precision and rows held", "device.records", 1),
+    Experiment("client_offline", "right answers after the link is cut", "device.offline", 0.5),
+    Experiment("client_reconnect", "the link returns after 1, 5, 20 s", "device.reconnect", 1),
+    Experiment("client_many", "sixteen conversations over one connection", "device.many", 0.5),
+    Experiment("client_cuts", "the link cut at random bytes", "device.cuts", 1),
+    Experiment("capacity", "readers that one verifier holds", "server.capacity", 4),
+    Experiment("timeline", "one round as a trace", "device.timeline", 0.2),
+)  # fmt: skip
+
+ON_REQUEST = frozenset(experiment.name for experiment in _ON_REQUEST)
+"""Run only when named: all the others together stay below half an hour."""
+EXPERIMENTS = {experiment.name: experiment for experiment in (*_USUAL, *_ON_REQUEST)}
+"""By name, in the order in which they run."""

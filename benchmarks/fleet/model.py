@@ -1,0 +1,128 @@
+"""What a verifier takes, what a device asks for, and what lies between: the numbers that a simulation runs on."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import linear_regression
+
+from edge_client.tools.emulated_network.profiles import PROFILES
+from moa.errors import UsageError
+
+_LOOSE = 8192
+"""Draws of one kind are made beforehand and used in turn: a simulation takes millions."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A verifier: how long a forward of so many rows takes, and how many sessions it holds. Seconds."""
+
+    name: str
+    base: float
+    """A forward of any size: reading the weights, and what the process adds."""
+    per_row: float
+    """Each draft in it."""
+    per_prompt_token: float
+    slots: int = 64
+    max_rows: int = 64
+    prompt_chunk: int = 256
+    handshake: float = 0.001
+    """Of the event loop, for a new connection."""
+
+    def forward(self, rows: int, prompt_tokens: int = 0) -> float:
+        """Seconds of a forward of drafts, and of one of prompt tokens beside it if there are any."""
+        seconds = self.base + self.per_row * rows if rows else 0.0
+        return seconds + (self.base + self.per_prompt_token * prompt_tokens if prompt_tokens else 0.0)
+
+    @classmethod
+    def measured(cls, path: Path, **keywords: float) -> Service:
+        """From a result of `python -m benchmarks server_load`: a line through its rounds by rows in a batch.
+
+        Its clients do not think, so that a round as they see it is a forward and all that is beside it.
+        """
+        result = json.loads(path.read_text(encoding="utf-8"))
+        found = result["server_load"]["batching"]["rows"]
+        times = [(row["batch_rows"], row["client_ms"]["p50"]) for row in found]
+        per_row, base = linear_regression(*zip(*times, strict=True)) if len(times) > 1 else (0.0, times[0][1])
+        nodes = result["options"]["nodes"]
+        return cls(result["target"], base / 1000, per_row / 1000, per_row / 1000 / nodes, **keywords)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What devices do. A device at rest costs nothing but its connection."""
+
+    turns_per_hour: float = 6.0
+    tokens: int = 96
+    prompt: int = 64
+    nodes: int = 8
+    acceptance: float = 0.7
+    """Probability that a drafted token is the target's, given that those before it were."""
+    draft: float = 0.06
+    """Seconds that a device drafts between a verdict and its next draft."""
+    links: tuple[tuple[str, float], ...] = (("wifi", 0.5), ("5g", 0.2), ("4g", 0.2), ("4g-weak", 0.1))
+    """Link profiles and their shares."""
+    round_bytes: int = 110
+    """Up and down, of a round."""
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name, _ in self.links if name not in PROFILES]:
+            raise UsageError(f"unknown link {unknown[0]!r}", hint=f"known: {', '.join(PROFILES)}")
+
+    @property
+    def tau(self) -> float:
+        """Tokens won by a round, on average."""
+        p, n = self.acceptance, self.nodes
+        return float(n) if p >= 1 else (1 - p**n) / (1 - p)
+
+    @property
+    def away(self) -> float:
+        """Seconds between a verdict's leaving and the next draft's arrival, on average."""
+        return self.draft + sum(share * _link_seconds(name, self.round_bytes) for name, share in self.links)
+
+    def link(self, name: str) -> float:
+        """Seconds of a round on a link, both ways."""
+        return _link_seconds(name, self.round_bytes)
+
+
+class Draws:
+    """Random numbers for one simulation, made beforehand."""
+
+    def __init__(self, work: Work, seed: int) -> None:
+        rng = random.Random(seed)
+        self.rng = rng
+        self._won = [_won(rng, work.acceptance, work.nodes) for _ in range(_LOOSE)]
+        names = rng.choices([name for name, _ in work.links], [share for _, share in work.links], k=_LOOSE)
+        # A link's delay varies from round to round, and so does a device's drafting.
+        self._away = [rng.gauss(1.0, 0.1) * (work.link(name) + work.draft) for name in names]
+        self._i = self._j = 0
+
+    def won(self) -> int:
+        """Tokens that a round wins."""
+        self._i = (self._i + 1) % _LOOSE
+        return self._won[self._i]
+
+    def away(self) -> float:
+        """Seconds until the next draft is there."""
+        self._j = (self._j + 1) % _LOOSE
+        return self._away[self._j]
+
+
+def _won(rng: random.Random, acceptance: float, nodes: int) -> int:
+    won = 1
+    while won < nodes and rng.random() < acceptance:
+        won += 1
+    return won
+
+
+def _link_seconds(name: str, size: int) -> float:
+    phases = PROFILES[name].phases
+    total = sum(seconds for seconds, _ in phases) or 1.0
+    mean = 0.0
+    for seconds, condition in phases:
+        bits = 8 * size / 2
+        rate = sum(bits / (mbps * 1e6) for mbps in (condition.up_mbps, condition.down_mbps) if mbps)
+        mean += (seconds / total if seconds else 1.0) * (condition.rtt_ms / 1000 + rate)
+    return mean

@@ -1,0 +1,151 @@
+"""A bare client of the wire, for benchmarks and tests: sends what it is told, sorts and counts what comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+from moa.errors import MoaError
+from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, decode_server, encode
+from moa.wire.events import Advanced, Event, Recovered, Refused
+from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, Welcome
+from moa.wire.versions import SESSION_HEADER
+
+PATIENCE = 60.0
+"""Seconds without a message after which something hangs."""
+
+
+class Client:
+    """One connection. Records are kept, counted and acknowledged."""
+
+    welcome: Welcome
+
+    def __init__(self, connection: ClientConnection, *, ack: bool = True) -> None:
+        self.connection = connection
+        self.sessions: dict[bytes, ClientSession] = {}
+        self.rows: list[Activations] = []
+        self.other: list[ServerMessage] = []
+        """Messages of no session, such as a goaway."""
+        self.record_bytes = self.token_bytes = 0
+        """Of frames with records; of all others, up and down."""
+        self._ack, self._received = ack, 0
+
+    async def send(self, *messages: Message) -> None:
+        """Send messages."""
+        for message in messages:
+            frame = encode(message)
+            self.token_bytes += 0 if isinstance(message, Ack) else len(frame)
+            await self.connection.send(frame)
+
+    async def receive(self) -> ServerMessage:
+        """The next message that is no activation record."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                frame = await self.connection.recv(decode=False)
+                message = decode_server(frame)
+                if not isinstance(message, Activations):
+                    self.token_bytes += len(frame)
+                    return message
+                self.record_bytes += len(frame)
+                await self.take_rows(message)
+
+    async def take_rows(self, message: Activations) -> None:
+        """Keep and acknowledge records."""
+        self.rows.append(message)
+        self._received += len(message.payload)
+        if message.session in self.sessions:
+            self.sessions[message.session].receive(message)
+        if self._ack:
+            await self.send(Ack(self._received))
+
+    async def rows_come(self, count: int) -> None:
+        """Wait until so many rows of records have arrived; nothing else may come meanwhile."""
+        async with asyncio.timeout(PATIENCE):
+            while sum(message.rows for message in self.rows) < count:
+                frame = await self.connection.recv(decode=False)
+                self.record_bytes += len(frame)
+                message = decode_server(frame)
+                assert isinstance(message, Activations), message
+                await self.take_rows(message)
+
+    async def event(self, session: ClientSession) -> Event:
+        """The next event of `session`."""
+        while True:
+            message = await self.receive()
+            if getattr(message, "session", None) == session.id:
+                if (event := session.receive(message)) is not None:  # type: ignore[arg-type]
+                    return event
+            else:
+                self.other.append(message)
+
+    async def start(self, ids: Sequence[int], *, patient: bool = False, **settings: Any) -> ClientSession:
+        """Open a session and wait for the answer; a patient client asks again while all slots are busy."""
+        session = ClientSession(list(ids), **settings)
+        self.sessions[session.id] = session
+        while True:
+            await self.send(session.open())
+            event = await self.event(session)
+            if not (patient and isinstance(event, Refused) and event.retry):
+                return session
+            await asyncio.sleep(min(0.05, event.retry_after))
+
+    async def advance(self, session: ClientSession, tokens: Sequence[int], parents: Sequence[int] = ()) -> Advanced:
+        """One verify round, patiently repeated while the server is busy."""
+        message = session.verify(tokens, parents)
+        while True:
+            await self.send(message)
+            event = await self.event(session)
+            if isinstance(event, Advanced):
+                return event
+            if isinstance(event, Recovered):
+                for request in event.resend[:-1]:
+                    await self.send(request)
+                    await self.event(session)
+                continue
+            if not isinstance(event, Refused) or not event.retry:
+                raise MoaError(f"a round was answered with {event}")
+            await asyncio.sleep(min(0.05, event.retry_after))
+
+    async def stream(self, session: ClientSession, *, speculate: bool = True) -> None:
+        """One round that the server decodes, to the end of the turn; patiently repeated while the server is busy."""
+        message = session.stream(speculate=speculate)
+        await self.send(message)
+        while session.busy:
+            if isinstance(event := await self.event(session), Refused):
+                if not event.retry:
+                    raise MoaError(f"a stream was answered with {event}")
+                await asyncio.sleep(min(0.05, event.retry_after))
+                await self.send(message)
+
+
+def connection(url: str, *, token: str = "", key: str = "", **options: Any) -> connect:
+    """A bare websocket to a verifier. With a `key` several verifiers behind one address know whose it is."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return connect(
+        url,
+        additional_headers=headers | ({SESSION_HEADER: key} if key else {}),
+        subprotocols=[Subprotocol(SUBPROTOCOL)],
+        compression=None,
+        proxy=None,
+        max_size=2**24,
+        close_timeout=1,
+        **options,
+    )
+
+
+@contextlib.asynccontextmanager
+async def client(url: str, *, ack: bool = True, token: str = "", key: str = "", **hello: Any) -> AsyncIterator[Client]:
+    """A client that has been welcomed."""
+    async with connection(url, token=token, key=key, ping_interval=None) as raw:
+        made = Client(raw, ack=ack)
+        await made.send(Hello(**({"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES)} | hello)))
+        welcome = await made.receive()
+        if not isinstance(welcome, Welcome):
+            raise MoaError(f"not welcome: {welcome}")
+        made.welcome = welcome
+        yield made

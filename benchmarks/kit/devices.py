@@ -1,0 +1,234 @@
+"""Devices that cost next to nothing: drafts made beforehand, and one answer to get, whatever becomes of the connection.
+
+They share the machine with the verifier, and it is the verifier that is measured. A draft's tokens are right with a
+stated probability, or were drafted by a real drafter; every token that comes is compared with the target's own text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
+
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from benchmarks.kit.client import PATIENCE, Client, client
+from benchmarks.kit.figures import percentiles
+from moa.errors import MoaError
+from moa.wire import FEATURES, ClientSession, Code
+from moa.wire.events import Advanced, Recovered, Refused
+from moa.wire.messages import Goaway, RecordDtype
+
+_BACKOFF = (0.05, 1.0)
+Way = Literal["device", "server", "none"]
+"""Who drafts."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A prompt, what the target says to it, and the draft at each place: `drafts[k]` follows `truth[:k]`."""
+
+    ids: list[int]
+    truth: list[int]
+    drafts: list[list[int]]
+
+    @classmethod
+    def along(cls, ids: list[int], truth: list[int], guesses: Sequence[int], nodes: int) -> Script:
+        """With one guess for each place of the text; a draft is `nodes` tokens, the last known one among them."""
+        return cls(ids, truth, [list(guesses[k : k + nodes - 1]) for k in range(len(truth))])
+
+
+async def scripts(url: str, count: int, *, length: int, tokens: int, rate: float, nodes: int) -> list[Script]:
+    """Random prompts of about `length` tokens, no two of one length, with the target's answers of `tokens` tokens."""
+
+    async def one(seed: int) -> Script:
+        rng = random.Random(seed)
+        async with client(url) as edge:
+            vocabulary = edge.welcome.vocab_size
+            ids = prompt(seed, max(1, length // 2) + seed, vocabulary)
+            session = await edge.start(ids, patient=True, max_new_tokens=tokens, ignore_eos=True, records="off")
+            await edge.stream(session, speculate=False)
+            await edge.send(session.close())
+        truth = session.log[len(ids) :]
+        guesses = [token if rng.random() < rate else rng.randrange(4, vocabulary) for token in truth]
+        return Script.along(ids, truth, guesses, nodes)
+
+    return list(await asyncio.gather(*map(one, range(count))))
+
+
+def prompt(seed: int, length: int, vocabulary: int) -> list[int]:
+    """Random ids that are no special tokens."""
+    rng = random.Random(seed)
+    return [rng.randrange(4, vocabulary) for _ in range(length)]
+
+
+class Round(NamedTuple):
+    """When it was sent, when its answer was read, and how many tokens it won."""
+
+    sent: float
+    read: float
+    tokens: int
+
+
+@dataclass
+class Device:
+    """One device with one answer to get."""
+
+    urls: Sequence[str]
+    """Where to dial, in turn."""
+    script: Script
+    way: Way = "device"
+    records: RecordDtype = "off"
+    think: float = 0.0
+    """Seconds between two rounds."""
+    drop_every: int = 0
+    """Rounds after which it drops the connection without a word."""
+    begin: Callable[[], Awaitable[None]] | None = None
+    """Called once the prompt has run and the first token is known; the answer goes on when it returns."""
+    key: str = field(default_factory=lambda: secrets.token_hex(8))
+    rounds: list[Round] = field(default_factory=list)
+    instances: list[str] = field(default_factory=list)
+    """The process on the other end, for every connection that was welcomed."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """How the verifier answered resumes, and what it refused."""
+    handshake_ms: list[float] = field(default_factory=list)
+    recovery_ms: list[float] = field(default_factory=list)
+    """From a lost connection to the next token."""
+    _dials: int = 0
+    _lost_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.session = ClientSession(
+            list(self.script.ids),
+            max_new_tokens=len(self.script.truth),
+            ignore_eos=True,
+            records=self.records,
+        )
+
+    @property
+    def tokens(self) -> list[int]:
+        """What it has been told."""
+        return self.session.log[len(self.script.ids) :]
+
+    @property
+    def exact(self) -> bool:
+        """Whether it has the whole answer, and just that."""
+        return self.tokens == self.script.truth and self.session.finish == "length"
+
+    async def run(self) -> None:
+        """Until the answer has ended, through however many connections it takes."""
+        pause, longest = _BACKOFF
+        features = FEATURES if self.records != "off" else FEATURES - {"records"}
+        while not self.session.finish:
+            began = perf_counter()
+            url = self.urls[self._dials % len(self.urls)]
+            self._dials += 1
+            with contextlib.suppress(ConnectionClosed, InvalidHandshake, OSError, EOFError):  # a timeout is an OSError
+                async with client(url, key=self.key, features=sorted(features)) as edge:
+                    self.handshake_ms.append(1000 * (perf_counter() - began))
+                    self.instances.append(edge.welcome.instance)
+                    pause = _BACKOFF[0]
+                    try:
+                        await self._converse(edge)
+                    finally:
+                        self.outcomes["goaway"] += any(isinstance(message, Goaway) for message in edge.other)
+            if not self.session.finish:
+                self._lost_at = self._lost_at or perf_counter()
+                if perf_counter() - self._lost_at > PATIENCE:
+                    raise MoaError(f"a device found no verifier for {PATIENCE:.0f} s")
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, longest)
+
+    async def _converse(self, edge: Client) -> None:
+        session, dropped_at = self.session, len(self.rounds) + self.drop_every
+        if not session.settled and not session.unsettled:
+            session.open()
+        resuming = session.settled > 0
+        await edge.send(*session.recover())
+        sent = 0.0
+        while not session.finish:
+            if not session.unsettled and not resuming:
+                if self.drop_every and len(self.rounds) >= dropped_at:
+                    edge.connection.transport.abort()
+                    return
+                await self._wait()
+                sent = perf_counter()
+                await edge.send(self._next())
+            event = await edge.event(session)
+            if isinstance(event, Recovered):
+                resuming = False
+                self.outcomes[event.outcome] += 1
+                await edge.send(*event.resend)
+            elif isinstance(event, Refused):
+                self.outcomes[f"{event.error.code}, limit {event.error.limit}".removesuffix(", limit ")] += 1
+                if not event.retry:
+                    raise MoaError(f"a device was refused: {event.error.message}")
+                if event.error.code == Code.DRAINING:
+                    return
+                await asyncio.sleep(max(0.02, event.retry_after) * random.uniform(0.5, 1.5))
+                await edge.send(*session.unsettled)
+            elif isinstance(event, Advanced):
+                if self.tokens != self.script.truth[: len(self.tokens)]:
+                    raise MoaError("a device was told another text than the target's own")
+                if sent:
+                    self.rounds.append(Round(sent, perf_counter(), len(event.tokens)))
+                if self._lost_at:
+                    self.recovery_ms.append(1000 * (perf_counter() - self._lost_at))
+                    self._lost_at = 0.0
+        await edge.send(session.close())
+
+    async def _wait(self) -> None:
+        if self.tokens and self.begin is not None:
+            begin, self.begin = self.begin, None
+            await begin()
+        if self.think:
+            await asyncio.sleep(self.think)
+
+    def _next(self) -> Any:
+        done = len(self.tokens)
+        if self.begin is not None:  # the round in which the prompt runs shows no draft
+            return self.session.verify(self.session.log[-1:])
+        if self.way != "device":
+            return self.session.stream(speculate=self.way == "server")
+        return self.session.verify([self.session.log[-1], *self.script.drafts[done]])
+
+
+@contextlib.asynccontextmanager
+async def together(devices: Iterable[Device]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """All of them at once; the context ends when the last has its answer, and with the first that fails."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield [group.create_task(device.run()) for device in devices]
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
+
+
+async def run_all(devices: Sequence[Device]) -> dict[str, Any]:
+    """Run devices together, and say what they went through."""
+    began = perf_counter()
+    async with together(devices):
+        pass
+    seconds = perf_counter() - began
+    returns = [pair for device in devices for pair in zip(device.instances, device.instances[1:], strict=False)]
+    recoveries = [ms for device in devices for ms in device.recovery_ms]
+    outcomes: Counter[str] = sum((device.outcomes for device in devices), Counter())
+    tokens = sum(len(device.tokens) for device in devices)
+    return {
+        "devices": len(devices),
+        "exact": sum(device.exact for device in devices),
+        "tokens": tokens,
+        "tokens_per_second": round(tokens / seconds, 1),
+        "seconds": round(seconds, 2),
+        "round_ms": percentiles([1000 * (one.read - one.sent) for device in devices for one in device.rounds]),
+        "handshake_ms": percentiles([ms for device in devices for ms in device.handshake_ms]),
+        "returns": len(returns),
+        "same_verifier": round(sum(a == b for a, b in returns) / len(returns), 4) if returns else None,
+        "outcomes": dict(outcomes),
+        "recovery_ms": percentiles(recoveries) if recoveries else None,
+    }

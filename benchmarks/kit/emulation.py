@@ -1,0 +1,181 @@
+"""Emulated targets: verifiers whose forwards take as long as those of a larger model would.
+
+python -m benchmarks.kit.emulation --step-ms 60 --lanes 4 --port 0 --slots 8
+
+What is emulated is time and nothing else: a forward of the real small target runs, and then its thread sleeps until the
+stated time is over, whatever the number of tokens in it, as on an accelerator that is bound by reading its weights.
+Every lane is a verifier of its own, with its own port and engine, over one copy of the weights: conversations in
+different lanes share nothing but the processor, and while they sleep not even that. With a baseline, the server drafts
+with that instead of the MoA drafter, and there are no activation records. All other flags are those of
+`cloud-verifier serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.baselines.registry import open_drafting
+from cloud_verifier import cli, logs
+from cloud_verifier.app import Verifier
+from cloud_verifier.engine import Engine
+from cloud_verifier.model import Served, facts_of, load
+from cloud_verifier.recording import Recorder
+from cloud_verifier.settings import Settings
+from cloud_verifier.stream_drafting import TreeDrafting
+from cloud_verifier.work import Job, Lease
+from moa.errors import MoaError, UsageError, run_cli
+from moa.model.drafting import Drafting
+from moa.model.target import Committed, Row, Step, Target
+from moa.tree import TreeShape
+
+
+class SlowTarget(Target):
+    """A target whose every forward takes `step_seconds`; it remembers what was committed, for drafters that observe."""
+
+    def __init__(self, *arguments: Any, step_seconds: float = 0.0, watching: bool = False, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.step_seconds, self.watching = step_seconds, watching
+        self.forwards = self.late = 0
+        """Forwards so far, and those that took longer than they were to."""
+        self.seen: dict[int, list[Committed]] = {}
+        """By slot: what was committed and not yet observed, when anybody watches."""
+
+    def forward(self, rows: Sequence[Row]) -> Step:
+        """Run, and sleep for the rest of the time."""
+        began = time.perf_counter()
+        step = super().forward(rows)
+        left = began + self.step_seconds - time.perf_counter()
+        self.forwards += 1
+        self.late += left < 0
+        if left > 0:
+            time.sleep(left)
+        return step
+
+    def commit(self, step: Step, b: int, path: Sequence[int]) -> Committed:
+        """Commit, and keep it for whoever drafts."""
+        committed = super().commit(step, b, path)
+        if self.watching:
+            self.seen.setdefault(step.batch.slots[b], []).append(committed)
+        return committed
+
+
+class BaselineServerDrafting(TreeDrafting):
+    """Server-side drafts by any drafter that the engine of `moa.speculate` knows."""
+
+    _target: SlowTarget
+
+    def __init__(self, target: SlowTarget, drafting: Drafting, shape: TreeShape) -> None:
+        super().__init__(target, drafting, shape)
+        self._rows: dict[int, int] = {}
+        """By drafting slot: how much the drafter has read."""
+
+    def close(self, lease: Lease) -> None:
+        """Give the drafting slot back, and forget what was seen of the other."""
+        if lease.slot is not None:
+            self._target.seen.pop(lease.slot, None)
+        if lease.drafting is not None:
+            self._rows.pop(lease.drafting, None)
+        super().close(lease)
+
+    def _known(self, lease: Lease) -> int:
+        return self._rows.get(lease.drafting, 0)
+
+    def _catch_up(self, job: Job, stop: int) -> bool:
+        lease = job.lease
+        if lease.drafting is None:
+            lease.drafting = self._drafting.open()
+            self._rows[lease.drafting] = 0
+        seen = self._target.seen.get(lease.slot, []) if lease.slot is not None else []
+        while seen and self._rows[lease.drafting] < stop:
+            committed = seen.pop(0)
+            start, count = self._rows[lease.drafting], len(committed.positions)
+            if count and int(committed.positions[0]) != start:
+                raise MoaError("the drafter missed a part of the text: a prefix was shared")
+            self._drafting.observe(lease.drafting, job.ids[start : start + count], committed)
+            self._rows[lease.drafting] += count
+        if self._rows[lease.drafting] < stop:
+            raise MoaError("the drafter missed a part of the text: a prefix was shared")
+        return True
+
+
+class BaselineVerifier(Verifier):
+    """A verifier whose server-drafted streams come from a baseline."""
+
+    def __init__(self, served: Served, target: SlowTarget, drafting: Drafting, settings: Settings) -> None:
+        super().__init__(served, settings)
+        self.engine = Engine(
+            target,
+            Recorder(None, self._post, metrics=self.metrics),
+            self.scheduler,
+            self._post,
+            text=served.text,
+            metrics=self.metrics,
+            drafting=BaselineServerDrafting(target, drafting, settings.stream_shape),
+        )
+
+
+def lane(first: Served, settings: Settings, step_seconds: float, baseline: Path | None) -> tuple[Verifier, SlowTarget]:
+    """One more verifier over the weights that `first` has loaded."""
+    target = SlowTarget(
+        first.target.model,
+        first.target.facts,
+        slots=settings.slots,
+        capacity=settings.slot_capacity,
+        folder=first.target.folder,
+        step_seconds=step_seconds,
+        watching=baseline is not None,
+    )
+    if baseline is None:
+        served = Served(target, first.drafter, first.text, facts_of(target, first.drafter, first.facts.drafter))
+        return Verifier(served, settings), target
+    served = Served(target, None, first.text, facts_of(target, None))
+    return BaselineVerifier(served, target, open_drafting(baseline, target), settings), target
+
+
+async def serve(settings: Settings, step_seconds: float, lanes: int, baseline: Path | None) -> None:
+    """Open the lanes, print their addresses in a line, and serve until SIGTERM; then how many forwards were late."""
+    first = load(replace(settings, slots=1))
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    opened = [lane(first, settings, step_seconds, baseline) for _ in range(lanes)]
+    async with contextlib.AsyncExitStack() as stack:
+        for verifier, _ in opened:
+            await stack.enter_async_context(verifier.open())
+        print(*(verifier.transport.url for verifier, _ in opened), flush=True)
+        await stop.wait()
+    print(sum(target.forwards for _, target in opened), sum(target.late for _, target in opened), flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step-ms", type=float, default=0.0, metavar="MS", help="of a forward (default: as it is)")
+    parser.add_argument("--lanes", type=int, default=1, metavar="N")
+    parser.add_argument("--baseline", default="", metavar="DIR", help="drafts for the server in place of MoA's drafter")
+    options, others = parser.parse_known_args(argv)
+    if options.lanes < 1 or options.step_ms < 0:
+        raise UsageError("--lanes must be at least 1, --step-ms at least 0")
+    settings = cli.settings_from(cli.parser().parse_args(["serve", *others]))
+    logs.configure("error", settings.limits)
+    torch.set_num_threads(1)
+    # The lanes' threads take turns: a verdict should not wait the default 5 ms for its turn.
+    sys.setswitchinterval(0.0005)
+    baseline = Path(options.baseline) if options.baseline else None
+    asyncio.run(serve(settings, options.step_ms / 1000, options.lanes, baseline))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_cli("benchmarks.kit.emulation", main))

@@ -1,0 +1,201 @@
+"""Pictures about device and server: speed by link, who wins where, records, outages, one round, readers held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from benchmarks.kit.figures import Result, values_of
+from benchmarks.plots.kit import PALETTE, axes, bars, colour, lines, picture
+
+AUTO, PLAIN, PROMPT_ONLY = "auto", "plain API streaming", "prompt only"
+
+
+@picture("speed-by-link", "client_links")
+def speed_by_link(result: Result) -> Figure:
+    """Tokens a second of every way of decoding over emulated links."""
+    runs, links = result["runs"], values_of(result["runs"], "link")
+    found = {(run["link"], run["way"]): run["tokens_per_second"] for run in runs}
+    figure, (axis,) = axes(width=9.5, height=4.4)
+    series = {way: [found.get((link, way)) for link in links] for way in values_of(runs, "way")}
+    bars(axis, links, series, form="{:.0f}")
+    axis.set(title="Speed by link (target beside it on the same two cores)", ylabel="tokens/s", xlabel="emulated link")
+    axis.legend(ncols=2)
+    return figure
+
+
+def _axes_of(result: Result) -> tuple[list[str], list[float]]:
+    """Links by round trip, and step times."""
+    links = sorted(values_of(result["runs"], "link"), key=lambda link: (result["rtt_ms"][link], link))
+    return links, sorted(values_of(result["runs"], "step_ms"))
+
+
+@picture("who-wins-where", "client_slow")
+def who_wins(result: Result) -> Figure:
+    """The fastest way of decoding by round trip of the link and step time of the target, and how near `auto` comes."""
+    links, steps = _axes_of(result)
+    figure, (axis,) = axes(width=1.9 * len(steps) + 3.2, height=0.95 * len(links) + 1.9)
+    winners: dict[str, None] = {}
+    for y, link in enumerate(links):
+        for x, step in enumerate(steps):
+            here = [run for run in result["runs"] if (run["link"], run["step_ms"]) == (link, step)]
+            fixed = {run["way"]: run["tokens_per_second"] for run in here}
+            auto = fixed.pop(AUTO, None)
+            if not fixed:
+                continue
+            best = max(fixed, key=lambda way: fixed[way])
+            winners[best] = None
+            axis.add_patch(Rectangle((x, y), 1, 1, facecolor=colour(best), alpha=0.35, edgecolor="white", linewidth=3))
+            words = [f"{fixed[best]:.0f} tokens/s"]
+            words += [f"{fixed[best] / fixed[PLAIN]:.1f} x plain"] if PLAIN in fixed else []
+            words += [f"auto: {100 * auto / fixed[best]:.0f} %"] if auto else []
+            axis.text(x + 0.5, y + 0.5, "\n".join(words), ha="center", va="center", fontsize=8.5)
+    axis.set(xlim=(0, len(steps)), ylim=(0, len(links)), title="Who is fastest where, and how near auto comes")
+    axis.set_xticks([x + 0.5 for x in range(len(steps))], [f"{step:g}" for step in steps])
+    axis.set_yticks([y + 0.5 for y in range(len(links))], [f"{link}\n{result['rtt_ms'][link]:g} ms" for link in links])
+    axis.set(xlabel="emulated milliseconds of a forward of the target", ylabel="link and its mean round trip")
+    axis.grid(visible=False)
+    handles = [Rectangle((0, 0), 1, 1, facecolor=colour(way), alpha=0.35) for way in winners]
+    figure.legend(handles, list(winners), loc="outside upper center", ncols=2, title="fastest of the fixed ways")
+    return figure
+
+
+@picture("speed-by-step-time", "client_slow")
+def speed_by_step(result: Result) -> Figure:
+    """Tokens a second against the target's step time, by way of decoding, for each link."""
+    links, steps = _axes_of(result)
+    found = {(run["link"], run["way"], run["step_ms"]): run["tokens_per_second"] for run in result["runs"]}
+    figure, panels = axes(len(links), width=2.5 * len(links) + 1, height=4.4, sharey=True)
+    ways = values_of(result["runs"], "way")
+    for axis, link in zip(panels, links, strict=True):
+        lines(axis, steps, {way: [found.get((link, way, step)) for step in steps] for way in ways}, markersize=4)
+        axis.set(title=f"{link}, {result['rtt_ms'][link]:g} ms", xscale="log", yscale="log", xlabel="ms a forward")
+        axis.set_xticks(steps, [f"{step:g}" for step in steps])
+        axis.minorticks_off()
+    ticks = [2, 5, 10, 20, 50, 100, 200]
+    panels[0].set_yticks(ticks, [str(tick) for tick in ticks])
+    panels[0].set_ylabel("tokens/s")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=9)
+    return figure
+
+
+@picture("acceptance-by-records", "client_records")
+def records(result: Result) -> Figure:
+    """Tokens won per verification when records are late, coarse or missing."""
+    runs, whats = result["runs"], values_of(result["runs"], "what")
+    titles = {
+        "lag": "newest records late by",
+        "precision": "precision on the wire",
+        "prompt rows held": "share of the prompt's\nrows held",
+        "rows held": "share of all rows held,\nat random",
+    }
+    widths = [1.5, *([1] * (len(whats) - 1))]
+    figure, panels = axes(len(whats), width=11.5, height=4.0, sharey=True, width_ratios=widths)
+    shades = {"chain": colour("auto"), "tree": colour("eagle")}
+    for axis, what in zip(panels, whats, strict=True):
+        found = {(run["shape"], str(run["value"])): run["tau"] for run in runs if run["what"] == what}
+        values = list(dict.fromkeys(value for _, value in found))
+        line = [value for value in values if value != PROMPT_ONLY]
+        for shape, marker in (("chain", "o"), ("tree", "s")):
+            taus = [found[shape, value] for value in line]
+            axis.plot(range(len(line)), taus, marker=marker, label=shape, color=shades[shape])
+            if PROMPT_ONLY in values:  # no lag, so no part of the line
+                axis.plot(len(line) + 0.4, found[shape, PROMPT_ONLY], marker=marker, color=shades[shape])
+        ticks = [len(values) - 0.6 if value == PROMPT_ONLY else place for place, value in enumerate(values)]
+        axis.set_xticks(ticks, [value.replace(" ", "\n") for value in values])
+        axis.set(title=titles.get(what, what), xlabel="tokens" if what == "lag" else "")
+    panels[0].set(ylabel="tokens won per verification", ylim=(1, None))
+    panels[0].legend()
+    return figure
+
+
+@picture("reconnection", "client_reconnect")
+def reconnection(result: Result) -> Figure:
+    """Right answers, time and withdrawn tokens by the length of an outage, for both policies."""
+    runs = [run | {"right_share": 100 * run["right"] / run["asked"]} for run in result["runs"]]
+    gaps, cuts = sorted(values_of(runs, "gap_seconds")), sorted(values_of(runs, "cut"))
+    found = {(run["policy"], run["cut"], run["gap_seconds"]): run for run in runs}
+    figure, panels = axes(3, width=11, height=4.0)
+    shades = {"rewind": colour("auto"), "keep": colour("eagle")}
+    shown = {"right_share": "right answers, %", "seconds": "seconds to the end", "retracted": "tokens withdrawn"}
+    for axis, (key, title) in zip(panels, shown.items(), strict=True):
+        for policy in values_of(runs, "policy"):
+            for cut, style, marker in zip(cuts, ("-", "--", ":"), "os^", strict=False):
+                values = [found[policy, cut, gap][key] for gap in gaps]
+                how: dict[str, Any] = {"linestyle": style, "marker": marker, "label": f"{policy}, cut after {cut}"}
+                axis.plot(range(len(gaps)), values, color=shades.get(policy, colour(policy)), **how)
+        axis.set_xticks(range(len(gaps)), [f"{gap:g}" for gap in gaps])
+        axis.set(title=title, xlabel="seconds without a link", ylim=(0, 105 if key == "right_share" else None))
+    panels[0].legend(fontsize=8)
+    return figure
+
+
+_LANES = ("device", "link up", "verifier", "link down", "records down")
+_SHADES = {
+    "draft": PALETTE[0],
+    "draft ahead": PALETTE[5],
+    "verify": PALETTE[3],
+    "queue": PALETTE[6],
+    "up": PALETTE[2],
+    "verdict": PALETTE[2],
+    "records": PALETTE[4],
+}
+_LABELS = {"draft": "draft", "verify": "verify", "up": "draft goes up", "verdict": "verdict", "records": "records"}
+_LEGEND = {
+    "draft": "draft",
+    "draft ahead": "draft on while waiting",
+    "verify": "verify",
+    "up": "tokens on the link",
+    "records": "activation records",
+}
+
+
+@picture("timeline", "timeline")
+def one_round(result: Result) -> Figure:
+    """One round: the device drafts, the draft goes up, is verified, verdict and records come down."""
+    events: Sequence[Result] = result["traceEvents"]
+    begin, end = result["round"]["from_us"], result["round"]["to_us"]
+    figure, (axis,) = axes(width=9.5, height=3.8)
+    labelled: set[str] = set()
+    for span in events:
+        if span["ph"] != "X" or span["name"] not in _SHADES:
+            continue
+        start, stop = span["ts"], span["ts"] + span["dur"]
+        if stop < begin or start > end:
+            continue
+        lane, left = span["tid"] - 1, (max(start, begin) - begin) / 1000
+        width = (min(stop, end) - max(start, begin)) / 1000
+        axis.barh(lane, width, left=left, height=0.56, color=_SHADES[span["name"]])
+        if start >= begin and stop <= end and span["name"] in _LABELS and span["name"] not in labelled:
+            labelled.add(span["name"])
+            label = f"{_LABELS[span['name']]}, {span['dur'] / 1000:.1f} ms"
+            axis.text(left, lane - 0.32, label, ha="left", va="bottom", fontsize=8)
+    handles = [Rectangle((0, 0), 1, 1, color=_SHADES[name]) for name in _LEGEND]
+    figure.legend(handles, list(_LEGEND.values()), loc="outside upper center", ncols=5, fontsize=8.5)
+    axis.set_yticks(range(len(_LANES)), _LANES)
+    xlabel = f"milliseconds; {result['link']}, a target of {result['step_ms']:g} ms a forward (emulated)"
+    axis.set(ylim=(len(_LANES) - 0.4, -0.9), xlim=(0, (end - begin) / 1000), xlabel=xlabel)
+    axis.grid(axis="y", visible=False)
+    return figure
+
+
+@picture("capacity", "capacity")
+def capacity(result: Result) -> Figure:
+    """Readers at ten tokens a second that one verifier holds, by who drafts."""
+    targets = values_of(result["runs"], "target")
+    figure, panels = axes(len(targets), width=2 + 3.3 * len(targets), height=4.2)
+    for axis, target in zip(panels, targets, strict=True):
+        users = {run["way"]: run["users"] for run in result["runs"] if run["target"] == target}
+        plain = users.get("plain decoding", 0)
+        drawn = axis.bar(range(len(users)), list(users.values()), color=[colour(name) for name in users])
+        labels = [f"{count}" + (f"\n{count / plain:.1f} x" if plain else "") for count in users.values()]
+        axis.bar_label(drawn, labels, padding=2)
+        axis.set_xticks(range(len(users)), [name.replace(" ", "\n", 1) for name in users])
+        axis.set(title=target, ylabel=f"readers at {result['reading_speed']:g} tokens/s")
+        axis.grid(axis="x", visible=False)
+        axis.margins(y=0.18)
+    return figure

@@ -1,0 +1,142 @@
+"""What makes a verdict wait: activation records, the order of a prompt's records, and somebody else's long prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.kit.client import client
+from benchmarks.kit.devices import Script, prompt
+from benchmarks.kit.figures import listing, percentiles
+from benchmarks.kit.progress import steps
+from benchmarks.server.crowd import Served, crowd, scripts_for
+from moa.wire.messages import RecordDtype
+
+Figures = dict[str, Any]
+_RECORDED = 500
+"""Tokens of the prompt whose records are looked at."""
+_LONG = 8000
+"""Tokens of the prompt that others wait beside, or as many as fit."""
+_ROOM = 512
+"""Tokens of the context that the crowd's own sessions may need."""
+_WAYS: tuple[RecordDtype, ...] = ("off", "int8")
+
+
+async def measure_records(served: Served, options: Any) -> Figures:
+    """The same clients with records off and on, in turns, at the fewest and the most clients; then a long prompt."""
+    most = max(options.clients)
+    kinds = [(clients, dtype) for clients in sorted({min(options.clients), most}) for dtype in _WAYS]
+    waits: dict[tuple[int, str], list[float]] = {kind: [] for kind in kinds}
+    with served.running(f"--slots={most + 1}") as running:
+        said = await scripts_for(running.url, most, options)
+        await crowd(running.url, said[:1])  # warm
+        for _ in steps(range(options.repeats), "repeats"):
+            for clients, dtype in kinds:
+                waits[clients, dtype] += (await crowd(running.url, said[:clients], dtype)).round_ms
+        rows = [
+            {"clients": clients, "records": dtype, "verdicts": len(found), "client_ms": percentiles(found)}
+            for (clients, dtype), found in waits.items()
+        ]
+        return {"rows": rows, "prompt": await _order_of_records(running.url)}
+
+
+async def _order_of_records(url: str) -> Figures:
+    """In which order the records of a long prompt arrive, beside a client that goes on verifying."""
+    async with client(url) as edge:
+        ids = prompt(0, _RECORDED, edge.welcome.vocab_size)
+        session = await edge.start(ids, patient=True, max_new_tokens=40, ignore_eos=True)
+        while not session.finish:
+            await edge.advance(session, [session.log[-1]])
+        await edge.rows_come(len(session.log) - 1)
+        await edge.send(session.close())
+    last, runs = _RECORDED - 1, [(message.start, message.rows) for message in edge.rows]
+    # A prompt runs in chunks while its records are already on their way: from the row that completed it on, all that
+    # was not sent yet comes newest first.
+    complete = next(n for n, (start, count) in enumerate(runs) if start < last <= start + count)
+    back = [start for start, _ in runs[complete:] if start < last]
+    return {
+        "tokens": _RECORDED,
+        "rows": sum(min(start + count, last) - start for start, count in runs if start < last),
+        "rows_before_it_was_complete": sum(count for start, count in runs[:complete]),
+        "newest_first": back == sorted(back, reverse=True),
+    }
+
+
+def record_tables(figures: Figures) -> str:
+    """Latency by clients and records."""
+    shown = listing(
+        figures["rows"],
+        {
+            "": "{clients} clients, records {records}",
+            "verdicts": "{verdicts}",
+            **{f"{q} ms": f"{{client_ms[{q}]:.2f}}" for q in ("p50", "p90", "p99")},
+        },
+    )
+    one = figures["prompt"]
+    return (
+        f"{shown}\n\nFrom a draft's sending to its verdict's reading, by the client. With records off the verifier "
+        f"neither makes nor sends any. Of a prompt of {one['tokens']} tokens, {one['rows']} rows arrived, "
+        f"{'newest first' if one['newest_first'] else 'NOT newest first'}, {one['rows_before_it_was_complete']} of "
+        "them while the prompt was still running."
+    )
+
+
+async def measure_prompt(served: Served, options: Any) -> Figures:
+    """The same crowd with nobody else there, and while a long prompt is read."""
+    most, room = max(options.clients), _LONG + _ROOM
+    flags = (f"--slots={most + 2}", f"--max-context-tokens={room}", f"--max-prompt-tokens={room}")
+    rows = []
+    with served.running(*flags) as running:
+        said = await scripts_for(running.url, most, options)
+        await crowd(running.url, said[:1])  # warm
+        for clients in steps(sorted({min(options.clients), most}), "clients"):
+            alone: list[float] = []
+            for _ in range(options.repeats):
+                alone += (await crowd(running.url, said[:clients])).round_ms
+            beside, tokens, seconds = await _while_reading(running.url, said[:clients])
+            before, now = percentiles(alone, 95)["p95"], percentiles(beside, 95)["p95"]
+            rows.append(
+                {
+                    "clients": clients,
+                    "prompt": tokens,
+                    "prompt_seconds": round(seconds, 2),
+                    "alone_p95_ms": before,
+                    "beside_p95_ms": now,
+                    "ratio": round(now / before, 2),
+                    "verdicts": len(beside),
+                }
+            )
+    return {"rows": rows}
+
+
+async def _while_reading(url: str, said: Sequence[Script]) -> tuple[list[float], int, float]:
+    """Round times of a crowd until another client's prompt has been read; its tokens, and how long that took."""
+    found: list[float] = []
+    async with client(url) as edge:
+        ids = prompt(len(said), min(_LONG, edge.welcome.limits.max_context_tokens - _ROOM), edge.welcome.vocab_size)
+        began = time.perf_counter()
+        session = await edge.start(ids, patient=True, max_new_tokens=2, ignore_eos=True, records="off")
+        reading = asyncio.create_task(edge.advance(session, [session.log[-1]]))
+        while not reading.done():
+            run = await crowd(url, said)
+            if not reading.done():  # a crowd that outlasts the prompt counts for the time without it as well
+                found += run.round_ms
+        await reading
+        seconds = time.perf_counter() - began
+        await edge.send(session.close())
+    return found or run.round_ms, len(ids), seconds
+
+
+def prompt_tables(figures: Figures) -> str:
+    """95th percentiles of a verdict, alone and beside the prompt."""
+    return listing(
+        figures["rows"],
+        {
+            "p95 of a verdict": "{clients} clients",
+            "ms alone": "{alone_p95_ms:.1f}",
+            "ms beside a prompt": "{beside_p95_ms:.1f} ({ratio:.2f}x)",
+            "the prompt": "{prompt} tokens in {prompt_seconds:.1f} s",
+        },
+    )

@@ -1,0 +1,102 @@
+"""How the verifier behaves under load, over real websockets, against a `cloud-verifier serve` in its own process.
+
+Without --target or --random the embedded pair is served. Drafts are chains whose tokens are right with a stated
+probability (`--rate`), for it is the verifier that is measured; every text is compared with the target's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kit.options import one_of
+from benchmarks.kit.progress import steps
+from benchmarks.kit.verifier import Pair, random_pair
+from benchmarks.server import endurance, latency, throughput, wire_bytes
+from benchmarks.server.crowd import Served
+from moa.errors import UsageError
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Something that is measured, and how it is told."""
+
+    says: str
+    measure: Callable[[Served, Any], Coroutine[Any, Any, Figures]]
+    tables: Callable[[Figures], str]
+
+
+SCENARIOS = {
+    "batching": Scenario("Throughput by concurrent clients", throughput.measure, throughput.tables),
+    "verdicts": Scenario("Verdicts and activation records", latency.measure_records, latency.record_tables),
+    "prompts": Scenario("Verdicts beside a long prompt", latency.measure_prompt, latency.prompt_tables),
+    "bytes": Scenario("Bytes on the wire", wire_bytes.measure, wire_bytes.tables),
+    "sessions": Scenario("Sessions opened and dropped", endurance.measure_sessions, endurance.session_tables),
+    "overload": Scenario("Ten times over capacity", endurance.measure_overload, endurance.overload_tables),
+    "sigterm": Scenario("Stopping under load", endurance.measure_stop, endurance.stop_tables),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is done, and to which target."""
+
+    scenarios: tuple[str, ...] = one_of(tuple(SCENARIOS), SCENARIOS)
+    """In this order."""
+    target: str = ""
+    """Folder; without it the embedded one."""
+    drafter: str = ""
+    """Its drafter's folder."""
+    random: str = ""
+    """A random target, HIDDENxLAYERS, instead."""
+    clients: tuple[int, ...] = (1, 4, 16)
+    """At once."""
+    prompt: int = 64
+    """Prompt tokens, about: each client's differs."""
+    tokens: int = 192
+    """Of an answer."""
+    nodes: int = 8
+    """Tokens in a draft."""
+    rate: float = 0.7
+    """Probability that a drafted token is right."""
+    repeats: int = 5
+    """Of batching, verdicts and prompts, interleaved."""
+    sessions: int = 10_000
+    """Of the scenario of that name."""
+    think: float = 0.02
+    """Seconds that a client takes between two rounds, where the scenario is not about speed."""
+    threads: int = 0
+    """Of the verifier's process; 0 leaves them to it, as a user would."""
+    flags: str = ""
+    """More flags of `cloud-verifier serve`, in quotes."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 2:
+            raise UsageError("--tokens must be at least 2")
+
+
+async def measure(options: Options) -> Figures:
+    """One scenario after another, each with a verifier of its own."""
+    shown = options.random or (Path(options.target).name if options.target else "the embedded target")
+    figures: Figures = {}
+    with contextlib.ExitStack() as stack:
+        pair = stack.enter_context(random_pair(options.random)) if options.random else None
+        served = Served(pair or Pair(options.target, options.drafter), shlex.split(options.flags), options.threads)
+        for name in steps(options.scenarios, "scenarios"):
+            figures[name] = await SCENARIOS[name].measure(served, options)
+    return {"target": shown, "options": dataclasses.asdict(options), "server_load": figures}
+
+
+def tables(result: Mapping[str, Any]) -> str:
+    """The tables of every scenario below its title."""
+    return "\n\n".join(
+        f"**{SCENARIOS[name].says}** ({result['target']})\n\n{SCENARIOS[name].tables(figures)}"
+        for name, figures in result["server_load"].items()
+    )
