@@ -42,7 +42,7 @@ fix: $(STAMP) ## repair formatting and what lint can repair
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## the experiments; writes tables and pictures
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --out benchmarks/results
 	$(MAKE) docs
 
 docs: $(STAMP) ## regenerate the pictures, the trees, the command reference and the page of results

@@ -24,7 +24,6 @@ FILES_PAGE = "files.md"
 HEADLINES = ("client_links", "client_offline", "client_slow", "speed")
 """Experiments whose first table README.md shows; all are in docs/results.md."""
 TITLES = {
-    "ablations": "What each part of the drafter brings: 200 steps each",
     "acceptance": "Tokens won per verification",
     "acceptance_long": "Tokens won per verification, with room for sixteen",
     "accuracy": "Right answers of the target",
@@ -42,11 +41,17 @@ TITLES = {
     "drafters_offline": "Right answers when the link dies after m tokens, by drafter",
     "export_environments": "Acceptance in the other runtimes",
     "export_steps": "Step time of the CPU forms",
+    "fleet": "A simulated fleet",
+    "fleet_predict": "The simulated fleet against emulated verifiers",
+    "forward": "A verification beside its bare arithmetic",
+    "natural_loss": "Loss on natural text",
     "server_load": "The verifier under load",
     "server_load_1024": "The verifier under load: a random target, hidden 1,024, 8 layers",
     "speed": "One machine",
     "speed_1024": "One machine: a random target, hidden 1,024, 8 layers",
     "timeline": "One round",
+    "tokens_a_round": "Drafters over the wire, on held-out code",
+    "workers": "Several workers behind one port",
 }
 PARSERS = {"moa-edge": "moa.front:parser"} | {program.name: program.parser for program in PROGRAMS}
 """Where the argument parser of each console script is made."""
@@ -79,9 +84,8 @@ def rendered(root: Path) -> Iterator[tuple[Path, str]]:
 def digest(tables: str) -> str:
     """The first table with its caption, and the text after it."""
     blocks = tables.strip().split("\n\n")
-    first = next(n for n, block in enumerate(blocks) if block.startswith("|"))
-    closing = [] if first == len(blocks) - 1 or blocks[-1].startswith("|") else blocks[-1:]
-    return "\n\n".join(blocks[: first + 1] + closing)
+    shown = [n for n, block in enumerate(blocks) if block.startswith("|")]
+    return "\n\n".join(blocks[: shown[0] + 1] + blocks[shown[-1] + 1 :])
 
 
 def between(text: str, name: str, content: str) -> str:

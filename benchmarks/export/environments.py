@@ -20,13 +20,13 @@ from benchmarks.export.share import measure as measured
 from benchmarks.kit.figures import table
 from benchmarks.kit.progress import Progress, say
 from benchmarks.kit.prompts import CODE, code_prompts, encode, skill_prompts
+from export.continuations import Continuation, encode_prompts, make_traces, read_prompts
 from export.describe import this_runtime
 from export.embedded import embedded_sources
 from export.runner import OrtRunner, Runner, TorchRunner
 from export.source import Source, load_source
 from export.static_forms import EMBEDDING, StaticShape
 from export.static_runner import Feeds, StaticRunner, session_of
-from export.continuations import Continuation, encode_prompts, make_traces, read_prompts
 from export.verify import node_placement
 from moa.bundle import Bundle
 from moa.demo import paths

@@ -194,7 +194,7 @@ def _connected(devices: float, backoff: float, handshake: float, rng: np.random.
     return rng.permutation(done)
 
 
-def _bring(fleet: Fleet, bring: Callable[[list[TimedAnswer]], None], answers: list[Answer], after: Any) -> Events:
+def _bring(fleet: Fleet, bring: Callable[[list[Answer]], None], answers: list[Answer], after: Any) -> Events:
     began = fleet.env.now
     for answer, moment in zip(answers, after, strict=False):
         yield fleet.env.timeout(max(0.0, began + float(moment) - fleet.env.now))

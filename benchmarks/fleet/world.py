@@ -67,7 +67,7 @@ class Verifier:
     def __init__(self, fleet: Fleet, index: int) -> None:
         self.fleet, self.index = fleet, index
         self.up = True
-        self.waiting: list[TimedAnswer] = []
+        self.waiting: list[Answer] = []
         """Answers by when their next draft is here."""
         self.backlog: deque[Answer] = deque()
         """Answers without a slot."""
@@ -92,7 +92,7 @@ class Verifier:
         if self._process.target is not None and self.up:
             self._process.interrupt()
 
-    def leave(self) -> list[TimedAnswer]:
+    def leave(self) -> list[Answer]:
         """Stop; the answers that were under way."""
         self.up = False
         left = [*self.waiting, *self.prompts, *self.backlog]
@@ -160,7 +160,7 @@ class Verifier:
                 stack += (2 * node + 1, 2 * node + 2)
         return count
 
-    def _prompt_chunk(self, most: int) -> tuple[int, list[TimedAnswer]]:
+    def _prompt_chunk(self, most: int) -> tuple[int, list[Answer]]:
         """Prompt tokens to run now, and the answers whose prompt has run with them."""
         taken, done = 0, []
         while self.prompts and taken < most:
@@ -173,7 +173,7 @@ class Verifier:
             done.append(self.prompts.popleft())
         return taken, done
 
-    def _settle(self, rows: list[TimedAnswer], began: float) -> None:
+    def _settle(self, rows: list[Answer], began: float) -> None:
         fleet, now = self.fleet, self.fleet.env.now
         for answer in rows:
             fleet.waits.add(began - answer.ready)
@@ -254,19 +254,19 @@ class Fleet:
         self.stranded(left, noticed)
         return len(left)
 
-    def stranded(self, answers: list[TimedAnswer], noticed: float = 0.1) -> None:
+    def stranded(self, answers: list[Answer], noticed: float = 0.1) -> None:
         """Take answers up elsewhere: their prompt and what was written is run again."""
         if answers:
             self.env.process(self._resume(answers, noticed))
 
-    def _resume(self, answers: list[TimedAnswer], noticed: float) -> Events:
+    def _resume(self, answers: list[Answer], noticed: float) -> Events:
         for answer in answers:
             answer.moves += 1
             answer.prompt = self.work.prompt + self.work.tokens - answer.tokens
         yield self.env.timeout(noticed)
         while not (there := [verifier for verifier in self.verifiers if verifier.up]):
             yield self.env.timeout(1.0)
-        shares: dict[int, list[TimedAnswer]] = {}
+        shares: dict[int, list[Answer]] = {}
         for answer in answers:
             shares.setdefault(self.draws.rng.randrange(len(there)), []).append(answer)
         for index, share in shares.items():

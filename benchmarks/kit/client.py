@@ -12,7 +12,7 @@ from websockets.typing import Subprotocol
 
 from moa.errors import MoaError
 from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, decode_server, encode
-from moa.wire.events import Advanced, Event, Recovered, Refused
+from moa.wire.events import Advanced, Recovered, Refused, SessionEvent
 from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, Welcome
 from moa.wire.versions import SESSION_HEADER
 
@@ -73,12 +73,12 @@ class Client:
                 assert isinstance(message, Activations), message
                 await self.take_rows(message)
 
-    async def event(self, session: ClientSession) -> Event:
+    async def event(self, session: ClientSession) -> SessionEvent:
         """The next event of `session`."""
         while True:
             message = await self.receive()
             if getattr(message, "session", None) == session.id:
-                if (event := session.receive(message)) is not None:  # type: ignore[arg-type]
+                if (event := session.receive(message)) is not None:
                     return event
             else:
                 self.other.append(message)
@@ -143,7 +143,8 @@ async def client(url: str, *, ack: bool = True, token: str = "", key: str = "", 
     """A client that has been welcomed."""
     async with connection(url, token=token, key=key, ping_interval=None) as raw:
         made = Client(raw, ack=ack)
-        await made.send(Hello(**({"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES)} | hello)))
+        said: dict[str, Any] = {"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES), **hello}
+        await made.send(Hello(**said))
         welcome = await made.receive()
         if not isinstance(welcome, Welcome):
             raise MoaError(f"not welcome: {welcome}")

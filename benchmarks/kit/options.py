@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Collection
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from moa.described import described
 from moa.errors import UsageError
@@ -24,13 +24,14 @@ def add_flags(parser: argparse.ArgumentParser, options: type) -> None:
     kinds = get_type_hints(options)
     says = {name: text for cls in reversed(options.__mro__) for name, text in described(cls).items()}
     for field in dataclasses.fields(options):
-        kind, how = kinds[field.name], {"default": field.default, "help": says.get(field.name, "")}
+        kind, default = kinds[field.name], cast(Any, field.default)
+        how: dict[str, Any] = {"default": default, "help": says.get(field.name, "")}
         flag = "--" + field.name.replace("_", "-")
         if kind is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, **how)
             continue
         many = get_origin(kind) is tuple
-        shown = " ".join(map(str, field.default)) if many else str(field.default)
+        shown = " ".join(map(str, default)) if many else str(default)
         how["help"] += f" (default: {shown})".replace("%", "%%") if shown else ""
         if "choices" in field.metadata:
             how["choices"] = field.metadata["choices"]

@@ -106,8 +106,8 @@ def verifier(
 def many_short(slots: int, context: int = 512) -> list[str]:
     """Flags for so many short conversations of one principal, all at once."""
     many = slots + 8
-    names = ("slots", "max-batch-rows", "max-queue", "max-queue-per-principal")
-    names += ("max-connections-per-principal", "max-sessions-per-principal")
+    names = ["slots", "max-batch-rows", "max-queue", "max-queue-per-principal"]
+    names += ["max-connections-per-principal", "max-sessions-per-principal"]
     sizes = {"kv-tokens": many * (context + 64), "max-context-tokens": context, "max-prompt-tokens": context // 2}
     sizes |= {"max-chain-tokens": 32, "max-batch-tokens": 8192}
     return [f"--{name}={size}" for name, size in (dict.fromkeys(names, many) | sizes).items()]

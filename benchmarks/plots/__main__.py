@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.kit.figures import Result
 from benchmarks.kit.progress import say
 from benchmarks.plots import device, drafters  # noqa: F401 - they register their pictures
-from benchmarks.plots.kit import PICTURES, Picture, Result, digest, drawn_from, save
+from benchmarks.plots.kit import PICTURES, Picture, digest, drawn_from, save
 from moa.errors import MoaError, UsageError, run_cli
 
 _ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import prompts as held_out
+from benchmarks.kit import prompts as held_out
 from edge_client.cli import bench, demo
 from edge_client.tools import startup
 from moa.demo import paths

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import export_remote
-from benchmarks.export_environments import report
-from benchmarks.export_remote import WEB, NotHere, Remote, RemoteDynamic, Runtime, command_of
-from benchmarks.export_session import read_frame, write_frame
-from benchmarks.export_share import Measured, share
+from benchmarks.export import remote as export_remote
+from benchmarks.export.environments import tables
+from benchmarks.export.remote import WEB, NotHere, Remote, RemoteDynamic, Runtime, command_of
+from benchmarks.export.session import read_frame, write_frame
+from benchmarks.export.share import Measured, share
 from export.parity import random_steps
 from export.runner import OrtRunner
 from moa.bundle import Bundle
@@ -55,7 +55,7 @@ def test_another_process_drafts_the_same_and_tells_who_ran_it(
     bundle: Bundle, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, source = bundle.path(bundle.variant("cpu-int8").model), pair.source()
-    command = [sys.executable, export_remote.export_session.__file__, str(model), HERE.provider]
+    command = [sys.executable, export_remote.session.__file__, str(model), HERE.provider]
     monkeypatch.setattr(export_remote, "command_of", lambda *_: command)
     remote = Remote(HERE, tmp_path, model)
     runner, here = RemoteDynamic(remote, source.spec), OrtRunner(model, source.spec)
@@ -76,7 +76,7 @@ def test_a_runtime_that_cannot_be_installed_is_reported_as_not_run(tmp_path: Pat
     with pytest.raises(NotHere, match="no-such-package==0 could not be installed"):
         command_of(Runtime("none", ("--no-index", "no-such-package==0"), "x"), tmp_path, tmp_path)
     assert not (tmp_path / "none" / "ready").exists()
-    table = report([{"variant": "npu-qnn", "not_run": "why"}])
+    table = tables({"environments": [{"variant": "npu-qnn", "not_run": "why"}]})
     assert "| npu-qnn | not run: why |" in table
 
 

@@ -69,7 +69,7 @@ def test_htp_gets_16_bit_activations_and_8_bit_weights(shop: Workshop, tmp_path:
     feeds = calibration_feeds(shop, static_runner(shop, made.files[0], SHAPE), ())
     wanted, found = (np.stack([run(step)[0] for step in feeds]) for run in (exact, quantized))
     # 0.03 comes from the weights; with eight-bit activations it would be 0.07. This is the arithmetic that QDQ asks
-    # for: what Qualcomm's own makes of it, only `benchmarks/export_environments.py` can tell.
+    # for: what Qualcomm's own makes of it, only `benchmarks/export/environments.py` can tell.
     assert np.linalg.norm(found - wanted) / np.linalg.norm(wanted) < 0.045
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 
+from benchmarks.kit import client as wire_client
+from benchmarks.kit.client import Client
 from cloud_verifier.app import Verifier
 from cloud_verifier.auth import Authenticator
 from cloud_verifier.model import Served, serve_model
@@ -22,13 +24,10 @@ from moa.config import DrafterConfig
 from moa.model.checkpoint import new_drafter
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings, choose
-from moa.wire import ClientSession, Limits, decode_server, encode
-from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, Welcome
-from moa.wire.session import Advanced, Recovered, Refused, SessionEvent
-from moa.wire.versions import FEATURES, PROTOCOL_VERSIONS
+from moa.wire import Limits, decode_server
 from tests.tiny import tiny
 
-__all__ = ["Row", "Verifier", "decode_server"]
+__all__ = ["Client", "Row", "Verifier", "decode_server"]
 
 VOCAB = 128
 LIMITS = Limits(max_context_tokens=160, max_prompt_tokens=150, max_chain_tokens=32, max_tree_nodes=32)
@@ -62,104 +61,14 @@ async def verifier(
         yield running
 
 
-class Client:
-    """A bare edge: says hello, sends what it is told, sorts what arrives."""
-
-    def __init__(self, connection: ClientConnection, *, ack: bool = True) -> None:
-        self.connection = connection
-        self.sessions: dict[bytes, ClientSession] = {}
-        self.rows: list[Activations] = []
-        self.other: list[ServerMessage] = []
-        self._ack, self._received = ack, 0
-
-    async def send(self, *messages: Message) -> None:
-        """Send messages."""
-        for message in messages:
-            await self.connection.send(encode(message))
-
-    async def receive(self) -> ServerMessage:
-        """The next message that is no activation record; records are kept and acknowledged."""
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                message = decode_server(await self.connection.recv())  # type: ignore[arg-type]
-                if not isinstance(message, Activations):
-                    return message
-                await self.take_rows(message)
-
-    async def take_rows(self, message: Activations) -> None:
-        """Keep and acknowledge records."""
-        self.rows.append(message)
-        self._received += len(message.payload)
-        if message.session in self.sessions:
-            self.sessions[message.session].receive(message)
-        if self._ack:
-            await self.send(Ack(self._received))
-
-    async def event(self, session: ClientSession) -> SessionEvent:
-        """The next event of `session`."""
-        while True:
-            message = await self.receive()
-            if getattr(message, "session", None) == session.id:
-                if (event := session.receive(message)) is not None:  # type: ignore[arg-type]
-                    return event
-            else:
-                self.other.append(message)
-
-    async def start(self, ids: Sequence[int], *, patient: bool = False, **settings: Any) -> ClientSession:
-        """Open a session and wait for the answer; a patient client asks again while all slots are busy."""
-        session = ClientSession(list(ids), **settings)
-        self.sessions[session.id] = session
-        while True:
-            await self.send(session.open())
-            event = await self.event(session)
-            if not (patient and isinstance(event, Refused) and event.retry):
-                return session
-            await asyncio.sleep(min(0.05, event.retry_after))
-
-    async def advance(self, session: ClientSession, tokens: Sequence[int], parents: Sequence[int] = ()) -> Advanced:
-        """One verify round, patiently repeated while the server is busy."""
-        message = session.verify(tokens, parents)
-        while True:
-            await self.send(message)
-            event = await self.event(session)
-            if isinstance(event, Advanced):
-                return event
-            if isinstance(event, Recovered):
-                for request in event.resend[:-1]:
-                    await self.send(request)
-                    await self.event(session)
-                continue
-            assert isinstance(event, Refused), event
-            assert event.retry, event
-            await asyncio.sleep(min(0.05, event.retry_after))
-
-
-@contextlib.asynccontextmanager
-async def client(running: Verifier, *, token: str = "", ack: bool = True, **hello: Any) -> AsyncIterator[Client]:
+def client(running: Verifier, **how: Any) -> AbstractAsyncContextManager[Client]:
     """A client that has been welcomed."""
-    async with connection(running, token=token) as raw:
-        made = Client(raw, ack=ack)
-        await made.send(Hello(**({"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES)} | hello)))
-        welcome = await made.receive()
-        assert isinstance(welcome, Welcome), welcome
-        yield made
+    return wire_client.client(running.transport.url, **how)
 
 
-@contextlib.asynccontextmanager
-async def connection(running: Verifier, *, token: str = "", **options: Any) -> AsyncIterator[ClientConnection]:
+def connection(running: Verifier, *, token: str = "", **options: Any) -> connect:
     """A bare websocket to the verifier."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    async with connect(
-        running.transport.url,
-        additional_headers=headers,
-        subprotocols=["moa.v2"],  # type: ignore[list-item]
-        compression=None,
-        proxy=None,
-        max_size=2**24,
-        close_timeout=1,
-        **options,
-    ) as raw:
-        yield raw
+    return wire_client.connection(running.transport.url, token=token, **options)
 
 
 def generated(ids: Sequence[int], count: int, *, family: str = "llama") -> list[int]:

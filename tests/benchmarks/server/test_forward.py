@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import forward
+from benchmarks.server import forward
 from tests.tiny import save_tiny
 
 
@@ -14,7 +14,7 @@ def test_every_batch_is_measured_beside_the_bare_arithmetic(tmp_path: Path, monk
     monkeypatch.setattr(forward, "SESSIONS", (1, 2))
     monkeypatch.setattr(forward, "TOKENS", (1, 3))
     monkeypatch.setattr(forward, "LENGTHS", (4, 20))
-    found = forward.measure(save_tiny("llama", tmp_path), seconds=0.0)
+    found = forward.batches(save_tiny("llama", tmp_path), seconds=0.0)
     assert [(one["sessions"], one["tokens"]) for one in found] == [(1, 1), (1, 3), (2, 1), (2, 3)]
     assert all(one[name] > 0 for one in found for name in ("ms", "bare_ms", "ratio", "ratio_torch", "library_ratio"))
     table = forward.tables({"forward": {"tiny": found}})

@@ -1,21 +1,21 @@
-"""The measurements: their arithmetic, their check of the text, and their command lines on a tiny pair."""
+"""The measurements: their arithmetic, their check of the text, and small runs on a tiny pair."""
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig
 
-from benchmarks import acceptance, accuracy, report, speed
-from benchmarks import prompts as held_out
 from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import save
 from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
-from benchmarks.exactness import count_ties
-from benchmarks.race import PLAIN, Way, race
+from benchmarks.drafters import acceptance, accuracy, speed
+from benchmarks.drafters.race import PLAIN, Way, race
+from benchmarks.kit import prompts as held_out
+from benchmarks.kit.exactness import count_ties
 from moa.demo.skills import SKILLS, Example
 from moa.errors import MoaError
 from moa.model.checkpoint import new_drafter, save_drafter
@@ -99,43 +99,38 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_acceptance_command(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--target", str(pair / "target"), "--tokens", "10", "--batch", "2", "--json", str(pair / "a.json")]
-    flags += ["--shapes", "chain", "tree", "long-chain"]
-    assert acceptance.main([str(pair / "moa0"), str(pair / "independent"), *flags]) == 0
-    printed = capsys.readouterr().out
-    assert "All 48 texts equal plain decoding" in printed
-    result = json.loads((pair / "a.json").read_text())
+def options(pair: Path, kind: Any, *drafters: str, **more: Any) -> Any:
+    """Options of an experiment on the tiny pair."""
+    return kind(drafters=tuple(str(pair / name) for name in drafters), target=str(pair / "target"), **more)
+
+
+def test_acceptance_of_every_drafter_shape_and_temperature(pair: Path) -> None:
+    how: dict[str, Any] = {"tokens": 10, "batch": 2, "shapes": ("chain", "tree", "long-chain")}
+    result = acceptance.measure(options(pair, acceptance.Options, "moa0", "independent", **how))
     assert len(result["runs"]) == 12
     assert set(result["runs"][0]["categories"]) == {"arithmetic", "code"}
-    assert str(pair) not in result["provenance"]["command"]
-    assert set(result["provenance"]) == {"when", "hardware", "commit", "command", "versions"}
-    assert report.main([str(pair / "a.json")]) == 0
-    assert report.acceptance_tables(result) in capsys.readouterr().out
+    assert "All 48 texts equal plain decoding" in acceptance.tables(result)
 
 
-def test_accuracy_command(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--target", str(pair / "target"), "--independent", str(pair / "independent")]
-    assert accuracy.main([*flags, "--count", "3", "--tokens", "4", "--json", str(pair / "a.json")]) == 0
-    result = json.loads((pair / "a.json").read_text())
+def test_accuracy_of_the_target_and_of_an_independent_model(pair: Path) -> None:
+    result = accuracy.measure(options(pair, accuracy.Options, "independent", count=3, tokens=4))
     assert [run["all"]["asked"] for run in result["runs"]] == [3, 3]
-    assert report.accuracy_table(result) in capsys.readouterr().out
+    assert "| **all** |" in accuracy.tables(result)
 
 
-def test_speed_command(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--target", str(pair / "target"), "--independent", str(pair / "independent"), "--random"]
-    flags += ["--random-hidden", "64", "--random-vocabulary", "64", "--tokens", "6", "--repeats", "1"]
-    assert speed.main([str(pair / "moa0"), *flags, "--json", str(pair / "s.json")]) == 0
-    result = json.loads((pair / "s.json").read_text())
-    names = [[way["name"] for way in race["ways"]] for pair_ in result["pairs"] for race in pair_["races"]]
+def test_every_way_takes_part_in_the_race(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "independent", lambda: [pair / "independent"])
+    short: dict[str, Any] = {"tokens": 6, "repeats": 1}
+    result = speed.measure(options(pair, speed.Options, "moa0", **short))
+    drawn = speed.measure(options(pair, speed.Options, random=64, vocabulary=64, **short))
+    names = [[way["name"] for way in race["ways"]] for one in (result, drawn) for race in one["pairs"][0]["races"]]
     assert names == [
         ["generate", "assisted", "plain", "moa0-chain", "moa0-tree"],
         ["plain", "moa0-chain", "moa0-tree"],
         ["generate", "plain", "assisted", "replay-chain", "replay-tree"],
     ]
-    printed = capsys.readouterr().out
-    assert "by assumption" in printed
-    assert "| category | generate | assisted | moa0-chain | moa0-tree |" in printed
+    assert "| category | generate | assisted | moa0-chain | moa0-tree |" in speed.tables(result)
+    assert "by assumption" in speed.tables(drawn)
 
 
 def test_a_race_tells_each_category_from_its_own_prompts() -> None:

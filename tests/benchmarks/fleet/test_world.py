@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fleet_sim import scenarios
-from benchmarks.fleet_sim.model import Draws, Service, Work
-from benchmarks.fleet_sim.scenarios import World, fresh, told
-from benchmarks.fleet_sim.world import Answer, Fleet, Histogram
+from benchmarks.fleet import scenarios
+from benchmarks.fleet.model import Draws, Service, Work
+from benchmarks.fleet.scenarios import World, fresh, told
+from benchmarks.fleet.world import Answer, Fleet, Histogram
 
 SERVICE = Service("test", base=0.02, per_row=0.001, per_prompt_token=0.0001, slots=16)
 WORK = Work(links=(("loopback", 1.0),), draft=0.05)

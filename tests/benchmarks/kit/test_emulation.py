@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.baselines.registry import open_drafting, save
-from benchmarks.emulation import BaselineServerDrafting, BaselineVerifier, SlowTarget
-from benchmarks.server_kit import client
+from benchmarks.kit.client import client
+from benchmarks.kit.emulation import BaselineServerDrafting, BaselineVerifier, SlowTarget
 from cloud_verifier.model import Served, facts_of
 from cloud_verifier.settings import Settings
 from moa.model.target import Row
 from moa.speculate import GenerationSettings, Speculator
 from moa.tree import TreeShape
-from moa.wire import ClientSession
 from moa.wire.limits import Limits
 from tests.benchmarks.pairs import baseline, opponent, prompts, tiny_target
 
@@ -50,8 +49,7 @@ async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(ki
     async with verifier.open(), asyncio.timeout(60):
         for _ in range(2):  # the second conversation takes what the first gave back
             async with client(verifier.transport.url) as edge:
-                session = ClientSession(list(asked), max_new_tokens=12, ignore_eos=True, records="off")
-                await edge.start(session)
+                session = await edge.start(asked, max_new_tokens=12, ignore_eos=True, records="off")
                 await edge.advance(session, [session.log[-1]])  # a round that the server did not draft
                 await edge.stream(session)
                 assert session.log[len(asked) :] == truth

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import drafters_offline, report
-from benchmarks import prompts as held_out
 from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import open_drafting, save
 from benchmarks.baselines.replay import ReplayDrafting
+from benchmarks.drafters import alone as drafters_offline
+from benchmarks.kit import prompts as held_out
 from moa.demo.skills import Example
-from moa.errors import run_cli
+from moa.errors import UsageError
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.target import Target
 from moa.speculate import GenerationSettings, Speculator
@@ -58,7 +58,7 @@ def test_what_is_drafted_alone_is_what_would_be_drafted_for_a_round(kind: str, t
     alone.close()
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_drafter_is_told_beside_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = save_tiny("llama", tmp_path / "target")
     target = target_for("independent", tiny_target())
     save_drafter(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "drafter")
@@ -66,14 +66,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     asked = [Example("arithmetic", f"What is {n} + 1?", str(n + 1)) for n in range(3)]
     monkeypatch.setattr(held_out, "skill_prompts", lambda *_: asked)
     monkeypatch.setattr(held_out, "encode", lambda tokenizer, example: tokenizer.encode(example.prompt))
-    out = tmp_path / "o.json"
-    flags = ["--target", str(source), "--tokens", "12", "--batch", "2", "--json", str(out)]
-    assert drafters_offline.main([str(tmp_path / "drafter"), str(tmp_path / "independent"), *flags]) == 0
-    result = json.loads(out.read_text())
-    assert list(dict.fromkeys(run["way"] for run in result["drafters_offline"])) == [
-        "target", "MoA", "independent", "API client (stops)",
-    ]  # fmt: skip
-    printed = capsys.readouterr().out
-    assert drafters_offline.tables(result) in printed
-    assert report.main([str(out)]) == 0
-    assert run_cli("x", lambda: drafters_offline.main([str(tmp_path / "drafter"), *flags, "--capacity", "20"])) == 2
+    folders = (str(tmp_path / "drafter"), str(tmp_path / "independent"))
+    how: dict[str, Any] = {"drafters": folders, "target": str(source), "tokens": 12, "batch": 2}
+    result = drafters_offline.measure(drafters_offline.Options(**how))
+    ways = ["target", "MoA", "independent", "API client (stops)"]
+    assert list(dict.fromkeys(run["way"] for run in result["runs"])) == ways
+    assert "3 held-out prompts" in drafters_offline.tables(result)
+    with pytest.raises(UsageError, match="do not fit in --capacity 20"):
+        drafters_offline.measure(drafters_offline.Options(**how, capacity=20))

@@ -1,0 +1,109 @@
+"""The runner: what it would run, and in how long; options, files, faults and mistakes of one experiment."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks import __main__ as bench
+from benchmarks.experiments import EXPERIMENTS, ON_REQUEST, Experiment
+from moa.errors import MoaError, run_cli
+from tools.readme import TITLES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a made-up experiment takes."""
+
+    count: int = 3
+    """Of things."""
+    names: tuple[str, ...] = ("a",)
+    """Theirs."""
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """An experiment that is none, under the name `made_up`."""
+    module = ModuleType("made_up", "Count.")
+    found: dict[str, Any] = {
+        "Options": Options,
+        "measure": lambda options: {"runs": [options.count], "names": options.names},
+        "tables": lambda result: f"{result['runs'][0]} things",
+        "faults": lambda result: "too many" if result["runs"][0] > 5 else "",
+    }
+    vars(module).update(found)
+    monkeypatch.setitem(EXPERIMENTS, "made_up", Experiment("made_up", "counts", "", 1, {"count": 4}))
+    monkeypatch.setattr(Experiment, "load", lambda _: module)
+    return module
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert bench.main([*arguments, "--dry-run"]) == 0
+    return [line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]]
+
+
+def test_all_of_it_stays_below_half_an_hour(capsys: pytest.CaptureFixture[str]) -> None:
+    usual = [experiment for name, experiment in EXPERIMENTS.items() if name not in ON_REQUEST]
+    assert plan(capsys) == [experiment.name for experiment in usual]
+    assert sum(experiment.minutes for experiment in usual) < 32
+
+
+def test_what_is_named_runs_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan(capsys, "client_exact", "timeline") == ["timeline", "client_exact"]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda one: one.name)
+def test_every_experiment_takes_its_options_and_says_how_long_it_takes(
+    experiment: Experiment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert experiment.name in TITLES
+    assert plan(capsys, experiment.name) == [experiment.name]
+    defaults = bench.parser_for(experiment).parse_args([])
+    options = bench.options_from(experiment.load().Options, defaults)
+    for name, value in experiment.preset.items():
+        assert getattr(options, name) == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_a_result_is_written_with_where_it_comes_from(
+    made_up: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(["made_up", "--names", "b", "c", f"--out={tmp_path}"]) == 0
+    assert capsys.readouterr().out == "4 things\n"
+    result = json.loads((tmp_path / "made_up.json").read_text())
+    assert (result["runs"], result["names"]) == ([4], ["b", "c"])
+    assert set(result["provenance"]) == {"when", "hardware", "commit", "command", "versions"}
+    words = (tmp_path / "made_up.md").read_text()
+    assert words.startswith("4 things\n\n`")
+    assert f"commit {result['provenance']['commit']}" in words
+    assert bench.main(["made_up", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["made_up"]["runs"] == [4]
+
+
+def test_a_fault_that_was_measured_is_an_error_and_still_written(made_up: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(MoaError, match="too many"):
+        bench.main(["made_up", "--count=6", f"--out={tmp_path}"])
+    assert (tmp_path / "made_up.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sped"], "no experiment 'sped'"),
+        (["made_up", "--count", "0"], "--count must be at least 1, not 0"),
+        (["made_up", "--cuont", "1"], "unrecognized arguments"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], said: str, made_up: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = run_cli("benchmarks", lambda: bench.main(arguments))
+    except SystemExit as end:
+        code = int(end.code or 0)
+    assert code == 2
+    assert said in capsys.readouterr().err
