@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     alone = chosen(named)[0] if len(named) == 1 else None
     parser = parser_for(alone)
     args = parser.parse_args(argv[len(named) :])
-    plan = chosen([*named, *args.names]) or [e for e in EXPERIMENTS.values() if e.name not in ON_REQUEST]
+    plan = chosen([*named, *args.NAME]) or [e for e in EXPERIMENTS.values() if e.name not in ON_REQUEST]
     if args.dry_run:
         for experiment in plan:
             print(f"{experiment.name:18} about {experiment.minutes:4.1f} min  {experiment.says}")
@@ -57,9 +57,9 @@ def parser_for(alone: Experiment | None) -> argparse.ArgumentParser:
     )
     if alone:
         add_flags(parser, alone.load().Options)
-        parser.set_defaults(names=[], **alone.preset)
+        parser.set_defaults(NAME=[], **alone.preset)
     else:
-        parser.add_argument("names", nargs="*", metavar="NAME")
+        parser.add_argument("NAME", nargs="*")
     own = parser.add_argument_group("the runner")
     own.add_argument("--out", type=Path, metavar="DIR", help="write NAME.json and NAME.md there; else only print")
     own.add_argument("--dry-run", action="store_true", help="say what would run, and for about how long")

@@ -79,7 +79,7 @@ def measure(options: Options) -> dict[str, Any]:
             name, parameters, model = "target", target.model.num_parameters(), target
         else:
             loaded, facts = load_independent(folder, options.target)
-            llama = as_llama(loaded, facts.max_positions, facts.eos_ids).to(options.device)
+            llama = as_llama(loaded, facts.max_positions, facts.eos_ids).to(options.place)
             name, parameters, model = folder.name, parameter_count(loaded), Target.from_model(llama, **room)
         judged = judge(model, target.tokenizer, examples, options.tokens)
         runs.append({"model": name, "parameters": parameters, **judged})

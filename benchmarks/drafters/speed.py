@@ -107,12 +107,12 @@ def embedded_pair(options: Options) -> dict[str, Any]:
 
 def hugging_face(options: Options) -> list[Way]:
     """The library's own generation, plain and assisted."""
-    model = AutoModelForCausalLM.from_pretrained(locate(options.target), dtype=torch.float32).to(options.device).eval()
+    model = AutoModelForCausalLM.from_pretrained(locate(options.target), dtype=torch.float32).to(options.place).eval()
     model.generation_config.use_cache = True
     ways = [Way("generate", "Hugging Face generate", partial(generate, model, options.tokens, None))]
     for folder in independent()[:1]:
         drafter, facts = load_independent(folder, options.target)
-        assistant = as_llama(drafter, facts.max_positions, facts.eos_ids).to(options.device)
+        assistant = as_llama(drafter, facts.max_positions, facts.eos_ids).to(options.place)
         run = partial(generate, model, options.tokens, assistant)
         ways.append(Way("assisted", "Hugging Face assisted generation, independent drafter", run))
     return ways
@@ -123,9 +123,9 @@ def random_pair(options: Options) -> dict[str, Any]:
     torch.manual_seed(options.seed)
     none = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = llama(options.random, 8, options.vocabulary, max_position_embeddings=2048, **none)
-    model = LlamaForCausalLM(config).to(options.device).eval().requires_grad_(False)
+    model = LlamaForCausalLM(config).to(options.place).eval().requires_grad_(False)
     # `Target` gives its model an attention of its own; the library's generate keeps the library's.
-    for_generate = LlamaForCausalLM(config).to(options.device).eval().requires_grad_(False)
+    for_generate = LlamaForCausalLM(config).to(options.place).eval().requires_grad_(False)
     for_generate.load_state_dict(model.state_dict())
     target = Target.from_model(model, capacity=options.capacity)
     prompts = torch.randint(0, config.vocab_size, (2, 64)).tolist()
@@ -133,7 +133,7 @@ def random_pair(options: Options) -> dict[str, Any]:
     texts = [prompt + plain(prompt).ids for prompt in prompts]
     drafter = new_drafter(moa_config(target.facts, {}), model).eval()
     one_layer = LlamaConfig.from_dict({**config.to_dict(), "num_hidden_layers": 1})
-    assistant = ReplayLlama(one_layer, texts, options.right_chain).to(options.device).eval().requires_grad_(False)
+    assistant = ReplayLlama(one_layer, texts, options.right_chain).to(options.place).eval().requires_grad_(False)
     ways = [
         Way("generate", "Hugging Face generate", partial(generate, for_generate, options.tokens, None)),
         Way(PLAIN, "our engine, no drafter", plain),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moa.demo import paths
 
@@ -25,6 +26,11 @@ class Compared:
     seed: int = 0
     device: str = "cpu"
     """Of torch."""
+
+    @property
+    def place(self) -> Any:
+        """The same, as `Module.to` takes it: the library's own annotation of that is wrong."""
+        return self.device
 
     @property
     def folders(self) -> list[Path]:
