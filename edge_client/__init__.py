@@ -1,4 +1,4 @@
-"""The device: ONNX drafter, decode loop, transport, offline mode, and synchronisation. Never imports torch."""
+"""The device: ONNX drafter, decoding, transport, offline mode, and synchronisation. Never imports torch."""
 
 from edge_client.blocking import Answer, ask
 from edge_client.client import EdgeClient

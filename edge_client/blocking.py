@@ -1,4 +1,4 @@
-"""One question, one answer, no event loop: for scripts and notebooks."""
+"""A synchronous call for scripts and notebooks: one question, one answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_client.text.chat import Messages
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came out, whether all of it is the target's own, why it ended, and what it took."""
+    """The answer's text, whether all of it is verified, why it ended, and its figures."""
 
     text: str
     verified: bool

@@ -55,7 +55,7 @@ class EdgeClient:
         device = self._device or Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
         self._device = device
         controller.calibrate(*device.acceptance())
-        time_steps(device.new_drafter(), controller)  # if the drafter fails, nothing has been opened yet
+        time_steps(device.new_drafter(), controller)  # if the drafter fails, nothing needs to be closed
         shared = Shared(device, settings, controller, self.trace)
         address = settings.verifier
         if address == "local":
@@ -86,7 +86,7 @@ class EdgeClient:
 
     @property
     def settings(self) -> ClientSettings:
-        """May be replaced between two turns; where the verifier and the bundle are stays as it was."""
+        """May be replaced between two turns, except for verifier and bundle."""
         return self._settings
 
     @settings.setter
@@ -97,7 +97,7 @@ class EdgeClient:
 
     @property
     def shared(self) -> Shared:
-        """What the conversations share."""
+        """The objects that all conversations share."""
         if self._shared is None:
             raise UsageError("the client is not open", hint="use `async with EdgeClient(...)`")
         return self._shared
@@ -108,7 +108,7 @@ class EdgeClient:
         return self.shared.link
 
     async def wait_online(self, seconds: float = 10.0) -> None:
-        """Until the verifier has welcomed us; an error that says why it has not."""
+        """Wait for the verifier's welcome; raises the reason if there is none."""
         if self.link is None:
             raise UsageError("no verifier was given", hint="pass --verifier")
         await self.link.wait_up(seconds)
@@ -116,7 +116,7 @@ class EdgeClient:
     # ---- use
 
     def conversation(self) -> Conversation:
-        """A conversation whose turns go on from each other; close it when it is over."""
+        """A conversation with several turns; close it at its end."""
         conversation = Conversation(self.shared)
         self._conversations.add(conversation)
         return conversation
@@ -130,7 +130,7 @@ class EdgeClient:
         prediction: Sequence[int] = (),
         **changes: Unpack[TurnChanges],
     ) -> AsyncGenerator[Event, None]:
-        """Answer a prompt in a conversation of its own; as many at once as you like. See `Conversation.generate`."""
+        """Answer a prompt in a new conversation; many can run at once. See `Conversation.generate`."""
         conversation = self.conversation()
         try:
             turn = conversation.generate(prompt, ids=ids, raw=raw, prediction=prediction, **changes)
@@ -142,7 +142,7 @@ class EdgeClient:
             self._conversations.discard(conversation)
 
     def encode(self, prompt: str | Messages, *, raw: bool = False) -> list[int]:
-        """The ids that a prompt stands for in a conversation of its own."""
+        """The ids of a prompt in a new conversation."""
         return encode(self.device.codec, prompt, raw=raw)
 
 

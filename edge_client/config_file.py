@@ -1,4 +1,4 @@
-"""Change the settings file without touching what else a person has written into it."""
+"""Edits the settings file without changing its other lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moa.errors import ConfigError
 
 
 def remember(path: Path, changes: Mapping[str, str | None]) -> None:
-    """Set each of the `changes`, or take it out where it is None; comments and all other lines stay."""
+    """Set each of the `changes`, or remove it if None; comments and all other lines stay."""
     before = read_config(path)
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     for name, value in changes.items():
@@ -28,7 +28,7 @@ def remember(path: Path, changes: Mapping[str, str | None]) -> None:
         file.write(text)
     written = Path(file.name)
     try:
-        if read_config(written) != wanted:  # a value over several lines, which we do not take apart
+        if read_config(written) != wanted:  # a value over several lines is not supported
             raise ConfigError(f"{path} cannot be changed from here", hint=f"set {', '.join(changes)} in an editor")
         os.replace(written, path)
     finally:

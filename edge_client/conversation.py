@@ -41,12 +41,12 @@ class Conversation:
         self.drafter = shared.device.new_drafter()
         self.records = Records(self.drafter.records, shared.link.flow if shared.link is not None else RecordFlow())
         self.ids: list[int] = []
-        """Everything said so far, prompts included."""
+        """All ids so far, prompts included."""
         self.chat = ChatLog(shared.device.codec)
         self._chatting = False
         self._standing: Standing | None = None
         self._left: list[bytes] = []
-        """Sessions that the verifier still holds and that nothing will go on from."""
+        """Sessions at the verifier that are no longer needed."""
         self._last: TurnShell | None = None
         self._busy = self._closed = False
 
@@ -63,9 +63,8 @@ class Conversation:
     ) -> AsyncGenerator[Event, None]:
         """Answer a prompt: a text, chat messages, or ids as they are. Ends with a `Done` event.
 
-        Ids that go on from the conversation so far continue it, and so keep what both ends have cached. `prediction`
-        is a text that the answer is expected to resemble: it is offered to the target as a draft. Closing the
-        generator cancels the turn.
+        Ids that begin with the conversation so far continue it, with the KV caches of both ends. `prediction` is a text
+        that the answer is expected to resemble; it is used as a draft. Closing the generator cancels the turn.
         """
         settings = dataclasses.replace(self._shared.settings, **changes) if changes else self._shared.settings
         self._check_free()
@@ -80,7 +79,7 @@ class Conversation:
                     yield event
 
     async def recheck(self) -> AsyncGenerator[Event, None]:
-        """Have the verifier check what stayed provisional in the latest answer; ends with another `Done`."""
+        """Have the verifier check the provisional text of the latest answer; ends with another `Done`."""
         shell = self._last
         if shell is None or not shell.machine.transcript.provisional:
             return
@@ -103,7 +102,7 @@ class Conversation:
         return self._last is not None and bool(self._last.machine.transcript.provisional)
 
     async def aclose(self) -> None:
-        """The conversation is over: the verifier need not keep anything of it."""
+        """End the conversation: the verifier can drop its sessions."""
         self._closed = True
         if self._standing is not None:
             self._left.append(self._standing.session.id)
@@ -127,7 +126,7 @@ class Conversation:
             self._busy = False
 
     async def _run(self, shell: TurnShell) -> AsyncGenerator[Event, None]:
-        """Run a turn to its end, or to where its reader leaves."""
+        """Run a turn until it ends or its reader stops."""
         shared, machine, over = self._shared, shell.machine, False
         try:
             if shared.link is None:
@@ -152,7 +151,7 @@ class Conversation:
                 await self._cancel(machine)
                 self._left += machine.unsent_farewells()
             self._standing = machine.standing
-            if machine.session.unsettled:  # it cannot be continued; its successor will share what it has cached
+            if machine.session.unsettled:  # it cannot be continued; the next session will share its cached prefix
                 self._abandon()
         yield Done(
             reason=shell.reason,
@@ -162,7 +161,7 @@ class Conversation:
         )
 
     async def _cancel(self, machine: TurnMachine) -> None:
-        """Nobody reads on: the round that is running stops where it is."""
+        """The reader has stopped: cancel the running round."""
         cancel = machine.session.cancel()
         if cancel is not None and self._shared.link is not None:
             await self._shared.link.send(cancel)
@@ -173,7 +172,7 @@ class Conversation:
             self._standing = None
 
     async def _leave(self) -> None:
-        """Have the verifier forget sessions that nothing will go on from."""
+        """Close sessions that are no longer needed."""
         while self._left and self._shared.link is not None:
             await self._shared.link.farewell(self._left.pop())
 
@@ -232,7 +231,7 @@ class Conversation:
         return TurnShell(machine, worker, shared.link, shared.trace)
 
     def _continue(self, context: list[int], settings: ClientSettings) -> Standing | None:
-        """The session of the turn before with the new tokens appended, if it is in a state to go on."""
+        """The session of the previous turn with the new tokens appended, if it can be continued."""
         if self._standing is None:
             return None
         session = self._standing.session
@@ -261,7 +260,7 @@ class Conversation:
             record_rate=settings.budget.record_rate,
             logprobs=settings.logprobs,
         )
-        # Records belong to tokens: those of a shared beginning still hold.
+        # Records depend on tokens: those of the common prefix stay valid.
         self.records.truncate(common_prefix(self.ids, context))
         for start, stop in self.records.held():
             session.held.add(start, stop)

@@ -1,4 +1,4 @@
-"""What is on the device, shared by all conversations: a bundle, and from it weights and tokenizer."""
+"""The loaded bundle, shared by all conversations: weights and tokenizer."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Device:
     variant: str
     codec: TextCodec
     new_drafter: Callable[[], DeviceDrafter]
-    """A drafter with caches of its own over the weights that all share: one for each conversation."""
+    """Makes a drafter with its own caches over the shared weights: one for each conversation."""
     step_durations: StepDurations = field(default_factory=StepDurations)
     thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="drafter"))
-    """Where steps run that take long: one after another, for more would only share the same cores."""
+    """The thread for long steps: one, because several would only compete for the same cores."""
 
     @classmethod
     def load(cls, folder: str | Path = "", *, variant: str = "", threads: int = 0) -> Device:
-        """Load a bundle, the embedded one unless a folder is given; sizes are checked, contents by `doctor`."""
+        """Load a bundle, by default the embedded one. Sizes are checked; `doctor` also checks contents."""
         bundle = Bundle.open(folder or embedded_bundle())
         name = variant or bundle.manifest.default_variant
         chosen = bundle.variant(name)
@@ -56,7 +56,7 @@ class Device:
         )
 
     def guard(self, stop_at: int, informed: Callable[[], bool]) -> OfflineGuard:
-        """The guard as calibrated; `stop_at` >= 0 overrules where it stops. `informed`: whether there are records."""
+        """The calibrated guard; `stop_at` >= 0 overrides where it stops. `informed`: whether there are records."""
         return OfflineGuard.of(self.bundle.manifest.calibration, stop_at, informed)
 
     def acceptance(self) -> tuple[list[float], list[float]]:
@@ -68,7 +68,7 @@ class Device:
 
 
 def embedded_bundle() -> Path:
-    """Where the bundle of the embedded pair lies."""
+    """The folder of the embedded bundle."""
     return demo.paths().bundle
 
 

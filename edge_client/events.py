@@ -1,4 +1,4 @@
-"""What a generation tells its user, in order. Positions are indices into the whole token log, prompt included."""
+"""The events of a generation, in order. Positions are indices into the whole token log, prompt included."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from moa.logprobs import TokenLogprobs
 
 Status = Literal["verified", "provisional"]
 LinkState = Literal["none", "connecting", "online", "late", "offline", "refused"]
-"""none: working offline on purpose. late: connected, but the answer is overdue. refused: the verifier said no."""
+"""none: offline on purpose. late: connected, but the answer is overdue. refused: the verifier refused the client."""
 Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "budget", "link"]
-"""Why a turn ended. guard: too far offline for the quality to hold. link: lost, and nothing here could go on."""
+"""Why a turn ended. guard: too many offline tokens for good quality. link: lost, and the device could not continue."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
@@ -53,7 +53,7 @@ class Retract(Event, frozen=True, kw_only=True):
 
 
 class Adopt(Event, frozen=True, kw_only=True):
-    """Provisional tokens at start..stop (exclusive) stay although the target would have gone on differently."""
+    """Provisional tokens at start..stop (exclusive) stay although the target would have continued differently."""
 
     start: int
     stop: int
@@ -67,13 +67,13 @@ class Link(Event, frozen=True, kw_only=True):
 
 
 class Notice(Event, frozen=True, kw_only=True):
-    """Something a person should know: quality, a budget, a degraded service."""
+    """A message for the user: quality, a budget, a degraded service."""
 
     message: str
 
 
 class Done(Event, frozen=True, kw_only=True):
-    """The turn is over. When not `verified`, some of its tokens never were."""
+    """The turn is over. If not `verified`, some of its tokens were never verified."""
 
     reason: Reason
     verified: bool

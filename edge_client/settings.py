@@ -1,4 +1,4 @@
-"""The client's settings: a flag wins over an environment variable, that over the config file, that over the default."""
+"""The client's settings. Order: flag, environment variable, config file, default."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class ClientSettings:
     seed: int = 0
     """Same seed, same text; a command that samples without one draws a seed and prints it."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer and are no part of it."""
+    """Texts that end the answer and are not part of it."""
     ignore_eos: bool = False
-    """Go on after an end token."""
+    """Continue after an end token."""
     logprobs: int = -1
     """Return each target token's log-probability, with so many of the likeliest; -1: none; needs --json or --jsonl."""
 
@@ -93,13 +93,13 @@ class ClientSettings:
     settle_seconds: float = 5.0
     """At the end of an answer, seconds to wait for a lost link, so that offline text is still checked."""
     answer_seconds: float = 120.0
-    """The longest wait for an answer on a live connection; then the round is sent on another one."""
+    """Longest wait for an answer on a live connection, in seconds; then the round is sent on a new one."""
     connect_seconds: float = 10.0
-    """The longest wait for a connection."""
+    """Longest wait for a connection, in seconds."""
     keepalive_seconds: float = 5.0
-    """Between two pings; a connection that answers none for twice as long is given up."""
+    """Seconds between two pings; a connection without an answer for twice as long is closed."""
     reconnect_seconds: float = 5.0
-    """The longest pause between two attempts to reach the verifier."""
+    """Longest pause between two attempts to reach the verifier, in seconds."""
 
     def __post_init__(self) -> None:
         for field, hint in typing.get_type_hints(type(self)).items():
@@ -154,7 +154,7 @@ class ClientSettings:
         file: Path | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Put together what was given: `flags` that are None were not; `defaults` stand in for the fields' own."""
+        """Merge all sources; a flag that is None was not given, and `defaults` replace the fields' own."""
         values = dict(defaults or {})
         values |= read_config(config_file(file, environment), must_exist=bool(file or environment.get(CONFIG)))
         values |= _from_environment(environment)
@@ -205,7 +205,7 @@ _HINTS: dict[str, Any] = typing.get_type_hints(ClientSettings)
 
 
 def config_file(named: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:
-    """The config file: the one that is named, by a flag or by a variable, or the user's own."""
+    """The config file: named by a flag or a variable, or the user's default one."""
     if named is not None or environment.get(CONFIG):
         return named or Path(environment[CONFIG])
     home = environment.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
@@ -213,7 +213,7 @@ def config_file(named: Path | None = None, environment: Mapping[str, str] = os.e
 
 
 def read_config(path: Path, *, must_exist: bool = False) -> dict[str, Any]:
-    """What a config file sets; nothing when there is none."""
+    """The settings of a config file; empty if there is none."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise ConfigError(f"{path} is too large for a config file")
@@ -231,7 +231,7 @@ def read_config(path: Path, *, must_exist: bool = False) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of the variables of ours. One that we do not know is most likely misspelt, and would do nothing."""
+    """Settings from our environment variables. An unknown one is an error: it is most likely misspelt."""
     known = {ENVIRONMENT + name.upper(): name for name in _HINTS}
     values: dict[str, Any] = {}
     for variable in sorted(v for v in environment if v.startswith(ENVIRONMENT) and v != CONFIG):
@@ -242,7 +242,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def from_text(name: str, text: str, *, called: str = "") -> Any:
-    """A setting's value as a person writes it; `called` is its name in an error. Lists have commas."""
+    """A setting's value from text; `called` is its name in an error. Lists are separated by commas."""
     hint = _HINTS[name]
     value: Any = text
     if typing.get_origin(hint) is tuple:
@@ -251,7 +251,7 @@ def from_text(name: str, text: str, *, called: str = "") -> Any:
 
 
 def _converted(name: str, value: Any, hint: Any = None, *, strict: bool = True) -> Any:
-    """A value of the setting's type, or an error that names it. `strict=False` reads numbers from text."""
+    """Convert to the setting's type, or raise an error with its name. `strict=False` reads numbers from text."""
     try:
         return msgspec.convert(value, hint or _HINTS[name], strict=strict)
     except msgspec.ValidationError as error:
@@ -262,12 +262,12 @@ def _converted(name: str, value: Any, hint: Any = None, *, strict: bool = True) 
 
 
 def _check_address(address: str) -> None:
-    """Refuse at once what could never be reached."""
+    """Refuse an invalid address at once."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", parts.port
         host.encode("idna")
-    except ValueError as error:  # UnicodeError too: a label of a host name that is too long
+    except ValueError as error:  # also UnicodeError: a host name label that is too long
         raise UsageError(f"no verifier address: {safe_line(repr(address))}", hint=safe_line(str(error))) from None
     if parts.scheme not in ("ws", "wss") or not host or port == 0:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What all conversations of a client share: device, connection, budget, what was measured, and the settings."""
+"""The objects that all conversations of a client share: device, connection, budget, measurements, settings."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Shared:
 
     @property
     def spending(self) -> Spending:
-        """What is left of the budget."""
+        """The rest of the budget."""
         self._spending.budget = self.settings.budget
         return self._spending
 
     @property
     def max_context(self) -> int:
-        """Tokens that prompt and answer may have together."""
+        """Most tokens of prompt and answer together."""
         most = self.device.bundle.manifest.target.facts.max_positions
         if self.link is not None and self.link.welcome is not None:
             most = min(most, self.link.welcome.limits.max_context_tokens)
         return most
 
     def news(self) -> list[str]:
-        """What the verifier remarked in its welcome, once."""
+        """The notices in the verifier's welcome, once."""
         welcome = self.link.welcome if self.link is not None else None
         news = [notice for notice in welcome.notices if notice not in self._told] if welcome is not None else []
         self._told += news

@@ -1,7 +1,7 @@
-"""How well a drafter, in any form, guesses what the target says: replayed on recorded traces, without the target.
+"""Acceptance of a drafter in any form, replayed on recorded continuations, without the target.
 
-Greedy verification accepts exactly the drafts that agree with the target's own text, so the text is all it takes to
-know what a round would have accepted.
+Greedy verification accepts exactly the drafts that equal the target's text, so the text is enough to know what a round
+would accept.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class AcceptedRounds:
 
 
 class Replay:
-    """One trace and a drafter's cache, at any point of the text."""
+    """One continuation and the drafter's cache, at any point of the text."""
 
     def __init__(self, runner: Runner, trace: Continuation) -> None:
         self.runner, self.trace = runner, trace
         self.rows: list[Float] = [
             np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32) for layer in runner.spec.cache for _ in "kv"
         ]
-        # Mostly rows depend on tokens alone; those of borrowed layers are the target's own.
+        # Most cache rows depend on tokens only; those of borrowed layers are the target's.
         if not runner.spec.rows_know_records:
             self.advance(len(trace.ids))
 
     def advance(self, end: int) -> None:
-        """Bring the cache up to the text's first `end` tokens."""
+        """Extend the cache to the text's first `end` tokens."""
         while (start := self.rows[0].shape[1]) < end:
             ids = self.trace.ids[start : min(end, start + _CHUNK)]
             causal = np.tril(np.ones((len(ids), start + len(ids)), np.bool_), start)
@@ -68,7 +68,7 @@ class Replay:
             self.rows = [np.concatenate(pair, axis=1) for pair in zip(self.rows, new, strict=True)]
 
     def draft(self, pending: int, shape: TreeShape) -> int:
-        """Draft after the text's token `pending`; how many drafts the target would accept."""
+        """Draft after the text's token `pending`; returns how many drafts the target would accept."""
         self.advance(pending)
         text = self.trace.ids
         grower, drafted = TreeGrower(text[pending], shape), [row[:, :pending] for row in self.rows]
@@ -81,7 +81,7 @@ class Replay:
             grower.expand(out.top_tokens, out.top_logp)
         best = grower.tree()
         depths = best.depths()
-        following = [*text[pending + 1 :], *[-1] * (shape.depth + 1)]  # after its end, nothing is the target's
+        following = [*text[pending + 1 :], *[-1] * (shape.depth + 1)]  # after the text's end nothing counts as accepted
         return len(accept(best.tokens, best.parents, lambda node: following[int(depths[node])]).path) - 1
 
     def rounds(self, shape: TreeShape) -> list[int]:
@@ -126,12 +126,12 @@ class Replay:
 
 
 def rounds(runner: Runner, traces: Sequence[Continuation], shape: TreeShape) -> AcceptedRounds:
-    """Speculative decoding of every trace, to the end of its text."""
+    """Speculative decoding of every continuation, to the end of its text."""
     return AcceptedRounds([drafts for trace in traces for drafts in Replay(runner, trace).rounds(shape)], shape.depth)
 
 
 def first_guesses(runner: Runner, traces: Sequence[Continuation]) -> Iterator[tuple[int, int]]:
-    """At every position of every continuation, with all records: (first guess, what the target says)."""
+    """At every position of every continuation, with all records: (first guess, the target's token)."""
     for trace in traces:
         replay = Replay(runner, trace)
         for at in range(trace.prompt, len(trace.ids) - 1):
@@ -145,10 +145,11 @@ def acceptance(chain: AcceptedRounds, tree: AcceptedRounds) -> Acceptance:
 
 
 def offline(runner: Runner, traces: Sequence[Continuation], *, cold: bool) -> Offline:
-    """What the link's loss right after the prompt does, or having had none: agreement by distance from the prompt.
+    """Quality of offline text after the link is lost right after the prompt, or without any connection: agreement by
+    distance from the prompt.
 
-    One pass over the target's text tells both figures: a text drafted alone is the target's own for exactly as long as
-    every guess on the target's text was right.
+    One pass over the target's text gives both figures: an offline text equals the target's exactly as long as every
+    guess on the target's text was right.
     """
     right = [_alone(runner, trace, 0 if cold else trace.prompt) for trace in traces]
     lengths, agreement, unbroken = [], [], []

@@ -1,4 +1,4 @@
-"""From the layers alone to the whole step graph: ids in front, head, noise and top-k behind."""
+"""Builds the step graph around the layers' graph: embedding before them; head, noise and top-k after them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from export.tables import Table
 
 @dataclass(frozen=True)
 class Ends:
-    """What stands before and after the layers; `draft_to_target`, when the head has only a part of the vocabulary."""
+    """The parts before and after the layers; `draft_to_target` if the head has a reduced vocabulary."""
 
     embedding: Table
     head: Table
@@ -49,12 +49,12 @@ def step_graph(body: onnx.ModelProto, spec: BodySpec, ends: Ends) -> WeightedMod
         )
     graph.name = "drafter_step"
     model.proto.producer_name = "moa-export"
-    del graph.value_info[:]  # the exporter's, which quantization made wrong
+    del graph.value_info[:]  # the exporter's shapes, which are wrong after quantization
     return model
 
 
 def _step_inputs(spec: BodySpec, inputs: dict[str, ValueInfoProto]) -> list[ValueInfoProto]:
-    """Only inputs that the layers really read are inputs of the graph; their free lengths get the documented names."""
+    """Only inputs that the layers read are inputs of the graph; their dynamic axes get the documented names."""
     shapes: dict[str, list[int | str]] = {"mask": [1, 1, "T", "P+T"], "positions": [1, "T"], "queries": ["N"]}
     if spec.records:
         rows: list[int | str] = [1, spec.records.kv_heads, "R", spec.records.head_dim]

@@ -1,10 +1,10 @@
 """The drafter's layers as one ONNX graph: everything between the embedding and the head, traced from `Drafter` itself.
 
     x, positions ──► new cache rows, of every token and layer
-    queries      ──► the tokens whose predictions are wanted; only they go through the last layer's attention, and on
+    queries      ──► the tokens whose predictions are wanted; only these run through the last layer's attention, and on
 
-A prompt is therefore a step with one query: no second graph, and little computed that nobody asked for. With borrowed
-layers (TLI) every token needs its states, so there the choice is made after the last layer.
+A prompt is therefore a step with one query: no second graph, and little wasted work. With borrowed layers (TLI) every
+token needs its states, so there the queries are selected after the last layer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CacheLayer:
 
 
 class Body(nn.Module):
-    """The drafter's own `states`, with the arguments in a graph's order."""
+    """The drafter's `states`, with the arguments in the order of the graph's inputs."""
 
     def __init__(self, drafter: Drafter) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Body(nn.Module):
 
 @dataclass(frozen=True)
 class BodySpec:
-    """What an exporter must know of a body besides its modules."""
+    """What an exporter must know about a body besides its modules."""
 
     hidden_size: int
     cache: tuple[CacheLayer, ...]
@@ -57,7 +57,7 @@ class BodySpec:
     records: CacheLayer | None
     borrowed: int = 0
     rows_know_records: bool = False
-    """Whether rows of the body's own layers depend on the records of their time."""
+    """Whether cache rows of the body's own layers depend on the records at that time."""
 
     @property
     def inputs(self) -> list[str]:
@@ -106,7 +106,7 @@ def export_body(body: nn.Module, spec: BodySpec, path: Path, *, opset: int) -> o
 
 
 def _example(spec: BodySpec) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-    """Arguments of distinct sizes, all above 1: `torch.export` takes 0 and 1 for constants."""
+    """Arguments with distinct sizes, all above 1: `torch.export` treats sizes 0 and 1 as constants."""
     tokens, past, records = 5, 7, 4
     t, n, p, r = (
         Dim("T", min=1, max=2**20),

@@ -64,7 +64,7 @@ class BuildSettings:
     draft_vocab: int | None = None
     vocab_text: tuple[Path, ...] = ()
     vocab_prompts: tuple[str, ...] = ()
-    """Prompts whose answers by the target choose the draft vocabulary, where no text is given."""
+    """If no text is given: prompts for the target, whose answers are used to choose the draft vocabulary."""
     calibration: tuple[Path, ...] = ()
     prompts: tuple[str, ...] = ()
     new_tokens: int = 96
@@ -90,7 +90,7 @@ class BuildSettings:
 
 
 def build(settings: BuildSettings, say: Notify = lambda _: None) -> Bundle:
-    """Build a bundle at `settings.out`, which appears only when it is whole."""
+    """Build a bundle at `settings.out`, atomically."""
     started = time.monotonic()
     plan = make_plan(settings.target, settings.drafter, settings.variants, settings.draft_vocab)
     with new_folder(settings.out, needed=plan.disk, force=settings.force) as folder:
@@ -109,7 +109,7 @@ class _Build:
         self.source: Source = load_source(settings.target, settings.drafter)
 
     def run(self) -> None:
-        """Fill the folder, the manifest last."""
+        """Write all files, the manifest last."""
         with tempfile.TemporaryDirectory(dir=self.folder, prefix="work-") as work:
             target = self._target()
             chosen = self._draft_vocabulary(target)
@@ -126,7 +126,7 @@ class _Build:
         self._manifest(shop.top_k, variants, tokenizer, vocabulary, calibration)
 
     def _target(self) -> Target | None:
-        """The whole target, only if somebody wants to hear it."""
+        """The whole target, loaded only if needed."""
         settings = self.settings
         wanted = settings.calibration or settings.prompts or (settings.draft_vocab and not settings.vocab_text)
         if not wanted:
@@ -137,7 +137,7 @@ class _Build:
     def _draft_vocabulary(self, target: Target | None) -> NDArray[np.int64] | None:
         source, settings = self.source, self.settings
         if settings.draft_vocab is None:
-            # An independent drafter's table may be padded less than the target's.
+            # An independent drafter's embedding may have less padding than the target's.
             return None if source.vocabulary == source.facts.vocab_size else np.arange(source.vocabulary)
         self.say("choosing the draft vocabulary")
         if settings.vocab_text:
@@ -166,7 +166,7 @@ class _Build:
         prompts = encode_prompts(target, texts)
         traces = make_traces(target, self.source, prompts, new_tokens=self.settings.new_tokens)
         names = ", ".join(path.name for path in self.settings.calibration) or "held-out prompts of the embedded pair"
-        # The float32 drafter with its whole vocabulary: what a smaller one costs shows in the ratio.
+        # The float32 drafter with its whole vocabulary: the ratio then includes the cost of a smaller one.
         return Yardstick(traces, TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary)), names)
 
     def _variant(self, shop: Workshop, kind: VariantKind, difference: float, yardstick: Yardstick | None) -> Variant:
@@ -268,5 +268,5 @@ def _with_files(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _no_text(_: OrtRunner) -> Agreement | None:
-    """There is nothing to judge by."""
+    """Without text nothing can be compared."""
     return None

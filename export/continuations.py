@@ -1,4 +1,4 @@
-"""What the target says on held-out prompts, with the activation records that come with it."""
+"""The target's greedy continuations of held-out prompts, with their activation records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Continuation:
     record_k: NDArray[np.float32] | None
     record_v: NDArray[np.float32] | None
     borrowed: list[NDArray[np.float32]] = field(default_factory=list)
-    """The target's own rows `[heads, len(ids), D]` in the layers that are borrowed, keys and values by layer."""
+    """The target's keys and values `[heads, len(ids), D]` in the borrowed layers, by layer."""
 
 
 def read_prompts(files: Sequence[Path]) -> list[str]:
@@ -51,7 +51,7 @@ def read_prompts(files: Sequence[Path]) -> list[str]:
 
 
 def encode_prompts(target: Target, prompts: Sequence[str]) -> list[list[int]]:
-    """Ids as a chat would send them: through the chat template, where the tokenizer has one."""
+    """Ids as a chat sends them: through the chat template, if the tokenizer has one."""
     tokenizer = target.tokenizer
     if not tokenizer.chat_template:
         return [tokenizer.encode(prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""What the manifest says of a bundle's parts, and the files that all variants share."""
+"""The manifest's entries for a bundle's parts, and the files that all variants share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAP = "shared/draft_to_target.npy"
 
 
 def tool_versions() -> dict[str, str]:
-    """Versions of everything that had a hand in it."""
+    """Versions of the tools that built it."""
     found = {"python": platform.python_version()}
     for name in _TOOLS:
         try:
@@ -34,7 +34,7 @@ def tool_versions() -> dict[str, str]:
 
 
 def public_name(source: str) -> str:
-    """A hub id as it is; of a folder only its name, since where it lay is nobody's business."""
+    """A hub id as it is; of a folder only its name, to keep local paths private."""
     prefix = INDEPENDENT if source.startswith(INDEPENDENT) else ""
     rest = source.removeprefix(prefix)
     folder = Path(rest).expanduser()
@@ -42,7 +42,7 @@ def public_name(source: str) -> str:
 
 
 def this_runtime() -> str:
-    """Where a dynamic form is run when it is built."""
+    """The runtime on which a dynamic form is run at build time."""
     return f"onnxruntime {onnxruntime.__version__}, CPUExecutionProvider, {platform.system()} {platform.machine()}"
 
 

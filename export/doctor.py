@@ -16,7 +16,7 @@ from moa.bundle import OPSETS
 
 
 def findings() -> dict[str, Any]:
-    """Versions, and what they mean here."""
+    """Versions, and what they allow here."""
     optimum = _imports_quantizer()
     opset = onnx.defs.onnx_opset_version()
     return {

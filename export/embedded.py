@@ -1,4 +1,4 @@
-"""The embedded pair as a source: its folders, and prompts that its training never saw."""
+"""The embedded pair as a source: its folders, and held-out prompts."""
 
 from __future__ import annotations
 

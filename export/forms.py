@@ -1,4 +1,4 @@
-"""The forms that a drafter takes: which operators, which precision, for which runtime."""
+"""The forms of an exported drafter: operators and precision for each runtime."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from export.tables import BlockTable, FloatTable, Int8Table, Table
 OPSET = 23
 """Has RMSNormalization and Attention as operators."""
 PORTABLE_OPSET = 20
-"""The newest that OpenVINO's provider takes."""
+"""The newest opset that OpenVINO's provider supports."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A way to store four-bit weights; `tables` are the bits of embedding and head."""
+    """How to store four-bit weights; `tables` are the bits of embedding and head."""
 
     block: int
     tables: int
@@ -38,13 +38,13 @@ class Blocks:
 
 
 BLOCKS = (Blocks(128, 4), Blocks(32, 4), Blocks(32, 8))
-"""From the fastest to the most faithful; the first that agrees well enough is taken."""
+"""From the fastest to the most accurate; the first with enough agreement is used."""
 DEFAULT_BLOCKS = BLOCKS[1]
 
 
 @dataclass
 class Workshop:
-    """A source and what is made from it on the way, each thing once."""
+    """A source and the intermediate results made from it, each computed once."""
 
     source: Source
     folder: Path
@@ -65,13 +65,13 @@ class Workshop:
 
     @cached_property
     def head_rows(self) -> NDArray[np.float32]:
-        """The head's matrix: the draft vocabulary's rows alone."""
+        """The head's matrix: only the rows of the draft vocabulary."""
         head = self.source.head()
         return head[: self.source.vocabulary] if self.draft_to_target is None else head[self.draft_to_target]
 
     @property
     def tied(self) -> bool:
-        """Whether one table serves as embedding and head."""
+        """Whether embedding and head share one table."""
         return self.source.tied and self.head_rows.shape == self.source.embedding().shape
 
     def float_graph(self, opset: int) -> WeightedModel:
@@ -79,7 +79,7 @@ class Workshop:
         return self._graph(onnx.load(self.layers(opset)), FloatTable)
 
     def int8_graph(self, opset: int) -> tuple[WeightedModel, str]:
-        """Eight bits, dynamically quantized activations; and who quantized the layers."""
+        """Eight bits with dynamically quantized activations; returns also the name of the quantizer."""
         if opset not in self._int8:
             work = self.folder / f"int8-{opset}"
             work.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Golden vectors: a few steps with what each variant answered here, so that any machine can tell whether it agrees."""
+"""Golden vectors: a few steps with each variant's outputs here, so that any machine can compare its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time of a step, and what this machine's memory allows."""
+"""Time of a step, and this machine's free memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The float32 graph against torch, over random caches, trees and records: the exporter is not taken at its word."""
+"""Compares the float32 graph with torch, over random caches, trees and records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder that appears under its name only when it is whole."""
+"""Writes a folder atomically: it gets its name when it is complete."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from moa.bundle import MANIFEST
 from moa.errors import MoaError, UsageError
 
 _FULL = 2**20
-"""A disk with fewer bytes left is full."""
+"""A disk with fewer free bytes counts as full."""
 
 
 @contextlib.contextmanager
 def new_folder(out: Path, *, needed: int = 0, force: bool = False, trial: bool = False) -> Iterator[Path]:
-    """Yield a folder beside `out` that becomes `out` at the end; after an error it is gone.
-    A `trial` only finds out whether it could.
+    """Yield a folder beside `out` that is renamed to `out` at the end, and removed after an error.
+    A `trial` only checks whether that is possible.
 
-    A killed process leaves a `.NAME.building-*` folder behind, which has no manifest and is nobody's bundle.
+    A killed process leaves a `.NAME.building-*` folder behind, which has no manifest and so is no bundle.
     """
     out = out.absolute()
     _refuse_to_lose(out, force)
@@ -40,7 +40,7 @@ def new_folder(out: Path, *, needed: int = 0, force: bool = False, trial: bool =
         yield folder
         if trial:
             return
-        folder.chmod(0o777 & ~_umask())  # mkdtemp's folders are private
+        folder.chmod(0o777 & ~_umask())  # mkdtemp makes private folders
         if out.exists():
             old = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.old-"))
             out.replace(old / out.name)
@@ -59,7 +59,7 @@ def new_folder(out: Path, *, needed: int = 0, force: bool = False, trial: bool =
 
 
 def clean_up_when_ended() -> None:
-    """Have SIGTERM, a batch system's way to end a build, do what Ctrl-C does."""
+    """Make SIGTERM, with which batch systems end a job, do the same as Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
@@ -69,11 +69,12 @@ def gigabytes(size: float) -> str:
 
 
 def _refused_by_the_disk(error: Exception, parent: Path, needed: int) -> UsageError | None:
-    """What the disk did, where it was the disk: libraries say it each in their own way, some with a traceback alone."""
+    """Turn errors of a full disk into one line: each library reports them in its own way, some only with a
+    traceback."""
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or shutil.disk_usage(parent).free < _FULL:
         hint = f"about {gigabytes(needed)} are wanted" if needed else ""
         return UsageError(f"no room left in {parent}", hint=hint)
-    if isinstance(error, OSError) and not error.filename:  # not from opening a file, so from writing to one
+    if isinstance(error, OSError) and not error.filename:  # not from opening a file, so from writing
         return UsageError(f"cannot write to {parent}: {error.strerror or error}")
     return None
 

@@ -1,4 +1,4 @@
-"""What a build will make, before it makes it: shapes, sizes, and roughly how long it will take."""
+"""Estimates of a build: shapes, sizes, and roughly how long it will take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moa.model.partial_target import read_facts
 
 _BYTES_PER_WEIGHT = {"cpu-int4": 0.5 + 4 / 32, "cpu-fp32": 4.0, "npu-openvino": 4.0, "coreml": 4.0, "nnapi": 4.0}
 _HOST_EMBEDDING = 2.0
-"""Bytes per weight of the table that a static form leaves to the host."""
+"""Bytes per weight of the embedding table that a static form leaves to the host."""
 _NO_LAYER = ("layer_self_attention.", "Ekv2E.", "final_state.", "confidence_head.", "body.embedding.", "body.head.")
 """Weights that stay on the server, or are counted as embedding and head."""
 _SECONDS_PER_GRAPH, _SECONDS_TO_TIME, _WEIGHTS_PER_SECOND = 3.0, 2.5, 20e6  # two cores of a small machine
@@ -65,7 +65,7 @@ class ExportPlan:
 
 
 def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: int | None) -> ExportPlan:
-    """Read shapes, not weights; refuses what could not be built."""
+    """Read shapes, not weights; refuse what cannot be built."""
     kinds = choose_kinds(variants)
     facts, folder = read_facts(target)
     found = _independent(drafter, facts) if drafter.startswith(INDEPENDENT) else _moa(drafter, facts, folder)
@@ -93,7 +93,7 @@ def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: i
 
 @dataclass(frozen=True)
 class _Found:
-    """What the headers tell of a drafter; `no_static` says why it has no static form, where it has none."""
+    """What the headers say about a drafter; `no_static` is why it has no static form, if so."""
 
     kind: str
     hidden_size: int
@@ -170,7 +170,7 @@ def _size(kind: VariantKind, layers: int, embedding: int, head: int, shared: boo
     each = _BYTES_PER_WEIGHT.get(kind.name, 1.0)
     if kind.form == "static":
         return int((layers + head) * each + embedding * _HOST_EMBEDDING)
-    # The .ort format stores the head turned, so a shared table twice.
+    # The .ort format stores the head transposed, so a shared table is stored twice.
     return int((layers + embedding + (0 if shared and kind.name != "mobile" else head)) * each)
 
 

@@ -1,4 +1,5 @@
-"""QNN's compiled form of `npu-qnn`, which a device would otherwise make at its first start; needs `onnxruntime-qnn`."""
+"""QNN's compiled context of `npu-qnn`, which a device would otherwise compile at its first start; needs
+`onnxruntime-qnn`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _PROVIDER = "QNNExecutionProvider"
 
 
 def require_qnn() -> Any:
-    """The plugin's module, or one line that says how to get it."""
+    """The plugin's module, or an error that says how to install it."""
     try:
         import onnxruntime_qnn  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
@@ -28,7 +29,7 @@ def require_qnn() -> Any:
 
 
 def write_context(model: Path, feeds: list[Feeds], soc: int) -> tuple[Path, str]:
-    """Compile `model` for a Qualcomm SoC (0: any) and run both on the emulation; returns the file and what was seen."""
+    """Compile `model` for a Qualcomm SoC (0: any) and run both on the emulator; returns the file and the comparison."""
     path = model.with_name(CONTEXT)
     path.unlink(missing_ok=True)
     plain = _session(model, soc, context=path)

@@ -1,4 +1,4 @@
-"""The layers in fewer bits: eight through optimum's recipes, four in blocks."""
+"""Quantizes the layers: eight bits with optimum's configurations, four bits in blocks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQua
 from export.quiet import quiet
 
 INT8_CPUS = ("avx512_vnni", "avx2", "arm64")
-"""optimum's recipes. The first suits every x86 with 8-bit dot products; `avx2` avoids the overflow of older ones."""
+"""optimum's configurations. The first is for x86 with 8-bit dot products; `avx2` avoids the overflow of older
+processors."""
 
 
 def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
-    """Dynamically quantized products, written into `work`; returns the model and who made it.
+    """Dynamically quantized products, written into `work`; returns the model and the quantizer's name.
 
-    optimum's quantizer does not import beside transformers 5; ONNX Runtime's own, with the same settings, stands in.
+    optimum's quantizer cannot be imported with transformers 5; then ONNX Runtime's own is used with the same settings.
     """
     skip = products_of_activations(onnx.load(layers, load_external_data=False))
     with quiet():
@@ -62,6 +63,6 @@ def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:
 
 
 def products_of_activations(model: onnx.ModelProto) -> list[str]:
-    """Names of the MatMul nodes without a weight: quantizing attention's own products loses accuracy for nothing."""
+    """Names of the MatMul nodes without a weight: quantizing attention's own products loses accuracy without gain."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [node.name for node in model.graph.node if node.op_type == "MatMul" and not weights & set(node.input)]

@@ -1,4 +1,4 @@
-"""Exporter and quantizers log every node and warn about their own deprecations, which a user can do nothing about."""
+"""Silences exporter and quantizers, which log every node and warn about their own deprecations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back their logs, warnings and prints; exceptions pass."""
+    """Suppress their logs, warnings and prints; exceptions pass."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

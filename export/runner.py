@@ -126,7 +126,7 @@ class OrtRunner:
 def open_session(
     model: Path, *, threads: int = 1, provider: str = "CPUExecutionProvider", profile: Path | None = None
 ) -> Any:
-    """A session, or one line that says why not; with `profile`, it notes there what it runs."""
+    """A session, or a one-line error; with `profile`, it writes a profile there."""
     options = onnxruntime.SessionOptions()
     if profile is not None:
         options.enable_profiling = True

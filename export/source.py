@@ -1,4 +1,4 @@
-"""What a bundle is made from: a drafter and the parts of its target that it shares, read and checked."""
+"""The source of a bundle: a drafter and the parts of its target that it shares, read and checked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TargetTokenizer:
     hash: str
     chat_template: str | None
     special_tokens: dict[str, str]
-    """By the names that chat templates use. `eos_token` need not be the first id that ends a text."""
+    """Special tokens by the names that chat templates use. `eos_token` need not be the first id that ends a text."""
 
     @classmethod
     def of(cls, folder: Path) -> TargetTokenizer:
@@ -71,7 +71,7 @@ class Source:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that target and drafter have in common: tables may be padded differently."""
+        """Vocabulary size common to target and drafter: their tables may have different padding."""
         return min(self.facts.vocab_size, len(self.shared.head))
 
     def embedding(self) -> NDArray[np.float32]:
@@ -84,7 +84,7 @@ class Source:
 
 
 def load_source(target: str, drafter: str) -> Source:
-    """Read a drafter, `independent:ID_OR_DIR` or a folder of ours, and what it shares of `target`."""
+    """Read a drafter, `independent:ID_OR_DIR` or a folder of ours, and the parts of `target` that it shares."""
     folder = locate(target)
     tokenizer = TargetTokenizer.of(folder)
     if drafter.startswith(INDEPENDENT):
@@ -97,7 +97,7 @@ def load_source(target: str, drafter: str) -> Source:
 
 
 def _independent(target: str, folder: Path, tokenizer: TargetTokenizer, drafter: str) -> Source:
-    """A small language model alone: a body that knows no records."""
+    """A small language model: a body without records."""
     body = load_model(drafter.removeprefix(INDEPENDENT))
     part = read_partial_target(folder)
     facts = dataclasses.replace(part.facts, tokenizer_hash=tokenizer.hash)

@@ -1,10 +1,10 @@
-"""The forms for NPUs: all shapes fixed, nothing an NPU's compiler stumbles over, embedding and top-k left to the host.
+"""The forms for NPUs: fixed shapes, only operators that NPU compilers support, embedding and top-k on the host.
 
     x [1,T,H]  cos, sin [1,T,D]  mask [1,1,T,P+T]  past_k, past_v [1,Hs,P,D] by layer
     record_k, record_v [1,Hc,R,D]  record_mask [1,1,1,R]  has_records [1,1,1]      ──►  logits, new_k, new_v by layer
 
-`sin` carries the sign of rotation's first half; masks are 0 or -30, since a larger number would eat up the range of
-16-bit activations. Past rows, records and tokens that are not there are masked; rows of theirs are thrown away.
+`sin` includes the sign of the rotation's first half. Masks are 0 or -30, because a larger number would use up the range
+of 16-bit activations. Unused past rows, records and tokens are masked, and their outputs ignored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class StaticShape:
 
 
 class StaticStep(nn.Module):
-    """The drafter's step in elementary operators. `native_norm` keeps RMSNorm whole, which HTP computes far better."""
+    """The drafter's step in elementary operators. `native_norm` keeps RMSNorm as one operator, which is much more
+    accurate on HTP."""
 
     def __init__(self, drafter: Drafter, head: NDArray[np.float32], *, native_norm: bool) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _attend(attention: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Heads that share a key become rows of one product: no operator that repeats keys."""
+    """Query heads that share a key head become rows of one product, so that no operator has to repeat keys."""
     group, tokens = attention.heads // attention.kv_heads, query.shape[2]
     query = query.reshape(1, attention.kv_heads, group * tokens, attention.head_dim) * attention.head_dim**-0.5
     if mask.shape[2] != 1:
@@ -172,7 +173,7 @@ class _Feeds(CalibrationDataReader):
 
 
 def quantize_for_htp(model: Path, feeds: list[dict[str, NDArray[Any]]]) -> None:
-    """Sixteen-bit activations and eight-bit weights as QDQ, ranges from `feeds`; in place."""
+    """Sixteen-bit activations and eight-bit weights as QDQ, with ranges calibrated on `feeds`; in place."""
     prepared, quantized = model.with_name("prepared.onnx"), model.with_name("quantized.onnx")
     with quiet():
         changed = qnn_preprocess_model(model, prepared)
@@ -188,7 +189,8 @@ def quantize_for_htp(model: Path, feeds: list[dict[str, NDArray[Any]]]) -> None:
 
 
 def partitions(model: Path, runtime: Literal["CoreML", "NNAPI"]) -> str:
-    """What ONNX Runtime's checker says of a runtime that is not here; raises where the graph would fall apart."""
+    """Check the graph for a runtime that is not installed, with ONNX Runtime's usability checker; raises if it would be
+    partitioned."""
     proto = onnx.shape_inference.infer_shapes(onnx.load(model))
     with quiet():
         if runtime == "CoreML":

@@ -17,7 +17,7 @@ Feeds = dict[str, NDArray[Any]]
 
 
 class StaticRunner:
-    """`Runner` over a static form: longer inputs go in pieces, the oldest rows beyond its capacity are left out."""
+    """`Runner` over a static form: longer inputs run in pieces; the oldest rows beyond its capacity are dropped."""
 
     def __init__(
         self,

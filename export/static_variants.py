@@ -1,4 +1,4 @@
-"""How each static variant is made, and what of it could be run or only looked at."""
+"""How each static variant is made, and which part of it was run or only checked."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def make_static(
     *,
     qnn_context: int | None = None,
 ) -> Made:
-    """Write a static variant, run it on the CPU, and let a checker look at it where the runtime does not exist here.
+    """Write a static variant and run it on the CPU; if its runtime is not available here, a usability checker is run.
 
-    `qnn_context` is the SoC to compile `npu-qnn` for, 0 for none in particular; None leaves it to the device.
+    `qnn_context` is the SoC to compile `npu-qnn` for, 0 for none in particular; None: the device compiles it.
     """
     folder.mkdir(parents=True)
     model = folder / "model.onnx"
@@ -84,7 +84,7 @@ def static_runner(shop: Workshop, model: Path, shape: StaticShape) -> StaticRunn
 
 
 def calibration_feeds(shop: Workshop, runner: StaticRunner, traces: Sequence[Continuation]) -> list[Feeds]:
-    """Inputs whose ranges a quantizer learns: steps along real texts, or random ones, also without past or records."""
+    """Calibration inputs for the quantizer: steps along real texts, or random ones, also without past or records."""
     width = runner.shape.tokens
     if not traces:
         sizes = ((width, width, 40, 30), (1, 1, 0, 0), (width, width, 0, 0), (1, 1, 40, 0)) * 3

@@ -1,4 +1,4 @@
-"""An ONNX model with its weights apart: protobuf cannot hold 2 GB, and equal weights need to be stored only once."""
+"""An ONNX model with its weights stored separately: protobuf cannot hold 2 GB, and equal weights are stored once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from moa.errors import UsageError
 
 Array = NDArray[Any]
-_PAGE = 4096  # memory maps want offsets on a page
+_PAGE = 4096  # memory maps need page-aligned offsets
 _LARGEST_MESSAGE = 2**31 - 2**24  # protobuf's limit, less the graph itself
 _INLINE = 1024  # bytes; shape inference reads small constants, so they stay in the graph
 
@@ -29,7 +29,7 @@ class WeightedModel:
 
     @classmethod
     def take(cls, proto: onnx.ModelProto) -> WeightedModel:
-        """Move the larger initializers out of a model; the exporter's notes about where nodes came from are dropped."""
+        """Move the larger initializers out of a model; the exporter's metadata about the origin of nodes is dropped."""
         small, weights = [], {}
         for tensor in proto.graph.initializer:
             if len(tensor.raw_data) > _INLINE:
@@ -59,7 +59,7 @@ class WeightedModel:
         return outputs[0]
 
     def save_whole(self, path: Path) -> list[Path]:
-        """Write one file with the weights inside, for runtimes that want it so; equal weights are not shared."""
+        """Write one file that includes the weights, for runtimes that need it; equal weights are not shared."""
         size = sum(value.nbytes for value in self.weights.values())
         if size > _LARGEST_MESSAGE:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The two matrices that make up most of a drafter, embedding and head, in each precision; tied ones are stored once.
+"""Embedding and head, the two largest matrices of a drafter, in each precision; tied ones are stored once.
 
 Each table adds its nodes to a graph: `embed` turns ids into rows, `project` turns hidden states into logits.
 """
@@ -31,7 +31,7 @@ class Table(Protocol):
 
 @dataclass(frozen=True)
 class FloatTable:
-    """Float32, as it is."""
+    """Float32."""
 
     name: str
     rows: Matrix
@@ -48,7 +48,8 @@ class FloatTable:
 
 
 class Int8Table:
-    """Eight bits, a scale for each row: rows of the embedding are columns of the head, so the numbers serve both."""
+    """Eight bits, a scale for each row. Rows of the embedding are columns of the head, so both can use the same
+    data."""
 
     def __init__(self, name: str, rows: Matrix) -> None:
         self.name = name
@@ -56,7 +57,7 @@ class Int8Table:
         scale[scale == 0] = 1.0
         self.scale: Matrix = scale.astype(np.float32)
         self.rows = np.empty(rows.shape, np.int8)
-        for start in range(0, len(rows), 8192):  # a float copy of a whole vocabulary would double the memory
+        for start in range(0, len(rows), 8192):  # a float copy of the whole table would double the memory
             part = slice(start, start + 8192)
             self.rows[part] = np.rint(rows[part] / self.scale[part])
 
@@ -68,7 +69,7 @@ class Int8Table:
         model.node("Mul", [wide, scale], [out])
 
     def project(self, model: WeightedModel, hidden: str, out: str) -> None:
-        """The form that ONNX Runtime fuses into one dynamically quantized product."""
+        """The pattern that ONNX Runtime fuses into one dynamically quantized product."""
         codes = _once(model, f"table.{self.name}.int8", self.rows)
         columns = model.node("Transpose", [codes], [f"table.{self.name}.columns"], perm=[1, 0])
         zero = model.constant(f"table.{self.name}.zero", np.array(0, np.int8))
@@ -87,7 +88,7 @@ class BlockTable:
         self.name, self.bits, self.block = name, bits, block
         self.count, self.width = rows.shape
         settings = DefaultWeightOnlyQuantConfig(block_size=block, is_symmetric=True, bits=bits)
-        parts = [  # by parts: the quantizer wants columns, and a transposed copy of a whole vocabulary is large
+        parts = [  # in parts: the quantizer needs columns, and a transposed copy of the whole table is large
             DefaultWeightOnlyQuantizer(settings).qbits_block_quant(np.ascontiguousarray(rows[at : at + 8192].T))
             for at in range(0, self.count, 8192)
         ]
@@ -95,7 +96,7 @@ class BlockTable:
         self.scales: Matrix = np.concatenate([scales.reshape(len(codes), -1) for codes, scales, _ in parts])
 
     def embed(self, model: WeightedModel, ids: str, out: str) -> None:
-        """One block is one row of the last axis, so the head's own codes can be gathered."""
+        """One block is one row of the last axis, so the head's quantized data can be gathered."""
         codes = _once(model, f"table.{self.name}.codes", self.codes)
         scales = _once(model, f"table.{self.name}.block_scales", self.scales[:, :, None])
         blocks = model.node(
@@ -135,7 +136,7 @@ class BlockTable:
 
 
 def _once(model: WeightedModel, name: str, value: NDArray[np.generic]) -> str:
-    """Add a weight unless the graph has it: a tied table is asked for it twice."""
+    """Add a weight unless the graph has it: a tied table adds it twice."""
     if name not in model.weights and all(tensor.name != name for tensor in model.proto.graph.initializer):
         model.constant(name, value)
     return name

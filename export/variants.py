@@ -16,7 +16,7 @@ from moa.errors import MoaError, UsageError
 from moa.manifest import Agreement
 
 Judge = Callable[[OrtRunner], Agreement | None]
-"""Compares a runner with the float32 drafter on held-out text; None where there is no text to compare on."""
+"""Compares a runner with the float32 drafter on held-out text; None without text."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ ENOUGH = 0.97
 
 @dataclass(frozen=True)
 class Made:
-    """A variant's files, the model first, and what is known of them."""
+    """A variant's files, the model first, and their properties."""
 
     files: list[Path]
     precision: str
@@ -70,7 +70,7 @@ class Made:
 
 
 def choose_kinds(names: Sequence[str]) -> list[VariantKind]:
-    """The kinds asked for, each once, in the order given."""
+    """The requested kinds, each once, in the given order."""
     if unknown := [name for name in names if name not in VARIANT_KINDS]:
         raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"known: {', '.join(VARIANT_KINDS)}")
     return [VARIANT_KINDS[name] for name in dict.fromkeys(names or DEFAULT)]
@@ -94,7 +94,7 @@ def make_dynamic(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) 
 
 
 def _four_bits(shop: Workshop, kind: VariantKind, path: Path, judge: Judge) -> Made:
-    """The fastest blocks that keep enough of the acceptance; without text to judge by, the middle ones."""
+    """The fastest blocks that keep enough acceptance; without text to compare on, the middle ones."""
     made: Made | None = None
     tried: list[str] = []
     for blocks in BLOCKS:

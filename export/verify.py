@@ -1,5 +1,5 @@
-"""Does a bundle work here? Hashes, golden vectors on this machine's ONNX Runtime, who runs which node, and a draft by
-the client itself."""
+"""Checks a bundle on this machine: hashes, golden vectors with its ONNX Runtime, the execution provider of each node,
+and a draft with the client's own code."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from moa.bundle import Bundle
 from moa.errors import BundleError, MoaError, UsageError
 
 EXACT, QUANTIZED = 1e-3, 0.5
-"""Largest difference of a best token's log-probability: eight-bit kernels differ by processor, float32 ones hardly."""
+"""Allowed difference of a best token's log-probability: eight-bit kernels differ between processors, float32 ones
+hardly."""
 _TRIAL_SECONDS = 300
 
 
 @dataclass(frozen=True)
 class VariantCheck:
-    """What was found of one variant."""
+    """The result for one variant."""
 
     variant: str
     difference: float
@@ -35,7 +36,7 @@ class VariantCheck:
 def verify(
     bundle: Bundle, variants: list[str] | None = None, *, provider: str = "CPUExecutionProvider"
 ) -> list[VariantCheck]:
-    """Check contents, then run every golden case of every dynamic variant; raises at the first thing wrong."""
+    """Check contents, then run every golden case of every dynamic variant; raises at the first failure."""
     names = variants or list(bundle.manifest.variants)
     bundle.verify(names)
     available = onnxruntime.get_available_providers()
@@ -48,7 +49,8 @@ def verify(
 
 
 def draft_with_client(bundle: Bundle, name: str) -> None:
-    """Let the device's own code draft with a variant, as its own process: export and client know only `moa` both."""
+    """Draft with a variant through the client's own code, in its own process: export and client import only `moa`, not
+    each other."""
     command = [sys.executable, "-m", "edge_client.tools.trial", str(bundle.folder), name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_SECONDS, check=False)
     if done.returncode:
@@ -77,7 +79,7 @@ def _run(bundle: Bundle, name: str, provider: str) -> VariantCheck:
 
 
 def node_placement(model: Path, bundle: Bundle, provider: str) -> dict[str, int]:
-    """Which execution provider ran how many nodes, from a profile of one step: `get_providers()` does not tell."""
+    """How many nodes each execution provider ran, from a profile of one step: `get_providers()` does not say."""
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(model, provider=provider, profile=Path(folder) / "profile")
         session.run(["top_logp"], bundle.golden()[0].inputs)

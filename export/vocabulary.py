@@ -1,4 +1,4 @@
-"""A smaller vocabulary for drafts: the head is most of a step, and most text uses few tokens."""
+"""A reduced vocabulary for drafts: the head takes most of a step, and most text uses few tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def count_files(tokenizer_json: bytes, files: Sequence[Path]) -> Counter[int]:
 
 
 def most_frequent(counts: Counter[int], size: int, source: Source) -> NDArray[np.int64]:
-    """Target ids of the `size` tokens worth drafting, sorted: ends and special tokens first, then by frequency."""
+    """Target ids of the `size` tokens to keep, sorted: end and special tokens first, then the most frequent."""
     whole = source.vocabulary
     if not 1 <= size <= whole:
         raise UsageError(f"--draft-vocab must be 1..{whole} (the target's vocabulary), not {size}")

@@ -1,4 +1,4 @@
-"""Every form of a drafter is held against the float32 one on the same recorded texts."""
+"""Compares every form of a drafter with the float32 one on the same recorded texts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from moa.manifest import Agreement, Calibration
 
 
 class Yardstick:
-    """Recorded texts of the target, and how the float32 drafter does on them."""
+    """Recorded texts of the target, and the float32 drafter's acceptance on them."""
 
     def __init__(self, traces: Sequence[Continuation], reference: TorchRunner, origin: str) -> None:
         self.traces, self.reference, self.origin = traces, reference, origin
 
     @property
     def tokens(self) -> int:
-        """Tokens that the target said."""
+        """Tokens of the target's continuations."""
         return sum(len(trace.ids) - trace.prompt for trace in self.traces)
 
     @cached_property
@@ -47,7 +47,7 @@ class Yardstick:
         )
 
     def calibration(self) -> Calibration:
-        """What controller and offline guard start from."""
+        """Calibration for the controller and the offline guard."""
         return Calibration(
             prompts=len(self.traces),
             tokens=self.tokens,

@@ -1,1 +1,1 @@
-"""Bundles on this device: where they lie, how they get here, and which one is used."""
+"""Bundles on this device: where they are stored, how they are downloaded, and which one is used."""

@@ -1,4 +1,4 @@
-"""Files over https: from where an earlier try ended, and without handing a token to another host."""
+"""Downloads over https: resumes an earlier attempt, and does not send a token to another host."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _RANGE = re.compile(r"bytes (\d+)-")
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows to other hosts, as hubs need, but never to plain http from https, and never with the token."""
+    """Follows redirects to other hosts, as hubs need, but never from https to http, and never with the token."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """The request that follows."""
+        """The redirected request."""
         if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
             raise BundleError(f"{safe_line(req.full_url)} leads away from https")
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -34,7 +34,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @contextlib.contextmanager
 def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[bytes], int]]:
-    """The content of `url` from about byte `start` on, and the byte at which it really begins."""
+    """The content of `url` from about byte `start` on, and the byte at which it actually begins."""
     headers = {"User-Agent": f"moa-edge/{__version__}", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -53,7 +53,7 @@ def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[byt
     except urllib.error.HTTPError as error:
         error.close()
         if start and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            with open_url(url, 0, token) as whole:  # what is there is no beginning of it
+            with open_url(url, 0, token) as whole:  # the local part is no beginning of this file
                 yield whole
             return
         raise BundleError(f"{url} answers {error.code} {safe_line(error.reason)}", hint=_hint(error.code)) from None

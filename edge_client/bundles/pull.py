@@ -1,4 +1,4 @@
-"""Pull a bundle into the store: the manifest first, then its files, each hashed; what is half done is gone on with."""
+"""Pull a bundle into the store: the manifest first, then its files, each hashed. Partial downloads are resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _ARCHIVE = "archive"
 
 
 def pull(source: str, *, name: str = "", force: bool = False, say: Notify = lambda line: None) -> Bundle:
-    """Get a bundle from `source` and keep it as `name`. An archive's address is read whole, all else file by file."""
+    """Download a bundle from `source` and store it as `name`. An archive is downloaded whole, other sources file by
+    file."""
     name = check_name(name or _name_of(source))
     home, place, partial = store(), store() / name, store() / (name + PARTIAL)
     if place.exists() and not force:
@@ -83,11 +84,11 @@ def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, sa
 
 
 def _copy(file: IO[bytes], path: Path, start: int, size: int) -> None:
-    """Write from byte `start` on; more than `size` bytes are not taken."""
+    """Write from byte `start` on; refuse more than `size` bytes."""
     with path.open("r+b" if start else "wb") as out:
         out.seek(start)
         out.truncate()
-        left = size - start + 1  # one more shows that there is too much
+        left = size - start + 1  # one byte more shows that there is too much
         while left > 0 and (chunk := file.read(min(_CHUNK, left))):
             out.write(chunk)
             left -= len(chunk)

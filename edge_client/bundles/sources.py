@@ -1,6 +1,6 @@
-"""What a bundle can be pulled from: a folder, an archive, an address, a hub id. Each gives files by name, and no more.
+"""Sources of bundles: a folder, an archive, an address, a hub id. Each only provides files by name.
 
-Nothing here decides which files are wanted: the manifest does, and it has been checked before the first is read.
+The manifest decides which files are read; it is checked before the first of them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class BundleSource(Protocol):
     """Files by the names that a manifest uses."""
 
     def open(self, name: str, start: int = 0) -> contextlib.AbstractContextManager[tuple[IO[bytes], int]]:
-        """The file from about byte `start` on, and the byte at which it really begins."""
+        """The file from about byte `start` on, and the byte at which it actually begins."""
 
     def close(self) -> None:
-        """Nothing more will be read."""
+        """End of reading."""
 
 
 class Folder:
@@ -43,7 +43,7 @@ class Folder:
 
     @contextlib.contextmanager
     def open(self, name: str, start: int = 0) -> Iterator[tuple[IO[bytes], int]]:
-        """A regular file below the folder, reached through no link that leads out of it."""
+        """A regular file in the folder, not reached through a link that leads out of it."""
         path = self._path / name
         if not path.resolve().is_relative_to(self._path.resolve()) or not path.is_file():
             raise BundleError(f"{self._path} has no file {name}")
@@ -56,14 +56,14 @@ class Folder:
 
 
 class Web:
-    """A folder that an https server shows, a hub's repository among them."""
+    """A folder on an https server, for example a hub's repository."""
 
     def __init__(self, url: str, token: str = "") -> None:
         self._url, self._token = url, token
 
     @contextlib.contextmanager
     def open(self, name: str, start: int = 0) -> Iterator[tuple[IO[bytes], int]]:
-        """A file, from where an earlier try ended if the server can."""
+        """A file, from where an earlier attempt ended if the server supports ranges."""
         with open_url(urljoin(self._url, name), start, self._token) as (file, begins):
             yield file, begins
 
@@ -72,12 +72,12 @@ class Web:
 
 
 class Archive:
-    """A tar or zip file. Only regular members with a name of the manifest's are ever read; nothing is 'extracted'."""
+    """A tar or zip file. Only regular members that the manifest names are read; nothing is extracted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            # Kept open for its members; `close` ends it.
+            # Stays open until `close`.
             zipped = zipfile.is_zipfile(path)
             self._archive = zipfile.ZipFile(path) if zipped else tarfile.open(path)  # noqa: SIM115
             if isinstance(self._archive, zipfile.ZipFile):
@@ -98,7 +98,7 @@ class Archive:
 
     @contextlib.contextmanager
     def open(self, name: str, start: int = 0) -> Iterator[tuple[IO[bytes], int]]:
-        """A member, always from its beginning."""
+        """A member, always from its first byte."""
         file: IO[bytes] | None = None
         try:
             if isinstance(self._archive, zipfile.ZipFile):
@@ -115,7 +115,7 @@ class Archive:
 
 
 def find(text: str) -> BundleSource | str:
-    """What a person means by `text`; the address of an archive, which must be fetched first, is returned as it is."""
+    """The source that `text` names; the address of an archive, which must be downloaded first, is returned as it is."""
     path = Path(text).expanduser()
     if path.is_dir():
         return Folder(path)

@@ -1,4 +1,4 @@
-"""Where pulled bundles lie, by name."""
+"""The folder of pulled bundles, by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def locate(name: str) -> str:
 
 
 def installed() -> Iterator[tuple[str, Bundle | BundleError]]:
-    """All that were pulled, and what is wrong with those that cannot be opened."""
+    """All pulled bundles, and the errors of those that cannot be opened."""
     if not store().is_dir():
         return
     for folder in sorted(store().iterdir()):

@@ -1,4 +1,4 @@
-"""The `edge-client` command: one module for each subcommand, imported when it is used: an answer should not wait."""
+"""The `edge-client` command: one module for each subcommand, imported when it is used, for a fast start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-client audit`: is the text really the target's own?"""
+"""`edge-client audit`: checks whether the text is the target's own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from edge_client.tools.margin import margin
 from moa.errors import UsageError
 
 FLOAT32_TIE = 1e-3
-"""Scores this close are equal to float32 sums of another order."""
+"""Scores this close can differ in float32 by the order of additions."""
 LOW_PRECISION_TIE = 0.25
-"""Scores this close may change places where hidden states are bfloat16 or float16."""
+"""Scores this close can swap if hidden states are bfloat16 or float16."""
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -56,15 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Audit:
-    """An answer in two ways, and how close the target's choice was where they part."""
+    """Two answers to one prompt, and the margin of the target's choice where they first differ."""
 
     codec: TextCodec
     drafted: TimedAnswer
     alone: TimedAnswer
     at: int | None
-    """Where they part, if they do."""
+    """Position of the first difference, if there is one."""
     margin: float | None = None
-    """By how much the target's token led the other one there; None is by a lot."""
+    """The lead of the target's token over the other one there; None: large."""
 
     def report(self) -> dict[str, Any]:
         """For machines."""
@@ -77,7 +77,7 @@ class Audit:
         }
 
     def verdict(self) -> str:
-        """What a difference means."""
+        """An explanation of the difference."""
         if self.margin is None:
             return "-> the target's choice was not close: no rounding explains this. Please report it"
         if self.margin < FLOAT32_TIE:
@@ -110,7 +110,7 @@ async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
 
 
 def show(console: Console, audit: Audit) -> None:
-    """For people."""
+    """As text."""
     for name, answer in (("with drafts", audit.drafted), ("target alone", audit.alone)):
         console.print(f"{name:13} {len(answer.ids)} tokens in {answer.stats['calls']} calls")
     if audit.at is None:

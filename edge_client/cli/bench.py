@@ -1,4 +1,4 @@
-"""`edge-client bench`: how fast each way of decoding is from this device, over this link."""
+"""`edge-client bench`: speed of each way of decoding on this device, over this link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edge-client chat`: a conversation that goes on while the network comes and goes."""
+"""`edge-client chat`: a conversation that continues while the network comes and goes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def _talk(dialogue: Dialogue) -> None:
 
 
 class Talk:
-    """Reads, has answered, shows; between the answers it has checked what was written offline."""
+    """Reads messages, asks, shows answers; between answers, offline text is checked."""
 
     def __init__(
         self, client: EdgeClient, conversation: Conversation, dialogue: Dialogue, reader: Reader, console: Console
@@ -64,7 +64,7 @@ class Talk:
         self._reader, self._console = reader, console
 
     async def run(self) -> None:
-        """Until the user has had enough."""
+        """Until the user ends it."""
         leaving = False
         while True:
             try:
@@ -88,11 +88,11 @@ class Talk:
                 elif step is not None:
                     self._console.print(safe_text(step.text), style="dim")
             except UsageError as error:
-                # The conversation stands: only this line could not be had.
+                # The conversation continues: only this answer failed.
                 self._console.print(f"edge-client: {error.line()}", style="red")
 
     async def _answer(self) -> None:
-        """One answer; Ctrl-C ends it where it is."""
+        """One answer; Ctrl-C stops it."""
         dialogue, pieces = self._dialogue, Pieces()
         most = self._client.shared.max_context
         wanted = dialogue.changes.get("max_new_tokens", dialogue.settings.max_new_tokens)
@@ -124,7 +124,7 @@ class Talk:
 
     @contextlib.asynccontextmanager
     async def _checking_meanwhile(self) -> AsyncIterator[None]:
-        """While the user types, what stayed provisional is checked as soon as the verifier is back."""
+        """While the user types, provisional text is checked as soon as the verifier is back."""
         begun = asyncio.Event()
         task = asyncio.create_task(self._check(begun))
         try:
@@ -144,7 +144,7 @@ class Talk:
                 await self._client.wait_online()
             except LinkError:
                 await asyncio.sleep(_RETRY_SECONDS)
-            except MoaError:  # it will not have us: what was written stays as it is
+            except MoaError:  # it refuses: the text stays as it is
                 return
         begun.set()
         done: Done | None = None
@@ -170,7 +170,7 @@ class _Stopped(Exception):
 async def _stopped_by_ctrl_c() -> AsyncIterator[None]:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    with contextlib.suppress(NotImplementedError):  # not on every system; there Ctrl-C ends the program
+    with contextlib.suppress(NotImplementedError):  # not on every system: there Ctrl-C ends the program
         loop.add_signal_handler(signal.SIGINT, task.cancel)
     try:
         yield

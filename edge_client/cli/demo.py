@@ -1,4 +1,4 @@
-"""`edge-client demo`: the whole story on one machine, in about a minute."""
+"""`edge-client demo`: drafting, an outage and recovery on one machine, in about a minute."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tell the story; exit code 1 when a text differs from the target's."""
+    """Run the demo; exit code 1 when a text differs from the target's."""
     settings = options.settings_from(arguments, max_new_tokens=80, settle_seconds=20.0, reconnect_seconds=0.5)
     serve = [f"--{name}={getattr(arguments, name)}" for name in ("target", "drafter") if getattr(arguments, name)]
     return asyncio.run(_story(settings, serve, arguments.link, Console(highlight=False)))
@@ -113,7 +113,7 @@ async def _show(
 
 
 class _Cutter:
-    """Cuts the link in the middle of an answer, and restores it when the device has gone on for a while."""
+    """Cuts the link in the middle of an answer, and restores it after some offline tokens."""
 
     def __init__(self, link: LinkProxy, console: Console) -> None:
         self._link = link
@@ -121,7 +121,7 @@ class _Cutter:
         self._state = "up"
 
     def take(self, event: Event) -> str:
-        """Count tokens; what to tell the user, if anything."""
+        """Count tokens; returns a message for the user, if any."""
         if isinstance(event, Token):
             self._verified += event.status == "verified"
             self._provisional += event.status == "provisional"

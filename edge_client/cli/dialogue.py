@@ -1,4 +1,4 @@
-"""What a chat knows and what its commands do, without a terminal or a network: lines in, what is to be done out."""
+"""The state and the commands of a chat, without terminal or network: lines in, next steps out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Say(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Have the latest message answered."""
+    """Ask for an answer to the latest message."""
 
 
 class Quit(msgspec.Struct, frozen=True):
@@ -73,10 +73,11 @@ class Dialogue:
     """Without the system message."""
     changes: dict[str, Any] = field(default_factory=dict)
     _forgotten: int = 0
-    """Messages from the beginning that are no longer sent, for want of room."""
+    """Messages from the beginning that are no longer sent because the context is full."""
 
     def take(self, line: str) -> NextStep | None:
-        """What a line of the user's calls for; None is nothing. Only what is meant for the model reaches it."""
+        """The next step for a line of the user; None: nothing. Commands and mistyped commands are not sent to the
+        model."""
         if not line.strip():
             return None
         if not line.startswith("/"):
@@ -99,16 +100,15 @@ class Dialogue:
             self.messages.append({"role": "assistant", "content": text})
 
     def unanswered(self) -> None:
-        """The latest question could not be asked: the conversation stands without it."""
+        """Remove the latest question, which could not be asked."""
         if self.messages and self.messages[-1]["role"] == "user":
             self.messages.pop()
 
     def to_send(
         self, length: Callable[[Sequence[DialogueMessage]], int], room: int
     ) -> tuple[list[DialogueMessage], int]:
-        """What is sent, and how many messages had to be left out of it now so that it takes `room` tokens at most.
-
-        Some more than need be are left out, so that both ends keep what they have cached for the turns after.
+        """The messages to send, at most `room` tokens, and how many were newly left out for that. A few more than
+        necessary are left out, so that both ends can keep their KV caches for the next turns.
         """
         before = self._forgotten
         if length(self._sent()) > room:
@@ -117,7 +117,7 @@ class Dialogue:
         return self._sent(), self._forgotten - before
 
     def completions(self, text: str) -> list[str]:
-        """Words that may stand at the end of what is typed so far."""
+        """Completions of the last word typed."""
         words = text.split(" ")
         if len(words) == 1:
             return [name for name in COMMANDS if text and name.startswith(text)]
@@ -157,7 +157,7 @@ class Dialogue:
             raise UsageError(f"{safe_line(name, 40)} cannot be set here", hint=f"known: {', '.join(SETTABLE)}")
         value = from_text(name, text)
         changed = {**self.changes, name: value}
-        dataclasses.replace(self.settings, **changed)  # refuses what is out of range
+        dataclasses.replace(self.settings, **changed)  # refuses values out of range
         self.changes = changed
         return Say(f"{name} is {value} from the next answer on")
 
@@ -174,7 +174,7 @@ class Dialogue:
         said = msgspec.convert([*self._opening(), *self.messages], list[_Said])
         content = msgspec.json.format(msgspec.json.encode(_File(said)), indent=1)
         try:
-            # All of it or nothing: a conversation that is there is not lost to a full disk.
+            # Write atomically: a full disk must not destroy an existing file.
             with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=path.name, delete=False) as file:
                 file.write(content + b"\n")
             os.replace(file.name, path)

@@ -1,4 +1,4 @@
-"""`edge-client doctor`: is everything well, and if not, what to do."""
+"""`edge-client doctor`: checks the installation and says what to do about problems."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Record:
                 self._done = event
             case _:
                 pass
-        # Single tokens are in `token_ids` already; the rest tells the story.
+        # Single tokens are in `token_ids` already; other events are listed.
         if not isinstance(event, Prompt | Token | Done) or isinstance(event, Adopt):
             self._events.append(event)
 
@@ -161,5 +161,5 @@ def _write_trace(trace: Trace, path: Path) -> None:
     try:
         trace.write(path)
     except OSError as error:
-        # The answer is out already: a timeline that cannot be saved must not look like a failed answer.
+        # The answer is complete: a trace that cannot be saved is only a warning.
         print(f"edge-client: warning: no trace at {path}: {error.strerror}", file=sys.stderr)

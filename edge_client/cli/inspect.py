@@ -1,4 +1,4 @@
-"""`edge-client inspect`: what a bundle holds."""
+"""`edge-client inspect`: the contents of a bundle."""
 
 from __future__ import annotations
 

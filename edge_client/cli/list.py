@@ -1,4 +1,4 @@
-"""`edge-client list`: the bundles that are here."""
+"""`edge-client list`: the bundles on this device."""
 
 from __future__ import annotations
 

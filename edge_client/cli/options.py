@@ -1,4 +1,4 @@
-"""Flags that the commands share; each stands for a field of `ClientSettings`."""
+"""Flags that the commands share; most set a field of `ClientSettings`."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSetting
 
 
 def draw_seed() -> int:
-    """A seed for whoever gave none; short enough to be typed again."""
+    """A random seed if none was given; short enough to type."""
     return secrets.randbelow(2**32)
 
 
 def tell_seed(settings: ClientSettings, drawn: int) -> None:
-    """Say which seed was drawn, if it made a difference."""
+    """Print the seed that was drawn, if it was used."""
     if settings.temperature > 0 and settings.seed == drawn:
         print(f"edge-client: seed {drawn} (--seed {drawn} gives the same text)", file=sys.stderr)
 
@@ -114,7 +114,7 @@ def read_prompt(words: Sequence[str], files: Sequence[Path] = ()) -> str:
 
 
 def _is_piped() -> bool:
-    """Whether standard input is a pipe or a file: nothing else is waited for unless it is asked for."""
+    """Whether standard input is a pipe or a file; other kinds are read only if asked for."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`edge-client serve`: an OpenAI-shaped endpoint and a chat page, on this device."""
+"""`edge-client serve`: an OpenAI-compatible endpoint and a chat page on this device."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the settings file, and show what it says."""
+    """Write the settings file, and show it."""
     path = config_file(arguments.config)
     changes: dict[str, str | None] = {}
     if arguments.bundle is not None:
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         name = arguments.bundle if Path(folder).name == arguments.bundle else str(Path(folder).absolute())
         changes["bundle"] = None if arguments.bundle in ("", EMBEDDED) else name
     if arguments.verifier is not None:
-        ClientSettings(verifier=arguments.verifier)  # an address that could never be reached is refused
+        ClientSettings(verifier=arguments.verifier)  # an invalid address is refused
         changes["verifier"] = arguments.verifier or None
     if changes:
         remember(path, changes)

@@ -1,7 +1,7 @@
-"""Memory of the drafter: rows of keys and values in arrays that grow by doubling, handed to ONNX Runtime whole.
+"""The drafter's KV cache and records: arrays that grow by doubling and are passed whole to ONNX Runtime.
 
-Whole arrays are contiguous, so no call copies them; rows that do not count are masked. Rolling back is a smaller
-length, and nothing is ever cleared.
+Whole arrays are contiguous, so no call copies them; unused rows are masked. Rolling back only lowers the length;
+nothing is cleared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KVBuffer:
         return self._rows.arrays
 
     def reserve(self, rows: int) -> None:
-        """Make room for this many rows."""
+        """Grow to at least this many rows."""
         if rows <= self.size:
             return
         before, size = self._rows, self.size
@@ -61,14 +61,14 @@ class KVBuffer:
         if list(sources) == list(range(to, to + len(sources))):
             return
         for stack in self._rows.stacks:
-            stack[:, :, to : to + len(sources)] = stack[:, :, sources]  # fancy indexing reads all before writing
+            stack[:, :, to : to + len(sources)] = stack[:, :, sources]  # fancy indexing copies before writing
 
 
 class RecordBuffer:
-    """Activation records by position, with the ranges held. Holes are masked, so any subset will do.
+    """Activation records by position, with the ranges held. Missing ones are masked, so any subset works.
 
-    With borrowed target layers (TLI), records bring these layers' rows too: the target's own, which take the place of
-    what the drafter made of the same tokens (`lend`).
+    With borrowed target layers (TLI), records include the target's keys and values in these layers, which replace the
+    drafter's own for the same tokens (`lend`).
     """
 
     def __init__(self, heads: Heads, borrowed: Sequence[Heads] = ()) -> None:
@@ -76,16 +76,16 @@ class RecordBuffer:
         self.heads, self.borrowed = heads, tuple(borrowed)
         self._layout = RecordLayout(tuple((of.count, of.width) for of in (heads, *borrowed)))
         self.wire = Heads(self._layout.count, self._layout.width)
-        """Heads of a record as it travels."""
+        """Heads of a record on the wire."""
         self.held = Ranges()
         self._rows = KVBuffer([heads])
         self._theirs = KVBuffer(self.borrowed)
         self._due: list[tuple[int, int]] = []
-        """Ranges whose rows in the drafter's cache are still its own."""
+        """Ranges in which the drafter's cache still has its own rows in the borrowed layers."""
         self._feeds = self._named(np.full((1, 1, 1, self._rows.size), MASKED, np.float32))
 
     def put(self, start: int, keys: NDArray[np.float32], values: NDArray[np.float32]) -> None:
-        """Take records `[rows, heads, width]`, as they travel, of positions from `start` on."""
+        """Store records `[rows, heads, width]`, as on the wire, of positions from `start` on."""
         stop, before = start + len(keys), self._rows.size
         parts = zip(self._layout.split(keys), self._layout.split(values), strict=True)
         own, *theirs = ([rows.transpose(1, 0, 2)[None] for rows in pair] for pair in parts)
@@ -101,12 +101,12 @@ class RecordBuffer:
         self.made(start, stop)
 
     def made(self, start: int, stop: int) -> None:
-        """The drafter's cache has rows of its own making at these positions."""
+        """Note that the drafter has computed its own rows at these positions."""
         if self.borrowed:
             self._due.append((start, stop))
 
     def lend(self, rows: Sequence[NDArray[np.float32]], length: int) -> None:
-        """Write the target's rows over the drafter's, in the last layers of a cache with `length` committed rows."""
+        """Replace the drafter's rows by the target's, in the last layers of a cache with `length` committed rows."""
         waiting: list[tuple[int, int]] = []
         for start, stop in self._due:
             for first, last in self.held:
@@ -124,7 +124,7 @@ class RecordBuffer:
         self.held.truncate(length)
 
     def feeds(self) -> dict[str, NDArray[np.float32]]:
-        """The graph's record inputs: the same arrays, filled in place, until they have to grow."""
+        """The graph's record inputs: the same arrays, changed in place until they must grow."""
         return self._feeds
 
     def _named(self, mask: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""The drafter's step graph in ONNX Runtime: what it wants, and one call of it."""
+"""The drafter's step graph in ONNX Runtime: its inputs, and bound calls."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _WANTED = ("ids", "positions", "queries", "mask", "scale", "noise")
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Heads and their width: of a cache or of the records."""
+    """Number and width of heads, of a cache or of the records."""
 
     count: int
     width: int
 
 
 def default_threads() -> int:
-    """A draft step is short and bound by memory: a few physical cores are all it can use."""
+    """A draft step is short and limited by memory bandwidth, so it cannot use more than a few physical cores."""
     return max(1, min(4, (os.cpu_count() or 2) // 2))
 
 
 class StepGraph:
-    """One ONNX session, with the shapes that its inputs declare."""
+    """One ONNX session, with the shapes of its inputs."""
 
     def __init__(self, model: Path, *, threads: int = 0, providers: Sequence[str] = ("CPUExecutionProvider",)) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or default_threads()
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        # Spinning workers would take the core from whatever else the device does between two short steps.
+        # Spinning threads would take CPU time from other work between two short steps.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self.session = onnxruntime.InferenceSession(str(model), options, providers=list(providers))
@@ -81,20 +81,20 @@ class LayerRows:
 
 
 class Call:
-    """Runs of one shape: `tokens` at a time, over arrays that stay where they are.
+    """Calls with `tokens` tokens at a time, over fixed arrays.
 
-    Everything is bound once. Before a run the small arrays are filled in place; the results stand in arrays that the
-    next run overwrites.
+    All arrays are bound once (IOBinding). Before a run the small inputs are filled in place; the next run overwrites
+    the results.
     """
 
     def __init__(
         self, graph: StepGraph, tokens: int, *, cache: Sequence[Float], records: Mapping[str, Float], last_only: bool
     ) -> None:
-        """`cache` and `records` are used as they are at every run; `last_only` asks for the last token's guesses."""
+        """`cache` and `records` are read at every run; with `last_only` only the last token's guesses are computed."""
         self._graph = graph
         self.cache, self.records = cache, records
         self.masked_for = -1
-        """The caller's name for the state that `mask` was last made for."""
+        """Set by the caller: the state for which `mask` was made."""
         self.ids = np.zeros((1, tokens), np.int64)
         self.positions = np.zeros((1, tokens), np.int64)
         self.mask = np.full((1, 1, tokens, cache[0].shape[2] + tokens), MASKED, np.float32)
@@ -120,7 +120,7 @@ class Call:
         self._noise: Float | None = None
 
     def run(self, noise: Float) -> float:
-        """Run the tokens; `noise` is what decides between them, `[1, 1, 1]` of zeros for none. Returns the seconds."""
+        """Run the tokens; `noise` is added to the logits, `[1, 1, 1]` of zeros for none. Returns the seconds."""
         graph, start = self._graph, perf_counter()
         if noise is not self._noise:
             self._binding.bind_cpu_input("noise", noise)

@@ -1,8 +1,8 @@
-"""The drafter on the device: a cache that follows the ids it is given, and trees drafted after them.
+"""The drafter on the device: a KV cache that follows the given ids, and trees drafted after them.
 
-The caller always passes all ids so far; what the cache already holds is found by comparing. Rolling back after a
-verdict, keeping what was accepted and re-feeding the rest are one rule: keep the longest common prefix, first of the
-committed rows, then along the nodes of the latest tree.
+The caller always passes all ids so far, and the cached part is found by comparison. Rolling back after a verdict and
+keeping accepted nodes follow from one rule: keep the longest common prefix, first of the committed rows, then along the
+nodes of the latest tree.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeGrower, TreeShape
 
 Steps = Generator[None, None, DraftTree]
-"""Yields between two runs of the graph, so that the caller can look at the network, or give up; returns the tree."""
+"""Yields between two runs of the graph, so that the caller can do other work or stop; returns the tree."""
 
 _NO_RECORDS: dict[str, Float] = {}
 _CHUNK = 128
-"""Prompt tokens fed in one run: bounds the time until the caller may look up."""
+"""Prompt tokens fed in one run: bounds the time between two yields."""
 _KEPT = 16
-"""Calls of so many tokens are kept for the next time; prompts come in pieces of any length."""
+"""Bound calls are kept for up to so many tokens; longer prompt pieces have any length."""
 
 
 class DeviceDrafter(Protocol):
-    """What the decode loop needs of a drafter."""
+    """The interface of a drafter on the device."""
 
     records: RecordBuffer | None
 
@@ -52,7 +52,7 @@ R = TypeVar("R")
 
 
 def run(steps: Generator[None, None, R]) -> R:
-    """All steps at once, where nothing else waits."""
+    """Run all steps, for callers without other work."""
     while True:
         try:
             next(steps)
@@ -88,7 +88,7 @@ class OnnxDrafter:
         self.run_seconds, self.runs = 0.0, 0
         """Time spent so far in ONNX Runtime, and how often it was called."""
         self._drafts = 0
-        """Counts states of the committed rows: what a call's mask was made for."""
+        """Version of the committed rows, for which a call's mask is made."""
         self._silence = np.zeros((1, 1, 1), np.float32)
         self._noise: dict[tuple[int, int], Float] = {}
         self._calls: dict[tuple[int, bool], Call] = {}
@@ -100,9 +100,9 @@ class OnnxDrafter:
         grower = TreeGrower(ids[-1], shape)
         first, base = len(self.ids), len(ids) - 1
         sees = _nothing_but_itself(1 + shape.breadth * (shape.depth - 1))
-        """Which fed nodes, in the order of their rows, a fed node may attend to: its ancestors and itself."""
+        """Mask between fed nodes, in the order of their rows: each sees its ancestors and itself."""
         place = {0: 0}
-        """Fed node -> its place in that order."""
+        """Fed node -> its index in that order."""
         while True:
             grower.expand(call.top_tokens[0], call.top_logp[0])
             if not (nodes := grower.frontier):
@@ -126,9 +126,9 @@ class OnnxDrafter:
         return int(call.top_tokens[0, 0, 0])
 
     def _follow(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, Call]:
-        """Run what the cache has not seen of `ids`, piece by piece; returns the call whose guesses follow the last.
+        """Run the ids that are not cached, piece by piece; returns the call whose guesses follow the last.
 
-        The rows of all but the last are committed: that one is a node, the root of what is drafted.
+        All but the last are committed: the last is the root of the draft.
         """
         known = self._keep(ids[:-1])
         while True:
@@ -137,7 +137,7 @@ class OnnxDrafter:
             self._drafts += 1
             stop = min(known + _CHUNK, len(ids))
             if self._borrows and known < stop - 1:
-                stop = min(stop, len(ids) - 1)  # the root is to see the target's own rows of the others
+                stop = min(stop, len(ids) - 1)  # the root attends to the target's rows of the others
             piece = list(ids[known:stop])
             call = self._call(piece, known, last_only=True)
             call.positions[0] = np.arange(known, known + len(piece))
@@ -154,7 +154,7 @@ class OnnxDrafter:
         return call
 
     def _keep(self, ids: Sequence[int]) -> int:
-        """Cut the committed rows to what agrees with `ids`, join the tree's rows that go on from there."""
+        """Cut the committed rows to the common prefix with `ids`, and append the tree's rows that continue it."""
         ids = list(ids)
         same = len(self.ids)
         if self.ids != ids[:same]:
@@ -176,7 +176,7 @@ class OnnxDrafter:
             self.records.made(start, stop)
 
     def _call(self, tokens: Sequence[int], at: int, *, last_only: bool = False) -> Call:
-        """A run of tokens, whose rows will be `at` and on, that sees the committed rows and no other yet."""
+        """A call whose rows start at `at`; its mask shows only the committed rows."""
         self._rows.reserve(at + len(tokens))
         records = self.records.feeds() if self.records is not None else _NO_RECORDS
         key = len(tokens), last_only and len(tokens) > 1
@@ -186,14 +186,14 @@ class OnnxDrafter:
             if len(tokens) <= _KEPT:
                 self._calls[key] = call
         call.ids[0] = tokens
-        if call.masked_for != self._drafts:  # within a draft only more is seen
+        if call.masked_for != self._drafts:  # within a draft the mask only grows
             call.masked_for = self._drafts
             call.mask[..., len(self.ids) : -len(tokens)] = MASKED
             call.mask[..., : len(self.ids)] = 0
         return call
 
     def _run(self, call: Call, at: int, sampling: SamplingSettings) -> None:
-        """Run a call, and keep its rows."""
+        """Run a call, and store its rows."""
         self.run_tokens = call.ids.shape[1]
         self.runs += 1
         if sampling.greedy:
@@ -205,7 +205,7 @@ class OnnxDrafter:
         self._rows.write(at, call.rows)
 
     def _noise_at(self, seed: int, position: int) -> Float:
-        """The noise that decides the token at `position`; kept, since a position is drafted several times."""
+        """The sampling noise of `position`; cached, because a position is drafted several times."""
         if (seed, position) not in self._noise:
             if len(self._noise) > 64:
                 self._noise.clear()
@@ -215,5 +215,5 @@ class OnnxDrafter:
 
 
 def _nothing_but_itself(nodes: int) -> Float:
-    """An additive mask with which every node sees itself alone."""
+    """An additive mask in which every node sees only itself."""
     return additive(np.eye(nodes, dtype=np.bool_))

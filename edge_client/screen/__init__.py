@@ -1,1 +1,1 @@
-"""What a person sees: views of an answer on a terminal or in a pipe."""
+"""Output: views of an answer on a terminal or in a pipe."""

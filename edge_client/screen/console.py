@@ -1,4 +1,4 @@
-"""The console that commands print on: no markup in what they are told, and no window's width where there is none."""
+"""The console of the commands: without markup in printed text, and without line wrapping in a pipe."""
 
 from __future__ import annotations
 

@@ -18,19 +18,19 @@ _LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused"
 
 
 class LiveView:
-    """Settled lines scroll away as normal output; the last line and what is provisional stay live."""
+    """Final lines are printed as normal output; the last line and provisional text are redrawn."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Region(console)
         self._pieces = Pieces()
         self._printed = 0
-        """Characters of settled text that have been printed for good."""
+        """Characters of final text that are printed."""
         self._link = Link(state="connecting")
         self._withdrawn = 0
         self._done: Done | None = None
         self._rest = ""
-        """What the answer's text has beyond its tokens' own: it was held back until nothing could follow."""
+        """Text beyond that of the tokens: it was held back until the end of the answer."""
 
     def take(self, event: Event) -> None:
         """Show an event."""
@@ -38,7 +38,7 @@ class LiveView:
         match event:
             case Link():
                 if event.state in _TROUBLE and event.detail and event.detail != self._link.detail:
-                    # It stays on the screen, whatever becomes of the link: the text below it is the device's own.
+                    # It stays on the screen: the text below it was written by the device.
                     self._live.console.print(Text(safe_line(f"{event.state}: {event.detail}"), style="yellow"))
                 self._link = event
             case Retract():
@@ -63,7 +63,7 @@ class LiveView:
         return Group(self._open_lines(), self._status())
 
     def _open_lines(self) -> Text:
-        """What has not been printed for good."""
+        """The part that is still redrawn."""
         settled = self._pieces.text(0, self._pieces.settled)[self._printed :]
         provisional = self._pieces.text(self._pieces.settled)
         style = "" if self._done is None or self._done.verified else _PROVISIONAL

@@ -1,4 +1,4 @@
-"""Lines that a person types: with history, editing and completion where prompt_toolkit is, plainly where it is not."""
+"""Reads the user's messages: with history, editing and completion if prompt_toolkit is installed, else plainly."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Interrupted(Exception):
 
 
 class Reader(Protocol):
-    """Where messages come from."""
+    """Source of the user's messages."""
 
     @property
     def interactive(self) -> bool:
-        """Whether somebody sits there."""
+        """Whether input comes from a terminal."""
 
     async def read(self) -> str | None:
         """The next message, of one line or more; None at the end. Ctrl-C is `Interrupted`."""
 
     def above(self) -> contextlib.AbstractContextManager[Any]:
-        """While in here, what is printed stands above what is being typed."""
+        """While active, output is printed above the line being typed."""
 
 
 def make_reader(completions: Completions) -> Reader:
-    """What suits where the input comes from."""
+    """The reader for this input."""
     if not sys.stdin.isatty():
         return PlainReader("")
     try:
@@ -51,7 +51,7 @@ def make_reader(completions: Completions) -> Reader:
 
 
 def history_file() -> Path:
-    """Where messages of earlier runs are kept, for their author's eyes only."""
+    """The history file, readable only by its owner."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
     folder = Path(home) / "moa-edge"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -61,7 +61,7 @@ def history_file() -> Path:
 
 
 class EditingReader:
-    """prompt_toolkit's. What is pasted comes as one message, however many lines it has."""
+    """With prompt_toolkit. Pasted text is one message, however many lines it has."""
 
     interactive = True
 
@@ -85,7 +85,7 @@ class EditingReader:
 
         try:
             history = FileHistory(str(history_file()))
-        except OSError:  # a home that cannot be written
+        except OSError:  # the home folder is not writable
             history = InMemoryHistory()  # type: ignore[assignment]
         self._session: Any = PromptSession(
             "> ", history=history, completer=Words(), complete_while_typing=False, key_bindings=keys, **how
@@ -101,21 +101,21 @@ class EditingReader:
             raise Interrupted from None
 
     def above(self) -> contextlib.AbstractContextManager[Any]:
-        """Prompt and text so far are drawn again below what is printed."""
+        """Prompt and typed text are redrawn below the output."""
         from prompt_toolkit.patch_stdout import patch_stdout
 
         return patch_stdout(raw=True)
 
 
 class PlainReader:
-    """A line at a time, in a thread that may be left behind, so that the link stays alive meanwhile."""
+    """Reads lines in a thread, so that the event loop keeps running; the thread may be abandoned."""
 
     def __init__(self, prompt: str) -> None:
         self._prompt = prompt
         self.interactive = bool(prompt)
         self._waiting: asyncio.Future[str | None] | None = None
-        """A line that is being typed; it outlives a Ctrl-C."""
-        with contextlib.suppress(ImportError):  # line editing, where there is such a library
+        """The pending read of a line; it survives a Ctrl-C."""
+        with contextlib.suppress(ImportError):  # line editing, if the library exists
             import readline  # noqa: F401
 
     async def read(self) -> str | None:
@@ -131,7 +131,7 @@ class PlainReader:
         return "\n".join(lines).removesuffix(_BLOCK).strip("\n")
 
     def above(self) -> contextlib.AbstractContextManager[Any]:
-        """A plain terminal has no above."""
+        """A plain terminal cannot print above the input."""
         return contextlib.nullcontext()
 
     async def _line(self, prompt: str) -> str | None:
@@ -178,7 +178,7 @@ class PlainReader:
                 problem = UsageError("standard input is not text (UTF-8)")
             except (OSError, ValueError) as error:
                 problem = MoaError(f"cannot read the input: {error}")
-            with contextlib.suppress(RuntimeError):  # the program has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the program has ended
                 loop.call_soon_threadsafe(settle, line, problem)
 
         threading.Thread(target=read, daemon=True).start()

@@ -1,4 +1,4 @@
-"""The part of the screen that is drawn again and again, also right when the window was narrowed in between."""
+"""The redrawn part of the screen, also correct after the window was made narrower."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.segment import ControlType, Segment
 
 
 class Region(Live):
-    """rich's own, but the rows to erase are counted at the window's width of now.
+    """rich's own, but the rows to erase are counted with the current window width.
 
-    A terminal that is made narrower wraps what stands on it: the lines then take more rows than when they were drawn.
+    A terminal that is made narrower wraps its lines, which then take more rows than when they were drawn.
     """
 
     def __init__(self, console: Console) -> None:
@@ -38,14 +38,14 @@ class _Drawn(LiveRender):
         return sum(max(1, -(-cells // width)) for cells in self._widths or ())
 
     def position_cursor(self) -> Control:
-        """Erase what was drawn, and stand where it began."""
+        """Erase the region and move the cursor to its start."""
         if self._widths is None:
             return Control()
         up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * (self._rows() - 1)
         return Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *up)
 
     def restore_cursor(self) -> Control:
-        """The same from the line below, where the cursor stands in the end."""
+        """The same from the line below, where the cursor is at the end."""
         if self._widths is None:
             return Control()
         return Control(

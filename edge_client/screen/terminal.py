@@ -1,6 +1,6 @@
-"""Where the text of an answer goes: a terminal (`live.py`), a pipe, or nowhere.
+"""Views of an answer: for a terminal (`live.py`), for a pipe, or none.
 
-In a pipe nothing can be taken back, so there only verified text goes out, and the provisional rest at the end.
+A pipe cannot be corrected, so verified text is written at once and the provisional rest at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDS = {
     "budget": "the answer ends here: the budget is used up",
     "link": "the answer ends here: the verifier did not come back (--settle-seconds)",
 }
-"""Ends that a reader of the bare text could take for the answer's own."""
+"""Reasons to stop that a reader could mistake for the answer's end."""
 
 
 class View(Protocol):
@@ -39,12 +39,12 @@ class View(Protocol):
 
 
 def make_view(*, quiet: bool = False, console: Console | None = None) -> View:
-    """The view that suits where the output goes."""
+    """The view for this output."""
     if quiet:
         return QuietView()
     if console is None and not (sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")):
         return PipeView()
-    # Loaded only now: a terminal's beauty takes as long to load as the drafter.
+    # Imported here: rich takes as long to load as the drafter.
     from rich.console import Console
 
     from edge_client.screen.live import LiveView
@@ -67,13 +67,13 @@ class QuietView:
 
 
 class Pieces:
-    """The turn's text by token, and how much of it is settled."""
+    """The turn's text by token, and how much of it is final."""
 
     def __init__(self) -> None:
         self.start = 0
         self.texts: list[str] = []
         self.settled = 0
-        """Tokens from the beginning that cannot be taken back any more."""
+        """Tokens from the beginning that cannot be withdrawn any more."""
         self._sure: list[bool] = []
 
     def take(self, event: Event) -> None:
@@ -100,7 +100,7 @@ class Pieces:
 
 
 class PipeView:
-    """For files and pipes: text that stays, once. `remarks` go to standard error."""
+    """For files and pipes: each final text once. `remarks` go to standard error."""
 
     def __init__(self, *, remarks: bool = True) -> None:
         self._tell = _tell if remarks else _be_quiet
@@ -109,7 +109,7 @@ class PipeView:
         self._broken: OSError | None = None
 
     def take(self, event: Event) -> None:
-        """Write what has become certain."""
+        """Write the text that has become final."""
         self._pieces.take(event)
         match event:
             case Notice():
@@ -132,13 +132,13 @@ class PipeView:
             return
         try:
             text = self._pieces.text(self._written, stop) + more
-            # A file gets the text as it is; a terminal, even a dumb one, would obey what is hidden in it.
+            # A file gets the text as it is; for a terminal, even a dumb one, control characters are escaped.
             sys.stdout.write(safe_text(text) if sys.stdout.isatty() else text)
             sys.stdout.flush()
         except BrokenPipeError:
-            raise  # nobody reads: there is no reason to go on
+            raise  # the reader has closed the pipe: stop
         except OSError as error:
-            self._broken = error  # a full disk: the answer goes on, and is told in another place
+            self._broken = error  # a full disk: the answer continues, and is printed on standard error
         self._written = max(self._written, stop)
 
     def __enter__(self) -> Self:
@@ -149,9 +149,9 @@ class PipeView:
 
 
 def rescue(text: str, trouble: OSError) -> NoReturn:
-    """Standard output could not take the answer: leave it on standard error, so that it is not lost."""
+    """Standard output failed: print the answer on standard error, so that it is not lost."""
     sys.stderr.write(f"{safe_text(text)}\n")
-    # Closing standard output would only report the same trouble again.
+    # Closing standard output would only report the same error again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise MoaError(f"the answer could not be written: {trouble.strerror}", hint="it is above, on standard error")
 

@@ -1,4 +1,4 @@
-"""Answers for the endpoint: an `EdgeClient`'s events, with positions in tokens turned into positions in the text."""
+"""Answers for the endpoint: an `EdgeClient`'s events, with token positions converted to text positions."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ _LINK_FIGURES = ("rtt_ms", "sent_bytes", "received_bytes")
 
 
 class EdgeAnswerer:
-    """Answers with a client that is open."""
+    """Answers with an open client."""
 
     def __init__(self, client: EdgeClient, model: str) -> None:
         self._client, self._model = client, model
 
     @property
     def model(self) -> str:
-        """The target's name: its text is what is given out."""
+        """The target's name, because clients get its text."""
         return self._model
 
     async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
-        """The events of one answer, in a conversation of its own."""
+        """The events of one answer, in a new conversation."""
         welcome = self._client.link.welcome if self._client.link is not None else None
         if ask.logprobs is not None and welcome is not None and "logprobs" not in welcome.features:
             raise bad("this verifier tells no log-probabilities", "logprobs", "unsupported_parameter")
@@ -75,7 +75,7 @@ class EdgeAnswerer:
         return client.generate(ids=ask.ids, prediction=guess, **changes)
 
     def status(self) -> dict[str, Any]:
-        """The link, in plain numbers."""
+        """Figures of the link."""
         link = self._client.link
         if link is None:
             return {"link": "none"}
@@ -91,7 +91,7 @@ class EdgeAnswerer:
         }
 
     def cut_off(self, *, cut: bool) -> None:
-        """Cut the verifier off on purpose, or let it come back."""
+        """Disconnect the verifier on purpose, or reconnect."""
         if self._client.link is None:
             raise UsageError("there is no verifier to cut off", hint="start with --verifier")
         self._client.link.cut_off(cut=cut)
@@ -102,7 +102,7 @@ class EdgeAnswerer:
 
 
 def changes_of(ask: AnswerRequest) -> TurnChanges:
-    """What an ask changes in the client's settings for its own turn."""
+    """The client settings that a request changes for its turn."""
     given: dict[str, Any] = {
         "max_new_tokens": ask.max_tokens,
         "temperature": ask.temperature,
@@ -130,7 +130,7 @@ class Marks:
         self._ids: list[int] = []
 
     def take(self, event: Event) -> AnswerEvent | None:
-        """The same event for a client that counts characters."""
+        """The event with positions in characters."""
         match event:
             case Prompt(ids=ids):
                 self._start, self._ids = len(ids), ids[-1:]

@@ -23,13 +23,13 @@ from moa.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """Where to listen, for whom, and within which bounds."""
+    """Address, access and limits of the endpoint."""
 
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    """Names, beside addresses and localhost, under which this endpoint may be called."""
+    """Host names, beside addresses and localhost, that requests may use."""
     origins: tuple[str, ...] = ()
     """Other websites whose pages may use the endpoint."""
     limits: ApiLimits = field(default_factory=ApiLimits)
@@ -48,7 +48,7 @@ class ServeSettings:
 
 @contextlib.asynccontextmanager
 async def endpoint(client: EdgeClient, settings: ServeSettings, model: str) -> AsyncIterator[str]:
-    """Serve an open client for as long as the body runs; the address."""
+    """Serve an open client while the body runs; yields the address."""
     answerer = EdgeAnswerer(client, model)
     access = Access(
         ApiKeys(settings.api_keys), host=settings.host, hosts=settings.allowed_hosts, origins=settings.origins
@@ -70,7 +70,7 @@ def model_name(source: str) -> str:
 
 
 def _link_route(api: Api, answerer: EdgeAnswerer) -> Route:
-    """The switch that cuts the verifier off, to see what the device does alone."""
+    """The switch that disconnects the verifier, to see what the device does offline."""
 
     async def switch(request: Request, principal: str) -> Response:
         body = await read_body(request, 1000)

@@ -1,4 +1,4 @@
-"""A chat as ids that only ever grow: what was said is not rendered and tokenized again, so both ends keep its cache."""
+"""A chat as ids that only grow: earlier text is not rendered and tokenized again, so both ends keep its KV cache."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Messages = Sequence[Mapping[str, str]]
 
 
 class ChatLog:
-    """The messages of a conversation, and the ids that they stand for."""
+    """The messages of a conversation, and their ids."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self.messages: list[dict[str, str]] = []
         self._ids: list[int] = []
         self._text = ""
-        """What the ids say, special tokens included."""
+        """The text of the ids, special tokens included."""
         self._start, self._prompt, self._question = 0, "", False
-        """Where the latest answer starts, what is said before it, and whether it is still to come."""
+        """Start of the latest answer, the text before it, and whether it is still missing."""
 
     def ask(self, messages: Messages) -> list[int]:
-        """The ids up to where the assistant's next answer begins."""
+        """The ids up to the start of the assistant's next answer."""
         self.messages = [dict(message) for message in messages]
         text = self._codec.render_chat(messages)
         if self._text and text.startswith(self._text):
@@ -35,7 +35,7 @@ class ChatLog:
         return list(ids)
 
     def answered(self, ids: Sequence[int], text: str) -> None:
-        """The assistant's answer as it was shown, or as a later check has corrected it; `ids` are all of the chat's."""
+        """Add the assistant's answer as shown, or as corrected later; `ids` are all ids of the chat."""
         if self._question:
             self._prompt, self._question = self._text, False
             self.messages.append({})
@@ -57,5 +57,5 @@ def encode(codec: TextCodec, prompt: str | Messages, *, raw: bool = False, chat:
 
 
 def empty_prompt() -> UsageError:
-    """There is nothing to answer."""
+    """The error for an empty prompt."""
     return UsageError("the prompt is empty", hint="give it as an argument or on standard input")

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 _LONGEST_TOKEN = 4096
-"""Characters that one token can add to a text; real vocabularies hold runs of up to a few hundred spaces."""
+"""Most characters that one token can add to a text; real vocabularies have tokens of a few hundred spaces."""
 
 
 class TextCodec:
-    """The tokenizer and chat template of a bundle, which may come from anywhere: what they make is bounded."""
+    """The tokenizer and chat template of a bundle. They are untrusted, so their output is bounded."""
 
     def __init__(
         self,
@@ -32,7 +32,8 @@ class TextCodec:
         eos_ids: Sequence[int] = (),
         special_tokens: Mapping[str, str] | None = None,
     ) -> None:
-        """`special_tokens` are what a template may name; without them, those of `bos_id` and the first of `eos_ids`."""
+        """`special_tokens` are the names that a template may use; by default those of `bos_id` and the first of
+        `eos_ids`."""
         self.tokenizer = read_tokenizer(tokenizer_file)
         self.eos_ids = frozenset(eos_ids)
         ids = {"bos_token": bos_id, "eos_token": next(iter(eos_ids), None)}
@@ -42,7 +43,7 @@ class TextCodec:
 
     @classmethod
     def of(cls, bundle: Bundle) -> TextCodec:
-        """That of a bundle."""
+        """The codec of a bundle."""
         files = bundle.manifest.tokenizer
         if files.file is None:
             raise BundleError(f"{bundle.folder} has no tokenizer", hint="build it again with one")
@@ -68,15 +69,15 @@ class TextCodec:
         return ChatTemplate(self._template_file)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, as they are."""
+        """Ids of plain text, without special tokens."""
         return self._encode(text, special=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Ids of a conversation, up to where the assistant's answer begins."""
+        """Ids of a conversation, up to the start of the assistant's answer."""
         return self.encode_rendered(self.render_chat(messages))
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """A conversation as one text, up to where the assistant's answer begins."""
+        """A conversation as one text, up to the start of the assistant's answer."""
         if self._template is None:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
         return self._template.render(messages, self._special)

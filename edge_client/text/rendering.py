@@ -1,8 +1,9 @@
 """The process that renders chat templates (`template.py` runs it): jinja2 as transformers sets it up, and limits.
 
-It must write what `apply_chat_template` writes, so the environment is that of transformers 4.57 to the letter: sandbox,
-block trimming, loop controls, the `generation` tag, `raise_exception`, `strftime_now`, and a `tojson` that leaves HTML
-alone. Lines of JSON on standard input and output. Imports nothing of this project: it starts in a tenth of a second.
+Its output must equal that of `apply_chat_template`, so the environment is exactly that of transformers 4.57: sandbox,
+block trimming, loop controls, the `generation` tag, `raise_exception`, `strftime_now`, and a `tojson` that does not
+escape HTML. Lines of JSON on standard input and output. Imports nothing of this project, so that it starts in a tenth
+of a second.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import jinja2.sandbox
 
 try:
     import resource
-except ImportError:  # Windows: there only the asker's clock limits a template
+except ImportError:  # Windows: there only the client's timeout limits a template
     resource = None  # type: ignore[assignment]
 
 _MEMORY, _SECONDS = 512 * 2**20, 20
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant said, for training; here it only has to be understood."""
+    """`{% generation %}` marks the assistant's text for training; here it only has to parse."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -44,7 +45,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """What transformers compiles templates with."""
+    """The environment in which transformers compiles templates."""
     made = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )
@@ -71,7 +72,7 @@ def _strftime_now(format: str) -> str:
 def _answer(template: jinja2.Template, task: dict[str, Any], longest: int) -> dict[str, str]:
     pieces: list[str] = []
     length = 0
-    # Special tokens are named as the tokenizer names them; tools and documents are there, and none.
+    # Special tokens have the tokenizer's names; `tools` and `documents` are None.
     names = {"tools": None, "documents": None, "add_generation_prompt": True} | task["special"]
     try:
         for piece in template.generate(messages=task["messages"], **names):
@@ -79,20 +80,20 @@ def _answer(template: jinja2.Template, task: dict[str, Any], longest: int) -> di
             length += len(piece)
             if length > longest:
                 return {"kind": "refused", "text": f"it makes more than {longest} characters of it"}
-    except Exception as error:  # whatever a program of strangers raises
+    except Exception as error:  # an untrusted template may raise anything
         return {"kind": "refused", "text": f"{error}" or type(error).__name__}
     return {"kind": "text", "text": "".join(pieces)}
 
 
 def _limit_memory() -> None:
     if resource is not None:
-        with contextlib.suppress(ValueError, OSError):  # a system that has no such limit
+        with contextlib.suppress(ValueError, OSError):  # the system has no such limit
             resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _limit_time() -> None:
-    """Whoever asked ends us sooner; this is for a template without end whose asker has died."""
+    """Normally the client ends this process; the limit is for an endless template whose client has died."""
     if resource is not None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -100,7 +101,7 @@ def _limit_time() -> None:
 
 
 def serve(lines: BinaryIO, out: BinaryIO, longest: int) -> None:
-    """First the template, then a conversation a line, until the input ends."""
+    """Read the template, then one conversation a line, until the input ends."""
 
     def say(line: bytes) -> None:
         out.write(line + b"\n")

@@ -1,8 +1,8 @@
-"""Chat templates, rendered in a process of their own: a template is a program that came with a model from anywhere.
+"""Chat templates, rendered in a separate process: a template is an untrusted program.
 
-The sandbox keeps it from reaching Python, but not from running for ever or from building a text of many gigabytes, and
-no thread can be stopped that does. So the rendering process (`rendering.py`) has a limit of memory, and is ended when a
-conversation takes it too long. It is started for the first chat and stays for the next.
+The sandbox keeps it from accessing Python, but not from running forever or building a text of many gigabytes, and a
+thread cannot be stopped. So the rendering process (`rendering.py`) has a memory limit and is killed after a timeout. It
+is started for the first chat and kept for the next.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _LARGEST_TEMPLATE, _LARGEST_TEXT = 2**20, 2**24
 
 
 class _Answer(msgspec.Struct):
-    """What the rendering process says about one conversation."""
+    """The rendering process's answer for one conversation."""
 
     kind: Literal["text", "refused", "broken"]
     text: str
 
 
 class ChatTemplate:
-    """A conversation as one text, in the way that the target was trained on."""
+    """Renders conversations with a chat template."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -49,7 +49,7 @@ class ChatTemplate:
         self._lock = threading.Lock()
 
     def render(self, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]) -> str:
-        """The text up to where the assistant's answer begins; `special` are names of special tokens and their text."""
+        """The text up to the start of the assistant's answer; `special` are names of special tokens and their text."""
         try:
             task = msgspec.json.encode({"messages": list(messages), "special": dict(special)})
         except (UnicodeEncodeError, TypeError, ValueError) as error:
@@ -75,11 +75,11 @@ class ChatTemplate:
         return line
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # Nothing of ours in its environment: the token is none of a template's business.
+        # An empty environment: a template must not read the token.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MOA_EDGE_")}
         pipe = subprocess.PIPE
         command = [sys.executable, "-P", str(_PROGRAM), str(_LARGEST_TEXT)]
-        # In a session of its own, a Ctrl-C that stops an answer leaves it alone.
+        # In its own process session, so that a Ctrl-C that stops an answer does not kill it.
         process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
         )
@@ -98,7 +98,7 @@ class ChatTemplate:
 
 
 def _exchange(process: subprocess.Popen[Any], line: bytes, seconds: float) -> bytes:
-    """A line in, a line out. Less than a whole line comes back from a process that died, or had to."""
+    """Send a line, read a line. An incomplete line means that the process died or was killed."""
     assert process.stdin is not None
     assert process.stdout is not None
     alarm = threading.Timer(seconds, process.kill)

@@ -1,4 +1,4 @@
-"""The tokenizer's file, read with care: it may come from anywhere, and the library that runs it is no sandbox."""
+"""Loads the tokenizer's file with checks: it is untrusted, and the library does not sandbox it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moa.safe_text import safe_line
 
 _LARGEST_FILE = 2**26
 _LONGEST_REPLACEMENT = 64
-"""Characters that one step may put in place of what it matches; a longer one could make gigabytes of a prompt."""
+"""Longest replacement text of one step; a longer one could turn a prompt into gigabytes."""
 
 
 class _Parts(msgspec.Struct):
@@ -27,7 +27,7 @@ class _Parts(msgspec.Struct):
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """The tokenizer, or an error that says what is wrong with its file."""
+    """The tokenizer, or an error that names the problem of its file."""
     try:
         if file.stat().st_size > _LARGEST_FILE:
             raise BundleError(f"{file} is too large for a tokenizer")
@@ -48,7 +48,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
 
 
 def _longest_replacement(part: Any) -> int:
-    """The longest `content` that a step of normalizer, pre-tokenizer or decoder puts in place of something."""
+    """The longest replacement `content` of any step of normalizer, pre-tokenizer or decoder."""
     if isinstance(part, dict):
         own = part.get("content", "")
         return max([len(own) if isinstance(own, str) else 0, *map(_longest_replacement, part.values())])
@@ -57,7 +57,7 @@ def _longest_replacement(part: Any) -> int:
 
 @contextlib.contextmanager
 def foreign(what: str) -> Iterator[None]:
-    """The tokenizers library raises bare `Exception`, and panics that are not even that."""
+    """The tokenizers library raises bare `Exception`, and panics that are not derived from it."""
     try:
         yield
     except MoaError:

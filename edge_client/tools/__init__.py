@@ -1,1 +1,1 @@
-"""Around an answer: doctor, comparisons, audits, start-up times, an emulated network."""
+"""Tools: doctor, comparisons, audits, start-up times, an emulated network."""

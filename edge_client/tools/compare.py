@@ -1,4 +1,4 @@
-"""The same prompt in several ways, side by side: for `bench`, `audit` and `demo`."""
+"""Answers to the same prompt with different settings: for `bench`, `audit` and `demo`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ See = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """What came out, and what it took."""
+    """An answer's tokens and figures."""
 
     ids: list[int]
     text: str
@@ -56,7 +56,7 @@ async def ask(
 async def ask_all(
     settings: ClientSettings, device: Device, prompts: Sequence[Sequence[int]], **changes: Any
 ) -> list[TimedAnswer]:
-    """Every prompt, each in a conversation of its own, one after another on one connection."""
+    """Ask all prompts, each in a new conversation, one after another on one connection."""
     settings = dataclasses.replace(settings, **changes)
     async with EdgeClient(settings, device=device, trace=Trace()) as client:
         await client.wait_online()
@@ -70,7 +70,7 @@ def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
         for name in ("tokens", "seconds", "calls", "rounds", "accepted", "sent_bytes", "received_bytes"):
             total[name] = total.get(name, 0) + answer.stats.get(name, 0)
     firsts = sorted(answer.stats["first_token_seconds"] for answer in answers)
-    # Of an answer only the median of its rounds is told: it counts as often as there were rounds.
+    # Stats have only the median of an answer's rounds: weight it by the number of rounds.
     medians = [(a.stats.get("overhead_ms"), a.stats["rounds"]) for a in answers]
     overheads = [milliseconds for milliseconds, rounds in medians if milliseconds is not None for _ in range(rounds)]
     return {
@@ -85,7 +85,7 @@ def rates(answers: Sequence[TimedAnswer]) -> dict[str, float]:
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Where two token lists part, or None when they are the same."""
+    """The first position where two token lists differ, or None."""
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index

@@ -1,4 +1,4 @@
-"""Checks of everything between this device and a verified token, each with what to do about it."""
+"""Checks of bundle, drafter, link and verifier, each with what to do about a problem."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from moa.tree import TreeShape
 Outcome = Literal["ok", "warning", "failed"]
 _START_SECONDS = 2.0
 _GOLDEN_TOLERANCE = 0.5
-"""Quantized kernels differ a little between processors; a wrong graph differs by far more."""
+"""Quantized kernels differ a little between processors; a wrong graph differs much more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Check:
 
 
 async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
-    """Every check that can be made, in the order in which a fault would show."""
+    """All possible checks, in the order of their dependencies."""
     try:
         bundle = Bundle.open(settings.bundle or embedded_bundle())
         size = bundle.verify()
@@ -144,7 +144,7 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
         try:
             client = await stack.enter_async_context(EdgeClient(settings, device=device))
             await client.wait_online()
-        except MoaError as error:  # an unusable --tls-ca, a local verifier that did not start, nobody there
+        except MoaError as error:  # an unusable --tls-ca, a local verifier that did not start, no answer
             yield Check("verifier", "failed", str(error), error.hint)
             return
         assert client.link is not None

@@ -1,8 +1,8 @@
-"""How close a choice of the target was, found by asking it again: no logits travel, but a known noise weighs them.
+"""How close a choice of the target was, measured without logits by asking again with known noise.
 
 A sampled token is the best of `logits / temperature + noise`, and the noise of a seed and position is known to both
-ends. So at which temperature the target's choice goes from one token to another tells how far their logits are apart;
-halving an interval of temperatures finds it, with one short question each time.
+ends. So the temperature at which the target's choice changes from one token to another gives the difference of their
+logits. Bisection finds it, with one short request for each step.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from edge_client.tools.compare import ask
 from moa.sampling import MIN_TEMPERATURE, SamplingSettings, gumbel
 
 _COLD, _WARM = MIN_TEMPERATURE, 1.0
-"""Temperatures between which the choice is looked for when decoding is greedy."""
+"""Range of temperatures for the search if decoding is greedy."""
 _NARROW = 1.25
-"""When it is sampled: how far from the temperature in use a near tie would be decided otherwise."""
+"""If it is sampled: range around the temperature in use in which a near tie changes."""
 _HALVINGS = 18
 _ENOUGH_NOISE = (0.5, 0.9)
-"""How much more noise the other token gets: the closest margin that can be told is the coldest temperature times it."""
+"""Extra noise for the other token: the smallest measurable margin is the lowest temperature times it."""
 
 
 async def margin(
     client: EdgeClient, context: Sequence[int], chosen: int, other: int, sampling: SamplingSettings
 ) -> float | None:
-    """By how much the score of `chosen` leads that of `other` after `context`; None when it is no close call.
+    """The lead of the score of `chosen` over that of `other` after `context`; None if it is large.
 
     The scores are logits, or with sampling logits / temperature + noise. `client` should ask without drafts.
     """
@@ -42,7 +42,7 @@ async def margin(
 async def _greedy(
     client: EdgeClient, context: Sequence[int], chosen: int, other: int, sampling: SamplingSettings
 ) -> float | None:
-    # A seed whose noise favours `other`: warm enough, that is what is said, if only these two are in the running.
+    # A seed whose noise favours `other`: at a high temperature it is chosen, if only these two are likely.
     seed = next(
         seed for seed in count() if _ENOUGH_NOISE[0] < _favours(other, chosen, seed, len(context)) < _ENOUGH_NOISE[1]
     )
@@ -62,7 +62,7 @@ async def _greedy(
 async def _sampled(
     client: EdgeClient, context: Sequence[int], chosen: int, other: int, sampling: SamplingSettings
 ) -> float | None:
-    # The noise lifts one of them, the logits the other; which way the temperature must move is known from the noise.
+    # The noise favours one token, the logits the other; the noise shows in which direction to change the temperature.
     favour = _favours(other, chosen, sampling.seed, len(context))
     same, moved = sampling.temperature, sampling.temperature * (_NARROW if favour > 0 else 1 / _NARROW)
     if (instead := await _says(client, context, sampling, moved)) == chosen:
@@ -77,7 +77,7 @@ async def _sampled(
 
 
 def _favours(one: int, other: int, seed: int, position: int) -> float:
-    """How much more noise `one` gets than `other`."""
+    """The difference between the noise of `one` and of `other`."""
     first, second = gumbel(seed, position, np.array([one, other]))
     return float(first - second)
 

@@ -1,4 +1,4 @@
-"""How long a fresh process takes to its first draft, and how much memory it has by then."""
+"""Time of a fresh process to its first draft, and its memory then."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class StartUp:
-    """Of several fresh processes."""
+    """Results of several fresh processes."""
 
     runs: list[float]
     """Seconds from the start of the process, the interpreter's own included, to the first draft."""
@@ -44,7 +44,7 @@ class StartUp:
 
 
 def measure(settings: ClientSettings, runs: int) -> StartUp:
-    """Start so often, one process after another."""
+    """Start several processes, one after another."""
     command = [sys.executable, "-c", _PROGRAM, settings.bundle, settings.variant, str(settings.threads)]
     seconds, memory = [], []
     for _ in range(runs):
@@ -62,7 +62,7 @@ def measure(settings: ClientSettings, runs: int) -> StartUp:
 
 
 def first_draft(bundle: str, variant: str, threads: int) -> None:
-    """What the fresh process does: all that stands between a user and the first draft."""
+    """The fresh process: everything up to the first draft."""
     device = Device.load(bundle, variant=variant, threads=threads)
     ids = encode(device.codec, _PROMPT)
     run(device.new_drafter().draft(ids, TreeShape.chain(4), SamplingSettings()))

@@ -1,6 +1,6 @@
-"""A draft through the device's own code: `python -m edge_client.tools.trial BUNDLE VARIANT`, for who builds bundles.
+"""A draft through the device's own code: `python -m edge_client.tools.trial BUNDLE VARIANT`, for `moa-export verify`.
 
-A graph may compute all it should, and still not be what the client hands its caches and records to.
+A graph may compute the right results and still not fit the client's caches and records.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _IDS = range(8, 20)
 
 
 def try_out(drafter: DeviceDrafter) -> None:
-    """Guess without records, draft a tree with some, go on along it, and take records of what was drafted before."""
+    """Guess without records, draft a tree with records, continue along it, and add records of drafted tokens."""
     sampling, shape = SamplingSettings(), TreeShape(breadth=2, depth=3, nodes=5)
     ids = list(_IDS)
     run(drafter.guess(ids, sampling))

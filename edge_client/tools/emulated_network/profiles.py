@@ -1,4 +1,4 @@
-"""What a link is like, and how that changes over time.
+"""Properties of an emulated link over time.
 
 The named profiles are this project's own choices, made from published measurements of such links; they are not
 figures of the paper.
@@ -15,7 +15,7 @@ from moa.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A link at one time. Rates are megabits a second (0 is unlimited), loss is a share of packets."""
+    """A link's properties at one time. Rates are megabits a second (0 is unlimited), loss is a share of packets."""
 
     rtt_ms: float = 0.0
     down_mbps: float = 0.0
@@ -24,7 +24,7 @@ class Condition:
     jitter: float = 0.1
     """Spread of the one-way delay, as a share of it."""
     out: bool = False
-    """No byte passes in either direction; nothing is told to either end."""
+    """No bytes pass in either direction, and neither end gets an error."""
 
     def __post_init__(self) -> None:
         if min(self.rtt_ms, self.down_mbps, self.up_mbps, self.jitter) < 0 or not 0 <= self.loss < 1:
@@ -33,13 +33,13 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Conditions with the seconds each lasts, over and over. One that lasts 0 seconds lasts for ever."""
+    """Conditions with their durations in seconds, repeated. A duration of 0 is unlimited."""
 
     name: str
     phases: tuple[tuple[float, Condition], ...]
 
     def at(self, seconds: float) -> Condition:
-        """The condition so long after the start."""
+        """The condition at this time after the start."""
         total = sum(duration for duration, _ in self.phases)
         if total > 0:
             seconds %= total
@@ -79,7 +79,7 @@ PROFILES: dict[str, Profile] = {
 def read_trace(path: Path) -> Profile:
     """A recorded link: CSV with a header of `seconds,rtt_ms,down_mbps,up_mbps` and perhaps `loss`, one row a change.
 
-    `seconds` is when a row starts to hold; a row without rates (0 down and 0 up) is an outage.
+    A row is valid from `seconds` on; a row with rates of 0 is an outage.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -103,7 +103,7 @@ def read_trace(path: Path) -> Profile:
         ) from None
     if not rows or times != sorted(set(times)):
         raise UsageError(f"{path} is not a link trace: seconds must rise from row to row")
-    # The last row lasts as long as the one before it, so that a trace can be repeated.
+    # The last row gets the duration of the one before it, so that a trace can be repeated.
     ends = [*times[1:], times[-1] + (times[-1] - times[-2] if len(times) > 1 else 1.0)]
     spans = [end - start for start, end in zip(times, ends, strict=True)]
     return Profile(path.stem, tuple(zip(spans, conditions, strict=True)))

@@ -1,7 +1,7 @@
 """A TCP proxy on loopback that behaves like a worse link: delay, jitter, rate, loss-like stalls, outages and cuts.
 
-TCP hides loss and shows it as a stall, so that is what is emulated: with the profile's probability, a packet and all
-behind it come later by two round trips (a tail-loss probe). A new connection costs a round trip before its first byte.
+TCP turns loss into a delay, so that is emulated: with the profile's probability, a packet and all after it are delayed
+by two round trips (a tail-loss probe). A new connection costs a round trip before its first byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Direction = Literal["up", "down"]
 _PACKET = 1448
 _READ = 16 * 1024
 _QUEUE = 64 * 1024
-"""Bytes that may wait inside the link in one direction; more holds the sender back, as a router's buffer would."""
+"""Bytes that may queue in the link in one direction; more blocks the sender, like a full router buffer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +74,7 @@ class LinkProxy:
 
     @property
     def port(self) -> int:
-        """Where to connect to."""
+        """The address to connect to."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -101,7 +101,7 @@ class LinkProxy:
         self.cut()
 
     def go_silent(self) -> None:
-        """Swallow every byte from now on, and tell nobody: what a phone in a lift looks like."""
+        """Drop all bytes from now on without an error, as when a phone is in a lift."""
         self._silent = True
 
     def restore(self) -> None:
@@ -115,7 +115,7 @@ class LinkProxy:
         self.profile, self._started = profile, asyncio.get_running_loop().time()
         self._changed.set()
 
-    # ---- the path of a byte
+    # ---- forwarding
 
     def _condition(self) -> Condition:
         return self.profile.at(asyncio.get_running_loop().time() - self._started)
@@ -149,7 +149,7 @@ class LinkProxy:
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction, connection: _Connection
     ) -> None:
-        """Read, hold every chunk until its time, deliver in order."""
+        """Read, delay every chunk, deliver in order."""
         loop = asyncio.get_running_loop()
         line: deque[tuple[float, bytes]] = deque()
         room, ready = asyncio.Event(), asyncio.Event()
@@ -230,7 +230,7 @@ class LinkProxy:
             self.passed[direction] += len(data)
             with contextlib.suppress(OSError):
                 await writer.drain()
-            # What a dying link has delivered was delivered: let it reach the socket before the reset.
+            # Bytes that were delivered must reach the socket before the reset.
             asyncio.get_running_loop().call_soon(self.cut)
             return
         writer.write(data)
