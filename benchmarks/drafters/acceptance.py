@@ -17,6 +17,7 @@ from benchmarks.kit.figures import table, titled
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared
 from benchmarks.kit.progress import Progress, say
+from moa.demo.skills import Example
 from moa.errors import UsageError
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
@@ -32,13 +33,9 @@ YARDSTICK = "eagle2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Compared):
-    """What is drafted, and how."""
+class Drafted(Compared):
+    """How it is drafted."""
 
-    per_skill: int = 3
-    """Held-out prompts of each skill."""
-    code: int = 12
-    """Pieces of Python to continue."""
     tokens: int = 128
     """Of an answer at most."""
     batch: int = 16
@@ -46,6 +43,16 @@ class Options(Compared):
     shapes: tuple[str, ...] = one_of(tuple(PAPER), SHAPES)
     """Of drafts."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Drafted):
+    """What is drafted."""
+
+    per_skill: int = 3
+    """Held-out prompts of each skill."""
+    code: int = 12
+    """Pieces of Python to continue."""
 
 
 def acceptance_length(generations: Sequence[Generation]) -> dict[str, float]:
@@ -84,14 +91,19 @@ def summary(categories: Sequence[str], generations: Sequence[Generation], depth:
 def measure(options: Options) -> dict[str, Any]:
     """Run every drafter over every shape and temperature."""
     examples = held_out.skill_prompts(options.per_skill, options.seed) + held_out.code_prompts(options.code)
+    return compare(options, [(example.skill, example) for example in examples])
+
+
+def compare(options: Drafted, examples: Sequence[tuple[str, Example]]) -> dict[str, Any]:
+    """The same with prompts by category."""
     room: dict[str, Any] = {"slots": options.batch, "capacity": options.capacity, "device": options.device}
     target = Target.load(options.target, **room)
-    asked = [(held_out.encode(target.tokenizer, example), example.skill) for example in examples]
+    asked = [(held_out.encode(target.tokenizer, example), category) for category, example in examples]
     asked = [one for one in asked if len(one[0]) + options.tokens <= options.capacity]
     if not asked:
         raise UsageError("no prompt and its answer fit in --capacity")
     asked.sort(key=lambda one: len(one[0]))  # long and short prompts side by side waste padding
-    prompts, categories = [prompt for prompt, _ in asked], [skill for _, skill in asked]
+    prompts, categories = [prompt for prompt, _ in asked], [category for _, category in asked]
 
     def generate(speculator: Speculator, sampling: SamplingSettings, shape: TreeShape | None) -> list[Generation]:
         settings = GenerationSettings(max_new_tokens=options.tokens, sampling=sampling, shape=shape, adapt=False)
@@ -103,15 +115,16 @@ def measure(options: Options) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     progress = Progress(len(options.folders) * len(samplings) * len(options.shapes), "runs")
     for folder in options.folders:
-        target = load_target(options.target, drafter=folder, **room)
+        target, trained = load_target(options.target, drafter=folder, **room), finished(folder) or {}
         for temperature, sampling in samplings.items():
             for name in options.shapes:
                 found = generate(Speculator(target, open_drafting(folder, target)), sampling, SHAPES[name])
                 ties = count_ties(target, prompts, plain[temperature], [g.ids for g in found], sampling)
                 run = {
                     "drafter": folder.name,
-                    "parameters": (finished(folder) or {}).get("parameters"),
-                    "says": (finished(folder) or {}).get("says", ""),
+                    "parameters": trained.get("parameters"),
+                    "steps": trained.get("steps"),
+                    "says": trained.get("says", ""),
                     "shape": name,
                     "temperature": temperature,
                     **summary(categories, found, SHAPES[name].depth),

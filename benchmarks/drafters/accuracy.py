@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -35,17 +34,6 @@ class Options(Compared):
     """Of an answer at most."""
     batch: int = 32
     """Exercises at a time."""
-
-
-def exercises(count: int, seed: int) -> list[Example]:
-    """So many distinct held-out exercises, as evenly spread over the skills as there are distinct ones."""
-    per_skill = -(-count // len(SKILLS))
-    found = held_out.skill_prompts(per_skill, seed)
-    while len(found) < count and per_skill < count:  # skills that ran out leave their share to the others
-        per_skill *= 2
-        found = held_out.skill_prompts(per_skill, seed)
-    rounds = zip_longest(*([e for e in found if e.skill == name] for name in SKILLS))
-    return [example for one in rounds for example in one if example is not None][:count]
 
 
 def judge(
@@ -91,7 +79,7 @@ def _asked(options: Options) -> list[Example]:
         return held_out.asked_prompts(options.seed)
     if options.what == "fresh":
         return list(fresh(min(16, options.count), options.seed))
-    return exercises(options.count, options.seed)
+    return held_out.exercises(options.count, options.seed)
 
 
 def tables(result: Mapping[str, Any]) -> str:

@@ -37,9 +37,11 @@ from moa.tree import TreeShape
 class Options(Compared):
     """Which pair, and how long."""
 
+    per_kind: int = 6
+    """Prompts of each kind of natural text, and exercises."""
     tokens: int = 96
     """Of an answer at most."""
-    temperatures: tuple[float, ...] = (0.0, 1.0)
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     repeats: int = 3
     """Passes, in which all ways take turns."""
     random: int = 0
@@ -53,11 +55,11 @@ class Options(Compared):
 
 
 def speculating(
-    speculator: Speculator, tokens: int, shape: TreeShape | None, t: float = 0.0
+    speculator: Speculator, tokens: int, shape: TreeShape | None, t: float = 0.0, *, adapt: bool = False
 ) -> Callable[[list[int]], Generation]:
     """Our engine, one prompt at a time, as a single user has it."""
     settings = GenerationSettings(
-        max_new_tokens=tokens, shape=shape, sampling=SamplingSettings(temperature=t), adapt=False
+        max_new_tokens=tokens, shape=shape, sampling=SamplingSettings(temperature=t), adapt=adapt
     )
     return lambda prompt: speculator.generate([prompt], settings)[0]
 
@@ -76,10 +78,9 @@ def generate(model: Any, tokens: int, assistant: PreTrainedModel | None, prompt:
 def embedded_pair(options: Options) -> dict[str, Any]:
     """The trained pair: real drafters on real prompts."""
     target = Target.load(options.target, capacity=options.capacity, device=options.device)
-    examples = held_out.skill_prompts(1, options.seed) + held_out.code_prompts(2)
-    asked = [(example.skill, held_out.encode(target.tokenizer, example)) for example in examples]
-    asked = [(skill, prompt) for skill, prompt in asked if len(prompt) + options.tokens <= options.capacity]
-    categories, prompts = [skill for skill, _ in asked], [prompt for _, prompt in asked]
+    asked = [(kind, held_out.encode(target.tokenizer, e)) for kind, e in held_out.by_kind(options.per_kind)]
+    asked = [(kind, prompt) for kind, prompt in asked if len(prompt) + options.tokens <= options.capacity]
+    categories, prompts = [kind for kind, _ in asked], [prompt for _, prompt in asked]
     speculators = []
     for folder in options.folders:
         own = load_target(options.target, slots=1, capacity=options.capacity, drafter=folder, device=options.device)
@@ -95,6 +96,8 @@ def embedded_pair(options: Options) -> dict[str, Any]:
             for kind, shape in SHAPES.items():
                 run = speculating(speculator, options.tokens, shape, t)
                 ways.append(Way(f"{name}-{kind}", f"our engine, {name}, {kind}", run))
+            run = speculating(speculator, options.tokens, SHAPES["chain"], t, adapt=True)
+            ways.append(Way(f"{name}-auto", f"our engine, {name}, as deep as it pays", run))
         races.append(race(ways, target, prompts, categories, repeats=options.repeats, t=t))
     return {
         "says": f"Trained pair ({target.model.num_parameters() / 1e6:.1f}M target)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, zip_longest
 
 from transformers import PreTrainedTokenizerBase
 
@@ -37,6 +37,23 @@ def code_prompts(count: int) -> list[Example]:
 def natural_prompts(per_kind: int) -> dict[str, list[Example]]:
     """Up to so many distinct prompts of every kind of natural text, from packages that no training saw."""
     return {kind: list(islice(_distinct(corpus.natural(kind, "heldout")), per_kind)) for kind in corpus.KINDS}
+
+
+def exercises(count: int, seed: int) -> list[Example]:
+    """So many distinct held-out exercises, as evenly spread over the skills as there are distinct ones."""
+    per_skill = -(-count // len(SKILLS))
+    found = skill_prompts(per_skill, seed)
+    while len(found) < count and per_skill < count:  # skills that ran out leave their share to the others
+        per_skill *= 2
+        found = skill_prompts(per_skill, seed)
+    rounds = zip_longest(*([e for e in found if e.skill == name] for name in SKILLS))
+    return [example for one in rounds for example in one if example is not None][:count]
+
+
+def by_kind(per_kind: int, seed: int = 0) -> list[tuple[str, Example]]:
+    """So many prompts of every kind of natural text, and as many exercises as one more kind."""
+    found = [(kind, example) for kind, examples in natural_prompts(per_kind).items() for example in examples]
+    return found + [("exercises", example) for example in exercises(per_kind, seed)]
 
 
 def asked_prompts(seed: int = 0) -> list[Example]:

@@ -58,6 +58,18 @@ RESULTS: dict[str, dict[str, Any]] = {
     },
     "client_offline": {"runs": _cuts("target", "MoA", "MoA without records", "API client (stops)")},
     "drafters_offline": {"runs": _cuts("target", "MoA", "eagle2", "API client (stops)")},
+    "drafters_natural": {
+        "runs": [
+            {
+                "drafter": drafter,
+                "steps": 10,
+                "temperature": 0.0,
+                "mean": {"tau": 2.0, "se": 0.1},
+                "categories": {kind: {"tau": 2.0, "se": 0.1} for kind in ("code", "exercises")},
+            }
+            for drafter in ("moa0", "moa0-1", "eagle2")
+        ]
+    },
     "export_steps": {
         "shapes": {
             "embedded": [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ from transformers import LlamaConfig
 from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import save
 from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
-from benchmarks.drafters import acceptance, accuracy, speed
-from benchmarks.drafters.race import PLAIN, Way, race
+from benchmarks.drafters import acceptance, accuracy, natural, speed
+from benchmarks.drafters.race import PLAIN, Run, Way, race
 from benchmarks.kit import prompts as held_out
 from benchmarks.kit.exactness import count_ties
+from benchmarks.kit.seeds import methods
 from moa.demo.skills import SKILLS, Example
 from moa.errors import MoaError
 from moa.model.checkpoint import new_drafter, save_drafter
@@ -79,7 +79,7 @@ def test_prompts_are_held_out_and_distinct() -> None:
     found = held_out.skill_prompts(2)
     assert len({example.prompt for example in found}) == len(found)
     assert {example.skill for example in found} == set(SKILLS)
-    chosen = accuracy.exercises(40, 0)
+    chosen = held_out.exercises(40, 0)
     assert len(chosen) == 40
     assert len({example.prompt for example in chosen}) == 40
 
@@ -94,6 +94,8 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     asked = [Example("arithmetic", f"What is {n} + 1?", str(n + 1)) for n in range(3)]
     monkeypatch.setattr(held_out, "skill_prompts", lambda *_: asked)
     monkeypatch.setattr(held_out, "code_prompts", lambda *_: [Example("code", "def f(", "")])
+    kinds = [("code", Example("code", "def f(", "")), *(("exercises", example) for example in asked)]
+    monkeypatch.setattr(held_out, "by_kind", lambda *_: kinds)
     monkeypatch.setattr(held_out, "encode", lambda tokenizer, example: tokenizer.encode(example.prompt))
     assert source.is_dir()
     return tmp_path
@@ -112,6 +114,21 @@ def test_acceptance_of_every_drafter_shape_and_temperature(pair: Path) -> None:
     assert "All 48 texts equal plain decoding" in acceptance.tables(result)
 
 
+def test_natural_text_by_kind_with_a_seed_more_and_a_yardstick(pair: Path) -> None:
+    (pair / "moa0-1").symlink_to(pair / "moa0")
+    drafters = ("moa0", "moa0-1", "independent")
+    result = natural.measure(options(pair, natural.Options, *drafters, tokens=6, batch=2))
+    for run in result["runs"]:
+        run["steps"] = 100
+    first, other = methods(result, 0.7)
+    assert (first["drafter"], first["seeds"], list(first["kinds"])) == ("moa0", 2, ["code", "exercises"])
+    assert first["vs independent"] == pytest.approx(first["mean"] / other["mean"])
+    assert first["vs eagle2"] is None
+    assert natural.tables(result).count("| independent | 100 | 1 |") == 3
+    result["runs"][-1]["steps"] = 200
+    assert methods(result, 1.0)[0]["vs independent"] is None
+
+
 def test_accuracy_of_the_target_and_of_an_independent_model(pair: Path) -> None:
     result = accuracy.measure(options(pair, accuracy.Options, "independent", count=3, tokens=4))
     assert [run["all"]["asked"] for run in result["runs"]] == [3, 3]
@@ -125,25 +142,30 @@ def test_every_way_takes_part_in_the_race(pair: Path, monkeypatch: pytest.Monkey
     drawn = speed.measure(options(pair, speed.Options, random=64, vocabulary=64, **short))
     names = [[way["name"] for way in race["ways"]] for one in (result, drawn) for race in one["pairs"][0]["races"]]
     assert names == [
-        ["generate", "assisted", "plain", "moa0-chain", "moa0-tree"],
-        ["plain", "moa0-chain", "moa0-tree"],
+        ["generate", "assisted", "plain", "moa0-chain", "moa0-tree", "moa0-auto"],
+        ["plain", "moa0-chain", "moa0-tree", "moa0-auto"],
+        ["plain", "moa0-chain", "moa0-tree", "moa0-auto"],
         ["generate", "plain", "assisted", "replay-chain", "replay-tree"],
     ]
-    assert "| category | generate | assisted | moa0-chain | moa0-tree |" in speed.tables(result)
+    assert "| category | generate | assisted | moa0-chain | moa0-tree | moa0-auto |" in speed.tables(result)
     assert "by assumption" in speed.tables(drawn)
 
 
-def test_a_race_tells_each_category_from_its_own_prompts() -> None:
+def test_a_race_tells_each_category_from_its_own_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     target, asked = Target.from_model(tiny_target(), capacity=64), [*prompts(4), *prompts(5)]
-    engine = speed.speculating(Speculator(target), 4, None)
+    engine, now = speed.speculating(Speculator(target), 4, None), [0.0]
+    monkeypatch.setattr("benchmarks.drafters.race.time.perf_counter", lambda: now[0])
 
-    def slow_at_the_first(prompt: list[int]) -> Generation:
-        time.sleep(0.2 if prompt == asked[0] else 0)
-        return engine(prompt)
+    def taking(first: float, others: float) -> Run:
+        def run(prompt: list[int]) -> Generation:
+            now[0] += first if prompt == asked[0] else others
+            return engine(prompt)
 
-    ways = [Way(PLAIN, "", slow_at_the_first), Way("fast", "", engine)]
+        return run
+
+    ways = [Way(PLAIN, "", taking(3.0, 1.0)), Way("fast", "", taking(1.0, 2.0))]
     _, fast = race(ways, target, asked, ["one", "two"], repeats=1)["ways"]
-    assert fast["times_plain"]["one"] > 3 > fast["times_plain"]["two"] > 0
+    assert fast["times_plain"] == {"one": pytest.approx(3.0), "two": pytest.approx(0.5)}
 
 
 def test_a_race_refuses_another_text() -> None:
