@@ -8,7 +8,8 @@ so that a row costs three times a plain one and not `BLOCK` times. The loss is t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,12 +18,13 @@ from torch import Tensor, nn
 
 from moa.config import DrafterConfig
 from moa.model.drafter import Drafter
-from moa.model.drafting import Level, MoaDrafting
+from moa.model.drafting import DraftRequest, Level, MoaDrafting
 from moa.model.shared import SharedWeights
 from moa.training.data import Batch
 from moa.training.distill import Distillation
 from moa.training.loop import Loss
 from moa.training.masks import additive, token_mask
+from moa.tree import DraftTree
 
 MODEL_TYPE = "pard"
 BLOCK = 6
@@ -53,6 +55,11 @@ class PardDrafting(MoaDrafting):
         super().__init__(drafter, slots=slots, capacity=capacity, scratch=scratch)
         self._said: dict[int, Tensor] = {}
         """By slot: logits after each position of the block."""
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """No deeper than the block: nothing beyond it was trained."""
+        shapes = [replace(request.shape, depth=min(request.shape.depth, BLOCK)) for request in requests]
+        return super().draft([replace(r, shape=shape) for r, shape in zip(requests, shapes, strict=True)])
 
     def logits(self, level: Level) -> Tensor:
         """Those of the level's position, whatever was chosen on the way there."""
