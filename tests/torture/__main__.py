@@ -117,11 +117,14 @@ async def _kills(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]
 
 
 async def _soak(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    async with server(*UNBOUNDED[:-2]) as running:
-        slopes = await soak.soak(running, 3600 * options.hours, options.seed)
-        problems = _log_problems(running)
-    problems += [f"{name} grows: {one}" for name, one in slopes.items() if not one.flat and one.an_hour > 0]
-    return {name: dataclasses.asdict(one) for name, one in slopes.items()}, problems
+    async with server() as running:
+        samples = options.out and options.out.with_suffix(".samples")
+        soaked = await soak.soak(running, 3600 * options.hours, options.seed, samples)
+        problems = [*soaked.toll.wrong[:5], *_log_problems(running)]
+    slopes = soaked.slopes()
+    problems += [f"{name} is not flat: {one}" for name, one in slopes.items() if not one.flat]
+    found = {name: dataclasses.asdict(one) for name, one in slopes.items()}
+    return {"slopes": found, "toll": dataclasses.asdict(soaked.toll), "hostile": dict(soaked.hostile)}, problems
 
 
 async def _device(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:

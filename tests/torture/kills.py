@@ -95,8 +95,9 @@ async def nursery() -> AsyncIterator[Nursery]:
 class Asker:
     """A client that wants its answers whatever happens to its connections."""
 
-    def __init__(self, port: int, seed: int, toll: Toll, entries: list[Entry]) -> None:
+    def __init__(self, port: int, seed: int, toll: Toll, entries: list[Entry], token: str = "") -> None:
         self._port, self._rng, self._toll, self._entries = port, random.Random(seed), toll, entries
+        self._token = token
         self._raw: Raw | None = None
         self._received = 0
 
@@ -139,7 +140,7 @@ class Asker:
     async def _connection(self) -> Raw:
         if self._raw is None:
             async with asyncio.timeout(PATIENCE):
-                self._raw = await Raw.greeted(self._port)
+                self._raw = await Raw.greeted(self._port, self._token)
             self._received = 0
         return self._raw
 

@@ -51,6 +51,17 @@ def request(token: str = "", *, path: str = "/", extra: Sequence[str] = ()) -> b
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
+async def fetch(port: int, path: str, token: str) -> str:
+    """The body that plain HTTP is answered with."""
+    raw = await Raw.connect(port)
+    try:
+        raw.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+        async with asyncio.timeout(PATIENCE):
+            return (await raw.reader.read(-1)).partition(b"\r\n\r\n")[2].decode()
+    finally:
+        await raw.gone()
+
+
 class Raw:
     """One connection."""
 

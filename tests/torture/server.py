@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud_verifier.auth import new_token, token_line
+from tests.torture.raw import fetch
 
 _START_SECONDS = 300.0
 _COMMAND = "from cloud_verifier.cli import main; main()"
@@ -69,6 +70,18 @@ class Server:
     def descriptors(self) -> int:
         """Open files."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    @property
+    def processor(self) -> float:
+        """Seconds of processor time so far."""
+        user, system = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    async def metrics(self) -> dict[str, float]:
+        """The samples of /metrics, by name with labels."""
+        page = await fetch(self.port, "/metrics", self.honest)
+        pairs = (line.rpartition(" ") for line in page.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in pairs if name}
 
     @property
     def said(self) -> str:

@@ -8,13 +8,16 @@ import json
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from tests.torture.floods import FLOODS, Report
 from tests.torture.fuzz import fuzz
-from tests.torture.neighbour import neighbour
+from tests.torture.history import violations
+from tests.torture.kills import Asker, Toll
+from tests.torture.neighbour import neighbour, same_text
 from tests.torture.server import Server
 
 _MILD = ("cancels", "bad messages", "wrong verifies", "half handshakes")
@@ -27,7 +30,11 @@ class Sample:
     second: float
     megabytes: float
     descriptors: int
+    slots_free: float
+    pages_free: float
     p50_ms: float
+    processor_ms: float
+    """Processor time of a round: what latency is when nobody else wants the machine."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,27 @@ class Slope:
         return abs(self.an_hour) <= 2 * self.error
 
 
+@dataclass
+class Soaked:
+    """What hours have brought."""
+
+    samples: list[Sample] = field(default_factory=list)
+    toll: Toll = field(default_factory=Toll)
+    hostile: Counter[str] = field(default_factory=Counter)
+    texts: list[list[int]] = field(default_factory=list)
+
+    def slopes(self) -> dict[str, Slope]:
+        """Of everything that is sampled; the first quarter is left out: what it takes to warm up is no growth."""
+        return slopes(self.samples[len(self.samples) // 4 :])
+
+
+def slopes(samples: Sequence[Sample]) -> dict[str, Slope]:
+    """The slope of each quantity."""
+    at = [one.second for one in samples]
+    names = [one.name for one in fields(Sample) if one.name != "second"]
+    return {name: slope(at, [getattr(one, name) for one in samples]) for name in names}
+
+
 def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope:
     """Least squares."""
     n, x, y = len(seconds), sum(seconds) / len(seconds), sum(values) / len(values)
@@ -52,36 +80,73 @@ def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope:
     return Slope(3600 * by, 3600 * math.sqrt(rest / max(1, n - 2) / spread))
 
 
-async def soak(server: Server, seconds: float, seed: int, out: Path | None = None) -> dict[str, Slope]:
-    """Honest clients that come and go, a fuzzer, and a flood now and then; a sample every few seconds."""
-    until, rng, samples = time.monotonic() + seconds, random.Random(seed), list[Sample]()
-    began = time.monotonic()
+async def soak(server: Server, seconds: float, seed: int, out: Path | None = None) -> Soaked:
+    """Clients that come and go, cuts, a fuzzer and a flood now and then; a sample every few seconds, kept in `out`.
 
-    async def honest() -> None:
+    Each rests longer than it works: the load is light, so that what a sample says of latency is of the verifier.
+    """
+    until, rng, result, began = time.monotonic() + seconds, random.Random(seed), Soaked(), time.monotonic()
+
+    async def churn() -> None:
         while time.monotonic() < until:
-            await neighbour(server.port, server.honest, rng.uniform(0.5, 5.0))
+            result.texts.append(
+                max((await neighbour(server.port, server.honest, rng.uniform(0.2, 1.0))).texts, key=len)
+            )
+            await asyncio.sleep(rng.uniform(2.0, 6.0))
+
+    async def cut(number: int) -> None:
+        asker = Asker(server.port, seed + number, result.toll, entries := [], server.honest)
+        prompt = [40 + number, *range(60, 75)]
+        truth = await asker.answer("calm", prompt)
+        while time.monotonic() < until:
+            entries.clear()
+            harm = asyncio.create_task(_cuts(asker, result.toll, rng))
+            await asker.answer("cut", prompt)
+            harm.cancel()
+            result.toll.wrong += violations(entries, {"cut": [*prompt, *truth]})
+            await asyncio.sleep(rng.uniform(1.0, 4.0))
+        await asker.leave()
 
     async def hostile() -> None:
         while time.monotonic() < until:
             with contextlib.suppress(ConnectionError, OSError, TimeoutError):
-                await fuzz(server.port, server.greedy, 200, rng.getrandbits(32))
-            stretch = rng.uniform(0.5, 2.0)
-            await FLOODS[rng.choice(_MILD)](server.port, server.greedy, time.monotonic() + stretch, Report())
+                result.hostile += await fuzz(server.port, server.greedy, 100, rng.getrandbits(32))
+            await asyncio.sleep(rng.uniform(5.0, 15.0))
+            flood = FLOODS[rng.choice(_MILD)]
+            await flood(server.port, server.greedy, time.monotonic() + rng.uniform(0.2, 0.5), Report())
+            result.hostile["floods"] += 1
+            await asyncio.sleep(rng.uniform(5.0, 15.0))
 
     async def sample() -> None:
         while time.monotonic() < until:
-            seen = await neighbour(server.port, server.honest, 2.0)
-            now = time.monotonic() - began
-            samples.append(Sample(now, server.memory, server.descriptors, seen.p50))
+            used = server.processor
+            seen = await neighbour(server.port, server.honest, 1.0)
+            cost = 1000 * (server.processor - used) / max(1, len(seen.seconds))
+            free = await server.metrics()
+            result.samples.append(
+                Sample(
+                    second=time.monotonic() - began,
+                    megabytes=server.memory,
+                    descriptors=server.descriptors,
+                    slots_free=free["moa_slots_free"],
+                    pages_free=free["moa_kv_pages_free"],
+                    p50_ms=seen.p50,
+                    processor_ms=cost,
+                )
+            )
             if out is not None:
-                out.write_text(json.dumps([asdict(one) for one in samples]))
-            await asyncio.sleep(3.0)
+                with out.open("a") as file:
+                    file.write(json.dumps(asdict(result.samples[-1])) + "\n")
+            await asyncio.sleep(9.0)
 
-    await asyncio.gather(honest(), honest(), hostile(), sample())
-    settled = samples[len(samples) // 4 :]  # what it takes to warm up is no growth
-    at = [one.second for one in settled]
-    return {
-        "memory, MB": slope(at, [one.megabytes for one in settled]),
-        "descriptors": slope(at, [one.descriptors for one in settled]),
-        "p50, ms": slope(at, [one.p50_ms for one in settled]),
-    }
+    await asyncio.gather(churn(), cut(0), cut(1), hostile(), sample())
+    if not same_text(result.texts):
+        result.toll.wrong.append("a neighbour's text changed")
+    return result
+
+
+async def _cuts(asker: Asker, toll: Toll, rng: random.Random) -> None:
+    while True:
+        await asyncio.sleep(rng.uniform(0.0, 1.0))
+        asker.cut()
+        toll.cuts += 1
