@@ -23,9 +23,11 @@ from tests.torture.fuzz import UNBOUNDED, fuzz, seed_from_clock
 from tests.torture.neighbour import neighbour, same_text
 from tests.torture.neighbours import all_floods
 from tests.torture.server import Server, server
+from tests.torture.tally import Tally
 
 _FULL = {"frames": 2_000_000, "kills": 1000, "cuts": 10_000, "seconds": 20.0, "hours": 2.0}
 _SHORT = {"frames": 20_000, "kills": 20, "cuts": 200, "seconds": 5.0, "hours": 0.05}
+_BATCH, _LANES = 20_000, 4
 _PARTS = ("fuzz", "floods", "shares", "overload", "kills", "device", "soak")
 
 
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(_PARTS)} (default: all)")
     parser.add_argument("--full", action="store_true", help="the counts of docs/reliability.md: hours")
     parser.add_argument("--seed", type=int, default=None, help="repeat a run")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep counts there, and go on where they stand")
     parser.add_argument("--out", type=Path, default=None, help="write what was found as JSON")
     for name, value in _SHORT.items():
         parser.add_argument(f"--{name}", type=type(value), default=None)
@@ -64,26 +67,30 @@ async def _run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     return found, wrong
 
 
-def _log_problems(running: Server) -> list[str]:
-    return [line[:2000] for line in running.said.splitlines() if '"exception"' in line or "Traceback" in line][:3]
+def _log_problems(running: Server, since: int = 0) -> list[str]:
+    return [line[:2000] for line in running.said[since:].splitlines() if '"exception"' in line or "Traceback" in line][
+        :3
+    ]
 
 
 async def _fuzz(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    tally = Tally(options.keep, "fuzz")
     async with server(*UNBOUNDED) as running:
         before = await neighbour(running.port, running.honest, 2.0)
-        memory, descriptors = running.memory, running.descriptors
-        beside = asyncio.create_task(neighbour(running.port, running.honest, 10.0))
-        counts = await fuzz(running.port, running.greedy, options.frames, options.seed)
-        seen = await beside
-        await asyncio.sleep(3.0)
-        after = await neighbour(running.port, running.honest, 2.0)
-        problems = _log_problems(running)
-        if not same_text([*before.texts, *seen.texts, *after.texts]):
-            problems.append("the neighbour's text changed")
-        grown, more = running.memory - memory, running.descriptors - descriptors
-        if more > 8:
-            problems.append(f"{more} descriptors leaked")
-    return {"frames": dict(counts), "megabytes": round(grown, 1), "descriptors": more}, problems
+        memory, descriptors, said = running.memory, running.descriptors, 0
+        while (left := options.frames - tally.counts["frames"]) > 0:
+            beside = asyncio.create_task(neighbour(running.port, running.honest, 1.0))
+            seed = options.seed + tally.counts["frames"]  # a batch of its own, also when an earlier run is gone on with
+            counts = await fuzz(running.port, running.greedy, min(left, _BATCH) // _LANES + 1, seed, lanes=_LANES)
+            texts = [*before.texts, *(await beside).texts]
+            wrong = [] if same_text(texts) else [f"batch {seed}: the neighbour's text changed"]
+            wrong += [f"batch {seed}: {problem}" for problem in _log_problems(running, said)]
+            said = len(running.said)
+            tally.add(counts, wrong, megabytes=running.memory - memory)
+        await asyncio.sleep(3.0)  # what was cut off has been put away
+        more = running.descriptors - descriptors
+        tally.add({}, [f"{more} descriptors leaked"] if more > 8 else [], descriptors=more)
+    return tally.found(), tally.wrong
 
 
 async def _floods(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:

@@ -18,7 +18,7 @@ from msgspec import inspect
 
 from moa.wire import PROTOCOL_VERSIONS, encode
 from moa.wire.messages import Append, Cancel, ClientMessage, Close, Hello, Open, Resume, Sampling, Stream, Sync, Verify
-from tests.torture.raw import BINARY, Raw, binary, frame, request
+from tests.torture.raw import BINARY, PATIENCE, Raw, binary, frame, request
 
 UNBOUNDED = (
     *("--max-empty-frames-per-second", "1000000", "--max-bytes-per-second", "1000000000"),
@@ -26,6 +26,7 @@ UNBOUNDED = (
 )
 """Flags of a verifier that lets itself be fuzzed."""
 
+_AT_A_TIME = 25
 _NUMBERS = [0, 1, 2, 7, 15, 16, 127, 128, 255, 4095, 4096, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**64 - 1, -1, -(2**63)]
 _FLOATS = [0.0, -0.0, 1.0, 5e-324, 1e-308, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), 0.5, 100.0]
 _STRINGS = ["", "a", "int8", "fp16", "\x1b[2J", "\x00", "\u202e", "é" * 50, "x" * 1025, "records", "stop"]
@@ -43,18 +44,22 @@ class Fuzzer:
         """What was made, by kind."""
 
     def frame(self) -> bytes:
-        """The next piece for the socket: mostly one websocket frame."""
+        """The next websocket frame. What it holds may be anything."""
         name, make = self._rng.choices(
             [
                 ("fields", self._fields),
                 ("bytes", self._bytes),
                 ("sequence", self._sequence),
-                ("websocket", self._websocket),
             ],
-            weights=[45, 35, 15, 5],
+            weights=[40, 30, 30],
         )[0]
         self.kinds[name] += 1
         return make()
+
+    def broken(self) -> bytes:
+        """What mostly is no websocket frame: the other end may hang up."""
+        self.kinds["websocket"] += 1
+        return self._websocket()
 
     def message(self) -> bytes:
         """A message whose fields are of the right kind now and then."""
@@ -115,12 +120,12 @@ class Fuzzer:
 
     def _valid(self) -> Any:
         rng, session = self._rng, self._rng.choice(self._sessions)
-        base, round = rng.choice([len(self._ids) - 1, 0, 5]), rng.choice([0, 1, 1, 2, 3])
+        base, round = rng.choice([*[len(self._ids) - 1] * 4, 0, 5]), rng.choice([0, 1, 1, 1, 1, 1, 2, 3])
         match rng.randrange(10):
             case 0:
                 return Open(session=session, ids=self._ids, max_new_tokens=rng.choice([1, 8, 64]))
             case 1:
-                return Open(session=rng.randbytes(16), ids=self._ids[:4], sampling=self._sampling())
+                return Open(session=self._fresh(), ids=self._ids, sampling=self._sampling(), ignore_eos=True)
             case 2 | 3:
                 nodes = rng.randrange(1, 9)
                 parents = [] if rng.random() < 0.4 else [-1, *(rng.randrange(n) for n in range(1, nodes))]
@@ -140,7 +145,14 @@ class Fuzzer:
             case _:
                 return rng.choice([Close(session), Hello(list(PROTOCOL_VERSIONS), ["tree"])])
 
+    def _fresh(self) -> bytes:
+        """A new session in the place of one that may be closed or far on."""
+        self._sessions[self._rng.randrange(len(self._sessions))] = fresh = self._rng.randbytes(16)
+        return fresh
+
     def _sampling(self) -> Sampling:
+        if self._rng.random() < 0.5:
+            return Sampling(self._rng.choice([0.0, 0.7]), seed=self._rng.getrandbits(62))
         numbers = [self._rng.choice([0.0, 0.5, 1.0, *_FLOATS]) for _ in range(4)]
         return Sampling(numbers[0], self._rng.choice([0, 1, 5]), *numbers[1:], self._rng.getrandbits(62))
 
@@ -185,10 +197,21 @@ class Fuzzer:
         return rng.choice([None, True, -1, 2**63, 1.5, "x", b"y", [], {}, {"a": 1}, deep, rng.randbytes(3)])
 
 
-async def fuzz(port: int, token: str, frames: int, seed: int, *, a_connection: int = 250) -> Counter[str]:
-    """Send this many; how many of which kind, and how many connections it took."""
-    rng, sent, counts = random.Random(seed), 0, Counter[str]()
-    while sent < frames:
+async def fuzz(
+    port: int, token: str, frames: int, seed: int, *, a_connection: int = 250, lanes: int = 1
+) -> Counter[str]:
+    """Send this many on each lane; how many were looked at, of which kind, and how many connections it took.
+
+    A frame counts when a request behind it was answered: what is sent into a connection that has ended proves nothing.
+    """
+    seeds = random.Random(seed)
+    parts = (_lane(port, token, frames, seeds.getrandbits(60), a_connection) for _ in range(lanes))
+    return sum(await asyncio.gather(*parts), Counter[str]())
+
+
+async def _lane(port: int, token: str, frames: int, seed: int, a_connection: int) -> Counter[str]:
+    rng, counts = random.Random(seed), Counter[str]()
+    while counts["frames"] + counts["handshakes"] + counts["endings"] < frames:
         sessions, ids = [rng.randbytes(16) for _ in range(2)], [rng.randrange(40, 90) for _ in range(12)]
         fuzzer = Fuzzer(rng.getrandbits(60), sessions, ids)
         counts["connections"] += 1
@@ -196,29 +219,51 @@ async def fuzz(port: int, token: str, frames: int, seed: int, *, a_connection: i
             raw = await Raw.connect(port)
             try:
                 if rng.random() < 0.03:
+                    counts["handshakes"] += 1
                     await raw.pour(fuzzer.mutated(request(token)))
-                    sent += 1
-                    async with asyncio.timeout(2.0):
+                    async with asyncio.timeout(0.2):
                         await raw.reader.read(1000)
-                    continue
-                await raw.shake(token)
-                hello = Hello(list(PROTOCOL_VERSIONS), sorted(rng.sample(["tree", "stream", "records", "append"], 3)))
-                raw.write(binary(hello) if rng.random() < 0.97 else fuzzer.frame())
-                for session in sessions:
-                    raw.write(binary(Open(session=session, ids=ids, max_new_tokens=16, ignore_eos=True)))
-                listening = asyncio.create_task(raw.listen())
-                for _ in range(a_connection):
-                    if listening.done():
-                        break
-                    await raw.pour(fuzzer.frame())
-                    sent += 1
-                raw.writer.close()
-                await asyncio.wait([listening], timeout=5.0)
-                listening.cancel()
+                elif rng.random() < 0.03:
+                    counts["handshakes"] += 1
+                    await raw.shake(token)
+                    await raw.pour(fuzzer.frame())  # where a hello should be
+                    await raw.listen()
+                else:
+                    await _connection(raw, token, rng, fuzzer, sessions, ids, a_connection, counts)
             finally:
                 counts.update(fuzzer.kinds)
                 raw.abort()
     return counts
+
+
+async def _connection(
+    raw: Raw,
+    token: str,
+    rng: random.Random,
+    fuzzer: Fuzzer,
+    sessions: Sequence[bytes],
+    ids: Sequence[int],
+    frames: int,
+    counts: Counter[str],
+) -> None:
+    await raw.shake(token)
+    raw.write(binary(Hello(list(PROTOCOL_VERSIONS), sorted(rng.sample(["tree", "stream", "records", "append"], 3)))))
+    for session in sessions:
+        raw.write(binary(Open(session=session, ids=list(ids), max_new_tokens=16, ignore_eos=True)))
+    for _ in range(0, frames, _AT_A_TIME):
+        marker = rng.randbytes(16)
+        pieces = [fuzzer.frame() for _ in range(_AT_A_TIME)]
+        raw.write(b"".join([*pieces, binary(Resume(session=marker, length=1, chain=marker, round=0))]))
+        async with asyncio.timeout(PATIENCE):
+            while marker not in (await raw.receive())[1]:
+                pass
+        counts["frames"] += _AT_A_TIME
+    if rng.random() < 0.9:
+        counts["endings"] += 1
+        await raw.pour(fuzzer.broken())
+    raw.writer.close()
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(raw.listen(), 1.0)
 
 
 def seed_from_clock() -> int:
