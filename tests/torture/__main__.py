@@ -22,12 +22,14 @@ from tests.torture.fake_verifier import BEHAVIOURS
 from tests.torture.fuzz import UNBOUNDED, fuzz, seed_from_clock
 from tests.torture.neighbour import neighbour, same_text
 from tests.torture.neighbours import all_floods
-from tests.torture.server import Server, server
+from tests.torture.server import server
 from tests.torture.tally import Tally
 
 _FULL = {"frames": 2_000_000, "kills": 1000, "cuts": 10_000, "seconds": 20.0, "hours": 2.0}
 _SHORT = {"frames": 20_000, "kills": 20, "cuts": 200, "seconds": 5.0, "hours": 0.05}
 _BATCH, _LANES = 20_000, 4
+_BLOWS = 20, 200
+"""Kills and cuts of a batch."""
 _PARTS = ("fuzz", "floods", "shares", "overload", "kills", "device", "soak")
 
 
@@ -67,10 +69,9 @@ async def _run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     return found, wrong
 
 
-def _log_problems(running: Server, since: int = 0) -> list[str]:
-    return [line[:2000] for line in running.said[since:].splitlines() if '"exception"' in line or "Traceback" in line][
-        :3
-    ]
+def log_problems(said: str) -> list[str]:
+    """Lines that no log should hold."""
+    return [line[:2000] for line in said.splitlines() if '"exception"' in line or "Traceback" in line][:3]
 
 
 async def _fuzz(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
@@ -84,7 +85,7 @@ async def _fuzz(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]
             counts = await fuzz(running.port, running.greedy, min(left, _BATCH) // _LANES + 1, seed, lanes=_LANES)
             texts = [*before.texts, *(await beside).texts]
             wrong = [] if same_text(texts) else [f"batch {seed}: the neighbour's text changed"]
-            wrong += [f"batch {seed}: {problem}" for problem in _log_problems(running, said)]
+            wrong += [f"batch {seed}: {problem}" for problem in log_problems(running.said[said:])]
             said = len(running.said)
             tally.add(counts, wrong, megabytes=running.memory - memory)
         await asyncio.sleep(3.0)  # what was cut off has been put away
@@ -99,7 +100,7 @@ async def _floods(options: argparse.Namespace) -> tuple[dict[str, Any], list[str
         problems = [f"{one.flood}: the neighbour's text changed" for one in results if not one.right]
         problems += [f"{one.flood}: {one.megabytes:.0f} MB" for one in results if one.megabytes > 100]
         log = len(running.said)
-        problems += _log_problems(running)
+        problems += log_problems(running.said)
     return {"floods": [dataclasses.asdict(one) for one in results], "log_bytes": log}, problems
 
 
@@ -114,20 +115,29 @@ async def _shares(options: argparse.Namespace) -> tuple[dict[str, Any], list[str
 async def _overload(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     async with server() as running:
         result = await sharing.overload(running, options.seconds, sessions=160)
-        return dataclasses.asdict(result), _log_problems(running)
+        return dataclasses.asdict(result), log_problems(running.said)
 
 
 async def _kills(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    tally, said = Tally(options.keep, "kills"), 0
+    counted = ("kills", "cuts", "answers", "reopened")
     async with kills.nursery() as place:
-        toll = await kills.run(place, kills=options.kills, cuts=options.cuts, seed=options.seed)
-    return dataclasses.asdict(toll), toll.wrong[:5]
+        while tally.counts["kills"] < options.kills or tally.counts["cuts"] < options.cuts:
+            left = [options.kills - tally.counts["kills"], options.cuts - tally.counts["cuts"]]
+            some = [max(0, min(a, b)) for a, b in zip(left, _BLOWS, strict=True)]
+            seed = options.seed + sum(tally.counts.values())
+            toll = await kills.run(place, kills=some[0], cuts=some[1], seed=seed)
+            wrong = [f"batch {seed}: {problem}" for problem in [*toll.wrong, *log_problems(place.said[said:])]]
+            said = len(place.said)
+            tally.add({name: getattr(toll, name) for name in counted}, wrong)
+    return tally.found(), tally.wrong
 
 
 async def _soak(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     async with server() as running:
         samples = options.out and options.out.with_suffix(".samples")
         soaked = await soak.soak(running, 3600 * options.hours, options.seed, samples)
-        problems = [*soaked.toll.wrong[:5], *_log_problems(running)]
+        problems = [*soaked.toll.wrong[:5], *log_problems(running.said)]
     slopes = soaked.slopes()
     problems += [f"{name} is not flat: {one}" for name, one in slopes.items() if not one.flat]
     found = {name: dataclasses.asdict(one) for name, one in slopes.items()}

@@ -26,6 +26,9 @@ from tests.torture.raw import PATIENCE, Raw, binary
 
 _START_SECONDS = 300.0
 _TOKENS = 48
+_HALF_OPEN = 3
+_PAUSE = 0.05
+"""Seconds between two blows at most: a few rounds of every client."""
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Toll:
 
     kills: int = 0
     cuts: int = 0
+    """Connections lost by force, of which each client made another."""
     answers: int = 0
     reopened: int = 0
     seconds: float = 0.0
@@ -47,15 +51,17 @@ class Nursery:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
-        self._file = folder / "pid"
+        self._file, self._log = folder / "pid", folder / "log"
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Load the model, and let the first one live."""
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.torture.nursery", str(self.port), str(self._file)),
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.torture.nursery", str(self.port), str(self._file)),
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
         await self.alive()
 
     async def alive(self) -> None:
@@ -66,6 +72,11 @@ class Nursery:
                     await (await Raw.connect(self.port)).gone()
                     return
                 await asyncio.sleep(0.02)
+
+    @property
+    def said(self) -> str:
+        """What they have logged."""
+        return self._log.read_text()
 
     def kill(self) -> None:
         """SIGKILL the one that lives."""
@@ -99,6 +110,8 @@ class Asker:
         self._port, self._rng, self._toll, self._entries = port, random.Random(seed), toll, entries
         self._token = token
         self._raw: Raw | None = None
+        self._gone: list[Raw] = []
+        """Connections that the other end still takes for alive."""
         self._received = 0
 
     async def answer(self, name: str, prompt: list[int]) -> list[int]:
@@ -126,16 +139,36 @@ class Asker:
         self._toll.answers += 1
         return session.log[len(prompt) :]
 
-    def cut(self) -> None:
-        """Lose the connection."""
-        if self._raw is not None:
-            self._raw.abort()
+    def cut(self) -> bool:
+        """Lose the connection: reset, reset in the middle of a frame, or in silence. Whether there was one."""
+        raw = self._raw
+        if raw is None or raw in self._gone or raw.writer.is_closing():
+            return False
+        how = self._rng.randrange(3)
+        if how == 0:
+            self._gone.append(raw)
+            raw.deaf()
+            raw.reader.feed_eof()  # to this end it is over, and the other is told nothing
+            return True
+        if how == 1:
+            frame = binary(Ack(self._received))
+            raw.write(frame[: self._rng.randrange(1, len(frame))])
+        raw.abort()
+        return True
 
     async def leave(self) -> None:
         """Be done with the connection, whatever is left of it."""
         raw, self._raw = self._raw, None
-        if raw is not None:
+        if raw is not None and raw not in self._gone:
             await raw.gone()
+        if len(self._gone) > _HALF_OPEN:
+            await self._gone.pop(0).gone()
+
+    async def end(self) -> None:
+        """Be done with all of them."""
+        await self.leave()
+        while self._gone:
+            await self._gone.pop().gone()
 
     async def _connection(self) -> Raw:
         if self._raw is None:
@@ -191,10 +224,9 @@ async def run(place: Nursery, *, kills: int, cuts: int, clients: int = 4, seed: 
 
     async def harm() -> None:
         while toll.kills < kills or toll.cuts < cuts:
-            await asyncio.sleep(rng.uniform(0.0, 0.15))
+            await asyncio.sleep(rng.uniform(0.0, _PAUSE))
             if toll.cuts < cuts:
-                rng.choice(askers).cut()
-                toll.cuts += 1
+                toll.cuts += rng.choice(askers).cut()
             if toll.kills < kills and (toll.cuts >= cuts or rng.random() < kills / max(1, cuts)):
                 place.kill()
                 toll.kills += 1
@@ -203,7 +235,7 @@ async def run(place: Nursery, *, kills: int, cuts: int, clients: int = 4, seed: 
 
     await asyncio.gather(harm(), *(ask(number) for number in range(clients)))
     for asker in askers:
-        await asker.leave()
+        await asker.end()
     toll.seconds = time.monotonic() - began
     toll.wrong = violations(entries, logs)
     return toll

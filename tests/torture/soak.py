@@ -105,7 +105,7 @@ async def soak(server: Server, seconds: float, seed: int, out: Path | None = Non
             harm.cancel()
             result.toll.wrong += violations(entries, {"cut": [*prompt, *truth]})
             await asyncio.sleep(rng.uniform(1.0, 4.0))
-        await asker.leave()
+        await asker.end()
 
     async def hostile() -> None:
         while time.monotonic() < until:
@@ -148,5 +148,4 @@ async def soak(server: Server, seconds: float, seed: int, out: Path | None = Non
 async def _cuts(asker: Asker, toll: Toll, rng: random.Random) -> None:
     while True:
         await asyncio.sleep(rng.uniform(0.0, 1.0))
-        asker.cut()
-        toll.cuts += 1
+        toll.cuts += asker.cut()
