@@ -18,7 +18,7 @@ from tests.torture.history import Entry, Finished, Opened, Provisional, Resolved
 
 _TOKENS = 24
 _A_SECOND, _AT_ONCE = 5, 10
-_PROMPT = tuple(range(40, 60))
+PROMPT = tuple(range(40, 60))
 
 PROGRESS = frozenset(
     name
@@ -91,7 +91,7 @@ async def beside(behaviour: str, device: Device, patience: float = 60.0) -> Outc
                 async with EdgeClient(device=device, verifier=made.url, **settings) as client:  # type: ignore[arg-type]
                     with contextlib.suppress(MoaError):
                         await client.wait_online(2.0)
-                    turn = client.generate(ids=list(_PROMPT), max_new_tokens=_TOKENS, ignore_eos=True)
+                    turn = client.generate(ids=list(PROMPT), max_new_tokens=_TOKENS, ignore_eos=True)
                     async for event in turn:
                         events.append(event)
         except TimeoutError:

@@ -35,13 +35,20 @@ _STRINGS = ["", "a", "int8", "fp16", "\x1b[2J", "\x00", "\u202e", "é" * 50, "x"
 class Fuzzer:
     """Makes what is sent, from a seed."""
 
-    def __init__(self, seed: int, sessions: Sequence[bytes] = (), ids: Sequence[int] = (40,)) -> None:
+    def __init__(
+        self, seed: int, sessions: Sequence[bytes] = (), ids: Sequence[int] = (40,), kinds: Any = ClientMessage
+    ) -> None:
         self._rng = random.Random(seed)
         self._sessions = list(sessions) or [bytes(16)]
         self._ids = list(ids)
-        self._kinds = {kind: inspect.type_info(kind) for kind in get_args(ClientMessage)}
+        self._kinds = {kind: inspect.type_info(kind) for kind in get_args(kinds)}
+        self._likely: dict[str, int] = {}
         self.kinds: Counter[str] = Counter()
         """What was made, by kind."""
+
+    def about(self, session: bytes, **likely: int) -> None:
+        """Speak of this session from now on, and name these numbers half of the time."""
+        self._sessions, self._likely = [session], likely
 
     def frame(self) -> bytes:
         """The next websocket frame. What it holds may be anything."""
@@ -167,6 +174,8 @@ class Fuzzer:
                 return rng.choice(self._sessions)
             case inspect.BytesType():
                 return rng.randbytes(rng.choice([16, 16, 0, 15, 17]))
+            case inspect.IntType() if name in self._likely and rng.random() < 0.5:
+                return self._likely[name]
             case inspect.IntType():
                 return rng.choice(_NUMBERS) if rng.random() < 0.4 else rng.randrange(64)
             case inspect.FloatType():

@@ -1,0 +1,141 @@
+"""Clients that are killed, in `edge-client chat` and in `edge-client use`. Are their files whole, and right?
+
+A conversation is taken up again by the next client from what the last one had saved. Greedy answers are a function of
+what was said before, so the transcript is always the beginning of one and the same conversation. Clients are forked off
+a process that has imported the program already: a kill then costs no start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_client.cli import main as edge_client
+from edge_client.settings import read_config
+
+QUESTIONS = ("What is 17 plus 25?", "Reverse the word: stone", "What is 9 times 4?", "What is 81 minus 13?")
+_COMMENT = "# written by hand\n"
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["edge_client.cli.chat", "edge_client.cli.use", "tests.torture.clients"])
+
+
+class Home:
+    """Where a client keeps its files, and what they must hold."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.url = url
+        self.transcript, self.config, self.log = folder / "talk.json", folder / "config.toml", folder / "log"
+        self.config.write_text(_COMMENT + 'verifier = "ws://a0:1"\n')
+        self.truth: list[str] = []
+
+    @property
+    def answers(self) -> list[str]:
+        """What the transcript holds; whatever is not a whole conversation is an error."""
+        if not self.transcript.exists():
+            return []
+        said = json.loads(self.transcript.read_text())["messages"]
+        for number, (question, answer) in enumerate(zip(said[::2], said[1::2], strict=True)):
+            if question != {"role": "user", "content": QUESTIONS[number]} or answer["role"] != "assistant":
+                raise ValueError(f"message {2 * number} is not what was asked")
+        return [one["content"] for one in said[1::2]]
+
+    def problems(self) -> list[str]:
+        """What a kill has spoilt."""
+        found = []
+        try:
+            if self.truth and self.answers != self.truth[: len(self.answers)]:
+                found.append(f"the transcript changed: {self.answers}")
+        except (OSError, ValueError, KeyError) as error:
+            found.append(f"the transcript is not whole: {error!r}")
+        try:
+            said = str(read_config(self.config)["verifier"])
+            if not self.config.read_text().startswith(_COMMENT) or not said.startswith("ws://a"):
+                found.append(f"the settings changed: {said}")
+        except Exception as error:
+            found.append(f"the settings are not whole: {error!r}")
+        return found
+
+    def script(self) -> list[str]:
+        """What is typed: the rest of the conversation, saved after each answer."""
+        lines = [f"/load {self.transcript}"] if self.transcript.exists() else []
+        for question in QUESTIONS[len(self.answers) :]:
+            lines += [question, f"/save {self.transcript}"]
+        return [*lines, "/quit"]
+
+
+def talk(home: Home, lines: Sequence[str]) -> None:
+    """A client that is typed these lines; the body of its process."""
+    flags = ["--verifier", home.url, "--config", os.devnull, "--max-new-tokens", "24", "--offline-after", "60"]
+    _run(home, ["chat", *flags, "--threads", "1", "--sync", "off"], "\n".join(lines) + "\n")
+
+
+def settle(home: Home, times: int) -> None:
+    """A client that changes its settings again and again; the body of its process."""
+    for number in range(times):
+        _run(home, ["use", "--verifier", f"ws://a{number % 7}:1", "--config", str(home.config)])
+
+
+def _run(home: Home, words: Sequence[str], typed: str = "") -> None:
+    read, write = os.pipe()
+    os.write(write, typed.encode())
+    os.close(write)
+    log = os.open(home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for end, (standard, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        os.dup2(log if end else read, end)
+        setattr(sys, standard, os.fdopen(end, mode, closefd=False))
+    os.close(read)
+    os.close(log)
+    with contextlib.suppress(SystemExit):
+        edge_client(words)
+
+
+async def kill_clients(home: Home, kills: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """Kill so many, half of them while they talk; what was counted, and what was wrong."""
+    rng, counts, wrong = random.Random(seed), Counter[str](), list[str]()
+    began = time.monotonic()
+    await _live(_CONTEXT.Process(target=talk, args=(home, home.script())), None)  # one that nobody disturbs
+    whole = time.monotonic() - began
+    home.truth = home.answers
+    if len(home.truth) < len(QUESTIONS) or not all(home.truth):
+        return counts, [f"undisturbed, it answered {home.truth}: {home.log.read_text()[-500:]}"]
+    while counts["kills"] < kills:
+        if len(home.answers) == len(QUESTIONS):
+            home.transcript.unlink()
+            counts["conversations"] += 1
+        if rng.random() < 0.5:
+            killed = await _live(_CONTEXT.Process(target=talk, args=(home, home.script())), rng.uniform(0, whole))
+        else:
+            killed = await _live(_CONTEXT.Process(target=settle, args=(home, 10_000)), rng.uniform(0, 0.1))
+        counts["kills"] += killed
+        counts["ended"] += not killed
+        wrong += home.problems()
+    known = {home.transcript, home.config, home.log}
+    counts["left over"] = len(set(home.transcript.parent.iterdir()) - known)
+    said = home.log.read_text(errors="replace")
+    return counts, wrong + ["a traceback" for line in said.splitlines() if line.startswith("Traceback")]
+
+
+async def _live(process: multiprocessing.context.ForkServerProcess, seconds: float | None) -> bool:
+    """Let it live for that long after its start; whether it had to be killed."""
+    process.start()
+    ended = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().add_reader(process.sentinel, lambda: ended.done() or ended.set_result(None))
+    try:
+        await asyncio.wait([ended], timeout=seconds)
+        killed = not ended.done()
+        process.kill()
+        await ended
+    finally:
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+    process.join()
+    process.close()
+    return killed

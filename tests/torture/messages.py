@@ -1,0 +1,130 @@
+"""A verifier that says anything to a device: fuzzed messages before, after and instead of the right answers.
+
+The pauses between two dials are shortened, or the connections that a broken message ends would take days: that a
+device does not loop is shown beside the fakes of `device.py`, with the pauses it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from edge_client import EdgeClient
+from edge_client.device import Device
+from edge_client.events import Event, Token
+from edge_client.link import websocket
+from edge_client.link.retry import Retry
+from moa.errors import MoaError
+from moa.wire import Refusal, decode_server, encode
+from moa.wire.messages import ClientMessage, Hello, Message, ServerMessage
+from tests.torture.device import PROMPT, story
+from tests.torture.fake_verifier import Behaviour, Reply, fake
+from tests.torture.fuzz import Fuzzer
+from tests.torture.history import violations
+
+_TOKENS = 16
+_TURN_SECONDS = 300.0
+
+
+class _Eager(Retry):
+    """Dials again at once, whatever it was asked."""
+
+    def failed(self, now: float, *, asked_wait: float = 0.0) -> None:
+        """An attempt failed."""
+        self.not_before = now + 0.01
+
+
+def saying_anything(seed: int, counts: Counter[str]) -> Behaviour:
+    """A behaviour that fuzzes; what it sent is counted."""
+    rng, fuzzer = random.Random(seed), Fuzzer(seed, kinds=ServerMessage)
+
+    def behave(message: ClientMessage, right: list[Message]) -> Sequence[Reply]:
+        if isinstance(message, Hello) and rng.random() < 0.9:
+            return right
+        round, base = getattr(message, "round", 0), getattr(message, "base", 0)
+        fuzzer.about(getattr(message, "session", bytes(16)), round=round, base=base, start=base, length=base + 1)
+        replies: list[Reply] = [_one(fuzzer, rng) for _ in range(rng.choice([0, 1, 2, 4]))]
+        replies += [fuzzer.mutated(encode(one)) if rng.random() < 0.05 else one for one in right if rng.random() < 0.97]
+        replies += [_one(fuzzer, rng) for _ in range(rng.choice([0, 1, 2, 4]))]
+        counts["sent"] += len(replies)
+        return replies
+
+    return behave
+
+
+def _one(fuzzer: Fuzzer, rng: random.Random) -> bytes:
+    """Mostly one that can be read: another ends the connection, and with it what could be found behind it."""
+    while True:
+        made = fuzzer.message()
+        try:
+            decode_server(made)
+        except Refusal:
+            if rng.random() < 0.99:
+                continue
+        return made
+
+
+async def fuzz_device(device: Device, messages: int, seed: int, *, lanes: int = 4) -> tuple[Counter[str], list[str]]:
+    """So many messages to devices that want answers, one turn after the other on each lane."""
+    counts, wrong, seeds = Counter[str](), list[str](), random.Random(seed)
+    with _counted(counts):
+        await asyncio.gather(*(_lane(device, messages, seeds.getrandbits(60), counts, wrong) for _ in range(lanes)))
+    return counts, wrong
+
+
+@contextlib.contextmanager
+def _counted(counts: Counter[str]) -> Iterator[None]:
+    """Count what a device has read."""
+
+    def decode(frame: bytes) -> ServerMessage:
+        counts["messages"] += 1
+        message = decode_server(frame)
+        counts[type(message).__name__] += 1
+        return message
+
+    websocket.decode_server = decode
+    try:
+        yield
+    finally:
+        websocket.decode_server = decode_server
+
+
+async def _lane(device: Device, messages: int, seed: int, counts: Counter[str], wrong: list[str]) -> None:
+    welcome = {"vocab_size": device.bundle.manifest.target.facts.vocab_size}
+    async with fake(saying_anything(seed, counts), tuple(range(60, 90)), welcome) as made:
+        settings = {"settle_seconds": 0.05, "offline_after": 0.05, "answer_seconds": 0.5, "connect_seconds": 1.0}
+        async with EdgeClient(device=device, verifier=made.url, **settings) as client:  # type: ignore[arg-type]
+            link = client.link
+            assert link is not None
+            link.dialling.retry = _Eager(0.01, 0.01)
+            while counts["messages"] < messages:
+                events = list[Event]()
+                problem = await _turn(client, events)
+                counts["turns"] += 1
+                tokens = sum(isinstance(event, Token) and event.status == "verified" for event in events)
+                counts["verified"] += tokens
+                if tokens > _TOKENS:
+                    problem = f"{tokens} tokens for a limit of {_TOKENS}"
+                wrong += [
+                    f"seed {seed}, turn {counts['turns']}: {one}"
+                    for one in [problem, *violations(story(events))]
+                    if one
+                ]
+            counts["connections"] += link.connections
+
+
+async def _turn(client: EdgeClient, events: list[Event]) -> str:
+    try:
+        async with asyncio.timeout(_TURN_SECONDS):
+            async for event in client.generate(ids=list(PROMPT), max_new_tokens=_TOKENS, ignore_eos=True):
+                events.append(event)
+    except TimeoutError:
+        return f"did not end within {_TURN_SECONDS:.0f} s"
+    except MoaError as error:
+        return "" if str(error) else "an error without a word"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
+    return ""

@@ -1,0 +1,150 @@
+"""The parts of `python -m tests.torture`. Each runs as long as its options say; what it counted, and what was wrong."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import resource
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from tests.torture import clients, kills, messages, sharing, soak
+from tests.torture.device import beside, demo_device
+from tests.torture.fake_verifier import BEHAVIOURS
+from tests.torture.fuzz import UNBOUNDED, fuzz
+from tests.torture.neighbour import neighbour, same_text
+from tests.torture.neighbours import all_floods
+from tests.torture.server import server
+from tests.torture.tally import Tally
+
+_BATCH, _LANES = 20_000, 4
+_BLOWS = 20, 200
+"""Kills and cuts of a batch."""
+_CLIENTS = 50
+_MESSAGES = 2_000
+
+Found = tuple[dict[str, Any], list[str]]
+
+
+def log_problems(said: str) -> list[str]:
+    """Lines that no log should hold."""
+    return [line[:2000] for line in said.splitlines() if '"exception"' in line or "Traceback" in line][:3]
+
+
+async def _fuzz(options: argparse.Namespace) -> Found:
+    tally = Tally(options.keep, "fuzz")
+    async with server(*UNBOUNDED) as running:
+        before = await neighbour(running.port, running.honest, 2.0)
+        memory, descriptors, said = running.memory, running.descriptors, 0
+        while (left := options.frames - tally.counts["frames"]) > 0:
+            beside = asyncio.create_task(neighbour(running.port, running.honest, 1.0))
+            seed = options.seed + tally.counts["frames"]  # a batch of its own, also when an earlier run is gone on with
+            counts = await fuzz(running.port, running.greedy, min(left, _BATCH) // _LANES + 1, seed, lanes=_LANES)
+            texts = [*before.texts, *(await beside).texts]
+            wrong = [] if same_text(texts) else [f"batch {seed}: the neighbour's text changed"]
+            wrong += [f"batch {seed}: {problem}" for problem in log_problems(running.said[said:])]
+            said = len(running.said)
+            tally.add(counts, wrong, megabytes=running.memory - memory)
+        await asyncio.sleep(3.0)  # what was cut off has been put away
+        more = running.descriptors - descriptors
+        tally.add({}, [f"{more} descriptors leaked"] if more > 8 else [], descriptors=more)
+    return tally.found(), tally.wrong
+
+
+async def _floods(options: argparse.Namespace) -> Found:
+    async with server() as running:
+        results = await all_floods(running, options.seconds, [])
+        problems = [f"{one.flood}: the neighbour's text changed" for one in results if not one.right]
+        problems += [f"{one.flood}: {one.megabytes:.0f} MB" for one in results if one.megabytes > 100]
+        log = len(running.said)
+        problems += log_problems(running.said)
+    return {"floods": [dataclasses.asdict(one) for one in results], "log_bytes": log}, problems
+
+
+async def _shares(options: argparse.Namespace) -> Found:
+    async with server() as running:
+        shares = await sharing.two_principals(running, options.seconds)
+    problems = [] if shares.share >= 0.4 else [f"{shares.share:.0%} of the rounds that it gets alone"]
+    problems += [] if shares.admitted <= 2.0 else [f"admitted after {shares.admitted:.1f} s"]
+    return dataclasses.asdict(shares), problems
+
+
+async def _overload(options: argparse.Namespace) -> Found:
+    async with server() as running:
+        result = await sharing.overload(running, options.seconds, sessions=160)
+        return dataclasses.asdict(result), log_problems(running.said)
+
+
+async def _kills(options: argparse.Namespace) -> Found:
+    tally, said = Tally(options.keep, "kills"), 0
+    counted = ("kills", "cuts", "answers", "reopened")
+    async with kills.nursery() as place:
+        while tally.counts["kills"] < options.kills or tally.counts["cuts"] < options.cuts:
+            left = [options.kills - tally.counts["kills"], options.cuts - tally.counts["cuts"]]
+            some = [max(0, min(a, b)) for a, b in zip(left, _BLOWS, strict=True)]
+            seed = options.seed + sum(tally.counts.values())
+            toll = await kills.run(place, kills=some[0], cuts=some[1], seed=seed)
+            wrong = [f"batch {seed}: {problem}" for problem in [*toll.wrong, *log_problems(place.said[said:])]]
+            said = len(place.said)
+            tally.add({name: getattr(toll, name) for name in counted}, wrong)
+    return tally.found(), tally.wrong
+
+
+async def _clients(options: argparse.Namespace) -> Found:
+    tally = Tally(options.keep, "clients")
+    async with kills.nursery() as place:
+        while (left := options.kills - tally.counts["kills"]) > 0:
+            seed = options.seed + tally.counts["kills"]
+            with tempfile.TemporaryDirectory() as folder:
+                home = clients.Home(Path(folder), f"ws://127.0.0.1:{place.port}")
+                counts, wrong = await clients.kill_clients(home, min(left, _CLIENTS), seed)
+            tally.add(counts, [f"batch {seed}: {problem}" for problem in [*wrong, *log_problems(place.said)]])
+            if not counts["kills"]:
+                break
+    return tally.found(), tally.wrong
+
+
+async def _messages(options: argparse.Namespace) -> Found:
+    tally, device = Tally(options.keep, "messages"), demo_device()
+    while (left := options.messages - tally.counts["messages"]) > 0:
+        seed = options.seed + tally.counts["messages"]
+        counts, wrong = await messages.fuzz_device(device, min(left, _MESSAGES), seed, lanes=_LANES)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        tally.add(counts, [f"batch {seed}: {problem}" for problem in wrong], megabytes=grown)
+    return tally.found(), tally.wrong
+
+
+async def _soak(options: argparse.Namespace) -> Found:
+    async with server() as running:
+        samples = options.out and options.out.with_suffix(".samples")
+        soaked = await soak.soak(running, 3600 * options.hours, options.seed, samples)
+        problems = [*soaked.toll.wrong[:5], *log_problems(running.said)]
+    slopes = soaked.slopes()
+    problems += [f"{name} is not flat: {one}" for name, one in slopes.items() if not one.flat]
+    found = {name: dataclasses.asdict(one) for name, one in slopes.items()}
+    return {"slopes": found, "toll": dataclasses.asdict(soaked.toll), "hostile": dict(soaked.hostile)}, problems
+
+
+async def _device(options: argparse.Namespace) -> Found:
+    outcomes, device = [], demo_device()
+    for name in BEHAVIOURS:
+        outcomes.append(await beside(name, device))
+        print(outcomes[-1].row(), flush=True)
+    problems = [f"{one.behaviour}: {problem}" for one in outcomes for problem in one.problems]
+    return {"outcomes": [dataclasses.asdict(one) for one in outcomes]}, problems
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
+    "fuzz": _fuzz,
+    "messages": _messages,
+    "floods": _floods,
+    "shares": _shares,
+    "overload": _overload,
+    "kills": _kills,
+    "clients": _clients,
+    "device": _device,
+    "soak": _soak,
+}
