@@ -2,12 +2,14 @@
 
 Drafts go first, all that are ready in one batch. Beside them go chunks of waiting prompts, in the same forward and as
 many tokens as make it longer by a stated share, so a long prompt cannot hold drafts up, nor drafts a prompt for ever.
-Between principals the one that has been served least goes first (virtual time: tokens run), so that a hundred sessions
-of one leave room for the single session of another.
+Between principals the one that has been served least goes first (virtual time: tokens run), and forwards stay short
+while one with few sessions is in the middle of an answer: a hundred sessions of one leave time for the single session
+of another.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -23,6 +25,10 @@ _WORTH_WAITING = 0.25  # of the last batch's time
 _RECENT = 0.1  # seconds: a session that got its verdict this lately is about to send the next draft
 _PROMPT_SHARE = 0.25
 """How much longer than its drafts alone a forward may take for the prompts that go along."""
+_OTHERS_SHARE = 0.35
+"""How much longer than the rounds of the principal that wants least a forward may take for each other one."""
+_MEASURED = 8
+"""One of so many such forwards is as short as it can be: what the others cost is known from both kinds."""
 _LEAST_CHUNK = 16
 """Prompt tokens of a forward, however short its drafts are: a prompt must come to its end."""
 
@@ -91,10 +97,12 @@ class Scheduler:
         self._parked: dict[Lease, Job] = {}
         self._prompts: dict[Lease, _Prompt] = {}
         self._releases: list[Lease] = []
-        self._recent: dict[Lease, float] = {}
+        self._recent: dict[Lease, tuple[float, int]] = {}
+        """Sessions in the middle of an answer: when they were last heard of or told, and the tokens of that round."""
         self._queued = 0
         self._handed: tuple[float, ForwardBatch] | None = None
         self._forward_time = ForwardTime()
+        self._forwards = itertools.count()
         self._took = 0.0  # seconds that the last batch of drafts ran
         self._stopped = False
 
@@ -120,7 +128,7 @@ class Scheduler:
                 raise self._busy("max_queue_per_principal", principal.queued)
             self._queued += 1
             principal.queued += 1
-            self._recent[job.lease] = self._clock()
+            self._recent[job.lease] = self._clock(), job.cost
             if job.lease.length < job.base:
                 self._parked[job.lease] = job
                 self._want(job.lease, job.ids, job.base)
@@ -218,7 +226,7 @@ class Scheduler:
                 self._forward_time.observe(tokens, now - since)
             if batch.jobs:
                 self._took = now - since
-            self._recent |= {job.lease: now for job in batch.jobs if not job.lease.revoked}
+            self._recent |= {job.lease: (now, job.cost) for job in batch.jobs if not job.lease.revoked}
 
     def _pick(self) -> ForwardBatch | None:
         if ready := self._ready():
@@ -243,9 +251,12 @@ class Scheduler:
 
     def _expected(self) -> int:
         """Sessions that are about to send a round, or have."""
-        now = self._clock()
-        self._recent = {lease: at for lease, at in self._recent.items() if now - at < _RECENT}
+        self._forget_old()
         return sum(lease not in self._parked for lease in self._recent)
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        self._recent = {lease: round for lease, round in self._recent.items() if now - round[0] < _RECENT}
 
     def _await_company(self, ready: int) -> None:
         """A larger batch costs hardly more than a small one, and the verdicts of one bring the drafts of the next in a
@@ -261,16 +272,33 @@ class Scheduler:
             if ready == before:
                 return
 
+    def _demands(self) -> dict[str, int]:
+        """Tokens of the rounds that each principal has ready, or is about to send."""
+        self._forget_old()
+        rounds = {name: {job.lease: job.cost for job in p.ready} for name, p in self._principals.items() if p.ready}
+        for lease, (_, cost) in self._recent.items():
+            if lease not in self._parked:
+                rounds.setdefault(lease.principal, {}).setdefault(lease, cost)
+        return {name: sum(costs.values()) for name, costs in rounds.items()}
+
     def _drafts(self) -> tuple[list[Job], list[Job]]:
-        now = self._clock()
+        now, demands = self._clock(), self._demands()
+        # Each may have as much as the one that wants least. More of others' rounds only where that one hardly feels it:
+        # it waits for the forward before its own, too.
+        least, others = min(demands.values(), default=0), len(demands) - 1
+        share = _OTHERS_SHARE * others if next(self._forwards) % _MEASURED else 0.0
+        room = least + self._forward_time.beside(least, share, self._max_tokens)
         jobs: list[Job] = []
         expired: list[Job] = []
-        tokens = 0
+        tokens, taken = 0, dict.fromkeys(demands, 0)
         while len(jobs) < self._max_rows:
             names = [name for name, p in self._principals.items() if p.ready]
+            if others and tokens:
+                names = [n for n in names if max(least - taken[n], room - tokens) >= self._principals[n].ready[0].cost]
             if not names:
                 break
-            principal = self._principals[min(names, key=lambda name: self._principals[name].served)]
+            name = min(names, key=lambda name: self._principals[name].served)
+            principal = self._principals[name]
             job = principal.ready[0]
             if jobs and tokens + job.cost > self._max_tokens:
                 break
@@ -280,6 +308,7 @@ class Scheduler:
                 expired.append(job)
                 continue
             tokens += job.cost
+            taken[name] += job.cost
             principal.served += job.cost
             jobs.append(job)
         return jobs, expired

@@ -286,3 +286,46 @@ def test_waiting_for_company_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(queue._changed, "wait", wait)
     queue.submit(job(leases[0]))
     assert len(drafts(queue.next(0))) == 5
+
+
+class Machine:
+    """Rounds of principals on a model that takes 5 ms and 1 ms a token; each session asks again 2 ms after its verdict."""
+
+    def __init__(self, sessions: dict[str, int], nodes: int = 1) -> None:
+        self.queue, self.clock, self.nodes = Scheduler(Limits(), batch_wait=0.0, clock=(clock := Clock())), clock, nodes
+        self.rounds = dict.fromkeys(sessions, 0)
+        self.asking = [(clock.now, lease(name)) for name, count in sessions.items() for _ in range(count)]
+
+    def run(self, seconds: float) -> dict[str, int]:
+        until = self.clock.now + seconds
+        while self.clock.now < until:
+            for _, holder in (due := [one for one in self.asking if one[0] <= self.clock.now]):
+                self.queue.submit(job(holder, self.nodes))
+            self.asking = [one for one in self.asking if one not in due]
+            work = self.queue.next(0)
+            if work is None:
+                self.clock.now = min(at for at, _ in self.asking)
+                continue
+            ran = drafts(work)
+            self.clock.now += 0.005 + 0.001 * sum(one.cost for one in ran)
+            for one in ran:
+                self.rounds[one.lease.principal] += 1
+                self.asking.append((self.clock.now + 0.002, one.lease))
+        return self.rounds
+
+
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_one_with_a_single_session_gets_its_share_of_time_beside_one_with_many(nodes: int) -> None:
+    alone = Machine({"modest": 1}, nodes).run(5.0)["modest"]
+    both = Machine({"modest": 1, "greedy": 48}, nodes).run(5.0)
+    assert both["modest"] >= 0.4 * alone
+    assert both["greedy"] >= both["modest"]
+
+
+def test_principals_that_want_the_same_fill_batches_together() -> None:
+    both = Machine({"a": 8, "b": 8}).run(2.0)
+    one = Machine({"a": 16}).run(2.0)
+    assert both["a"] == pytest.approx(both["b"], rel=0.05)
+    assert both["a"] + both["b"] >= 0.95 * one["a"]
+    many = Machine({str(n): 1 for n in range(32)}).run(2.0)
+    assert sum(many.values()) >= 0.95 * Machine({"a": 32}).run(2.0)["a"]
