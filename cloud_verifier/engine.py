@@ -17,7 +17,7 @@ from cloud_verifier.recording import Recorder
 from cloud_verifier.scheduler import Chunk, ForwardBatch, Releases, Scheduler
 from cloud_verifier.stream_drafting import FlatTree, NoDrafting, ServerDrafting
 from cloud_verifier.work import Detokenizer, Dropped, Failed, Job, Lease, Post, Report, Settled, Streamed
-from moa.errors import FullError
+from moa.errors import FullError, NumericalError
 from moa.model.choosing import Judged, accept_rows, log_probabilities
 from moa.model.target import Row, Step, Target
 from moa.tree import Accepted
@@ -262,14 +262,15 @@ class Engine:
             self._post([Dropped(job, Refusal(Code.BUSY, str(error), limit="kv_tokens", retry_after_ms=wait))])
 
     def _fail(self, lease: Lease, job: Job | None, error: Exception) -> None:
+        known = isinstance(error, NumericalError)  # the model's doing: where in our code it showed helps nobody
         log.error(
             "work of a session failed: %s",
             error,
-            exc_info=error,
+            exc_info=None if known else error,
             extra={"session": lease.session, "event": "quarantine"},
         )
         self._metrics.quarantined.inc()
-        self._post([Failed(lease, job, type(error).__name__)])
+        self._post([Failed(lease, job, str(error) if known else type(error).__name__)])
 
     def _probe(self) -> None:
         """Run one token for nobody."""

@@ -116,7 +116,7 @@ class Rounds:
                     session.owner.outbox.offer(session)
             case Failed():
                 round = report.job.request.round if report.job is not None else 0
-                refusal = Refusal(Code.QUARANTINED, "this session's work failed here: open it again")
+                refusal = Refusal(Code.QUARANTINED, f"this session's work failed here ({report.reason}): open it again")
                 self._refused(session, refusal, round)
                 if session.owner is not None:
                     session.owner.let_go(session)

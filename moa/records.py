@@ -87,23 +87,31 @@ def encode(keys: NDArray[Any], values: NDArray[Any], dtype: PayloadDtype) -> byt
 
 
 def decode(payload: bytes, dtype: PayloadDtype, rows: int, heads: int, head_dim: int) -> tuple[FloatRows, FloatRows]:
-    """Keys and values `[rows, heads, head_dim]` of a payload; a `ProtocolError` when its size does not fit."""
+    """Keys and values `[rows, heads, head_dim]` of a payload; a `ProtocolError` when its size does not fit, or when it
+    holds what is no number: attention would carry that from one row into all others."""
     if dtype not in DTYPES:
         raise ProtocolError(f"unknown record precision {dtype!r}")
     if len(payload) != rows * row_bytes(dtype, heads, head_dim):
         raise ProtocolError(f"{len(payload)} bytes for {rows} {dtype} records of {heads} x {head_dim}")
     shape = (2, rows, heads, head_dim)
     if dtype == "fp16":
-        both = np.frombuffer(payload, dtype="<f2").reshape(shape).astype(np.float32)
+        both = _finite(np.frombuffer(payload, dtype="<f2")).reshape(shape)
         return both[0], both[1]
     group = _group(dtype, head_dim)
     numbers = 2 * rows * heads * head_dim
     plane = numbers // 2 if dtype == "int4" else numbers
     packed = np.frombuffer(payload, dtype=np.uint8, count=plane)
     levels = _unpack(packed) if dtype == "int4" else packed.view(np.int8)
-    scales = np.frombuffer(payload, dtype="<f2", offset=plane).astype(np.float32)
+    scales = _finite(np.frombuffer(payload, dtype="<f2", offset=plane))
     both = (levels.astype(np.float32).reshape(-1, group) * scales[:, None]).reshape(shape)
     return both[0], both[1]
+
+
+def _finite(numbers: NDArray[np.float16]) -> NDArray[np.float32]:
+    wide = numbers.astype(np.float32)
+    if not np.isfinite(wide).all():
+        raise ProtocolError("activation records with numbers that are infinite or none")
+    return wide
 
 
 def _group(dtype: PayloadDtype, head_dim: int) -> int:

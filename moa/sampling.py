@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moa.errors import ConfigError
+from moa.errors import ConfigError, NumericalError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MAX_SEED = 2**63 - 1
+NO_LOGITS = "the target's logits are infinite or no numbers"
 MIN_TEMPERATURE = 1e-3
 """The smallest temperature but 0. Below it, logits divided by the temperature overflow; the text is greedy long before
 that."""
@@ -132,7 +133,10 @@ def _nucleus(logits: NDArray[np.float64], settings: SamplingSettings, ids: NDArr
 
 
 def choose(logits: NDArray[np.float32], settings: SamplingSettings, position: int, context: Context = ()) -> int:
-    """The token at `position` (its index in the whole sequence), given the logits of the position before it."""
+    """The token at `position` (its index in the whole sequence), given the logits of the position before it. Raises a
+    `NumericalError` where these are infinite or no numbers."""
+    if not np.isfinite(logits.max()):
+        raise NumericalError(NO_LOGITS)
     if settings.plain_greedy:
         return int(np.argmax(logits))
     scores = penalize(logits.astype(np.float64), settings.repetition_penalty, context)

@@ -164,8 +164,12 @@ class TreeGrower:
         return mask
 
     def expand(self, top_tokens: NDArray[np.int64], top_scores: NDArray[np.float32]) -> None:
-        """Take the drafter's best guesses after each frontier node, `[frontier, k]`, best first."""
+        """Take the drafter's best guesses after each frontier node, `[frontier, k]`, best first.
+
+        A score that is no number is the worst there is: it would leave the order of the others undefined.
+        """
         k = min(self.shape.breadth, top_tokens.shape[1])
+        top_scores = np.nan_to_num(top_scores, nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
         first = len(self.tokens)
         guesses = zip(self.frontier, top_tokens[:, :k].tolist(), top_scores[:, :k].tolist(), strict=True)
         for node, tokens, scores in guesses:

@@ -57,3 +57,13 @@ def test_bytes_of_an_8b_llama_record() -> None:
     assert records.row_bytes("fp16", 4, 128) == 2048
     assert records.row_bytes("int8", 4, 128) == 1024 + 16
     assert records.row_bytes("int4", 4, 128) == 512 + 64
+
+
+@pytest.mark.parametrize("dtype", records.DTYPES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_is_refused(dtype: records.RecordDtype, bad: float) -> None:
+    rows = np.ones((2, 1, 32), dtype=np.float32)
+    payload = bytearray(records.encode(rows, rows, dtype))
+    payload[-2:] = np.float16(bad).tobytes()  # a scale, or a number itself
+    with pytest.raises(ProtocolError, match="infinite or none"):
+        records.decode(bytes(payload), dtype, 2, 1, 32)

@@ -12,7 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from moa.errors import ConfigError
+from moa.errors import ConfigError, NumericalError
 from moa.sampling import MAX_SEED, SamplingSettings, candidates, choose, gumbel, penalize
 
 
@@ -117,3 +117,14 @@ def test_a_penalised_greedy_choice_leaves_a_repeated_token() -> None:
 def test_settings_out_of_range_are_refused_by_name(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         SamplingSettings(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "top_p": 0.9}, {"repetition_penalty": 1.3}])
+def test_no_token_is_told_from_logits_that_are_no_numbers(bad: float, settings: dict[str, float]) -> None:
+    logits = np.array([1.0, bad, -1.0], dtype=np.float32)
+    with pytest.raises(NumericalError):
+        choose(logits, SamplingSettings(**settings), 0)  # type: ignore[arg-type]
+    with pytest.raises(NumericalError):
+        choose(np.full(3, -np.inf, dtype=np.float32), SamplingSettings(**settings), 0)  # type: ignore[arg-type]
+    assert choose(np.array([1.0, -np.inf], dtype=np.float32), SamplingSettings(**settings), 0) == 0  # type: ignore[arg-type]

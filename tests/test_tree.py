@@ -124,3 +124,13 @@ def test_the_mask_lets_a_frontier_node_see_its_ancestors_among_what_was_fed(tabl
 def test_a_tree_has_at_least_one_of_everything(field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         TreeShape(**{field: 0})
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_scores_that_are_no_numbers_leave_a_tree_of_the_others(table: np.ndarray, bad: float) -> None:
+    table = table.copy()
+    table[:, ::3] = bad
+    tree = grow(TreeShape(breadth=3, depth=4, nodes=20, min_score=-1e9), table)
+    assert all(parent < node for node, parent in enumerate(tree.parents))
+    assert not np.isnan(tree.scores).any()
+    assert any(np.isfinite(score) for score in tree.scores[1:])

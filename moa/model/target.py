@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from moa.config import TargetFacts
-from moa.errors import UnsupportedModelError, UsageError
+from moa.errors import NumericalError, UnsupportedModelError, UsageError
 from moa.model.families import embedding_scale, mask_plan
 from moa.model.layout import Layout
 from moa.model.library import LibraryDecoder
@@ -25,9 +25,11 @@ from moa.model.packed import PACKED_FAMILIES, PackedDecoder
 from moa.model.pages import PagePool
 from moa.model.products import can_pack
 from moa.model.rows import Row, RowBatch
+from moa.sampling import NO_LOGITS
 
 __all__ = ["Committed", "Row", "Step", "Target"]
 
+_NO_NUMBER = -2
 _LOGITS_AT_ONCE = 2**25  # numbers; bounds the memory of the LM head to 128 MiB whatever the batch
 
 
@@ -81,8 +83,12 @@ class Step:
         return best[:, 0] - best[:, 1]
 
     def argmax(self, b: int) -> npt.NDArray[np.int64]:
-        """The most likely next token after each node of row b; -1 for nodes that were not judged."""
-        return self._choices[self.batch.starts[b] : self.batch.starts[b + 1]]
+        """The most likely next token after each node of row b; -1 for nodes that were not judged. A `NumericalError`
+        where logits of the row are infinite or no numbers."""
+        choices = self._choices[self.batch.starts[b] : self.batch.starts[b + 1]]
+        if (choices == _NO_NUMBER).any():
+            raise NumericalError(NO_LOGITS)
+        return choices
 
     @cached_property
     def _choices(self) -> npt.NDArray[np.int64]:
@@ -236,9 +242,16 @@ class Target:
 
     @torch.inference_mode()
     def most_likely(self, hidden: Tensor) -> Tensor:
-        """The best token `[n]` after each of the final states `[n,hidden]`, in bounded memory."""
+        """The best token `[n]` after each of the final states `[n,hidden]`, in bounded memory; `_NO_NUMBER` where
+        the best logit is none."""
         at_once = max(1, _LOGITS_AT_ONCE // self.facts.vocab_size)
-        return torch.cat([self.logits(part).argmax(dim=-1) for part in hidden.split(at_once)])
+        return torch.cat([_best(self.logits(part)) for part in hidden.split(at_once)])
+
+
+def _best(logits: Tensor) -> Tensor:
+    # To argmax what is no number is the greatest of all, and so is infinity: the best logit shows that there is one.
+    best = logits.argmax(dim=-1, keepdim=True)
+    return torch.where(logits.gather(-1, best).isfinite(), best, _NO_NUMBER).squeeze(-1)
 
 
 def _linear_in_fp32(hidden: Tensor, weight: Tensor) -> Tensor:

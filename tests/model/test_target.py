@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from moa.errors import CapacityError, UsageError
+from moa.errors import CapacityError, NumericalError, UsageError
 from moa.model.target import Row, Target
 from tests.model.trees import path_to, plain_logits, random_tree, reference, tree_logits
 from tests.tiny import FAMILIES, save_tiny, tiny
@@ -259,3 +259,15 @@ def test_a_loaded_target_speaks_its_tokenizer(tmp_path: Path) -> None:
     assert int(step.argmax(0)[-1]) == int(plain_logits(reference("qwen3"), ids).argmax())
     with pytest.raises(UsageError, match="without a tokenizer"):
         _ = Target.from_model(tiny("qwen3"), capacity=32).tokenizer
+
+
+def test_logits_that_are_no_numbers_are_told_as_such_and_only_of_their_row() -> None:
+    target = Target.from_model(tiny("llama", seed=3), slots=2, capacity=32)
+    with torch.no_grad():
+        target.embedding_weight[77] = torch.nan
+    good, bad = target.pool.acquire(), target.pool.acquire()
+    step = target.forward([Row.chain(good, [5, 6]), Row.chain(bad, [5, 77])])
+    alone = target.forward([Row.chain(good, [5, 6])])
+    np.testing.assert_array_equal(step.argmax(0), alone.argmax(0))
+    with pytest.raises(NumericalError):
+        step.argmax(1)

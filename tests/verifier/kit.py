@@ -42,9 +42,11 @@ def model(family: str = "llama") -> Any:
     return tiny(family)
 
 
-def served(settings: Settings = SETTINGS, *, family: str = "llama", drafter: bool = True, text: Any = None) -> Served:
-    """A tiny target with slots of its own, and a random drafter."""
-    target = Target.from_model(model(family), slots=settings.slots, capacity=settings.slot_capacity)
+def served(
+    settings: Settings = SETTINGS, *, own: Any = None, family: str = "llama", drafter: bool = True, text: Any = None
+) -> Served:
+    """A tiny target with slots of its own, or `own` weights, and a random drafter."""
+    target = Target.from_model(own or model(family), slots=settings.slots, capacity=settings.slot_capacity)
     random_drafter = None
     if drafter:
         torch.manual_seed(0)

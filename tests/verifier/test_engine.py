@@ -22,6 +22,7 @@ from moa.tree import DraftTree, TreeShape
 from moa.wire import Code, Limits
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Stream, Verify
+from tests.tiny import tiny
 from tests.verifier import kit
 
 
@@ -332,3 +333,24 @@ def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
     (costs,) = drafting._costs.values()
     assert list(costs.reading) == pytest.approx([0.02] * len(costs.reading))
     assert costs.drafted[6][0] == pytest.approx(1.6 + 6 * 0.5 + 0.02)
+
+
+@pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=0.7, seed=1)])
+def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(sampling: SamplingSettings) -> None:
+    bench = Bench(kit.served(own=tiny("llama")))
+    with torch.no_grad():
+        bench.served.target.embedding_weight[77] = torch.nan
+    good, bad = bench.lease(1), bench.lease(2)
+    right = bench.submit(good, kit.prompt(1, 9), [5])
+    wrong = bench.submit(bad, [*kit.prompt(2, 9), 77, 5], [6])
+    wrong.sampling = sampling
+    bench.run()
+    assert [report.job for report in bench.of(Settled)] == [right]
+    assert bench.of(Settled)[0].next_token == kit.generated(kit.prompt(1, 9), 1)[0]
+    (failed,) = bench.of(Failed)
+    assert failed.job is wrong
+    assert "no numbers" in failed.reason
+    bench.scheduler.release(bad)
+    bench.run()
+    for memory in (bench.served.target.pool.k, bench.served.target.pool.v):
+        assert memory.isfinite().all(), "the next to have these pages finds nothing"

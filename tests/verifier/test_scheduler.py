@@ -289,7 +289,7 @@ def test_waiting_for_company_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Machine:
-    """Rounds of principals on a model that takes 5 ms and 1 ms a token; each session asks again 2 ms after its verdict."""
+    """Rounds on a model that takes 5 ms and 1 ms a token; each session asks again 2 ms after its verdict."""
 
     def __init__(self, sessions: dict[str, int], nodes: int = 1) -> None:
         self.queue, self.clock, self.nodes = Scheduler(Limits(), batch_wait=0.0, clock=(clock := Clock())), clock, nodes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_client.drafter.cache import RecordBuffer
-from edge_client.drafter.graph import Heads, StepGraph
+from edge_client.drafter.graph import Call, Heads, StepGraph
 from edge_client.drafter.onnx import OnnxDrafter, run
 from moa.errors import BundleError
 from moa.sampling import SamplingSettings, gumbel
@@ -136,3 +136,22 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path) -> None:  # type: ignore[n
     path.write_bytes(b"not a model")
     with pytest.raises(BundleError, match="cannot load"):
         StepGraph(path)
+
+
+def test_a_run_that_computed_no_numbers_spoils_none_that_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, ids = fresh(), verifier_kit.prompt(0, 20)
+    ran = Call.run
+
+    def broken(call: Call, noise: np.ndarray) -> float:
+        seconds = ran(call, noise)
+        for array in (call.top_logp, *call.rows):
+            array.fill(np.nan)
+        return seconds
+
+    run(drafter.draft(ids[:8], SHAPES[0], GREEDY))
+    monkeypatch.setattr(Call, "run", broken)
+    tree = run(drafter.draft(ids, SHAPES[1], GREEDY))
+    assert all(0 <= token < verifier_kit.VOCAB for token in tree.tokens)
+    monkeypatch.undo()
+    other = [*ids[:8], *verifier_kit.prompt(5, 12)]
+    same(run(drafter.draft(other, SHAPES[1], GREEDY)), run(fresh().draft(other, SHAPES[1], GREEDY)))

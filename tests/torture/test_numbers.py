@@ -1,0 +1,85 @@
+"""Numbers that are none, on either end: they cost acceptance, or one session, and never a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edge_client.client import EdgeClient
+from edge_client.drafter.graph import Call
+from moa.model.drafter import Drafter
+from moa.model.target import Step, Target
+from tests.edge import kit
+from tests.edge.test_exact import COUNT, truth
+from tests.torture.device import story
+from tests.torture.history import violations
+from tests.verifier import kit as verifier_kit
+
+IDS = verifier_kit.prompt(0, 12)
+POISON = 77
+"""A token that the tests' texts do not hold."""
+
+
+def assert_right(transcript: kit.Transcript) -> None:
+    assert transcript.tokens == truth(IDS)
+    assert all(transcript.verified)
+    assert violations(story(transcript.events)) == []
+
+
+@pytest.mark.parametrize("draft", ["device", "server"])
+async def test_a_drafter_without_numbers_costs_acceptance_and_no_token(
+    monkeypatch: pytest.MonkeyPatch, draft: Any
+) -> None:
+    ran, projected = Call.run, Drafter.project
+
+    def run(call: Call, noise: np.ndarray) -> float:
+        seconds = ran(call, noise)
+        for array in (call.top_logp, *call.rows):
+            array.fill(np.nan)
+        return seconds
+
+    def project(drafter: Drafter, *given: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.full_like(one, torch.nan) for one in projected(drafter, *given))
+
+    monkeypatch.setattr(Call, "run", run)  # the device's
+    monkeypatch.setattr(Drafter, "project", project)  # the server's, and all records
+    async with kit.verifier() as running:
+        url = running.transport.url
+        async with EdgeClient(verifier=url, device=kit.device(), draft=draft, max_new_tokens=COUNT) as client:
+            assert_right(await kit.transcribe(client, IDS))
+
+
+async def test_a_target_without_numbers_ends_that_answer_with_a_word_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward = Target.forward
+
+    def broken(target: Target, rows: Any) -> Step:
+        step = forward(target, rows)
+        for b, row in enumerate(rows):
+            if POISON in row.tokens:
+                step.hidden(b).fill_(torch.nan)
+        return step
+
+    monkeypatch.setattr(Target, "forward", broken)
+    settings: dict[str, Any] = {"draft": "none", "max_new_tokens": COUNT, "settle_seconds": 0.1, "offline_after": 5.0}
+    async with kit.verifier() as running:
+        url = running.transport.url
+        async with (
+            EdgeClient(verifier=url, device=kit.device(), **settings) as good,
+            EdgeClient(verifier=url, device=kit.device(), **settings) as bad,
+        ):
+            wrong = await kit.transcribe(bad, [*IDS[:-1], POISON])
+            assert wrong.done is not None
+            assert not wrong.done.verified
+            assert not any(wrong.verified)
+            assert violations(story(wrong.events)) == []
+            assert bad.link is not None
+            assert bad.link.connections == 1, "nothing is wrong with the connection"
+            assert_right(await kit.transcribe(good, IDS))
+        page = running.service.metrics.page().decode()
+        quarantined = next(line for line in page.splitlines() if line.startswith("moa_quarantined_sessions_total "))
+        assert 1 <= float(quarantined.split()[1]) <= 10
