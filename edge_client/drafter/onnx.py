@@ -203,7 +203,7 @@ class OnnxDrafter:
             call.scale[0] = 1.0 / sampling.temperature
             self.run_seconds += call.run(self._noise_at(sampling.seed, int(call.positions[0, -1]) + 1))
         if not np.isfinite(call.top_logp).all():  # masked or not, one row that is no number spoils all that come after
-            for rows in call.rows:
+            for rows in call.rows.arrays:
                 np.nan_to_num(rows, copy=False, posinf=0, neginf=0)
         self._rows.write(at, call.rows)
 

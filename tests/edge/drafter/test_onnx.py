@@ -144,7 +144,7 @@ def test_a_run_that_computed_no_numbers_spoils_none_that_comes_after(monkeypatch
 
     def broken(call: Call, noise: np.ndarray) -> float:
         seconds = ran(call, noise)
-        for array in (call.top_logp, *call.rows):
+        for array in (call.top_logp, *call.rows.arrays):
             array.fill(np.nan)
         return seconds
 
