@@ -6,13 +6,14 @@ A transport feeds frames to `Channel.receive` and sends what the channel's `outb
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from cloud_verifier.budgets import BYTES, FRAMES, REFUSALS, Meter
 from cloud_verifier.greeting import greet, sampling_settings
 from cloud_verifier.logs import log
-from cloud_verifier.outbox import HangUp, Outbox, Spent
+from cloud_verifier.outbox import HangUp, Outbox
+from cloud_verifier.service import Service
 from cloud_verifier.sessions import Session
+from cloud_verifier.work import Spent
 from moa.wire.codec import check, decode_client
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.history import History
@@ -32,9 +33,6 @@ from moa.wire.messages import (
     Verify,
 )
 from moa.wire.ranges import Ranges
-
-if TYPE_CHECKING:
-    from cloud_verifier.service import Service
 
 _TOKENS_PER_FRAME = 64
 """A resume is a small frame, but hashing its log is work: this many tokens count as one frame."""
@@ -64,6 +62,10 @@ class Channel:
     def answer(self, message: Message, spent: Spent | None = None) -> None:
         """Queue an answer, and count its bytes: a small request may have a large answer."""
         self._meter.spend(BYTES, self.outbox.answer(message, spent))
+
+    def offer(self, session: Session) -> None:
+        """The session may have records to send."""
+        self.outbox.offer(session)
 
     def _useful(self) -> None:
         self._meter.give_back(FRAMES)

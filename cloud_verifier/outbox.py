@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cloud_verifier.courier import Courier
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.sessions import Session
+from cloud_verifier.work import Spent
 from moa.wire.codec import encode
 from moa.wire.codes import CloseCode
 from moa.wire.limits import Limits
@@ -25,13 +26,6 @@ class HangUp(Exception):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code, self.reason = code, reason
-
-
-class Spent(NamedTuple):
-    """When a verdict's draft arrived, by the clock, and the seconds of its forward."""
-
-    arrived: float
-    forward: float
 
 
 class Outgoing(NamedTuple):

@@ -8,10 +8,9 @@ from typing import Literal
 
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
-from cloud_verifier.outbox import Spent
 from cloud_verifier.scheduler import Scheduler
 from cloud_verifier.sessions import Session, SessionStore
-from cloud_verifier.work import Dropped, Failed, Job, Lease, Recorded, Report, Settled, Streamed
+from cloud_verifier.work import Dropped, Failed, Job, Lease, Recorded, Report, Settled, Spent, Streamed
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 from moa.wire.messages import Message, Stream, StreamTokens, Verdict, Verify
@@ -113,7 +112,7 @@ class Rounds:
             case Recorded():
                 session.ready.add(report.start, report.stop)
                 if session.owner is not None:
-                    session.owner.outbox.offer(session)
+                    session.owner.offer(session)
             case Failed():
                 round = report.job.request.round if report.job is not None else 0
                 refusal = Refusal(Code.QUARANTINED, f"this session's work failed here ({report.reason}): open it again")

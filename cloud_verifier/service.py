@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from cloud_verifier.budgets import Principal, WorkBudget
-from cloud_verifier.channel import Channel
 from cloud_verifier.metrics import Metrics
+from cloud_verifier.outbox import Outbox
 from cloud_verifier.rounds import Rounds
 from cloud_verifier.scheduler import Scheduler
 from cloud_verifier.sessions import SessionStore
@@ -18,6 +19,13 @@ from moa.token_bucket import TokenBucket
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 from moa.wire.messages import Goaway
+
+
+class Connected(Protocol):
+    """What the service needs of a connection."""
+
+    principal: str
+    outbox: Outbox
 
 
 class Service:
@@ -46,7 +54,7 @@ class Service:
             free_pages=free_pages,
         )
         self.rounds = Rounds(self.store, scheduler, self.metrics, limits, clock)
-        self.channels: set[Channel] = set()
+        self.channels: set[Connected] = set()
         self.instance = secrets.token_hex(8)
         self.draining = False
         self.max_connections = limits.max_connections
@@ -89,12 +97,12 @@ class Service:
         own = self.principal(name).connections
         return len(self.channels) >= self.max_connections or own >= self.limits.max_connections_per_principal
 
-    def join(self, channel: Channel) -> None:
+    def join(self, channel: Connected) -> None:
         """Add a connection."""
         self.channels.add(channel)
         self.principal(channel.principal).connections += 1
 
-    def leave(self, channel: Channel) -> None:
+    def leave(self, channel: Connected) -> None:
         """Remove a connection."""
         if channel in self.channels:
             self.channels.remove(channel)

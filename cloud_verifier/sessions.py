@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from cloud_verifier.logs import log
 from cloud_verifier.promises import PagePromises
 from cloud_verifier.slots import SlotShares
-from cloud_verifier.work import Job, Lease, ModelFacts, RecordRows
+from cloud_verifier.work import Job, Lease, ModelFacts, RecordRows, Spent
 from moa.sampling import SamplingSettings
 from moa.tokens import common_prefix
 from moa.wire.codes import Code, Refusal
 from moa.wire.history import History
 from moa.wire.limits import Limits
-from moa.wire.messages import RecordDtype, RowRange
+from moa.wire.messages import Message, RecordDtype, RowRange
 from moa.wire.ranges import Ranges
 
 State = Literal["live", "detached", "cold"]
@@ -34,6 +34,19 @@ _BYTES_PER_SESSION = 4096
 _BYTES_PER_RUN = 80  # two Python ints and their places
 _MAX_HELD_RUNS = 512
 _MIN_SHARED_TOKENS = 16
+
+
+class SessionOwner(Protocol):
+    """The connection that a session is attached to."""
+
+    def answer(self, message: Message, spent: Spent | None = None) -> None:
+        """Queue an answer."""
+
+    def offer(self, session: Session) -> None:
+        """The session may have records to send."""
+
+    def let_go(self, session: Session) -> None:
+        """The session is closed, or attached to another connection."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,8 +66,8 @@ class Session:
     used: float
     streams: bool = False
     """The edge may ask for server-drafted rounds, whose drafter needs the records beside the target."""
-    owner: Any = None
-    """The connection's channel; None while detached."""
+    owner: SessionOwner | None = None
+    """None while detached."""
     lease: Lease | None = None
     job: Job | None = None
     counted: int = 0

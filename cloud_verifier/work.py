@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,13 @@ class Detokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of output tokens, special tokens left out."""
+
+
+class Spent(NamedTuple):
+    """When a verdict's draft arrived, by the clock, and the seconds of its forward."""
+
+    arrived: float
+    forward: float
 
 
 class RecordRows:

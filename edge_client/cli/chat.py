@@ -18,7 +18,8 @@ from edge_client.conversation import Conversation
 from edge_client.events import Done
 from edge_client.screen.console import make_console
 from edge_client.screen.reader import Interrupted, Reader, make_reader
-from edge_client.screen.terminal import Pieces, make_view
+from edge_client.screen.terminal import Pieces
+from edge_client.screen.views import make_view
 from moa.errors import LinkError, MoaError, UsageError
 from moa.safe_text import safe_text
 

@@ -17,7 +17,7 @@ from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.events import Event, Notice, Token
 from edge_client.link.local import LocalVerifier
-from edge_client.screen.terminal import make_view
+from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import TimedAnswer, ask, ask_all, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy

@@ -13,7 +13,8 @@ import msgspec
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
-from edge_client.screen.terminal import PipeView, View, make_view, rescue
+from edge_client.screen.terminal import PipeView, View, rescue
+from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.turn.trace import Trace
 from moa.errors import MoaError, UsageError

@@ -1,4 +1,4 @@
-"""Views of an answer: for a terminal (`live.py`), for a pipe, or none.
+"""Views of an answer in a pipe, or without output, and what they share with that on a terminal (`live.py`).
 
 A pipe cannot be corrected, so verified text is written at once and the provisional rest at the end.
 """
@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from moa.errors import MoaError
 from moa.safe_text import safe_line, safe_text
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 _ENDS = {
     "context": "the context is full: the answer ends here",
@@ -36,21 +32,6 @@ class View(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: Any) -> None: ...
-
-
-def make_view(*, quiet: bool = False, console: Console | None = None) -> View:
-    """The view for this output."""
-    if quiet:
-        return QuietView()
-    if console is None and not (sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")):
-        return PipeView()
-    # Imported here: rich takes as long to load as the drafter.
-    from rich.console import Console
-
-    from edge_client.screen.live import LiveView
-
-    console = console or Console(highlight=False)
-    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PipeView()
 
 
 class QuietView:

@@ -20,7 +20,8 @@ from edge_client.cli import main, parser
 from edge_client.cli.generate import Record
 from edge_client.events import Confirm, Done, Event, Prompt, Retract, Token
 from edge_client.screen.live import LiveView
-from edge_client.screen.terminal import PipeView, make_view
+from edge_client.screen.terminal import PipeView
+from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.tools import startup
 from moa.errors import MoaError

@@ -1,0 +1,27 @@
+"""Chooses the view for an output: a terminal, a pipe, or none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from edge_client.screen.terminal import PipeView, QuietView, View
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def make_view(*, quiet: bool = False, console: Console | None = None) -> View:
+    """The view for this output."""
+    if quiet:
+        return QuietView()
+    if console is None and not (sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")):
+        return PipeView()
+    # Imported here: rich takes as long to load as the drafter.
+    from rich.console import Console
+
+    from edge_client.screen.live import LiveView
+
+    console = console or Console(highlight=False)
+    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PipeView()
