@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.kit.figures import pivot, table, titled, values_of
+from benchmarks.kit.figures import pivot, titled, values_of
 from benchmarks.kit.lab import LINKS, Asking, link_to, mean_rtt, open_lab, turned
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import WEIGHTS
@@ -287,48 +287,36 @@ def _independent(folder: Path, out: Path) -> str:
     return str(build_independent(folder, str(paths().target), out))
 
 
+_BESIDE = {
+    "Calls per 100 tokens": "{calls_per_100:.1f}",
+    "Milliseconds to the first token": "{first_token_ms:.0f}",
+    "Bytes up a token": "{up_bytes_per_token:.0f}",
+    "Bytes down a token": "{down_bytes_per_token:.0f}",
+    "Milliseconds of CPU on the edge a token (the client's own thread)": "{edge_cpu_ms_per_token:.2f}",
+    "Milliseconds that the client adds to a round (p50)": "{overhead_ms:.2f}",
+}
+
+
 def tables(result: Mapping[str, Any]) -> str:
-    """Speed by step time and link, and what a way costs beside time."""
+    """Speed by step time and link, and what a way costs beside time, at the step time in the middle."""
     runs, steps = result["runs"], sorted(values_of(result["runs"], "step_ms"))
     links = sorted(values_of(runs, "link"), key=lambda link: result["rtt_ms"][link])
-    parts = []
-    for step in steps:
+
+    def shown(title: str, step: float, cell: str) -> tuple[str, str]:
         emulated = f", {step:g} ms a forward (emulated)" if step else ""
         of_step = [run for run in runs if run["step_ms"] == step]
-        parts.append(
-            (f"Tokens a second{emulated}", pivot(of_step, "way", "link", "{tokens_per_second:.1f}", "", links))
-        )
-    middle = steps[len(steps) // 2]
-    beside = [run for run in runs if run["step_ms"] == middle]
-    if len(steps) == 1:
-        for title, cell in (
-            ("Calls per 100 tokens", "{calls_per_100:.1f}"),
-            ("Milliseconds to the first token", "{first_token_ms:.0f}"),
-            ("Kilobytes", "{kilobytes:.1f}"),
-            ("Milliseconds that the client adds to a round (p50)", "{overhead_ms:.2f}"),
-        ):
-            parts.append((title, pivot(beside, "way", "link", cell, "", links)))
-    else:
-        link = "4g" if "4g" in links else links[0]
-        cells = {
-            "calls per 100 tokens": "{calls_per_100:.1f}",
-            "bytes up a token": "{up_bytes_per_token:.0f}",
-            "bytes down a token": "{down_bytes_per_token:.0f}",
-            "ms to the first token": "{first_token_ms:.0f}",
-            "ms of CPU on the edge a token": "{edge_cpu_ms_per_token:.2f}",
-        }
-        rows = [[run["way"], *(cell.format(**run) for cell in cells.values())] for run in beside if run["link"] == link]
-        parts.append((f"Beside speed: {link}, {middle:g} ms a forward", table(["way", *cells], rows)))
+        return title + emulated, pivot(of_step, "way", "link", cell, "", links)
+
+    parts = [shown("Tokens a second", step, "{tokens_per_second:.1f}") for step in steps]
+    parts += [shown(title, steps[len(steps) // 2], cell) for title, cell in _BESIDE.items()]
     same, repeats = sum(run["same"] for run in runs), sum(run["repeats"] for run in runs)
-    most = max(run["repeats"] for run in runs)
-    passes = f"Medians of {most} passes, the ways in turn (`{SLOWEST}`: one pass). " if most > 1 else ""
-    emulated = ""
+    told = f"{same} of {result['prompts'] * repeats} texts equal the target's own; links are emulated."
+    if (most := max(run["repeats"] for run in runs)) > 1:
+        told += f" Medians of {most} passes, the ways in turn (`{SLOWEST}`: one pass)."
     if any(steps):
-        emulated = (
+        told += (
             f" The time of a forward is emulated. {max(run['lanes'] for run in runs)} conversations at a time at most, "
             f"{max(run['cores_busy'] for run in runs):.1f} cores busy at most, and at most "
-            f"{max(run['late_forwards'] for run in runs):.0%} of forwards took longer than stated. CPU on the edge is "
-            "the client's own thread."
+            f"{max(run['late_forwards'] for run in runs):.0%} of forwards took longer than stated."
         )
-    told = f"{same} of {result['prompts'] * repeats} texts equal the target's own; links are emulated."
-    return f"{titled(*parts)}\n\n{passes}{told}{emulated}"
+    return f"{titled(*parts)}\n\n{told}"

@@ -7,20 +7,20 @@ idle machine.
 from __future__ import annotations
 
 import tempfile
+import timeit
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig
 
 from benchmarks.kit.figures import table, titled, values_of
 from benchmarks.kit.options import one_of
 from benchmarks.kit.progress import say, steps
+from benchmarks.kit.random_pair import llama
 from export.embedded import embedded_sources
 from export.forms import OPSET, Blocks, Workshop
 from export.measure import step_times
@@ -75,15 +75,8 @@ def random_pair(shape: Shape, folder: Path) -> tuple[str, str]:
         return str(target), str(drafter)
     target.mkdir(parents=True, exist_ok=True)
     drafter.mkdir(exist_ok=True)
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        intermediate_size=4 * shape.hidden,
-        tie_word_embeddings=False,
-    )
+    heads: dict[str, int] = {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads}
+    config = llama(shape.hidden, shape.layers, shape.vocabulary, head_dim=shape.hidden // shape.heads, **heads)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(target)
     torch.manual_seed(0)
@@ -124,15 +117,9 @@ def read_speed(nbytes: int, threads: int) -> float:
             values.sum()
 
     read()
-    best = min(_timed(read) for _ in range(5))
+    best = min(timeit.repeat(read, number=1, repeat=5))
     torch.set_num_threads(before)
     return repeats * values.nbytes / best
-
-
-def _timed(call: Callable[[], Any]) -> float:
-    start = perf_counter()
-    call()
-    return perf_counter() - start
 
 
 def bytes_read(model: WeightedModel) -> int:

@@ -1,1 +1,1 @@
-"""A fleet of verifiers and its devices as a discrete-event simulation, on SimPy, from measured service times"""
+"""A fleet of verifiers and its devices as a discrete-event simulation from measured service times"""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from benchmarks.fleet.model import Service, Work
-from benchmarks.fleet.world import Answer, Events, Fleet, Histogram
+from benchmarks.fleet.world import Answer, Fleet
 
 Figures = dict[str, Any]
 
@@ -32,22 +31,12 @@ class World:
     work: Work
     seed: int = 0
 
-    def fleet(self, verifiers: int, devices: float, **keywords: Any) -> Fleet:
+    def fleet(self, verifiers: int, devices: float) -> Fleet:
         """A fleet that has run for a while."""
-        fleet = Fleet(self.service, self.work, verifiers=verifiers, devices=devices, seed=self.seed, **keywords)
+        fleet = Fleet(self.service, self.work, verifiers=verifiers, devices=devices, seed=self.seed)
         fleet.run(_WARM)
-        fresh(fleet)
+        fleet.count_anew()
         return fleet
-
-
-def fresh(fleet: Fleet) -> None:
-    """Count from now on."""
-    fleet.waits, fleet.first = Histogram(), Histogram()
-    fleet.speeds.clear()
-    fleet.tokens = fleet.answers = fleet.moved = 0
-    for verifier in fleet.verifiers:
-        verifier.busy = 0.0
-        verifier.rows = verifier.forwards = 0
 
 
 def told(fleet: Fleet, seconds: float) -> Figures:
@@ -136,7 +125,7 @@ def zone(world: World, users: int, load: float) -> Figures:
     fleet = world.fleet(count, load * users * count)
     fleet.run(30)
     before = told(fleet, 30)
-    fresh(fleet)
+    fleet.count_anew()
     moved = fleet.lose(fleet.verifiers[: count // 3], noticed=0.5)
     return {"verifiers": count, "load": load, "moved": moved, "before": before, "after": _in_steps(fleet, 10, 6)}
 
@@ -166,17 +155,19 @@ def _return(world: World, users: int, load: float, outage: float, backoff: float
     running = [answer for verifier in fleet.verifiers for answer in verifier.leave()]
     fleet.up = 0
     fleet.run(outage)
-    fresh(fleet)
+    fleet.count_anew()
     fleet.restore(fleet.verifiers)
     # What devices wrote alone is checked in bulk: a prompt with the text behind it, and a round.
     alone = int(load * users * count * world.work.turns_per_hour / 3600 * outage)
-    now = fleet.env.now
+    now = fleet.now
     back = [Answer(now, answer.tokens, world.work.prompt + world.work.tokens) for answer in running]
     back += [Answer(now, 1, world.work.prompt + world.work.tokens) for _ in range(alone)]
     connected = _connected(load * users, backoff, world.service.handshake, np.random.default_rng(world.seed))
     for index, verifier in enumerate(fleet.verifiers):
         share = back[index::count]
-        fleet.env.process(_bring(fleet, verifier.bring, share, np.sort(connected[: len(share)])))
+        for answer, moment in zip(share, np.sort(connected[: len(share)]), strict=False):
+            answer.asked = now + float(moment)
+            verifier.bring([answer], answer.asked)
     return {
         "back_off": backoff,
         "devices_per_verifier": int(load * users),
@@ -194,18 +185,10 @@ def _connected(devices: float, backoff: float, handshake: float, rng: np.random.
     return rng.permutation(done)
 
 
-def _bring(fleet: Fleet, bring: Callable[[list[Answer]], None], answers: list[Answer], after: Any) -> Events:
-    began = fleet.env.now
-    for answer, moment in zip(answers, after, strict=False):
-        yield fleet.env.timeout(max(0.0, began + float(moment) - fleet.env.now))
-        answer.asked = fleet.env.now
-        bring([answer])
-
-
 def _in_steps(fleet: Fleet, seconds: float, steps: int) -> list[Figures]:
     rows = []
     for step in range(steps):
         fleet.run(seconds)
         rows.append({"until": (step + 1) * seconds, **told(fleet, seconds)})
-        fresh(fleet)
+        fleet.count_anew()
     return rows

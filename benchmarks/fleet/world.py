@@ -1,164 +1,150 @@
-"""The events: verifiers that batch what has come, answers that go round by round, and what befalls the fleet.
+"""The simulation: verifiers that batch what has come, answers that go round by round, and what befalls the fleet.
 
-A device at rest is a part of a rate and no object, and a round is an entry in its verifier's heap and no event of
-SimPy's: only a forward is one. So a million devices are a few hundred verifiers with their forwards.
+Verifiers share nothing, so each runs by itself from one event of the whole fleet to the next. A device at rest is a
+part of a rate and no object, and a round is an entry in its verifier's heap: only a forward is an event. So a million
+devices are a few hundred verifiers with their forwards.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
-
-import simpy
+from itertools import chain
+from typing import NamedTuple
 
 from benchmarks.fleet.model import Draws, Service, Work
 
 _BUCKETS_PER_DOUBLING = 8
 _SHORTEST = 1e-4
 
-Events = Generator[simpy.Event, Any, None]
 
-
-class Histogram:
+class Durations:
     """Durations in buckets of 9 %."""
 
     def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
-        self.count = 0
+        self._counts: Counter[int] = Counter()
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self._counts.total()
 
     def add(self, seconds: float) -> None:
         """Count one."""
-        bucket = int(_BUCKETS_PER_DOUBLING * math.log2(max(seconds, _SHORTEST) / _SHORTEST))
-        self.counts[bucket] = self.counts.get(bucket, 0) + 1
-        self.count += 1
+        self._counts[int(_BUCKETS_PER_DOUBLING * math.log2(max(seconds, _SHORTEST) / _SHORTEST))] += 1
 
     def quantile(self, q: float) -> float:
         """The middle of the bucket that holds it; 0 without any."""
         left = q * self.count
-        for bucket in sorted(self.counts):
-            left -= self.counts[bucket]
+        for bucket in sorted(self._counts):
+            left -= self._counts[bucket]
             if left <= 0:
                 return float(_SHORTEST * 2 ** ((bucket + 0.5) / _BUCKETS_PER_DOUBLING)) if bucket else 0.0
         return 0.0
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
     """One answer under way."""
 
-    __slots__ = ("asked", "began", "moves", "prompt", "ready", "tokens")
-
-    def __init__(self, asked: float, tokens: int, prompt: int) -> None:
-        self.asked, self.tokens, self.prompt = asked, tokens, prompt
-        self.began = 0.0
-        """When its first token was there."""
-        self.ready = asked
-        self.moves = 0
+    asked: float
+    tokens: int
+    """That are still to come."""
+    prompt: int
+    """Tokens of the prompt that have not run yet."""
+    ready: float = 0.0
+    """When it comes, and later when its next draft is here."""
+    began: float = 0.0
+    """When its first token was there."""
+    moves: int = 0
 
     def __lt__(self, other: Answer) -> bool:
         return self.ready < other.ready
 
 
-class Verifier:
-    """One verifier. Its devices' next turns arrive at `rate()` a second."""
+class Flight(NamedTuple):
+    """A forward under way, with its drafts and with the answers whose prompt ends in it."""
 
-    def __init__(self, fleet: Fleet, index: int) -> None:
-        self.fleet, self.index = fleet, index
-        self.up = True
-        self.waiting: list[Answer] = []
-        """Answers by when their next draft is here."""
-        self.backlog: deque[Answer] = deque()
-        """Answers without a slot."""
-        self.prompts: deque[Answer] = deque()
-        self.active = 0
+    began: float
+    end: float
+    rows: list[Answer]
+    prompted: list[Answer]
+
+
+class Verifier:
+    """One verifier. Its devices' next turns arrive at the fleet's rate."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet, self.up = fleet, False
         self.busy = 0.0
         self.rows = self.forwards = 0
-        self._next = fleet.pause(self)
-        self._process = fleet.env.process(self._run())
+        self.come_back()
 
-    def give(self, answer: Answer) -> None:
-        """An answer comes here, from a device at rest or from another verifier."""
-        if self.active < self.fleet.service.slots:
-            self._start(answer)
-        else:
-            self.backlog.append(answer)
+    def come_back(self) -> None:
+        """Start, with nothing."""
+        self.up, self._now = True, self.fleet.now
+        self._next_turn = self._now + self.fleet.pause()
+        self.coming: list[Answer] = []
+        """From elsewhere, by when they come."""
+        self.waiting: list[Answer] = []
+        """By when their next draft is here."""
+        self.prompts: deque[Answer] = deque()
+        self.backlog: deque[Answer] = deque()
+        """Without a slot."""
+        self.active = 0
+        self._flight: Flight | None = None
 
-    def bring(self, answers: Iterable[Answer]) -> None:
-        """Answers come from elsewhere: look at them now."""
+    def bring(self, answers: Iterable[Answer], at: float = 0.0) -> None:
+        """Answers come from elsewhere, at once or later."""
         for answer in answers:
-            self.give(answer)
-        if self._process.target is not None and self.up:
-            self._process.interrupt()
+            answer.ready = max(at, self.fleet.now)
+            heappush(self.coming, answer)
 
     def leave(self) -> list[Answer]:
         """Stop; the answers that were under way."""
         self.up = False
-        left = [*self.waiting, *self.prompts, *self.backlog]
-        self.waiting, self.active = [], 0
-        self.prompts.clear()
-        self.backlog.clear()
-        self._process.interrupt()
-        return left
+        flight = [*self._flight.rows, *self._flight.prompted] if self._flight is not None else []
+        return [*flight, *self.waiting, *self.prompts, *self.backlog, *self.coming]
 
-    def come_back(self) -> None:
-        """Start again, with nothing."""
-        self.up = True
-        self._next = self.fleet.pause(self)
-        self._process = self.fleet.env.process(self._run())
-
-    def _start(self, answer: Answer) -> None:
-        self.active += 1
-        self.prompts.append(answer)
-
-    def _run(self) -> Events:
-        env, service = self.fleet.env, self.fleet.service
-        while self.up:
-            try:
-                self._arrive(env.now)
-                ready = [heappop(self.waiting) for _ in range(self._due(env.now, service.max_rows))]
-                chunk, prompted = self._prompt_chunk(service.prompt_chunk)
-                if not ready and not chunk:
-                    soonest = min(self._next, self.waiting[0].ready if self.waiting else math.inf)
-                    yield env.timeout(max(0.0, soonest - env.now) if soonest < math.inf else 3600.0)
-                    continue
-                seconds = service.forward(len(ready), chunk)
+    def run(self, until: float) -> None:
+        """One forward after another, or a rest until somebody comes."""
+        service = self.fleet.service
+        while self.up and self._now < until:
+            if self._flight is not None:
+                if self._flight.end > until:
+                    break
+                self._land(self._flight)
+            self._arrive()
+            rows = []
+            while self.waiting and self.waiting[0].ready <= self._now and len(rows) < service.max_rows:
+                rows.append(heappop(self.waiting))
+            chunk, prompted = self._prompt_chunk(service.prompt_chunk)
+            if rows or chunk:
+                seconds = service.forward(len(rows), chunk)
                 self.busy += seconds
-                self.forwards += bool(ready)
-                self.rows += len(ready)
-                end = env.now + seconds
-                began = env.now
-                while env.now < end:
-                    try:
-                        yield env.timeout(end - env.now)
-                    except simpy.Interrupt:  # news, which a forward does not stop for; or the end, which it does
-                        if not self.up:
-                            self.fleet.stranded(ready + prompted)
-                            return
-                self._settle(ready, began)
-                for answer in prompted:
-                    answer.ready = env.now
-                    heappush(self.waiting, answer)  # its first draft is here: it came with the prompt
-            except simpy.Interrupt:
-                continue
+                self.forwards += bool(rows)
+                self.rows += len(rows)
+                self._flight = Flight(self._now, self._now + seconds, rows, prompted)
+            else:
+                heads = [heap[0].ready for heap in (self.coming, self.waiting) if heap]
+                self._now = min(until, self._next_turn, *heads)
 
-    def _arrive(self, now: float) -> None:
-        while self._next <= now:
-            self.give(self.fleet.new_answer(self._next))
-            self._next += self.fleet.pause_from(self._next, self)
+    def _arrive(self) -> None:
+        while self._next_turn <= self._now:
+            self._give(Answer(self._next_turn, self.fleet.work.tokens, self.fleet.work.prompt))
+            self._next_turn += self.fleet.pause()
+        while self.coming and self.coming[0].ready <= self._now:
+            self._give(heappop(self.coming))
 
-    def _due(self, now: float, most: int) -> int:
-        waiting = self.waiting
-        count = 0
-        # A heap is no sorted list: count what is due without looking at more than that many.
-        stack = [0] if waiting else []
-        while stack and count < most:
-            node = stack.pop()
-            if node < len(waiting) and waiting[node].ready <= now:
-                count += 1
-                stack += (2 * node + 1, 2 * node + 2)
-        return count
+    def _give(self, answer: Answer) -> None:
+        if self.active < self.fleet.service.slots:
+            self.active += 1
+            self.prompts.append(answer)
+        else:
+            self.backlog.append(answer)
 
     def _prompt_chunk(self, most: int) -> tuple[int, list[Answer]]:
         """Prompt tokens to run now, and the answers whose prompt has run with them."""
@@ -173,107 +159,94 @@ class Verifier:
             done.append(self.prompts.popleft())
         return taken, done
 
-    def _settle(self, rows: list[Answer], began: float) -> None:
-        fleet, now = self.fleet, self.fleet.env.now
-        for answer in rows:
-            fleet.waits.add(began - answer.ready)
+    def _land(self, flight: Flight) -> None:
+        fleet, self._now, self._flight = self.fleet, flight.end, None
+        for answer in flight.rows:
+            fleet.waits.add(flight.began - answer.ready)
             won = min(fleet.draws.won(), answer.tokens)
             answer.tokens -= won
             fleet.tokens += won
             if not answer.began:
-                answer.began = now
-                fleet.first.add(now - answer.asked)
+                answer.began = self._now
+                fleet.first.add(self._now - answer.asked)
             if answer.tokens > 0:
-                answer.ready = now + fleet.draws.away()
+                answer.ready = self._now + fleet.draws.away()
                 heappush(self.waiting, answer)
             else:
-                fleet.done(answer, now)
+                fleet.done(answer, self._now)
                 self.active -= 1
                 if self.backlog:
-                    self._start(self.backlog.popleft())
+                    self._give(self.backlog.popleft())
+        for answer in flight.prompted:
+            answer.ready = self._now  # its first draft is here: it came with the prompt
+            heappush(self.waiting, answer)
 
 
 class Fleet:
     """So many verifiers, and the devices that are spread evenly over those that are up."""
 
-    def __init__(
-        self,
-        service: Service,
-        work: Work,
-        *,
-        verifiers: int,
-        devices: float,
-        seed: int = 0,
-        load: Callable[[float], float] = lambda now: 1.0,
-    ) -> None:
-        self.env = simpy.Environment()
-        self.service, self.work, self.devices, self._load = service, work, devices, load
+    def __init__(self, service: Service, work: Work, *, verifiers: int, devices: float, seed: int = 0) -> None:
+        self.service, self.work, self.devices, self.now = service, work, devices, 0.0
         self.draws = Draws(work, seed)
-        self.waits, self.first = Histogram(), Histogram()
+        self.up = verifiers
+        self.ended = 0.0
+        """When the latest answer was whole."""
+        self._homeless: list[Answer] = []
+        self.verifiers = [Verifier(self) for _ in range(verifiers)]
+        self.count_anew()
+
+    def count_anew(self) -> None:
+        """Count from now on."""
+        self.waits, self.first = Durations(), Durations()
         """From a draft's arrival to its forward; from a turn's beginning to its first token."""
         self.speeds: list[float] = []
         self.tokens = self.answers = self.moved = 0
-        self.ended = 0.0
-        """When the latest answer was whole."""
-        self.up = verifiers
-        self.verifiers = [Verifier(self, index) for index in range(verifiers)]
+        for verifier in self.verifiers:
+            verifier.busy = 0.0
+            verifier.rows = verifier.forwards = 0
 
     def run(self, seconds: float) -> None:
         """Let so many more seconds pass."""
-        self.env.run(until=self.env.now + seconds)
+        for verifier in self.verifiers:
+            verifier.run(self.now + seconds)
+        self.now += seconds
 
-    def rate(self, now: float) -> float:
-        """New turns a second at one verifier."""
-        return self.devices * self.work.turns_per_hour / 3600 * self._load(now) / max(1, self.up)
-
-    def pause(self, verifier: Verifier) -> float:
-        """When the first turn after now begins."""
-        return self.env.now + self.pause_from(self.env.now, verifier)
-
-    def pause_from(self, moment: float, verifier: Verifier) -> float:
-        """Seconds to the next turn."""
-        rate = self.rate(moment)
-        return self.draws.rng.expovariate(rate) if rate > 0 and verifier.up else math.inf
-
-    def new_answer(self, now: float) -> Answer:
-        """A device wants an answer."""
-        return Answer(now, self.work.tokens, self.work.prompt)
+    def pause(self) -> float:
+        """Seconds to the next turn at one verifier."""
+        rate = self.devices * self.work.turns_per_hour / 3600 / max(1, self.up)
+        return self.draws.rng.expovariate(rate) if rate > 0 else math.inf
 
     def done(self, answer: Answer, now: float) -> None:
         """An answer is whole."""
         self.answers += 1
-        self.ended = now
+        self.ended = max(self.ended, now)
         self.moved += answer.moves > 0
         if now > answer.began:
             self.speeds.append(self.work.tokens / (now - answer.asked))
 
     def lose(self, gone: list[Verifier], *, noticed: float) -> int:
-        """Verifiers go, and their answers go on elsewhere once their devices have noticed; how many."""
+        """Verifiers go, and their answers go on elsewhere once their devices have noticed; how many. Their prompt and
+        what was written is run again."""
         self.up -= len(gone)
-        left = [answer for verifier in gone for answer in verifier.leave()]
-        self.stranded(left, noticed)
-        return len(left)
-
-    def stranded(self, answers: list[Answer], noticed: float = 0.1) -> None:
-        """Take answers up elsewhere: their prompt and what was written is run again."""
-        if answers:
-            self.env.process(self._resume(answers, noticed))
-
-    def _resume(self, answers: list[Answer], noticed: float) -> Events:
-        for answer in answers:
+        left = list(chain.from_iterable(verifier.leave() for verifier in gone))
+        for answer in left:
             answer.moves += 1
             answer.prompt = self.work.prompt + self.work.tokens - answer.tokens
-        yield self.env.timeout(noticed)
-        while not (there := [verifier for verifier in self.verifiers if verifier.up]):
-            yield self.env.timeout(1.0)
-        shares: dict[int, list[Answer]] = {}
-        for answer in answers:
-            shares.setdefault(self.draws.rng.randrange(len(there)), []).append(answer)
-        for index, share in shares.items():
-            there[index].bring(share)
+        self._house(left, self.now + noticed)
+        return len(left)
 
     def restore(self, verifiers: list[Verifier]) -> None:
         """Verifiers are there again; their devices come back to them with their next turns."""
         self.up += len(verifiers)
         for verifier in verifiers:
             verifier.come_back()
+        homeless, self._homeless = self._homeless, []
+        self._house(homeless, self.now)
+
+    def _house(self, answers: list[Answer], at: float) -> None:
+        there = [verifier for verifier in self.verifiers if verifier.up]
+        if not there:
+            self._homeless += answers
+            return
+        for answer in answers:
+            self.draws.rng.choice(there).bring([answer], at)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,23 @@ from moa.sampling import SamplingSettings, gumbel
 TIE = 1e-3
 """Scores this close are equal to float32 sums of another order; anything further apart is a fault of ours."""
 
+Logits = Callable[[list[int]], Any]
+"""The target's after these tokens."""
+
+
+def margin(
+    logits: Logits, prompt: Sequence[int], wanted: Sequence[int], got: Sequence[int], sampling: SamplingSettings
+) -> tuple[int, float]:
+    """Where two texts part, and how far the two tokens' scores are apart there; infinitely when one is only longer."""
+    at = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), None)
+    if at is None:
+        return min(len(wanted), len(got)), float("inf")
+    context = [*prompt, *wanted[:at]]
+    scores = np.asarray(logits(context), np.float64)
+    if not sampling.greedy:
+        scores = scores / sampling.temperature + gumbel(sampling.seed, len(context), len(scores))
+    return at, abs(float(scores[wanted[at]] - scores[got[at]]))
+
 
 def count_ties(
     target: Target,
@@ -22,28 +40,21 @@ def count_ties(
     sampling: SamplingSettings,
 ) -> int:
     """How many texts part at a numerical tie. Raises where one parts for any other reason."""
+
+    def logits(context: list[int]) -> Any:
+        slot = target.pool.acquire()
+        try:
+            return target.forward([Row.chain(slot, context)]).logits(0, [len(context) - 1])[0].cpu().numpy()
+        finally:
+            target.pool.release(slot)
+
     ties = 0
     for number, (prompt, wanted, got) in enumerate(zip(prompts, plain, speculated, strict=True)):
-        if list(wanted) == list(got):
-            continue
-        at = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), None)
-        margin = float("inf") if at is None else _margin(target, [*prompt, *wanted[:at]], wanted[at], got[at], sampling)
-        if not margin < TIE:
-            raise MoaError(
-                f"speculation changed the text of prompt {number} at token {at} (margin {margin:.2g}): this is a bug"
-            )
-        ties += 1
+        if list(wanted) != list(got):
+            at, apart = margin(logits, prompt, wanted, got, sampling)
+            if not apart < TIE:
+                raise MoaError(
+                    f"speculation changed the text of prompt {number} at token {at} (margin {apart:.2g}): this is a bug"
+                )
+            ties += 1
     return ties
-
-
-def _margin(target: Target, context: Sequence[int], one: int, other: int, sampling: SamplingSettings) -> float:
-    """How far two tokens' scores are apart after `context`."""
-    slot = target.pool.acquire()
-    try:
-        step = target.forward([Row.chain(slot, context)])
-        scores = step.logits(0, [len(context) - 1])[0].cpu().numpy().astype(np.float64)
-    finally:
-        target.pool.release(slot)
-    if not sampling.greedy:
-        scores = scores / sampling.temperature + gumbel(sampling.seed, len(context), len(scores))
-    return abs(float(scores[one] - scores[other]))

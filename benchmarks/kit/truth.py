@@ -6,18 +6,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from benchmarks.kit.exactness import TIE
+from benchmarks.kit.exactness import TIE, margin
 from edge_client.client import EdgeClient
 from edge_client.events import Confirm, Done, Event, Prompt, Retract, Token
 from moa.demo import paths
 from moa.errors import MoaError
 from moa.model.loading import locate
-from moa.sampling import SamplingSettings, choose, gumbel
+from moa.sampling import SamplingSettings, choose
 
 
 class Truth:
@@ -53,18 +51,11 @@ class Truth:
         wanted = self.answer(prompt, sampling)
         if list(got) == wanted:
             return "same"
-        at = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), None)
-        if at is None:
-            return "different"
-        scores = self._scores([*prompt, *wanted[:at]], sampling)
-        return "tie" if abs(float(scores[wanted[at]] - scores[got[at]])) < TIE else "different"
+        return "tie" if margin(self._logits, prompt, wanted, got, sampling)[1] < TIE else "different"
 
     @torch.inference_mode()
-    def _scores(self, context: Sequence[int], sampling: SamplingSettings) -> NDArray[np.float64]:
-        logits = self._model(torch.tensor([list(context)]), use_cache=False).logits[0, -1].numpy().astype(np.float64)
-        if sampling.greedy:
-            return np.asarray(logits)
-        return np.asarray(logits / sampling.temperature + gumbel(sampling.seed, len(context), len(logits)))
+    def _logits(self, context: list[int]) -> Any:
+        return self._model(torch.tensor([context]), use_cache=False).logits[0, -1].numpy()
 
 
 @dataclass

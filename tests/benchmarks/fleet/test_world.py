@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.fleet import scenarios
 from benchmarks.fleet.model import Draws, Service, Work
-from benchmarks.fleet.scenarios import World, fresh, told
-from benchmarks.fleet.world import Answer, Fleet, Histogram
+from benchmarks.fleet.scenarios import World, told
+from benchmarks.fleet.world import Answer, Durations, Fleet
 
 SERVICE = Service("test", base=0.02, per_row=0.001, per_prompt_token=0.0001, slots=16)
 WORK = Work(links=(("loopback", 1.0),), draft=0.05)
@@ -35,12 +35,12 @@ def test_a_round_wins_what_acceptance_says() -> None:
 
 
 def test_a_histogram_knows_its_quantiles() -> None:
-    histogram = Histogram()
+    histogram = Durations()
     for i in range(1, 1001):
         histogram.add(i / 1000)
     assert histogram.quantile(0.5) == pytest.approx(0.5, rel=0.1)
     assert histogram.quantile(0.99) == pytest.approx(0.99, rel=0.1)
-    assert Histogram().quantile(0.5) == 0
+    assert Durations().quantile(0.5) == 0
 
 
 def test_one_device_alone_takes_the_time_of_its_rounds() -> None:
@@ -84,7 +84,7 @@ def test_answers_of_verifiers_that_are_lost_end_elsewhere() -> None:
     fleet.run(120)
     assert (fleet.answers, fleet.tokens, fleet.moved) == (30, 30 * 96, 10)
     fleet.restore(fleet.verifiers[:1])
-    fleet.verifiers[0].bring([Answer(fleet.env.now, 10, 10)])
+    fleet.verifiers[0].bring([Answer(fleet.now, 10, 10)])
     fleet.run(10)
     assert fleet.answers == 31
 
@@ -107,5 +107,5 @@ def test_counting_begins_anew() -> None:
     fleet = World(SERVICE, WORK).fleet(1, 100)
     fleet.run(30)
     assert fleet.tokens > 0
-    fresh(fleet)
+    fleet.count_anew()
     assert (fleet.tokens, fleet.waits.count) == (0, 0)
