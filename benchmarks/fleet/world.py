@@ -118,7 +118,7 @@ class Verifier:
                     break
                 self._land(self._flight)
             self._arrive()
-            rows = []
+            rows: list[Answer] = []
             while self.waiting and self.waiting[0].ready <= self._now and len(rows) < service.max_rows:
                 rows.append(heappop(self.waiting))
             chunk, prompted = self._prompt_chunk(service.prompt_chunk)
