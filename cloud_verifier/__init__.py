@@ -2,11 +2,11 @@
 
 The event loop's side, without torch:
     transport   websockets, health and metrics over HTTP, drain
-    channel     one connection: messages in, answers out (`greeting`: its hello)
+    channel     one connection: messages in, answers out (`handshake`: its hello)
     service     all connections and sessions of the process
     sessions    sessions and their slots: live, detached, cold, gone
     rounds      sends rounds to the engine and their results to the session's history
-    courier     activation records, sent when the link has room
+    record_sender   sends activation records when bandwidth is left
     scheduler   what the model runs next: fair, bounded, without starvation; the interface between both sides
 
 The model's thread:

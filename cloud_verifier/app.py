@@ -7,8 +7,8 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
+from cloud_verifier.admission import Admission
 from cloud_verifier.auth import Authenticator, Credentials
-from cloud_verifier.door import Door
 from cloud_verifier.engine import Engine
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
@@ -60,8 +60,8 @@ class Verifier:
             drafting=drafting,
             count_near_ties=settings.near_tie,
         )
-        self.door = Door(self.service, auth or Authenticator(), self.wrong)
-        self.transport = Transport(self.service, settings, self.door)
+        self.admission = Admission(self.service, auth or Authenticator(), self.wrong)
+        self.transport = Transport(self.service, settings, self.admission)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @contextlib.asynccontextmanager

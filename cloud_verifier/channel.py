@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from cloud_verifier.budgets import BYTES, FRAMES, REFUSALS, Meter
-from cloud_verifier.greeting import greet, sampling_settings
+from cloud_verifier.handshake import answer_hello, sampling_settings
 from cloud_verifier.logs import log
 from cloud_verifier.outbox import HangUp, Outbox
 from cloud_verifier.service import Service
@@ -138,7 +138,7 @@ class Channel:
             case Sync():
                 self._sync(message)
             case Ack():
-                if self.outbox.courier.window.ack(message.received):
+                if self.outbox.record_sender.window.ack(message.received):
                     self._useful()
                     self.outbox.wake.set()
             case Close():
@@ -148,7 +148,7 @@ class Channel:
         if self.welcomed.is_set():
             raise Refusal(Code.BAD_MESSAGE, "hello came twice")
         service = self.service
-        welcome = greet(
+        welcome = answer_hello(
             hello, service.facts, service.limits, max_context=service.max_context, instance=service.instance
         )
         self.features = frozenset(welcome.features)
@@ -301,7 +301,7 @@ class Channel:
     def let_go(self, session: Session) -> None:
         """Another connection has taken the session over, or it is closed."""
         self.sessions.pop(session.id, None)
-        self.outbox.courier.forget(session.id)
+        self.outbox.record_sender.forget(session.id)
         session.owner = None
 
     def _no_draining(self) -> None:

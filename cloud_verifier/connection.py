@@ -17,7 +17,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.protocol import Event
 
 from cloud_verifier.budgets import BYTES, FRAMES, Meter
-from cloud_verifier.gate import Gate
+from cloud_verifier.half_open import HalfOpen
 from cloud_verifier.logs import log
 from moa.wire.limits import Limits
 
@@ -43,7 +43,7 @@ class Connection(ServerConnection):
     """Bytes that another process has already read from the socket."""
 
     _limits: Limits
-    _gate: Gate
+    _half_open: HalfOpen
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **named)
@@ -72,13 +72,13 @@ class Connection(ServerConnection):
         """The connection is established (with TLS: after its handshake)."""
         super().connection_made(transport)
         self.recv_messages.pause, self.recv_messages.resume = lambda: None, self._soon
-        self._gate.enter(self)
+        self._half_open.enter(self)
         if self.head:
             self.data_received(self.head)
 
     def connection_lost(self, error: Exception | None) -> None:
         """It is gone."""
-        self._gate.leave(self)
+        self._half_open.leave(self)
         self.end()
         if self._unread is not None:
             self._unread.cancel()
@@ -169,10 +169,10 @@ class Connection(ServerConnection):
         self.abort()
 
 
-def kind(limits: Limits, gate: Gate) -> type[Connection]:
-    """The connection class for one server: the library creates instances without limits and gate."""
+def kind(limits: Limits, half_open: HalfOpen) -> type[Connection]:
+    """The connection class for one server: the library creates instances without their arguments."""
 
     class Bounded(Connection):
-        _limits, _gate = limits, gate
+        _limits, _half_open = limits, half_open
 
     return Bounded

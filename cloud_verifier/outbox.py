@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cloud_verifier.courier import Courier
 from cloud_verifier.metrics import Metrics
+from cloud_verifier.record_sender import RecordSender
 from cloud_verifier.sessions import Session
 from cloud_verifier.work import Spent
 from moa.wire.codec import encode
@@ -44,7 +44,7 @@ class Outbox:
         self._metrics, self._ceiling, self._clock = metrics, limits.record_window_bytes, clock
         self._most_bytes, self._room_bytes = limits.max_waiting_bytes, limits.send_buffer_bytes
         self._answer_bytes = metrics.sent_bytes.labels("answers")
-        self.courier = Courier(None, self._ceiling, clock)
+        self.record_sender = RecordSender(None, self._ceiling, clock)
         self._answers: deque[Outgoing] = deque()
         self._waiting = 0
         self._room = asyncio.Event()
@@ -53,11 +53,11 @@ class Outbox:
 
     def carry(self, contract: RecordContract | None) -> None:
         """Send records from now on, if the feature was agreed."""
-        self.courier = Courier(contract, self._ceiling, self._clock)
+        self.record_sender = RecordSender(contract, self._ceiling, self._clock)
 
     def offer(self, session: Session) -> None:
         """The session may have records to send."""
-        self.courier.offer(session)
+        self.record_sender.offer(session)
         self.wake.set()
 
     @property
@@ -105,7 +105,7 @@ class Outbox:
             return out
         if self._end is not None:
             raise self._end
-        message, pause = self.courier.next()
+        message, pause = self.record_sender.next()
         if message is None:
             return Outgoing(None, pause)
         frame = encode(message)

@@ -5,7 +5,7 @@
     cold        no slot; the token log is kept, and the slot's content is recomputed from it when needed
     gone        nothing is kept
 
-Three budgets: slots (`slots.py`), pages of key/value memory (`promises.py`) and bytes of token logs. They are shared
+Three budgets: slots (`slots.py`), pages of KV cache (`page_reservations.py`) and bytes of token logs. They are shared
 between principals: one that holds more than its share gives way to one that holds less.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from cloud_verifier.logs import log
-from cloud_verifier.promises import PagePromises
+from cloud_verifier.page_reservations import PageReservations
 from cloud_verifier.slots import SlotShares
 from cloud_verifier.work import Job, Lease, ModelFacts, RecordRows, Spent
 from moa.sampling import SamplingSettings
@@ -114,7 +114,7 @@ class SessionStore:
         self._owned: Counter[str] = Counter()
         self._slots = SlotShares(facts.slots, limits.idle_seconds, claim_seconds=8 * limits.busy_retry_seconds)
         self._log_bytes = 0
-        self._pages = PagePromises(facts.page_tokens, free_pages) if facts.pages else None
+        self._pages = PageReservations(facts.page_tokens, free_pages) if facts.pages else None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -215,11 +215,11 @@ class SessionStore:
         """See that the session's slot can come to hold so many tokens; `busy` when others need the memory."""
         if self._pages is None or session.lease is None:
             return
-        before = self._pages.promise(session.lease, tokens)
+        before = self._pages.reserve(session.lease, tokens)
         while self._pages.missing:
             victim = self._slots.victim(session, self._sessions.values(), self._clock())
             if victim is None:
-                self._pages.take_back(session.lease, before)
+                self._pages.undo(session.lease, before)
                 raise self._busy(session.id, "the key/value memory is in use", "kv_tokens")
             self.chill(victim, "pages_needed")
 

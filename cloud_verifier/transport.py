@@ -16,10 +16,10 @@ from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
+from cloud_verifier.admission import Admission, Reply
 from cloud_verifier.connection import Connection, kind
 from cloud_verifier.conversation import converse
-from cloud_verifier.door import Door, Reply
-from cloud_verifier.gate import Gate, room_for_connections
+from cloud_verifier.half_open import HalfOpen, room_for_connections
 from cloud_verifier.logs import log
 from cloud_verifier.service import Service
 from cloud_verifier.settings import Settings
@@ -33,8 +33,8 @@ _BACKLOG = 128  # also the connections accepted at once: more would delay all ot
 class Transport:
     """Serves a `Service` on a port."""
 
-    def __init__(self, service: Service, settings: Settings, door: Door) -> None:
-        self._service, self._settings, self._door = service, settings, door
+    def __init__(self, service: Service, settings: Settings, admission: Admission) -> None:
+        self._service, self._settings, self._admission = service, settings, admission
         self._server: Server | None = None
         self._tls = _tls(settings)
         limits = service.limits
@@ -50,9 +50,9 @@ class Transport:
             "max_queue": 2,
             "write_limit": limits.send_buffer_bytes,
         }
-        self._gate = Gate(limits.max_half_open, service.metrics.half_open_dropped.inc)
-        self._kind = kind(limits, self._gate)
-        service.metrics.half_open.set_function(lambda: len(self._gate))
+        self._half_open = HalfOpen(limits.max_half_open, service.metrics.half_open_dropped.inc)
+        self._kind = kind(limits, self._half_open)
+        service.metrics.half_open.set_function(lambda: len(self._half_open))
 
     @property
     def port(self) -> int:
@@ -120,14 +120,14 @@ class Transport:
                 half,
                 extra={"event": "descriptors"},
             )
-        self._service.max_connections, self._gate.most = most, half
+        self._service.max_connections, self._half_open.most = most, half
 
     # ---- HTTP
 
     async def _request(self, connection: ServerConnection, request: Request) -> Response | None:
         ours = _ours(connection)
-        self._gate.leave(ours)
-        answer = await self._door.answer(request.path, request.headers.get_all("Authorization"), ours.peer)
+        self._half_open.leave(ours)
+        answer = await self._admission.answer(request.path, request.headers.get_all("Authorization"), ours.peer)
         if isinstance(answer, Reply):
             return Response(answer.status.value, answer.status.phrase, Headers(answer.headers), answer.content)
         connection.username = answer

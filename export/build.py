@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from export.atomic_folder import new_folder
 from export.card import model_card
 from export.continuations import encode_prompts, make_traces, read_prompts
 from export.describe import describe, public_name, tool_versions, write_shared
@@ -21,16 +22,15 @@ from export.forms import OPSET, Workshop
 from export.golden import golden_cases
 from export.measure import step_times
 from export.parity import parity
-from export.place import new_folder
 from export.plan import make_plan
 from export.qnn_context import require_qnn
+from export.reference import Reference
 from export.runner import OrtRunner, TorchRunner
 from export.source import Source, load_source
 from export.static_forms import StaticShape
 from export.static_variants import make_static
 from export.variants import Made, VariantKind, choose_kinds, make_dynamic
 from export.vocabulary import count_files, most_frequent
-from export.yardstick import Yardstick
 from moa.bundle import GOLDEN, SCHEMA, Bundle, sha256, write_golden, write_manifest
 from moa.errors import ConfigError
 from moa.manifest import (
@@ -117,11 +117,11 @@ class _Build:
             shop = Workshop(self.source, Path(work), min(self.settings.top_k, size), chosen, self.settings.int8_cpu)
             self.say("exporting the graph and comparing it with torch")
             difference = self._parity(shop)
-            yardstick = self._yardstick(target, shop)
+            reference = self._reference(target, shop)
             del target
-            variants = {kind.name: self._variant(shop, kind, difference, yardstick) for kind in self.kinds}
+            variants = {kind.name: self._variant(shop, kind, difference, reference) for kind in self.kinds}
             self._golden(variants)
-            calibration = yardstick.calibration() if yardstick else None
+            calibration = reference.calibration() if reference else None
         tokenizer, vocabulary = write_shared(self.source, chosen, self.folder)
         self._manifest(shop.top_k, variants, tokenizer, vocabulary, calibration)
 
@@ -155,7 +155,7 @@ class _Build:
         reference = TorchRunner(self.source, shop.top_k)
         return parity(reference, place / "model.onnx", self.source.vocabulary, shop.draft_to_target)
 
-    def _yardstick(self, target: Target | None, shop: Workshop) -> Yardstick | None:
+    def _reference(self, target: Target | None, shop: Workshop) -> Reference | None:
         texts = [
             *self.settings.prompts,
             *(read_prompts(self.settings.calibration) if self.settings.calibration else []),
@@ -167,9 +167,9 @@ class _Build:
         traces = make_traces(target, self.source, prompts, new_tokens=self.settings.new_tokens)
         names = ", ".join(path.name for path in self.settings.calibration) or "held-out prompts of the embedded pair"
         # The float32 drafter with its whole vocabulary: the ratio then includes the cost of a smaller one.
-        return Yardstick(traces, TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary)), names)
+        return Reference(traces, TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary)), names)
 
-    def _variant(self, shop: Workshop, kind: VariantKind, difference: float, yardstick: Yardstick | None) -> Variant:
+    def _variant(self, shop: Workshop, kind: VariantKind, difference: float, reference: Reference | None) -> Variant:
         self.say(f"variant {kind.name}")
         place = self.folder / "variants" / kind.name
         if kind.form == "static":
@@ -178,19 +178,19 @@ class _Build:
                 kind,
                 place,
                 self.settings.static_shape,
-                yardstick,
+                reference,
                 qnn_context=self.settings.qnn_context,
             )
             return describe(kind, made, self.folder, parity=difference, agreement=made.agreement)
-        made = make_dynamic(shop, kind, place, yardstick.judge if yardstick else _no_text)
-        agreement, times = self._tried(shop, made, yardstick)
+        made = make_dynamic(shop, kind, place, reference.judge if reference else _no_text)
+        agreement, times = self._tried(shop, made, reference)
         return describe(kind, made, self.folder, parity=difference, agreement=agreement, times=times)
 
     def _tried(
-        self, shop: Workshop, made: Made, yardstick: Yardstick | None
+        self, shop: Workshop, made: Made, reference: Reference | None
     ) -> tuple[Agreement | None, tuple[StepTime, ...]]:
         spec, model = self.source.spec, made.files[0]
-        agreement = made.agreement or (yardstick.judge(OrtRunner(model, spec)) if yardstick else None)
+        agreement = made.agreement or (reference.judge(OrtRunner(model, spec)) if reference else None)
         times = step_times(model, spec, shop.source.vocabulary) if self.settings.time_steps else ()
         return agreement, times
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from export.place import gigabytes
+from export.atomic_folder import gigabytes
 from moa.manifest import Manifest, Offline, Variant
 
 

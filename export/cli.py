@@ -95,9 +95,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _build(args: argparse.Namespace) -> None:
     # torch and the exporter take seconds to import: not for `inspect`.
+    from export.atomic_folder import clean_up_when_ended, new_folder
     from export.build import BuildSettings, build
     from export.embedded import embedded_prompts, embedded_sources
-    from export.place import clean_up_when_ended, new_folder
     from export.plan import make_plan
     from export.static_forms import StaticShape
 

@@ -10,8 +10,8 @@ from typing import Any
 import onnx
 import onnxruntime
 
+from export.atomic_folder import gigabytes
 from export.describe import tool_versions
-from export.place import gigabytes
 from moa.bundle import OPSETS
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.place import gigabytes
+from export.atomic_folder import gigabytes
 from export.source import INDEPENDENT
 from export.variants import VariantKind, choose_kinds
 from moa.config import DrafterConfig, TargetFacts

@@ -13,6 +13,7 @@ from export.describe import this_runtime
 from export.forms import Workshop
 from export.parity import random_steps
 from export.qnn_context import write_context
+from export.reference import Reference
 from export.runner import StepInput
 from export.static_forms import (
     EMBEDDING,
@@ -24,7 +25,6 @@ from export.static_forms import (
 )
 from export.static_runner import Feeds, StaticRunner, session_of
 from export.variants import Made, VariantKind
-from export.yardstick import Yardstick
 
 _CALIBRATION_STEPS = 64
 _COMPARED = 4
@@ -36,7 +36,7 @@ def make_static(
     kind: VariantKind,
     folder: Path,
     shape: StaticShape,
-    yardstick: Yardstick | None,
+    reference: Reference | None,
     *,
     qnn_context: int | None = None,
 ) -> Made:
@@ -52,9 +52,9 @@ def make_static(
     notes = [f"tokens {shape.tokens}, past {shape.past}, records {shape.records}; {EMBEDDING} is the host's embedding"]
     if htp:
         plain = static_runner(shop, model, shape)
-        feeds = calibration_feeds(shop, plain, yardstick.traces if yardstick else ())
+        feeds = calibration_feeds(shop, plain, reference.traces if reference else ())
         quantize_for_htp(model, feeds)
-        learned = "the prompts it is judged on" if yardstick else "random steps: judge it before use"
+        learned = "the prompts it is judged on" if reference else "random steps: judge it before use"
         notes.append(f"ranges from {learned}")
         if qnn_context is not None:
             context, said = write_context(model, feeds[:_COMPARED], qnn_context)
@@ -65,7 +65,7 @@ def make_static(
     if kind.name in ("coreml", "nnapi"):
         seen = partitions(model, "CoreML" if kind.name == "coreml" else "NNAPI")
         notes.append(f"its arithmetic ran with {here}")
-    agreement = yardstick.judge(static_runner(shop, model, shape)) if yardstick else None
+    agreement = reference.judge(static_runner(shop, model, shape)) if reference else None
     precision = "a16w8" if htp else "fp32"
     return Made(files, precision, "; ".join(notes), agreement, "static" if seen else "executed", seen or here)
 

@@ -63,7 +63,7 @@ class WorkerProcess:
         self._adoptions: set[asyncio.Task[None]] = set()
         self._readers: list[asyncio.Future[dict[str, bytes]]] = []
         """Requests for metrics that wait for the front's answer."""
-        verifier.door.page = self._page
+        verifier.admission.page = self._page
 
     async def run(self) -> None:
         """Serve until the front ends or sends SIGTERM, then drain."""
@@ -108,14 +108,14 @@ class WorkerProcess:
             await self._verifier.transport.adopt(sock, head)
 
     async def _tell(self) -> None:
-        self._line.send(Told(zlib.compress(await self._verifier.door.own_page())))
+        self._line.send(Told(zlib.compress(await self._verifier.admission.own_page())))
 
     async def _page(self) -> bytes:
         """The metrics of all processes."""
         reader: asyncio.Future[dict[str, bytes]] = asyncio.get_running_loop().create_future()
         self._readers.append(reader)
         if not self._line.send(MetricsRequest()):
-            return await self._verifier.door.own_page()
+            return await self._verifier.admission.own_page()
         async with asyncio.timeout(_PAGE_SECONDS):
             pages = await reader
         return merge({name: zlib.decompress(page) for name, page in pages.items()})

@@ -8,9 +8,9 @@ import torch
 
 from export.agreement import CHAIN, TREE, Replay, acceptance, first_guesses, offline, rounds
 from export.continuations import Continuation, encode_prompts, make_traces
+from export.reference import Reference
 from export.runner import StepInput, StepOutput, TorchRunner
 from export.source import Source
-from export.yardstick import Yardstick
 from moa.errors import UsageError
 from moa.model.target import Target
 from tests.export.conftest import PROMPTS, Pair
@@ -111,7 +111,7 @@ def test_a_replayed_round_is_a_plain_step_of_the_drafter(source: Source, traces:
 
 def test_the_reference_agrees_with_itself(source: Source, traces: list[Continuation]) -> None:
     runner = TorchRunner(source, 8)
-    judged = Yardstick(traces, runner, "here").judge(runner)
+    judged = Reference(traces, runner, "here").judge(runner)
     assert judged.acceptance_ratio == 1.0
     assert judged.top1_same == 1.0
     assert judged.tokens == sum(len(trace.ids) - trace.prompt for trace in traces)

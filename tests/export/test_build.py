@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig
 
+from export.atomic_folder import new_folder
 from export.build import BuildSettings, build
 from export.continuations import read_prompts
-from export.place import new_folder
 from export.plan import make_plan
 from export.source import load_source
 from export.verify import verify
@@ -99,7 +99,7 @@ def test_a_provider_that_runs_nothing_fails_loudly(bundle: Bundle, monkeypatch: 
 
 def test_room_is_checked_before_work(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("export.place.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("export.atomic_folder.shutil.disk_usage", lambda _: usage)
     with pytest.raises(UsageError, match=r"not enough room .* \d\.\d MB wanted, 0.0 MB free"):
         build(settings(pair, tmp_path / "bundle"))
 

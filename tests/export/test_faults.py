@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from export.atomic_folder import new_folder
 from export.cli import main
-from export.place import new_folder
 from moa.bundle import MANIFEST, Bundle
 from moa.errors import BundleError, UsageError
 from tests.export.conftest import Pair
@@ -119,7 +119,7 @@ def test_a_disk_that_fills_up(
         left["free"] = free
         raise error
 
-    monkeypatch.setattr("export.place.shutil.disk_usage", lambda _: type("Usage", (), left))
+    monkeypatch.setattr("export.atomic_folder.shutil.disk_usage", lambda _: type("Usage", (), left))
     monkeypatch.setattr("export.build.golden_cases", fails)
     arguments = ("build", "-t", pair.target, "-d", pair.drafter, "-o", tmp_path / "b", "-v", "cpu-fp32")
     assert refusal(capsys, *arguments, "--no-step-times").startswith(f"no room left in {tmp_path} (about ")
@@ -129,7 +129,7 @@ def test_a_disk_that_fills_up(
 WRITER = """
 import sys, time
 from pathlib import Path
-from export.place import clean_up_when_ended, new_folder
+from export.atomic_folder import clean_up_when_ended, new_folder
 from moa.errors import run_cli
 
 def write():

@@ -132,11 +132,13 @@ async def test_an_acknowledgement_costs_the_same_however_much_a_connection_holds
         await edge.send(Verify(session.id, 5, 0, [1]))
         assert isinstance(await edge.receive(), Error)
         (its,) = running.service.channels
-        await _until(lambda: not its.outbox.courier._offered)
+        await _until(lambda: not its.outbox.record_sender._offered)
         looked: list[Any] = []
-        real = type(its.outbox.courier)._wanted
+        real = type(its.outbox.record_sender)._wanted
         monkeypatch.setattr(
-            type(its.outbox.courier), "_wanted", lambda self, session: looked.append(session) or real(self, session)
+            type(its.outbox.record_sender),
+            "_wanted",
+            lambda self, session: looked.append(session) or real(self, session),
         )
         for _ in range(50):
             await edge.send(Ack(0), Ack(2**40), Cancel(session.id, 9))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MODULES = ("transport", "channel", "service", "sessions", "scheduler", "courier", "auth", "cli")
+MODULES = ("transport", "channel", "service", "sessions", "scheduler", "record_sender", "auth", "cli")
 
 
 def test_the_loop_side_needs_no_torch() -> None:

@@ -211,7 +211,7 @@ async def test_a_client_that_acknowledges_nothing_stalls_its_records_and_nothing
             ids = kit.prompt(8, 150)
             session = await edge.start(ids, max_new_tokens=8, records="fp16")
             for channel in running.service.channels:
-                channel.outbox.courier.window.size = 256
+                channel.outbox.record_sender.window.size = 256
             await _rest(edge, session)
             assert session.finish == "length"
 

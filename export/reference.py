@@ -13,7 +13,7 @@ from export.runner import Runner, TorchRunner
 from moa.manifest import Agreement, Calibration
 
 
-class Yardstick:
+class Reference:
     """Recorded texts of the target, and the float32 drafter's acceptance on them."""
 
     def __init__(self, traces: Sequence[Continuation], reference: TorchRunner, origin: str) -> None:

@@ -65,7 +65,7 @@ class RecordWindow:
         return True
 
 
-class Courier:
+class RecordSender:
     """Picks the next activation frame of a connection.
 
     It looks only at sessions that were offered since they last had nothing to send, so that its cost does not grow with

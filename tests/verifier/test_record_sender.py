@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloud_verifier.courier import Courier, RecordWindow
+from cloud_verifier.record_sender import RecordSender, RecordWindow
 from cloud_verifier.sessions import Session
 from cloud_verifier.work import Lease, RecordRows
 from moa import records
@@ -41,18 +41,18 @@ def session(rows: int = 500, name: int = 0, **settings: Any) -> Session:
     )  # fmt: skip
 
 
-def courier(clock: Clock | None = None) -> Courier:
-    return Courier(CONTRACT, 1 << 20, clock or Clock())
+def record_sender(clock: Clock | None = None) -> RecordSender:
+    return RecordSender(CONTRACT, 1 << 20, clock or Clock())
 
 
-def ask(sender: Courier, *sessions: Session) -> tuple[Any, float | None]:
+def ask(sender: RecordSender, *sessions: Session) -> tuple[Any, float | None]:
     """What is sent when these sessions may have something."""
     for session in sessions:
         sender.offer(session)
     return sender.next()
 
 
-def drain(sender: Courier, *sessions: Session) -> list[Any]:
+def drain(sender: RecordSender, *sessions: Session) -> list[Any]:
     """Everything that is sent when each frame is acknowledged at once."""
     frames = []
     while (found := ask(sender, *sessions))[0] is not None:
@@ -63,7 +63,7 @@ def drain(sender: Courier, *sessions: Session) -> list[Any]:
 
 def test_prompt_rows_arrive_newest_first_each_once_and_right() -> None:
     one = session(500)
-    frames = drain(courier(), one)
+    frames = drain(record_sender(), one)
     assert len(frames) > 2
     spans = [(f.start, f.start + f.rows) for f in frames]
     assert spans[0][1] == 500
@@ -80,7 +80,7 @@ def test_prompt_rows_arrive_newest_first_each_once_and_right() -> None:
 
 def test_rows_that_are_new_overtake_those_that_wait() -> None:
     one = session(500, ready=Ranges([(0, 400)]))
-    sender = courier()
+    sender = record_sender()
     first, _ = ask(sender, one)
     one.ready.add(400, 500)
     second, _ = ask(sender, one)
@@ -92,22 +92,22 @@ def test_rows_that_are_new_overtake_those_that_wait() -> None:
 
 def test_held_rows_are_not_sent_again() -> None:
     one = session(100, held=Ranges([(10, 90)]))
-    assert [(f.start, f.rows) for f in drain(courier(), one)] == [(90, 10), (0, 10)]
+    assert [(f.start, f.rows) for f in drain(record_sender(), one)] == [(90, 10), (0, 10)]
 
 
 def test_the_session_that_is_most_up_to_date_goes_first() -> None:
     behind, fresh = session(100, 1, ready=Ranges([(0, 50)])), session(100, 2)
-    frames = drain(courier(), behind, fresh)
+    frames = drain(record_sender(), behind, fresh)
     assert [f.session[0] for f in frames] == [2, 1]
 
 
 @pytest.mark.parametrize("settings", [{"records": "off"}, {"lease": None}, {"ready": Ranges()}])
 def test_nothing_is_sent_where_there_is_nothing_to_send(settings: dict[str, Any]) -> None:
-    assert ask(courier(), session(10, **settings)) == (None, None)
+    assert ask(record_sender(), session(10, **settings)) == (None, None)
 
 
 def test_the_window_bounds_what_is_under_way() -> None:
-    one, sender = session(5000), courier()
+    one, sender = session(5000), record_sender()
     sent = 0
     while (found := ask(sender, one)[0]) is not None:
         sent += len(found.payload)
@@ -148,7 +148,7 @@ def test_senseless_acknowledgements_change_nothing(received: int) -> None:
 
 def test_a_byte_rate_is_kept() -> None:
     clock = Clock()
-    one, sender = session(500, record_rate=4000), courier(clock)
+    one, sender = session(500, record_rate=4000), record_sender(clock)
     sent = 0
     while clock.now < 3.0:
         frame, pause = ask(sender, one)

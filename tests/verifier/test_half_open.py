@@ -4,8 +4,7 @@ import logging
 
 import pytest
 
-from cloud_verifier import gate
-from cloud_verifier.gate import Gate, room_for_connections
+from cloud_verifier.half_open import HalfOpen, room_for_connections
 
 
 class Half:
@@ -22,9 +21,9 @@ class Half:
 def test_the_oldest_of_the_most_crowded_address_makes_room_and_the_log_says_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate.log, "propagate", True)
+    monkeypatch.setattr(half_open.log, "propagate", True)
     counted: list[int] = []
-    waiting = Gate(4, lambda: counted.append(1))
+    waiting = HalfOpen(4, lambda: counted.append(1))
     good, crowd = Half("good"), [Half("crowd", port) for port in range(6)]
     waiting.enter(good)
     with caplog.at_level(logging.WARNING):
@@ -38,7 +37,7 @@ def test_the_oldest_of_the_most_crowded_address_makes_room_and_the_log_says_so(
 
 
 def test_who_has_finished_its_handshake_does_not_count() -> None:
-    waiting = Gate(1)
+    waiting = HalfOpen(1)
     first, second = Half("a"), Half("a")
     waiting.enter(first)
     waiting.leave(first)
@@ -54,10 +53,10 @@ def test_who_has_finished_its_handshake_does_not_count() -> None:
 def test_no_more_connections_than_files_may_be_open(
     free: int | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "_free_descriptors", lambda: free)
+    monkeypatch.setattr(half_open, "_free_descriptors", lambda: free)
     assert room_for_connections(4096, 128) == expected
 
 
 def test_a_process_knows_how_many_files_it_may_still_open() -> None:
-    free = gate._free_descriptors()
+    free = half_open._free_descriptors()
     assert free is None or free > 2

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from cloud_verifier.work import Lease
 
 
-class PagePromises:
+class PageReservations:
     """The pages that each lease may use."""
 
     def __init__(self, page_tokens: int, free_pages: Callable[[], int]) -> None:
@@ -21,13 +21,13 @@ class PagePromises:
         self._leases: dict[Lease, int] = {}
         self._leaving: list[Lease] = []
 
-    def promise(self, lease: Lease, tokens: int) -> int:
+    def reserve(self, lease: Lease, tokens: int) -> int:
         """Reserve pages for so many tokens of the lease, never fewer than before; returns the earlier reservation."""
         before = self._leases.get(lease, 0)
         self._leases[lease] = max(before, -(-tokens // self._page))
         return before
 
-    def take_back(self, lease: Lease, before: int) -> None:
+    def undo(self, lease: Lease, before: int) -> None:
         """Undo the last reservation."""
         self._leases[lease] = before
 
@@ -39,7 +39,7 @@ class PagePromises:
     @property
     def missing(self) -> int:
         """Pages reserved beyond the existing ones; 0 if all reservations fit."""
-        promised = sum(max(0, pages - lease.held) for lease, pages in self._leases.items())
+        reserved = sum(max(0, pages - lease.held) for lease, pages in self._leases.items())
         free = self._free_pages()
         self._leaving = [lease for lease in self._leaving if lease.held]
-        return max(0, promised - free - sum(lease.held for lease in self._leaving))
+        return max(0, reserved - free - sum(lease.held for lease in self._leaving))

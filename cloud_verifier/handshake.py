@@ -13,7 +13,7 @@ from moa.wire.messages import Hello, Sampling, Welcome
 from moa.wire.versions import agree_features, agree_version
 
 
-def greet(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context: int, instance: str) -> Welcome:
+def answer_hello(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context: int, instance: str) -> Welcome:
     """The welcome for a hello, or a `Refusal` if version, tokenizer or target do not match."""
     version = agree_version(hello.versions)
     if version is None:

@@ -28,7 +28,7 @@ class Half(Protocol):
         """End it at once."""
 
 
-class Gate:
+class HalfOpen:
     """The half-open connections of a process."""
 
     def __init__(self, most: int, dropped: Callable[[], None] = lambda: None) -> None:

@@ -36,7 +36,7 @@ class Reply:
         } | self.extra
 
 
-class Door:
+class Admission:
     """Answers requests for a `Service`."""
 
     def __init__(self, service: Service, auth: Credentials, ready: Readiness) -> None:
