@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from cloud_verifier import half_open
 from cloud_verifier.half_open import HalfOpen, room_for_connections
 
 
