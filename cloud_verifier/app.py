@@ -59,6 +59,7 @@ class Verifier:
             metrics=self.metrics,
             drafting=drafting,
             count_near_ties=settings.near_tie,
+            most_guesses=settings.limits.max_tree_nodes - 1,
         )
         self.admission = Admission(self.service, auth or Authenticator(), self.wrong)
         self.transport = Transport(self.service, settings, self.admission)

@@ -23,6 +23,7 @@ from moa.wire.messages import (
     Cancel,
     ClientMessage,
     Close,
+    Foresee,
     Hello,
     Message,
     Open,
@@ -133,6 +134,8 @@ class Channel:
                 self._append(message)
             case Verify() | Stream():
                 self._round(message, arrived)
+            case Foresee():
+                self._foresee(message, arrived)
             case Cancel():
                 self.service.rounds.cancel(self._own(message.session), message.round)
             case Sync():
@@ -253,6 +256,8 @@ class Channel:
         session = self._own(message.session)
         if isinstance(message, Stream) and "stream" not in self.features:
             raise Refusal(Code.UNSUPPORTED, "server-drafted streams were not agreed")
+        if isinstance(message, Stream) and message.waits and "foresee" not in self.features:
+            raise Refusal(Code.UNSUPPORTED, "guesses ahead of a stream were not agreed")
         if (settled := self.service.rounds.admit(session, message)) is not None:
             if settled != "running":
                 self.answer(settled)
@@ -264,7 +269,15 @@ class Channel:
             self._useful()
         except Refusal:
             session.history.give_up()
+            session.guesses = None
             raise
+
+    def _foresee(self, message: Foresee, arrived: float) -> None:
+        if "foresee" not in self.features:
+            raise Refusal(Code.UNSUPPORTED, "guesses ahead of a stream were not agreed")
+        session = self.service.store.get(message.session, self.principal)
+        if session.owner is self:  # else it was taken over meanwhile
+            self.service.rounds.foresee(session, message, arrived)
 
     def _sync(self, message: Sync) -> None:
         session = self._own(message.session)

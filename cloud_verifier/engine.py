@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cloud_verifier.deciding import decide
+from cloud_verifier.guesses import worthwhile
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.recording import Recorder
 from cloud_verifier.scheduler import Chunk, ForwardBatch, Releases, Scheduler
 from cloud_verifier.stream_drafting import FlatTree, NoDrafting, ServerDrafting
-from cloud_verifier.work import Detokenizer, Dropped, Failed, Job, Lease, Post, Report, Settled, Streamed
+from cloud_verifier.work import Detokenizer, Dropped, Failed, Job, Lease, Post, Report, Settled, Streamed, Waiting
 from moa.errors import FullError, NumericalError
 from moa.model.choosing import Judged, accept_rows, log_probabilities
 from moa.model.target import Row, Step, Target
@@ -46,6 +47,7 @@ class Engine:
         metrics: Metrics | None = None,
         drafting: ServerDrafting | None = None,
         count_near_ties: float = 0.0,
+        most_guesses: int = 63,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
@@ -56,6 +58,7 @@ class Engine:
         self._metrics = metrics or Metrics()
         self._recorder, self._drafting = recorder, drafting or NoDrafting()
         self._near_tie = count_near_ties
+        self._most_guesses = most_guesses
         self._clock = clock
         self._leases: dict[Lease, None] = {}
         self._stopping = False
@@ -90,9 +93,9 @@ class Engine:
             case Releases(leases):
                 for lease in leases:
                     self._release(lease)
-            case ForwardBatch(jobs, expired, chunks):
+            case ForwardBatch(jobs, expired, chunks, worth):
                 self._drop(expired)
-                self._run_batch(jobs, chunks)
+                self._run_batch(jobs, chunks, worth)
                 self._recorder.tell()
             case None if not busy and not self._stopping:
                 self._probe()
@@ -102,15 +105,16 @@ class Engine:
 
     # ---- forwards
 
-    def _run_batch(self, jobs: Sequence[Job], chunks: Sequence[Chunk]) -> None:
+    def _run_batch(self, jobs: Sequence[Job], chunks: Sequence[Chunk], worth: float) -> None:
         """Drafts and chunks of prompts in one forward; what cannot run is reported alone, and the others run."""
-        jobs = [job for job in jobs if self._claim(job.lease, job)]
+        guesses = {job: self._guesses(job, worth) for job in jobs}
+        jobs = [job for job in self._ready(jobs, guesses) if self._claim(job.lease, job)]
         chunks = [chunk for chunk in chunks if self._claim(chunk.lease, None) and self._some_left(chunk)]
         if not jobs and not chunks:
             return
         started = self._clock()
         try:
-            drafts = self._drafts(jobs)
+            drafts = self._drafts(jobs, guesses)
             drafted = self._clock()
             rows = [self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
             step = self.target.forward([*rows, *(_chunk_row(chunk) for chunk in chunks)])
@@ -123,9 +127,9 @@ class Engine:
                 self._fail_row(jobs[0].lease if jobs else chunks[0].lease, jobs[0] if jobs else None, error)
             else:  # which of them it was shows when each runs alone
                 for job in jobs:
-                    self._run_batch([job], [])
+                    self._run_batch([job], [], worth)
                 for chunk in chunks:
-                    self._run_batch([], [chunk])
+                    self._run_batch([], [chunk], worth)
             return
         self.alive_at = ended = self._clock()
         reports: list[Report] = []
@@ -133,7 +137,8 @@ class Engine:
             began = drafted if isinstance(job.request, Verify) else started
             timing = Timing(1000 * (began - job.enqueued), 1000 * (ended - began), len(jobs))
             try:
-                reports.append(self._settle(step, b, job, draft, accepted[b], timing))
+                foreseen = len(draft[0]) - 1 if guesses[job] is not None else 0
+                reports.append(self._settle(step, b, job, draft, accepted[b], timing, foreseen))
             except Exception as error:
                 self._fail(job.lease, job, error)
         if reports:
@@ -152,9 +157,30 @@ class Engine:
         if jobs:
             self._metrics.batch_rows.observe(len(jobs))
 
-    def _drafts(self, jobs: Sequence[Job]) -> list[FlatTree]:
-        streams = [job for job in jobs if isinstance(job.request, Stream)]
-        made = dict(zip(streams, self._drafting.draft(streams), strict=True)) if streams else {}
+    def _guesses(self, job: Job, worth: float) -> FlatTree | None:
+        """What the edge foresees of a stream, where that is to be verified."""
+        if job.guesses is None or not isinstance(request := job.request, Stream):
+            return None
+        room = min(self._most_guesses, self.target.pool.capacity - job.base - 1)
+        picked = job.guesses.pick(job.ids, room, worth)
+        alone = request.waits or not request.speculate
+        return picked[:2] if worthwhile(picked, alone=alone) else None
+
+    def _ready(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None]) -> list[Job]:
+        """All but those that wait for more to be foreseen, which is reported."""
+        wait = {job for job in jobs if isinstance(job.request, Stream) and job.request.waits and guesses[job] is None}
+        if wait:
+            self._post([Waiting(job) for job in wait])
+        return [job for job in jobs if job not in wait]
+
+    def _drafts(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None]) -> list[FlatTree]:
+        made = {job: draft for job in jobs if (draft := guesses[job]) is not None}
+        if made:
+            self._drafting.passed_over()
+        streams = [job for job in jobs if isinstance(job.request, Stream) and job not in made]
+        made |= dict(zip(streams, self._drafting.draft(streams), strict=True)) if streams else {}
+        for job, draft in made.items():
+            job.nodes = len(draft[0])
         return [made[job] if job in made else _as_sent(job) for job in jobs]
 
     def _row(self, job: Job, draft: FlatTree) -> Row:
@@ -164,7 +190,7 @@ class Engine:
         return Row(job.lease.slot, *draft, judged="all" if job.sampling.plain_greedy else "none")
 
     def _settle(
-        self, step: Step, b: int, job: Job, draft: FlatTree, accepted: Accepted, timing: Timing
+        self, step: Step, b: int, job: Job, draft: FlatTree, accepted: Accepted, timing: Timing, foreseen: int
     ) -> Settled | Streamed:
         path, next_token, finish, done = decide(accepted, job, draft, self._decode)
         if self._near_tie:
@@ -176,7 +202,7 @@ class Engine:
             return Settled(job, path, next_token, finish, timing, logprobs)
         job.ids += new
         job.deadline = float("inf")  # it has begun
-        return Streamed(job, new, finish, len(draft[0]) - 1, done, timing, logprobs)
+        return Streamed(job, new, finish, len(draft[0]) - 1, done, timing, logprobs, foreseen)
 
     # ---- slots
 

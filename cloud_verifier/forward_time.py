@@ -36,6 +36,12 @@ class ForwardTime:
         fixed, each = self._line()
         return fixed + each * tokens
 
+    def worth(self, rows: int) -> float:
+        """The chance of being accepted from which on one more token pays, in a forward of so many sessions: it costs
+        `each`, and saves its session a forward, of which the others pay their share. What is as likely as not always
+        may go along: while all forwards are of one size, nobody knows what a token costs."""
+        return min(0.5, self.each * rows / self.seconds(rows))
+
     def _line(self) -> tuple[float, float]:
         spread = self._xx - self._x * self._x / self._n
         each = max(0.0, (self._xy - self._x * self._y / self._n) / spread) if spread > 1e-9 else 0.0

@@ -6,14 +6,16 @@ import contextlib
 from collections.abc import Callable
 from typing import Literal
 
+from cloud_verifier.guesses import Guesses
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.scheduler import Scheduler
 from cloud_verifier.sessions import Session, SessionStore
-from cloud_verifier.work import Dropped, Failed, Job, Lease, Recorded, Report, Settled, Spent, Streamed
+from cloud_verifier.work import Dropped, Failed, Job, Lease, Recorded, Report, Settled, Spent, Streamed, Waiting
 from moa.wire.codes import Code, Refusal
+from moa.wire.history import Timing
 from moa.wire.limits import Limits
-from moa.wire.messages import Message, Stream, StreamTokens, Verdict, Verify
+from moa.wire.messages import Foresee, Message, Stream, StreamTokens, Verdict, Verify
 
 
 class Rounds:
@@ -29,6 +31,7 @@ class Rounds:
     ) -> None:
         self._store, self._scheduler, self._metrics = store, scheduler, metrics
         self._limits, self._clock = limits, clock
+        self._draining = False
 
     # ---- to the engine
 
@@ -55,6 +58,11 @@ class Rounds:
             raise Refusal(Code.INTERNAL, "no slot")
         ids = session.history.ids
         self._store.make_room(session, session.history.base + self._tokens(message))
+        if isinstance(message, Stream) and session.guesses is None:
+            session.guesses = Guesses()
+            if message.waits:
+                self.prepare_if_held(session)
+                return
         job = Job(
             lease=session.lease,
             request=message,
@@ -62,11 +70,20 @@ class Rounds:
             rules=session.history.rules,
             sampling=session.sampling,
             enqueued=arrived,
-            deadline=arrived + self._limits.request_seconds,
+            deadline=float("inf") if session.history.base > message.base else arrived + self._limits.request_seconds,
             logprobs=session.history.logprobs,
+            guesses=session.guesses if isinstance(message, Stream) else None,
         )
         self._scheduler.submit(job)
         session.job = job
+
+    def foresee(self, session: Session, message: Foresee, arrived: float) -> None:
+        """Take in what the edge foresees of its running stream; what is of another round is of no use any more."""
+        if session.guesses is None or (running := session.history.running) is None or running.round != message.round:
+            return
+        session.guesses.add(message)
+        if session.job is None:
+            self._go_on(session, arrived)
 
     def _tokens(self, message: Verify | Stream) -> int:
         """What the next forward of a round may write."""
@@ -76,11 +93,22 @@ class Rounds:
         """Ask that the round stop; its answer says where it did."""
         if session.job is not None and session.job.request.round == round:
             session.job.cancelled = True
+        elif (running := session.history.running) is not None and running.round == round:
+            self._end(session)
 
     def abandon(self, session: Session) -> None:
         """Nobody listens any more: a stream stops, a verify runs to its end (its verdict is wanted on resume)."""
         if session.job is not None and isinstance(session.job.request, Stream):
             session.job.cancelled = True
+        elif session.history.running is not None and session.job is None:
+            self._end(session)
+
+    def drain(self) -> None:
+        """No stream waits from now on for what its edge may foresee."""
+        self._draining = True
+        for session in self._store:
+            if session.job is None and session.history.running is not None:
+                self._end(session)
 
     # ---- from the engine
 
@@ -105,9 +133,16 @@ class Rounds:
                 self._settled(session, report)
             case Streamed():
                 self._streamed(session, report)
+            case Waiting(job):
+                session.job = None
+                self._store.pass_on(session)
+                if job.cancelled or self._draining:
+                    self._end(session)
+                elif session.guesses is not None and session.guesses.waiting:
+                    self._go_on(session, self._clock())
             case Dropped():
                 session.history.give_up()
-                session.job = None
+                session.job = session.guesses = None
                 self._refused(session, report.refusal, report.job.request.round)
             case Recorded():
                 session.ready.add(report.start, report.stop)
@@ -140,12 +175,13 @@ class Rounds:
             drafted=report.drafted,
             done=report.done,
             logprobs=report.logprobs,
+            foreseen=report.foreseen,
         )
         session.used = self._clock()
         self._store.account(session)
         self._tell(session, message)
         if report.done:
-            session.job = None
+            session.job = session.guesses = None
             self._store.pass_on(session)
         elif session.job is not None and self._store.must_yield(session):
             session.job.cancelled = True  # it ends with what it has sent; the edge asks for the rest
@@ -153,7 +189,22 @@ class Rounds:
             with contextlib.suppress(Refusal):  # where there is no room the engine ends the stream
                 self._store.make_room(session, session.history.base + self._tokens(session.job.request))
         if report.tokens:
-            self._metrics.accepted(report.drafted, len(report.tokens) - 1, len(report.tokens), "stream")
+            kind = "foreseen" if report.foreseen else "stream"
+            self._metrics.accepted(report.drafted, len(report.tokens) - 1, len(report.tokens), kind)
+
+    def _go_on(self, session: Session, arrived: float) -> None:
+        """Run a stream that has waited; where there is no room it ends with what it has sent."""
+        running = session.history.running
+        try:
+            if isinstance(running, Stream):
+                self.submit(session, running, arrived)
+        except Refusal:
+            self._end(session)
+
+    def _end(self, session: Session) -> None:
+        """End a stream that waits."""
+        session.guesses = None
+        self._tell(session, session.history.emit([], "", Timing(), drafted=0, done=True))
 
     def _refused(self, session: Session, refusal: Refusal, round: int) -> None:
         self._metrics.refusals.labels(refusal.code.value, refusal.limit).inc()

@@ -50,6 +50,8 @@ class ForwardBatch:
     jobs: list[Job]
     expired: list[Job] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+    worth: float = 1.0
+    """The chance of being accepted from which on a foreseen token may go along: the more rounds, the higher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ class Scheduler:
                 return None
             jobs, expired = self._drafts()
             room = self._room(sum(job.cost for job in jobs), _PROMPT_SHARE) if jobs else self._prefill_tokens
-            return ForwardBatch(jobs, expired, self._chunks(room))
+            return ForwardBatch(jobs, expired, self._chunks(room), self._forward_time.worth(max(1, len(jobs))))
         if not self._prompts:
             return None
         # A round that comes now waits for this forward: where rounds are about to come, it is a short one.

@@ -72,6 +72,7 @@ class Service:
     def drain(self, reason: str, seconds: float) -> None:
         """Take no new work; tell every client to go elsewhere."""
         self.draining = True
+        self.rounds.drain()
         for channel in self.channels:
             channel.outbox.answer(Goaway(reason=reason, drain_ms=int(1000 * seconds)))
 

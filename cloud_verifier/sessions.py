@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from cloud_verifier.guesses import Guesses
 from cloud_verifier.logs import log
 from cloud_verifier.page_reservations import PageReservations
 from cloud_verifier.slots import SlotShares
@@ -70,6 +71,9 @@ class Session:
     """None while detached."""
     lease: Lease | None = None
     job: Job | None = None
+    """Work that is queued or runs; none while a stream waits for what the edge foresees."""
+    guesses: Guesses | None = None
+    """Of the running stream."""
     counted: int = 0
     """Bytes that the store has counted for this session."""
 
@@ -79,6 +83,11 @@ class Session:
         if self.owner is not None:
             return "live"
         return "detached" if self.lease is not None else "cold"
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no work of it is queued or runs: between two rounds, or in a stream that waits for guesses."""
+        return self.history.running is None or (self.job is None and self.guesses is not None)
 
     @property
     def log_bytes(self) -> int:

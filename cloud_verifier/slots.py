@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 from cloud_verifier.work import Lease
-from moa.wire.history import History
 
 
 class Holder(Protocol):
@@ -21,11 +20,14 @@ class Holder(Protocol):
 
     principal: str
     used: float
-    history: History
 
     @property
     def owner(self) -> object | None:
         """The connection; None while detached."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no work of it is queued or runs."""
 
     @property
     def lease(self) -> Lease | None:
@@ -75,7 +77,7 @@ class SlotShares:
         below = self._held[principal] < self._share(principal)
         if below:
             self._claims[principal] = now + self._claim_seconds
-        idle = [s for s in holders if s.lease is not None and s.history.running is None and s is not wanting]
+        idle = [s for s in holders if s.lease is not None and s.at_rest and s is not wanting]
         # A live session that has paused can be evicted too: its next round then costs a prefill. But a session that is
         # between two rounds must not lose its slot, or two sessions would evict each other in turn.
         unused = [s for s in idle if s.owner is None or now - s.used >= self._idle]

@@ -28,6 +28,9 @@ class ServerDrafting(Protocol):
     def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
         """A draft for the pending token of each stream round."""
 
+    def passed_over(self) -> None:
+        """A batch ran with drafts of others in it: the time until the next says nothing of ours."""
+
     def close(self, lease: Lease) -> None:
         """The lease is given back."""
 
@@ -38,6 +41,9 @@ class NoDrafting:
     def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
         """The pending token alone."""
         return [([job.ids[-1]], [-1]) for job in jobs]
+
+    def passed_over(self) -> None:
+        """There is nothing to measure."""
 
     def close(self, lease: Lease) -> None:
         """There is nothing to give back."""
@@ -95,6 +101,10 @@ class TreeDrafting:
         for job, tree in trees.items():
             self._drafted[job.lease].levels = int(max(tree.depths()))
         return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
+
+    def passed_over(self) -> None:
+        """The edge drafted in place of some: what is known of the latest round ends here."""
+        self._before = {}
 
     def close(self, lease: Lease) -> None:
         """Give the drafting slot back."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cloud_verifier.guesses import Guesses
 from moa.sampling import SamplingSettings
 from moa.wire.codes import Refusal
 from moa.wire.finish import TurnRules
@@ -122,7 +123,11 @@ class Job:
     deadline: float
     logprobs: int = -1
     """Likeliest tokens whose log-probabilities are wanted, with each chosen one's; -1 wants none."""
+    guesses: Guesses | None = None
+    """What the edge foresees of a stream."""
     cancelled: bool = False
+    nodes: int = 8
+    """Tokens that the latest forward of a stream ran, or about as many."""
 
     @property
     def base(self) -> int:
@@ -132,7 +137,7 @@ class Job:
     @property
     def cost(self) -> int:
         """Tokens to run, for fairness and rate."""
-        return len(self.request.tokens) if isinstance(self.request, Verify) else 8
+        return len(self.request.tokens) if isinstance(self.request, Verify) else self.nodes
 
 
 # ---- what the thread reports
@@ -161,6 +166,15 @@ class Streamed:
     done: bool
     timing: Timing
     logprobs: bytes = b""
+    foreseen: int = 0
+    """How many of the `drafted` nodes the edge had sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A stream that waits for the edge has nothing to verify: it was not run."""
+
+    job: Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,5 +203,5 @@ class Failed:
     reason: str
 
 
-Report = Settled | Streamed | Dropped | Recorded | Failed
+Report = Settled | Streamed | Waiting | Dropped | Recorded | Failed
 Post = Callable[[list[Report]], None]

@@ -219,7 +219,14 @@ class Conversation:
             transcript=transcript,
             standing=standing,
             asking=Asking(
-                transcript, controller, shared.spending, self.records, measuring, settings.draft, prediction=expected
+                transcript,
+                controller,
+                shared.spending,
+                self.records,
+                measuring,
+                settings.draft,
+                prediction=expected,
+                foresee=settings.foresee,
             ),
             records=self.records,
             guard=shared.device.guard(settings.max_offline_tokens, lambda: bool(self.records.held())),

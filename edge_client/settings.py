@@ -76,6 +76,8 @@ class ClientSettings:
     # how
     draft: WhoDrafts = "auto"
     """Who drafts: auto, device, server, none or single."""
+    foresee: bool = False
+    """Send guesses ahead of the answers, so that the verifier need not wait for the link."""
     on_reconnect: OnReconnect = "rewind"
     """rewind withdraws offline text that the target contradicts, keep goes on from it."""
     sync: Precision = "auto"
@@ -176,6 +178,7 @@ class TurnChanges(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int
     draft: WhoDrafts
+    foresee: bool
     on_reconnect: OnReconnect
     max_offline_tokens: int
     offline_after: float

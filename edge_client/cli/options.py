@@ -59,6 +59,9 @@ def add_generation(command: argparse.ArgumentParser) -> None:
     behaviour = command.add_argument_group("behaviour")
     behaviour.add_argument("--offline", action="store_const", const=True, help="only this device: nothing is verified")
     add_flags(behaviour, ClientSettings, _BEHAVIOUR)
+    behaviour.add_argument(
+        "--foresee", action=argparse.BooleanOptionalAction, help="send guesses ahead of the verifier's answers"
+    )
     behaviour.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev")
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edge_client.drafter.cache import KVBuffer, RecordBuffer
 from edge_client.drafter.graph import Call, Float, StepGraph
+from moa.foresight import Growth
 from moa.masking import MASKED, additive
 from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeGrower, TreeShape
@@ -41,6 +42,13 @@ class DeviceDrafter(Protocol):
 
     def draft(self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings) -> Steps:
         """A tree of guesses after `ids`, whose last is the tree's root."""
+        ...
+
+    def grow(
+        self, ids: Sequence[int], breadth: int, least: float, sampling: SamplingSettings
+    ) -> Generator[None, None, Growth]:
+        """Add to the tree of guesses after `ids`: run its `breadth` likeliest open nodes, and keep of what may follow
+        each the best, and others that are likelier than `least` in all."""
         ...
 
     def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, int]:
@@ -87,6 +95,9 @@ class OnnxDrafter:
         """Tokens that the latest run was over."""
         self.run_seconds, self.runs = 0.0, 0
         """Time spent so far in ONNX Runtime, and how often it was called."""
+        self._growth: Growth | None = None
+        """The tree that `grow` adds to; its root stands behind the committed rows. And the rows of its nodes."""
+        self._grown_rows: dict[int, int] = {}
         self._drafts = 0
         """Version of the committed rows, for which a call's mask is made."""
         self._silence = np.zeros((1, 1, 1), np.float32)
@@ -119,6 +130,72 @@ class OnnxDrafter:
             sees[fed:stop, :fed] = sees[above, :fed]
             call.mask[0, 0, :, first : first + fed] = sees[fed:stop, :fed]
             self._run(call, first + fed, sampling)
+
+    def grow(
+        self, ids: Sequence[int], breadth: int, least: float, sampling: SamplingSettings
+    ) -> Generator[None, None, Growth]:
+        """Add to the tree of guesses after `ids`; it is kept, and what is below the new end of `ids` stays."""
+        growth = self._grown_after(ids)
+        if growth is None:
+            call = yield from self._follow(ids, sampling)
+            growth = self._growth = Growth(ids[-1])
+            self._grown_rows = {0: len(self.ids)}
+            self._expand(growth, [0], call, breadth, least)
+            return growth
+        rows = self._grown_rows
+        if not (nodes := growth.best(breadth)):
+            return growth
+        parents = growth.tree.parents
+        first, committed = max(rows.values(), default=len(self.ids) - 1) + 1, len(self.ids)
+        call = self._call([growth.tree.tokens[node] for node in nodes], first)
+        call.mask[..., committed:] = MASKED  # the call may have been used for other nodes
+        for at, node in enumerate(nodes):
+            call.positions[0, at] = committed + growth.depths[node]
+            call.mask[0, 0, at, at - len(nodes)] = 0
+            while (node := parents[node]) >= 0:
+                call.mask[0, 0, at, rows[node]] = 0
+        self._run(call, first, sampling)
+        for at, node in enumerate(nodes):
+            rows[node] = first + at
+            above = rows[parents[node]] if node else -1
+            self._nodes[above, growth.tree.tokens[node]] = first + at
+        self._expand(growth, nodes, call, breadth, least)
+        return growth
+
+    def _expand(self, growth: Growth, nodes: Sequence[int], call: Call, breadth: int, least: float) -> None:
+        """Take the guesses of a call after these nodes into the tree, as many as are worth it."""
+        tokens = call.top_tokens[0, :, :breadth].tolist()
+        scores = np.nan_to_num(call.top_logp[0, :, :breadth], nan=MASKED, neginf=MASKED).tolist()
+        for at, node in enumerate(nodes):
+            kept = sum(growth.tree.scores[node] + score >= least for score in scores[at])
+            tokens[at], scores[at] = tokens[at][: max(1, kept)], scores[at][: max(1, kept)]
+        growth.expand(nodes, tokens, scores)
+
+    def _grown_after(self, ids: Sequence[int]) -> Growth | None:
+        """The tree of before, if `ids` end in it: what was passed is committed, what is beside it goes."""
+        growth, rows, before = self._growth, self._grown_rows, len(self.ids)
+        if growth is None or len(ids) <= before or self.ids != ids[:before] or growth.root != ids[before]:
+            return None
+        path = growth.find(ids[before + 1 :])
+        if path is None or any(node not in rows for node in [0, *path][:-1]):
+            return None
+        if not path:
+            return growth
+        passed = [0, *path][:-1]
+        growth, were = growth.below(path[-1])
+        self._growth = growth
+        kept = [node for node in were if node in rows]
+        self._rows.gather([rows[node] for node in (*passed, *kept)], before)
+        self._made(before, before + len(passed))
+        self.ids = list(ids[:-1])
+        if self.records is not None:
+            self.records.lend(self._rows.arrays, len(self.ids))
+        self._drafts += 1
+        at = {node: row for row, node in enumerate(kept, len(self.ids))}
+        self._grown_rows = rows = {new: at[old] for new, old in enumerate(were) if old in at}
+        tree = growth.tree
+        self._nodes = {(rows.get(tree.parents[n], -1), tree.tokens[n]): row for n, row in rows.items()}
+        return growth
 
     def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, int]:
         """The most likely token after `ids`."""
@@ -165,6 +242,7 @@ class OnnxDrafter:
         row = -1
         while same + len(path) < len(ids) and (row := self._nodes.get((row, ids[same + len(path)]), -2)) >= 0:
             path.append(row)
+        self._growth = None  # its rows are overwritten
         self._rows.gather(path, same)
         self._made(same, same + len(path))
         self._nodes.clear()
@@ -201,11 +279,18 @@ class OnnxDrafter:
             self.run_seconds += call.run(self._silence)
         else:
             call.scale[0] = 1.0 / sampling.temperature
-            self.run_seconds += call.run(self._noise_at(sampling.seed, int(call.positions[0, -1]) + 1))
+            self.run_seconds += call.run(self._noise_after(sampling.seed, call))
         if not np.isfinite(call.top_logp).all():  # masked or not, one row that is no number spoils all that come after
             for rows in call.rows.arrays:
                 np.nan_to_num(rows, copy=False, posinf=0, neginf=0)
         self._rows.write(at, call.rows)
+
+    def _noise_after(self, seed: int, call: Call) -> Float:
+        """The noise of what follows the tokens asked about: of one position, or of each its own."""
+        positions = call.positions[0, -call.top_logp.shape[1] :].tolist()
+        if min(positions) == max(positions):
+            return self._noise_at(seed, positions[-1] + 1)
+        return np.concatenate([self._noise_at(seed, position + 1) for position in positions], axis=1)
 
     def _noise_at(self, seed: int, position: int) -> Float:
         """The sampling noise of `position`; cached, because a position is drafted several times."""

@@ -28,6 +28,18 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Grow:
+    """Grow the tree of guesses after `ids` by a step of the drafter, and hand it to `TurnMachine.grew`.
+
+    The step runs the `breadth` likeliest nodes, and keeps guesses of log-probability `least` and more.
+    """
+
+    ids: Sequence[int]
+    breadth: int
+    least: float
+
+
+@dataclass(frozen=True, slots=True)
 class Guess:
     """Find the likeliest token after `ids` and hand it to `TurnMachine.guessed`: the device writes by itself."""
 
@@ -55,4 +67,4 @@ class End:
     reason: Reason
 
 
-Action = Send | Draft | Guess | Wait | Drop | End
+Action = Send | Draft | Grow | Guess | Wait | Drop | End

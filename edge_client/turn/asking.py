@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_client.turn.actions import Draft
+from edge_client.turn.actions import Draft, Grow
 from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller, Plan, WhoDrafts
+from edge_client.turn.foreseeing import Foreseeing
 from edge_client.turn.measuring import Measuring
 from edge_client.turn.records import Records
 from edge_client.turn.transcript import Transcript
 from moa.prediction import Prediction
 from moa.tree import DraftTree
-from moa.wire.messages import Stream, Verify, Welcome
+from moa.wire.messages import Foresee, Stream, Verify, Welcome
 
 _QUICK = 0.005
 """Seconds that a draft may take for the next request to go out before the tokens of the last verdict are told."""
@@ -29,6 +30,8 @@ class Asking:
     measuring: Measuring
     draft: WhoDrafts = "auto"
     prediction: Prediction | None = None
+    foresee: bool = False
+    """Whether guesses may go ahead of the answers."""
     welcome: Welcome | None = None
     not_before: float = 0.0
     """The budget of bytes, or the prompt's records, allow no request before."""
@@ -36,6 +39,11 @@ class Asking:
     """For the next round, when it has been made already."""
     _records_until: float | None = None
     """Until then a draft waits for the prompt's records; None before the first verdict."""
+
+    def __post_init__(self) -> None:
+        wanted = self.foresee and self.draft in ("auto", "device")
+        wanted = wanted and self.prediction is None and self.spending.left is None
+        self.foreseeing = Foreseeing(self.measuring, wanted)
 
     @property
     def spent(self) -> bool:
@@ -56,6 +64,10 @@ class Asking:
             return session.verify([session.log[-1], *expected])
         plan = self._plan = self._plan or self._next_plan()
         match plan.draft:
+            case "device" if self.foreseeing.on:
+                self.foreseeing.shape = plan.shape
+                self.measuring.streams("device")
+                return session.stream(speculate=False, waits=True)
             case "device":
                 if self._waits_for_records(now):
                     return None
@@ -63,8 +75,15 @@ class Asking:
             case "single":
                 return self.verify(DraftTree([session.log[-1]], [-1], [0.0]))
             case who:
-                self.measuring.streams(speculating=who == "server")
+                self.measuring.streams(who)
                 return session.stream(speculate=who == "server")
+
+    def ahead(self, now: float) -> Foresee | Grow | None:
+        """What to do for the stream that runs: tell it guesses, or make more."""
+        if not self.foreseeing.on or (wait := self.spending.wait(now)) > 0:
+            self.not_before = now + wait if self.foreseeing.on else self.not_before
+            return None
+        return self.foreseeing.next(self.transcript.session, self.transcript.provisional, now)
 
     @property
     def waits_for_records(self) -> bool:
@@ -97,7 +116,9 @@ class Asking:
 
     def _next_plan(self) -> Plan:
         blind = not self.transcript.length and self.records.misses(self.transcript.rules.start)
-        return self.controller.plan(self._remaining, self.draft, calls_left=self.spending.left, blind=blind)
+        return self.controller.plan(
+            self._remaining, self.draft, calls_left=self.spending.left, blind=blind, foresees=self.foreseeing.on
+        )
 
     def _waits_for_records(self, now: float) -> bool:
         """The prompt's records follow its first verdict, and a draft without them wins half as much: they are waited

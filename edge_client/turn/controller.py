@@ -40,6 +40,11 @@ _SHORTEST = 1e-6
 _PRIOR_STEP = 0.003
 _PER_NODE = 0.01
 """Cost of one more node in a verification, as a share of a single token's, until it is measured."""
+
+_PER_FORWARD = 8
+"""Nodes that a forward over what was foreseen runs, about; most of them are accepted."""
+_WAITING_MARGIN = 1.15
+"""The verifier waits for the device's guesses, and makes none of its own, only where that promises so much more."""
 _SERVER_MARGIN = 1.05
 """Drafting here frees the server for others: it is left only for a gain of more than this."""
 
@@ -144,10 +149,14 @@ class Controller:
         elif self.forward.value > 0:
             self.per_node.add(max(0.0, (server_seconds / self.forward.value - 1) / nodes))
 
-    def streamed(self, tokens: int, seconds: float, *, speculating: bool, server_seconds: float = 0.0) -> None:
+    def guessed(self, won: int, wrong: bool) -> None:
+        """Of what came, so many tokens were in the tree of guesses; `wrong`: the tree went on elsewhere."""
+        self.acceptance[True].add(won, won + wrong)
+
+    def streamed(self, tokens: int, seconds: float, *, drafts: WhoDrafts, server_seconds: float = 0.0) -> None:
         """So many tokens of a stream came in so long; the server ran the target for `server_seconds` of it."""
-        if tokens and seconds > 0:
-            (self.stream_rate if speculating else self.plain_rate).add(tokens / seconds)
+        if tokens and seconds > 0 and drafts in ("server", "none"):
+            (self.stream_rate if drafts == "server" else self.plain_rate).add(tokens / seconds)
         if server_seconds > 0:
             self.forward.add(server_seconds)
 
@@ -158,16 +167,23 @@ class Controller:
     # ---- what to do
 
     def plan(
-        self, remaining: int, draft: WhoDrafts = "auto", *, calls_left: int | None = None, blind: bool = False
+        self,
+        remaining: int,
+        draft: WhoDrafts = "auto",
+        *,
+        calls_left: int | None = None,
+        blind: bool = False,
+        foresees: bool = False,
     ) -> Plan:
         """The next round, when `remaining` tokens are still wanted at most, in so many calls.
 
+        Where the device `foresees` streams, the server drafts only what is not there in time: it need not be spared.
         `blind` (made without the prompt's records) limits the depth of a draft; it does not change who drafts.
         """
-        plan = self._plan(remaining, draft, calls_left)
+        plan = self._plan(remaining, draft, calls_left, foresees)
         return self._best_device(min(remaining, _BLIND_WINS)) if blind and plan.draft == "device" else plan
 
-    def _plan(self, remaining: int, draft: WhoDrafts, calls_left: int | None) -> Plan:
+    def _plan(self, remaining: int, draft: WhoDrafts, calls_left: int | None, foresees: bool) -> Plan:
         device = self._best_device(remaining)
         if draft != "auto":
             if draft == "device" or (draft != "single" and not self.can_stream):
@@ -178,11 +194,23 @@ class Controller:
         server = Plan("server", device.shape, self._stream_speed("server", remaining))
         plain = Plan("none", device.shape, self._stream_speed("none", remaining))
         best = max(server, plain, key=lambda plan: plan.tokens_per_second)
+        if foresees:
+            promise = self._foreseen_speed(remaining)
+            return device if promise > _WAITING_MARGIN * best.tokens_per_second else best
         if calls_left is not None and calls_left * self._tokens(device.shape) < remaining:
             return best  # a stream is one call, however long
         if best.tokens_per_second > _SERVER_MARGIN * device.tokens_per_second:
             return best
         return device
+
+    def _foreseen_speed(self, remaining: int) -> float:
+        """Tokens a second where the verifier goes on by our guesses alone: a round trip for every wrong one."""
+        totals = self.acceptance[True].by_depth()
+        reach, last = totals[-1] - totals[-2], (totals[-1] - totals[-2]) / max(_RARELY, totals[-2] - totals[-3])
+        run = min(max(1, remaining), totals[-1] + reach * last / max(0.01, 1 - last))
+        forwards = 1 + run / _PER_FORWARD
+        drafting = self._step(1) + 3 * self._step(4)
+        return run / (self.rtt.smoothed + drafting + forwards * self._verify(_PER_FORWARD))
 
     def _best_device(self, remaining: int) -> Plan:
         round_trip = self.rtt.smoothed
@@ -203,17 +231,23 @@ class Controller:
     def _tokens(self, shape: TreeShape) -> float:
         return self.acceptance[shape.breadth > 1].by_depth()[shape.depth]
 
+    @property
+    def stream_speed(self) -> float:
+        """Tokens a second that the server drafts, once it has begun."""
+        return self._rate("server")
+
     def _stream_speed(self, kind: Literal["server", "none"], remaining: int) -> float:
+        tokens = max(1, min(remaining, 64))
+        return tokens / (self.rtt.smoothed + tokens / self._rate(kind))
+
+    def _rate(self, kind: Literal["server", "none"]) -> float:
         measured = self.stream_rate if kind == "server" else self.plain_rate
         if measured.samples:
-            rate = measured.value
-        elif kind == "server":
+            return measured.value
+        if kind == "server":
             tokens = self.acceptance[False].by_depth()[4]
-            rate = tokens / (1.3 * self._verify(5))  # beside the target, drafting is a small part of a round
-        else:
-            rate = 1 / self._verify(1)
-        tokens = max(1, min(remaining, 64))
-        return tokens / (self.rtt.smoothed + tokens / rate)
+            return tokens / (1.3 * self._verify(5))  # beside the target, drafting is a small part of a round
+        return 1 / self._verify(1)
 
     def _verify(self, nodes: int) -> float:
         base = max(_SHORTEST, self.forward.value) if self.forward.samples else _PRIOR_FORWARD

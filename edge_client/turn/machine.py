@@ -5,6 +5,7 @@
     match machine.next_action(now):
         Send(messages)    the shell sends them
         Draft(ids)        the shell runs the drafter, then `machine.drafted(draft, tree, now)`
+        Grow(ids)         the shell runs the drafter, then `machine.grew(grow, growth)`
         Guess(ids)        the shell runs the drafter, then `machine.guessed(guess, token, now)`
         Wait(until)       the shell waits for news
         Drop()            the shell gives the connection up
@@ -25,7 +26,7 @@ from typing import Literal
 
 from edge_client.events import Event, Link, LinkState, Notice, Reason
 from edge_client.link.retry import Retry
-from edge_client.turn.actions import Action, Draft, Drop, End, Guess, Send, Wait
+from edge_client.turn.actions import Action, Draft, Drop, End, Grow, Guess, Send, Wait
 from edge_client.turn.asking import Asking
 from edge_client.turn.failures import Failure, classify
 from edge_client.turn.guard import OfflineGuard
@@ -34,10 +35,11 @@ from edge_client.turn.records import Records
 from edge_client.turn.standing import Standing
 from edge_client.turn.transcript import Transcript
 from moa.errors import MoaError, ProtocolError
+from moa.foresight import Growth
 from moa.safe_text import safe_line
 from moa.tree import DraftTree
 from moa.wire import Advanced, ClientSession, Ready, Recovered
-from moa.wire.messages import Activations, ClientMessage, Close, Error, ServerMessage, Stream, Verify, Welcome
+from moa.wire.messages import Activations, ClientMessage, Close, Error, Foresee, ServerMessage, Stream, Verify, Welcome
 
 _SETBACKS = 8
 """Attempts to set a session right without a verified token in between; then the device goes on alone in this turn."""
@@ -87,6 +89,7 @@ class TurnMachine:
         """There is a connection: bring the session up on it."""
         self._link, self.asking.welcome = "up", welcome
         self.asking.controller.agreed(welcome)
+        self.asking.foreseeing.agreed(welcome)
         self.clockwork.connected()
         if not self._given_up and not self.transcript.over:
             self._bring_up(connection, now)
@@ -101,6 +104,7 @@ class TurnMachine:
         self.clockwork.lost(since)
         self.standing.lost()
         self.asking.forget()
+        self.asking.foreseeing.lost()
         self.stats.overhead.void()
 
     def receive(self, message: ServerMessage, now: float) -> None:
@@ -134,6 +138,11 @@ class TurnMachine:
         log = self.session.log
         if self._may_ask and not self.transcript.provisional and draft.ids is log and tree.tokens[0] == log[-1]:
             self._request(self.asking.verify(tree), now)
+
+    def grew(self, grow: Grow, growth: Growth) -> None:
+        """The tree of guesses that was asked for; void if the turn has gone on meanwhile."""
+        if grow.ids is self.session.log:
+            self.asking.foreseeing.grew(grow, growth)
 
     def guessed(self, guess: Guess, token: int, now: float) -> None:
         """The provisional token that was asked for; void if the turn has gone on meanwhile."""
@@ -233,6 +242,7 @@ class TurnMachine:
 
     def _advanced(self, event: Advanced, now: float) -> None:
         self.measuring.answered(event, self.clockwork.asked_at, now)
+        self.asking.foreseeing.advanced(event, self.session.log, now)
         if event.tokens:
             self._progressed(now, (event.queue_ms + event.forward_ms) / 1000)
         elif event.done:  # a round that brought nothing is no reason to ask at once again
@@ -317,6 +327,7 @@ class TurnMachine:
         self.measuring.asked = None
         self._agree()
         self.asking.forget()
+        self.asking.foreseeing.lost()
         self.records.truncate(max((stop for _, stop in self.session.held), default=0))
         before, self.standing = self.standing, Standing(self.session)
         if self._link != "up":
@@ -361,6 +372,16 @@ class TurnMachine:
         else:
             self.clockwork.stuck_since = None
         self._use_the_wait(now)
+        if self._can_foresee:
+            match self.asking.ahead(now):
+                case Foresee() as message:
+                    self._tell_ahead(message, now)
+                case Grow() as grow if not self._outbox:
+                    return grow
+                case _:
+                    pass
+            if (due := self.asking.foreseeing.due(self.session)) is not None:
+                deadlines.append(due)
         if self._outbox:
             return self.next_action(now)
         if self._link == "up":
@@ -369,6 +390,19 @@ class TurnMachine:
                 deadlines.append(self.clockwork.give_up_at())
         for_records = self._may_ask and self.asking.waits_for_records
         return Wait(min(deadlines, default=None), "wait for records" if for_records else "wait")
+
+    @property
+    def _can_foresee(self) -> bool:
+        up = self._link == "up" and not self._given_up and not self.transcript.over
+        return up and self.standing.stands and self.standing.again_at is None
+
+    def _tell_ahead(self, message: Foresee, now: float) -> None:
+        """Send guesses; a verifier that waits for them owes an answer from now on."""
+        self.stats.foresees += 1
+        stream = self.session.streaming
+        if stream is not None and stream.waits and self.asking.foreseeing.asks(now):
+            self.clockwork.asked(now, self.measuring.usual, writing=bool(self.transcript.provisional))
+        self._outbox.append(message)
 
     def _use_the_wait(self, now: float) -> None:
         """Nobody waits for us: put records away, learn from the last round, plan the next."""

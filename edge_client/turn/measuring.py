@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from edge_client.link.estimates import RoundTrip
 from edge_client.turn.controller import Controller
 from edge_client.turn.stats import Stats
+from moa.foresight import Foresight
 from moa.prediction import Prediction
 from moa.tree import DraftTree
 from moa.wire import Advanced
@@ -23,8 +25,8 @@ class Measuring:
     """Tokens of the prompt that the verifier has not run yet."""
     asked: DraftTree | None = None
     """The draft that is being verified."""
-    speculating: bool = True
-    """Whether the running stream is drafted by the server."""
+    drafts: Literal["server", "none", "device"] = "server"
+    """Who drafts in the running stream."""
     prediction: Prediction | None = None
     _lesson: tuple[DraftTree, int, float, float] | None = None
     """A verified draft, how much of it was accepted, and the seconds of the round trip and of the verification."""
@@ -35,9 +37,13 @@ class Measuring:
         """Seconds in which this link and this server answer, the rest of the prompt included."""
         return self.rtt.usual(self.controller.forward.value) + self.unsent * self.controller.prefill.value
 
-    def streams(self, *, speculating: bool) -> None:
+    def streams(self, drafts: Literal["server", "none", "device"]) -> None:
         """A stream is asked for."""
-        self.asked, self.speculating, self._streamed_at = None, speculating, None
+        self.asked, self.drafts, self._streamed_at = None, drafts, None
+
+    def foresaw(self, outcome: Foresight) -> None:
+        """A forward of a stream that guesses were sent for, and whether what it brought was among them."""
+        self.stats.outcomes[outcome] += 1
 
     def answered(self, event: Advanced, asked_at: float, now: float) -> None:
         """A round that was asked for at `asked_at` has advanced the log."""
@@ -75,7 +81,14 @@ class Measuring:
             self.controller.streamed(
                 len(event.tokens),
                 now - self._streamed_at,
-                speculating=self.speculating,
+                drafts=self.drafts,
                 server_seconds=event.forward_ms / 1000,
             )
         self._streamed_at = now
+        if event.foreseen:
+            self.stats.rounds += 1
+            self.stats.accepted += len(event.tokens) - 1
+            self.stats.drafted += event.foreseen
+        if event.tokens:
+            who = "device" if event.foreseen else "server" if event.drafted else "none"
+            self.stats.by[who] += len(event.tokens)

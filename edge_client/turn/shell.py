@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_client.events import Event, Reason
 from edge_client.link.websocket import Mailbox, VerifierLink
-from edge_client.turn.actions import Draft, Drop, End, Guess, Send, Wait
+from edge_client.turn.actions import Draft, Drop, End, Grow, Guess, Send, Wait
 from edge_client.turn.machine import TurnMachine
 from edge_client.turn.trace import Trace
 from edge_client.turn.worker import DrafterWorker
@@ -49,6 +49,11 @@ class TurnShell:
                         tree = await self.worker.draft(action)
                     if tree is not None:
                         machine.drafted(action, tree, perf_counter())
+                case Grow():
+                    with self.trace.span("foresee"):
+                        growth = await self.worker.grow(action)
+                    if growth is not None:
+                        machine.grew(action, growth)
                 case Guess(ids):
                     with self.trace.span("offline token"):
                         token = await self.worker.guess(ids)

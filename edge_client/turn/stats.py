@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from edge_client.events import Adopt, Confirm, Event, Retract, Token
+from moa.foresight import Foresight
 
 
 @dataclass(slots=True)
@@ -56,6 +58,12 @@ class Stats:
     retracted: int = 0
     adopted: int = 0
     resumes: int = 0
+    foresees: int = 0
+    """Messages with guesses for a running stream."""
+    outcomes: Counter[Foresight] = field(default_factory=Counter)
+    """Forwards of such streams, by whether what they brought had been foreseen."""
+    by: Counter[str] = field(default_factory=Counter)
+    """Tokens of streams, by who drafted the forward that brought them: device, server or none."""
     overhead: Overhead = field(default_factory=Overhead)
 
     def count(self, events: Iterable[Event], now: float) -> None:
@@ -100,4 +108,7 @@ class Stats:
             "retracted": self.retracted,
             "adopted": self.adopted,
             "resumes": self.resumes,
+            "foresees": self.foresees,
+            "outcomes": dict(self.outcomes),
+            "streamed_by": dict(self.by),
         }

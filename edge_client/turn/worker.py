@@ -11,16 +11,18 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 from edge_client.drafter.onnx import DeviceDrafter
-from edge_client.turn.actions import Draft
+from edge_client.turn.actions import Draft, Grow
 from edge_client.turn.controller import Controller
+from moa.foresight import Growth
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 
 BLOCKING = 0.005
 """Seconds for which the event loop may be kept from other work."""
+DrafterTask = Literal["draft", "grow", "guess"]
 _TRIED = TreeShape(4, 3, 12)
 _PIECE = 16
 """New tokens above which a step runs a piece of a prompt."""
@@ -70,7 +72,7 @@ class DrafterWorker:
     _ids: Sequence[int] | None = None
     """What the work in hand is about, and how long that was."""
     _length: int = 0
-    _guessing: bool = False
+    _what: DrafterTask = "draft"
     _seen: int = 0
     """Tokens that the drafter has seen, about."""
     _new: int = 0
@@ -78,26 +80,34 @@ class DrafterWorker:
 
     async def draft(self, draft: Draft) -> DraftTree | None:
         """Work on a draft for a few milliseconds; the tree, once it is ready."""
-        if not self._is_about(draft.ids, guessing=False):
-            self._begin(draft.ids, self.drafter.draft(list(draft.ids), draft.shape, self.sampling))
+        if not self._is_about(draft.ids, "draft"):
+            self._begin(draft.ids, self.drafter.draft(list(draft.ids), draft.shape, self.sampling), "draft")
         tree: DraftTree | None = await self._work()
         return tree
 
+    async def grow(self, grow: Grow) -> Growth | None:
+        """Work on the tree of guesses for a few milliseconds; the tree, once it has grown."""
+        if not self._is_about(grow.ids, "grow"):
+            steps = self.drafter.grow(list(grow.ids), grow.breadth, grow.least, self.sampling)
+            self._begin(grow.ids, steps, "grow")
+        growth: Growth | None = await self._work()
+        return growth
+
     async def guess(self, ids: Sequence[int]) -> int | None:
         """Work on the likeliest token after `ids` for a few milliseconds; the token, once it is known."""
-        if not self._is_about(ids, guessing=True):
-            self._begin(ids, self.drafter.guess(list(ids), self.sampling), guessing=True)
+        if not self._is_about(ids, "guess"):
+            self._begin(ids, self.drafter.guess(list(ids), self.sampling), "guess")
         token: int | None = await self._work()
         return token
 
-    def _is_about(self, ids: Sequence[int], *, guessing: bool) -> bool:
+    def _is_about(self, ids: Sequence[int], what: DrafterTask) -> bool:
         """Whether this is the work in hand; a log grows in place, and is another one then."""
-        if self._steps is None or self._guessing != guessing or self._length != len(ids):
+        if self._steps is None or self._what != what or self._length != len(ids):
             return False
         return self._ids is ids or self._ids == ids
 
-    def _begin(self, ids: Sequence[int], steps: Generator[None, None, Any], *, guessing: bool = False) -> None:
-        self._ids, self._steps, self._length, self._guessing = ids, steps, len(ids), guessing
+    def _begin(self, ids: Sequence[int], steps: Generator[None, None, Any], what: DrafterTask) -> None:
+        self._ids, self._steps, self._length, self._what = ids, steps, len(ids), what
         self._new = len(ids) - self._seen
 
     async def _work(self) -> Any:

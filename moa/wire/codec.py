@@ -11,7 +11,7 @@ import numpy as np
 
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
-from moa.wire.messages import Append, ClientMessage, Message, Open, ServerMessage, Verify, WireLimits
+from moa.wire.messages import Append, ClientMessage, Foresee, Message, Open, ServerMessage, Verify, WireLimits
 
 _M = TypeVar("_M")
 _encoder = msgspec.msgpack.Encoder()
@@ -61,6 +61,10 @@ def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
             _check_turn(message, limits, vocab_size)
         case Verify():
             check_draft(message.tokens, message.parents, limits, vocab_size)
+        case Foresee():
+            check_draft(message.tokens, message.parents, limits, vocab_size)
+            if len(message.doubts) != len(message.tokens):
+                raise Refusal(Code.BAD_MESSAGE, f"{len(message.tokens)} tokens but {len(message.doubts)} doubts")
         case _:
             pass
 

@@ -30,6 +30,9 @@ class Advanced:
     done: bool
     queue_ms: float
     forward_ms: float
+    drafted: int = 0
+    """Nodes of the draft behind these tokens of a stream, whoever made it; and how many of them are the edge's own."""
+    foreseen: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,7 @@ class History:
         drafted: int,
         done: bool,
         logprobs: bytes = b"",
+        foreseen: int = 0,
     ) -> StreamTokens:
         """Take tokens of the running stream into the log; `done` ends the round after them."""
         stream = self.running
@@ -182,6 +183,7 @@ class History:
             done=done,
             finish=finish,
             drafted=drafted,
+            foreseen=foreseen,
             queue_ms=timing.queue_ms,
             forward_ms=timing.forward_ms,
             logprobs=logprobs,

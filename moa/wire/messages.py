@@ -6,6 +6,7 @@ Edge to verifier (`ClientMessage`)
     Append    the next turn of a session (idempotent by base)
     Verify    a draft tree or chain to check (idempotent by round)
     Stream    "draft for yourself": the server drafts, verifies and streams (a round like any other)
+    Foresee   what may come next in a running stream: drafts for outcomes that nobody knows yet
     Cancel    stop the running round where it is
     Resume    take a session over after a lost connection
     Sync      which activation records are wanted: precision, byte rate, rows held
@@ -43,6 +44,7 @@ Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Milliseconds = Annotated[float, Meta(ge=0, le=86_400_000)]
 Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Parent = Annotated[int, Meta(ge=-1, lt=4096)]
+Doubt = Annotated[int, Meta(ge=0, le=255)]
 Name = Annotated[str, Meta(max_length=128)]
 ShortText = Annotated[str, Meta(max_length=1024)]
 Ids = Annotated[list[TokenId], Meta(max_length=2**20)]
@@ -158,6 +160,23 @@ class Stream(Message, tag="stream", frozen=True):
     base: Position
     speculate: bool = True
     """If false, the server decodes one token a forward, as a plain API does. For comparison."""
+    waits: bool = False
+    """Where nothing fits of what was foreseen, wait for more, in place of drafting or decoding here (`foresee`)."""
+
+
+class Foresee(Message, tag="foresee", frozen=True):
+    """Guesses at what stream `round` will bring: a tree whose node 0 is the token at position `base`.
+
+    Not answered, and never an error: what fits the log when it is wanted is verified, the rest is dropped. `doubts` are
+    the negative logarithms of each node's probability given its parent, in parts of 1/8.
+    """
+
+    session: SessionId
+    round: Round
+    base: Position
+    tokens: Annotated[list[TokenId], Meta(min_length=2, max_length=4096)]
+    parents: Annotated[list[Parent], Meta(min_length=2, max_length=4096)]
+    doubts: Annotated[list[Doubt], Meta(min_length=2, max_length=4096)]
 
 
 class Cancel(Message, tag="cancel", frozen=True):
@@ -265,6 +284,8 @@ class StreamTokens(Message, tag="stream_tokens", frozen=True):
     queue_ms: Milliseconds = 0.0
     forward_ms: Milliseconds = 0.0
     logprobs: bytes = b""
+    foreseen: Count = 0
+    """How many of the `drafted` nodes came from the edge."""
 
 
 class Activations(Message, tag="activations", frozen=True):
@@ -319,5 +340,5 @@ class Goaway(Message, tag="goaway", frozen=True):
     retry_after_ms: Count = 0
 
 
-ClientMessage = Hello | Open | Append | Verify | Stream | Cancel | Resume | Sync | Ack | Close
+ClientMessage = Hello | Open | Append | Verify | Stream | Foresee | Cancel | Resume | Sync | Ack | Close
 ServerMessage = Welcome | Opened | Verdict | StreamTokens | Activations | Resumed | Error | Goaway

@@ -31,6 +31,7 @@ from moa.wire.messages import (
     Close,
     Error,
     Finish,
+    Foresee,
     Open,
     Opened,
     RecordDtype,
@@ -94,6 +95,11 @@ class ClientSession:
         return any(isinstance(request, Verify | Stream) for request in self.unsettled)
 
     @property
+    def streaming(self) -> Stream | None:
+        """The stream under way."""
+        return next((request for request in self.unsettled if isinstance(request, Stream)), None)
+
+    @property
     def opening(self) -> bool:
         """Whether an opening has not been answered yet."""
         return any(isinstance(request, Open) for request in self.unsettled)
@@ -145,10 +151,17 @@ class ClientSession:
             raise ProtocolError("node 0 of a draft must be the pending token")
         return self._ask(Verify(self.id, self.round + 1, self.base, list(tokens), list(parents)))
 
-    def stream(self, *, speculate: bool = True) -> Stream:
-        """The next round, drafted by the server; or decoded there without any draft."""
+    def stream(self, *, speculate: bool = True, waits: bool = False) -> Stream:
+        """The next round: drafted by the server, decoded there without any draft, or by what is foreseen alone."""
         self._no_round()
-        return self._ask(Stream(self.id, self.round + 1, self.base, speculate))
+        return self._ask(Stream(self.id, self.round + 1, self.base, speculate, waits))
+
+    def foresee(self, tokens: Sequence[int], parents: Sequence[int], doubts: Sequence[int]) -> Foresee:
+        """What may come next in the running stream: a tree below the log's last token. Nothing waits for an answer."""
+        stream = self.streaming
+        if stream is None or tokens[0] != self.log[-1]:
+            raise ProtocolError("guesses need a running stream, and begin at the log's end")
+        return Foresee(self.id, stream.round, self.base, list(tokens), list(parents), list(doubts))
 
     def cancel(self) -> Cancel | None:
         """Stop the running round, if any; its answer still comes."""
@@ -249,7 +262,9 @@ class ClientSession:
             # The server has answered a later request, so the earlier ones are settled too.
             self.unsettled.clear()
             self.round = request.round
-        return Advanced(request.round, base, tokens, path, message.finish, done, message.queue_ms, message.forward_ms)
+        by_whom = (message.drafted, message.foreseen) if isinstance(message, StreamTokens) else (0, 0)
+        times = message.queue_ms, message.forward_ms
+        return Advanced(request.round, base, tokens, path, message.finish, done, *times, *by_whom)
 
     def _resumed(self, message: Resumed) -> Recovered | None:
         if not self._resuming:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import random
 import shutil
@@ -27,12 +28,14 @@ from edge_client.drafter.cache import RecordBuffer
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
 from export.build import BuildSettings, build
 from moa.config import DrafterConfig
+from moa.foresight import Growth
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.loading import load_model
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeGrower, TreeShape
 from tests.tiny import save_tiny
 from tests.verifier import kit as verifier_kit
+from tests.wire.histories import path_to
 
 
 @functools.cache
@@ -86,6 +89,8 @@ class OracleDrafter:
         self.records = records
         self.run_seconds = 0.0
         self.run_tokens = 1
+        self._growth: Growth | None = None
+        self._grown_after: list[int] = []
 
     def _top(self, ids: Sequence[int]) -> list[int]:
         rng = random.Random(f"{self.seed} {list(ids[-4:])} {len(ids)}")
@@ -104,15 +109,22 @@ class OracleDrafter:
         while grower.frontier:
             top = []
             for node in grower.frontier:
-                path: list[int] = []
-                at = node
-                while at > 0:
-                    path.append(grower.tokens[at])
-                    at = grower.parents[at]
-                top.append(self._top([*ids, *path[::-1]]))
+                top.append(self._top([*ids, *path_to(grower.tokens, grower.parents, node)]))
             grower.expand(np.array(top), np.log(np.tile([[0.7, 0.2, 0.1]], (len(top), 1))).astype(np.float32))
             yield
         return grower.tree()
+
+    def grow(
+        self, ids: Sequence[int], breadth: int, least: float, sampling: SamplingSettings
+    ) -> Generator[None, None, Growth]:
+        yield from ()
+        if self._growth is None or self._grown_after != list(ids):
+            self._growth, self._grown_after = Growth(ids[-1]), list(ids)
+        growth = self._growth
+        nodes = growth.best(breadth)
+        top = [self._top([*ids, *path_to(growth.tree.tokens, growth.tree.parents, node)]) for node in nodes]
+        growth.expand(nodes, top, [[math.log(p) for p in (0.7, 0.2, 0.1)]] * len(nodes))
+        return growth
 
     def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, int]:
         yield from ()

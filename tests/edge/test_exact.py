@@ -18,6 +18,13 @@ from tests.tiny import EOS
 from tests.verifier import kit as verifier_kit
 
 COUNT = 40
+WAYS: dict[str, dict[str, Any]] = {
+    "device": {"draft": "device", "foresee": False},
+    "server": {"draft": "server"},
+    "auto": {"draft": "auto", "foresee": False},
+    "device, foreseeing": {"draft": "device", "foresee": True},
+    "auto, foreseeing": {"draft": "auto", "foresee": True},
+}
 SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3}
 
 
@@ -26,14 +33,14 @@ def truth(ids: list[int], **sampling: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("draft", ["device", "server", "auto"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sync", ["off", "int4"])
-async def test_over_a_good_link(draft: Any, sampling: dict[str, Any], sync: Any) -> None:
+async def test_over_a_good_link(way: str, sampling: dict[str, Any], sync: Any) -> None:
     async with kit.verifier() as running:
         for seed in range(3):
             ids = verifier_kit.prompt(seed, 12)
             expected = truth(ids, **sampling)
-            settings = {"draft": draft, "sync": sync, "max_new_tokens": COUNT, **sampling}
+            settings = {**WAYS[way], "sync": sync, "max_new_tokens": COUNT, **sampling}
             device = kit.device() if seed == 0 else kit.oracle([*ids, *expected], seed=seed)
             async with EdgeClient(verifier=running.transport.url, device=device, **settings) as client:
                 transcript = await kit.transcribe(client, ids)
@@ -106,15 +113,15 @@ async def test_records_of_a_conversation_that_is_over_are_acknowledged() -> None
 
 
 @pytest.mark.parametrize("profile", ["5g", "4g-weak"])
-@pytest.mark.parametrize("draft", ["device", "server"])
-async def test_over_a_bad_link(profile: str, draft: Any) -> None:
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "auto"])
+async def test_over_a_bad_link(profile: str, way: str) -> None:
     ids = verifier_kit.prompt(5, 12)
     expected = truth(ids)
     async with (
         kit.verifier() as running,
         LinkProxy("127.0.0.1", running.transport.port, PROFILES[profile]) as link,
         EdgeClient(
-            verifier=link.url, device=kit.oracle([*ids, *expected]), draft=draft, max_new_tokens=COUNT
+            verifier=link.url, device=kit.oracle([*ids, *expected]), max_new_tokens=COUNT, **WAYS[way]
         ) as client,
     ):
         transcript = await kit.transcribe(client, ids)
@@ -122,8 +129,8 @@ async def test_over_a_bad_link(profile: str, draft: Any) -> None:
     assert all(transcript.verified)
 
 
-@pytest.mark.parametrize("draft", ["device", "server"])
-async def test_cuts_at_random_bytes_change_nothing(draft: Any) -> None:
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "auto"])
+async def test_cuts_at_random_bytes_change_nothing(way: str) -> None:
     rng = random.Random(0)
     wanted, cuts = 6, 0
     async with (
@@ -137,14 +144,14 @@ async def test_cuts_at_random_bytes_change_nothing(draft: Any) -> None:
             ids = verifier_kit.prompt(run, 12)
             expected = truth(ids, **sampling)
             device = kit.oracle([*ids, *expected], rng.choice([0.5, 0.9]), seed=run)
-            settings = kit.FAST | {"draft": draft, "max_new_tokens": COUNT, **sampling}
+            settings = kit.FAST | {**WAYS[way], "max_new_tokens": COUNT, **sampling}
             async with EdgeClient(verifier=link.url, device=device, **settings) as client:
                 cutting = asyncio.create_task(_keep_cutting(link, rng))
                 transcript = await kit.transcribe(client, ids)
                 cutting.cancel()
                 cuts += (await asyncio.gather(cutting, return_exceptions=True)).count(None)
                 cuts += client.link.connections - 1 if client.link else 0
-            assert transcript.tokens == expected, (run, draft)
+            assert transcript.tokens == expected, (run, way)
             assert all(transcript.verified)
     assert cuts >= wanted
 

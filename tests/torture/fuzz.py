@@ -17,7 +17,20 @@ import msgspec
 from msgspec import inspect
 
 from moa.wire import PROTOCOL_VERSIONS, encode
-from moa.wire.messages import Append, Cancel, ClientMessage, Close, Hello, Open, Resume, Sampling, Stream, Sync, Verify
+from moa.wire.messages import (
+    Append,
+    Cancel,
+    ClientMessage,
+    Close,
+    Foresee,
+    Hello,
+    Open,
+    Resume,
+    Sampling,
+    Stream,
+    Sync,
+    Verify,
+)
 from tests.torture.raw import BINARY, PATIENCE, Raw, binary, frame, request
 
 UNBOUNDED = (
@@ -27,6 +40,7 @@ UNBOUNDED = (
 """Flags of a verifier that lets itself be fuzzed."""
 
 _AT_A_TIME = 25
+_FEATURES = ["append", "foresee", "records", "stream", "tree"]
 _NUMBERS = [0, 1, 2, 7, 15, 16, 127, 128, 255, 4095, 4096, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**64 - 1, -1, -(2**63)]
 _FLOATS = [0.0, -0.0, 1.0, 5e-324, 1e-308, 1e308, -1e308, float("nan"), float("inf"), float("-inf"), 0.5, 100.0]
 _STRINGS = ["", "a", "int8", "fp16", "\x1b[2J", "\x00", "\u202e", "é" * 50, "x" * 1025, "records", "stop"]
@@ -128,7 +142,7 @@ class Fuzzer:
     def _valid(self) -> Any:
         rng, session = self._rng, self._rng.choice(self._sessions)
         base, round = rng.choice([*[len(self._ids) - 1] * 4, 0, 5]), rng.choice([0, 1, 1, 1, 1, 1, 2, 3])
-        match rng.randrange(10):
+        match rng.randrange(12):
             case 0:
                 return Open(session=session, ids=self._ids, max_new_tokens=rng.choice([1, 8, 64]))
             case 1:
@@ -140,7 +154,14 @@ class Fuzzer:
                     session, round, base, [self._ids[-1], *(rng.randrange(200) for _ in parents[1:])], parents
                 )
             case 4:
-                return Stream(session, round, base, rng.random() < 0.5)
+                return Stream(session, round, base, rng.random() < 0.5, rng.random() < 0.3)
+            case 9 | 10:
+                nodes = rng.randrange(2, 12)
+                parents = [-1, *(rng.randrange(n) for n in range(1, nodes))]
+                doubts = [rng.randrange(256) for _ in parents]
+                return Foresee(
+                    session, round, base, [self._ids[-1], *(rng.randrange(200) for _ in doubts[1:])], parents, doubts
+                )
             case 5:
                 return Cancel(session, round)
             case 6:
@@ -256,7 +277,7 @@ async def _connection(
     counts: Counter[str],
 ) -> None:
     await raw.shake(token)
-    raw.write(binary(Hello(list(PROTOCOL_VERSIONS), sorted(rng.sample(["tree", "stream", "records", "append"], 3)))))
+    raw.write(binary(Hello(list(PROTOCOL_VERSIONS), sorted(rng.sample(_FEATURES, len(_FEATURES) - 1)))))
     for session in sessions:
         raw.write(binary(Open(session=session, ids=list(ids), max_new_tokens=16, ignore_eos=True)))
     for _ in range(0, frames, _AT_A_TIME):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 from cloud_verifier.slots import SlotShares
@@ -15,11 +14,11 @@ class Holder:
     used: float = 0.0
     owner: Any = "a connection"
     lease: Any = "a slot"
-    history: Any = field(default_factory=lambda: SimpleNamespace(running=None))
+    at_rest: bool = True
 
     def works(self) -> Holder:
         """The same in the middle of a round."""
-        self.history.running = "a round"
+        self.at_rest = False
         return self
 
 

@@ -8,11 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from moa.foresight import Foreseen, Picked
 from moa.logprobs import pack
-from moa.tree import accept
+from moa.tree import Accepted, accept
 from moa.wire import Code, History, Refusal, Timing
 from moa.wire.finish import Decode, cut_path, first_finish
-from moa.wire.messages import Append, Open, Resume, Resumed, Stream, Verify
+from moa.wire.messages import Append, Cancel, Foresee, Open, Resume, Resumed, Stream, StreamTokens, Verify
+
+
+def path_to(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]:
+    """The tokens of a tree from below its root to a node."""
+    path = []
+    while node > 0:
+        path.append(tokens[node])
+        node = parents[node]
+    return path[::-1]
 
 
 def rows(history: History, tokens: int) -> bytes:
@@ -71,18 +81,12 @@ class Histories:
         if isinstance(request, Stream):
             return self._stream(history, timing)
         assert isinstance(request, Verify)
-        parents = request.parents or range(-1, len(request.tokens) - 1)
-
-        def choose(node: int) -> int:
-            path = []
-            while node > 0:
-                path.append(request.tokens[node])
-                node = parents[node]
-            return self._says([*history.ids, *reversed(path)])
-
-        found = accept(request.tokens, parents, choose)
+        found = self._accept(history, request.tokens, request.parents or range(-1, len(request.tokens) - 1))
         cut = cut_path(history.rules, history.ids, request.tokens, found.path, found.next_token, self._decode)
         return [history.settle(*cut, timing, rows(history, len(cut[0])))]
+
+    def _accept(self, history: History, tokens: Sequence[int], parents: Sequence[int]) -> Accepted:
+        return accept(tokens, parents, lambda node: self._says([*history.ids, *path_to(tokens, parents, node)]))
 
     def _stream(self, history: History, timing: Timing) -> list[Any]:
         answers = []
@@ -95,3 +99,68 @@ class Histories:
             if done:
                 break
         return answers
+
+
+class SteppedHistories(Histories):
+    """Its streams run a forward at a time, over what the edge foresees, or the pending token alone."""
+
+    forwards = 0
+    most = 12
+    """Nodes of a draft."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._foreseen: dict[bytes, Foreseen] = {}
+
+    def answers(self, message: Any, timing: Timing) -> list[Any]:
+        """What the verifier sends back at once."""
+        history = self.known.get(message.session)
+        running = history.running if history is not None else None
+        match message:
+            case Foresee() if history is not None:
+                if running is not None and running.round == message.round:
+                    where = message.base, message.tokens, message.parents, message.doubts
+                    self._foreseen[message.session].add(history.ids, *where)
+                return []
+            case Cancel() if history is not None and running is not None and running.round == message.round:
+                return [history.emit([], "", Timing(), drafted=0, done=True)]
+            case _:
+                return super().answers(message, timing)
+
+    def abandon(self) -> None:
+        """The connection is gone: streams end where they are."""
+        for history in self.known.values():
+            if history.running is not None:
+                history.emit([], "", Timing(), drafted=0, done=True)
+
+    def streams(self, session: bytes) -> bool:
+        """Whether there is a forward to run for a stream of this session."""
+        history = self.known.get(session)
+        if history is None or not isinstance(stream := history.running, Stream):
+            return False
+        return not stream.waits or len(self._draft(history).tokens) > 1
+
+    def step(self, session: bytes, timing: Timing) -> StreamTokens:
+        """The next forward of a stream."""
+        history = self.known[session]
+        tokens, parents, _ = self._draft(history)
+        found = self._accept(history, tokens, parents)
+        new = [*(tokens[node] for node in found.path[1:]), found.next_token]
+        count, finish = first_finish(history.rules, history.ids, new, self._decode)
+        sent, told = len(tokens) - 1, rows(history, count)
+        self.forwards += 1
+        return history.emit(new[:count], finish, timing, drafted=sent, done=bool(finish), logprobs=told, foreseen=sent)
+
+    def run(self, history: History, timing: Timing) -> list[Any]:
+        """The answer of the admitted round; a stream's follow step by step."""
+        self.forwards += isinstance(history.running, Verify)
+        return super().run(history, timing)
+
+    def _stream(self, history: History, timing: Timing) -> list[Any]:
+        self._foreseen[history.session] = Foreseen()
+        return []
+
+    def _draft(self, history: History) -> Picked:
+        foreseen = self._foreseen[history.session]
+        foreseen.follow(history.ids)
+        return foreseen.pick(self.most, 0.0)

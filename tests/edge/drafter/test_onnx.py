@@ -15,6 +15,7 @@ from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeShape
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit
+from tests.wire.histories import path_to
 
 SHAPES = (TreeShape.chain(4, min_score=-1e9), TreeShape(3, 3, 9, min_score=-1e9))
 GREEDY, SAMPLED = SamplingSettings(), SamplingSettings(temperature=0.7, seed=11)
@@ -24,6 +25,12 @@ def fresh() -> OnnxDrafter:
     drafter = kit.device().new_drafter()
     assert isinstance(drafter, OnnxDrafter)
     return OnnxDrafter(drafter.graph, vocab_size=verifier_kit.VOCAB)
+
+
+def fresh_with_records() -> OnnxDrafter:
+    drafter = fresh()
+    give_records(drafter, 20)
+    return drafter
 
 
 def give_records(drafter: OnnxDrafter, rows: int, *, seed: int = 0, start: int = 0) -> None:
@@ -61,6 +68,34 @@ def test_a_used_cache_drafts_what_a_fresh_one_does(sampling: SamplingSettings) -
             ids = ids[: len(ids) - 3]  # a retraction
         ahead = round % 4 == 1  # drafting ahead, or offline
         ids = [*ids, run(used.guess(ids, sampling)) if ahead else rng.randrange(4, 128)]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_grown_tree_says_what_a_fresh_drafter_says_and_what_is_passed_is_not_run_again(
+    sampling: SamplingSettings,
+) -> None:
+    rng = random.Random(1)
+    used, ids = fresh_with_records(), verifier_kit.prompt(0, 20)
+    for round in range(8):
+        runs, steps = used.runs, rng.randrange(1, 5)
+        for _ in range(steps):
+            growth = run(used.grow(ids, 3, -1e9, sampling))
+        assert used.runs == runs + steps, "a step is a run, wherever the tree goes on from"
+        tree = growth.tree
+        for node in rng.sample([n for n in range(len(tree)) if n not in growth.open], 2 if len(tree) > 4 else 1):
+            expected = run(
+                fresh_with_records().grow([*ids, *path_to(tree.tokens, tree.parents, node)], 3, -1e9, sampling)
+            ).tree
+            children = [n for n, parent in enumerate(tree.parents) if parent == node]
+            assert [tree.tokens[n] for n in children] == expected.tokens[1:]
+            scores = [tree.scores[n] - tree.scores[node] for n in children]
+            np.testing.assert_allclose(scores, expected.scores[1:], atol=1e-4)
+        if round % 4 == 3:
+            ids = [*ids, rng.randrange(4, 128)]  # off the tree, or on it by luck
+        else:
+            ids = [*ids, *path_to(tree.tokens, tree.parents, rng.choice([n for n in range(len(tree)) if n]))]
+        if round == 5:
+            assert run(used.guess(ids, sampling)) == run(fresh_with_records().guess(ids, sampling))
 
 
 def test_accepted_nodes_are_not_run_again() -> None:

@@ -30,7 +30,7 @@ def test_a_slow_link_and_a_server_that_drafts() -> None:
 def test_on_the_same_machine_the_device_drafts() -> None:
     controller = measured(rtt=0.0005, forward=0.03, step=0.001, accepted=4)
     for _ in range(5):
-        controller.streamed(10, 10 * 0.04, speculating=True)
+        controller.streamed(10, 10 * 0.04, drafts="server")
     assert controller.plan(200).draft == "device"
 
 
@@ -73,7 +73,7 @@ def test_a_verifier_without_streams() -> None:
 
 def test_few_calls_left_are_spent_on_a_stream() -> None:
     controller = measured(rtt=0.0005, forward=0.03, step=0.001, accepted=4)
-    controller.streamed(10, 0.4, speculating=True)
+    controller.streamed(10, 0.4, drafts="server")
     assert controller.plan(200).draft == "device"
     assert controller.plan(200, calls_left=3).draft != "device"
 

@@ -21,10 +21,12 @@ MOST_PER_SECOND = 8
 class AnyHistory(RuleBasedStateMachine):
     """Turns of one conversation, with faults thrown in."""
 
-    @initialize(seed=st.integers(0, 2**32), draft=st.sampled_from(["device", "server", "auto", "single"]))
-    def begin(self, seed: int, draft: Any) -> None:
+    @initialize(
+        seed=st.integers(0, 2**32), draft=st.sampled_from(["device", "server", "auto", "single"]), foresee=st.booleans()
+    )
+    def begin(self, seed: int, draft: Any, foresee: bool) -> None:
         patience = Patience(offline_after=0.3, settle=1.0)
-        self.world = World(seed=seed, draft=draft, count=30, right=0.7, patience=patience)
+        self.world = World(seed=seed, draft=draft, count=30, right=0.7, patience=patience, foresee=foresee)
         self.seed = seed
 
     @rule(seconds=st.sampled_from([0.01, 0.05, 0.3, 1.0, 3.0]))
@@ -120,7 +122,7 @@ def test_ten_thousand_steps(seed: int) -> None:
     """The same, with luck for a guide instead of Hypothesis: 500 steps a seed."""
     rng = random.Random(seed)
     history = AnyHistory()
-    history.begin(seed, rng.choice(["device", "server", "auto"]))
+    history.begin(seed, rng.choice(["device", "server", "auto"]), seed % 4 > 0)
     for _ in range(500):
         match rng.randrange(12):
             case 0:

@@ -16,7 +16,7 @@ from typing import Any
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.link.estimates import RoundTrip
 from edge_client.text.codec import TextStream
-from edge_client.turn.actions import Draft, Drop, End, Guess, Send, Wait
+from edge_client.turn.actions import Draft, Drop, End, Grow, Guess, Send, Wait
 from edge_client.turn.asking import Asking
 from edge_client.turn.budget import Budget, Spending
 from edge_client.turn.controller import Controller, WhoDrafts
@@ -29,6 +29,7 @@ from edge_client.turn.standing import Standing
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError
+from moa.foresight import Growth
 from moa.prediction import Prediction
 from moa.tree import DraftTree
 from moa.wire import ClientSession, Timing
@@ -47,11 +48,13 @@ from moa.wire.messages import (
     Welcome,
     WireLimits,
 )
-from tests.wire.histories import Histories
+from tests.wire.histories import SteppedHistories, path_to
 
 VOCAB, EOS = 60, 1
 LIMITS = WireLimits(2**18, 8192, 8192, 4096, 64, 256)
-WELCOME = Welcome(2, ["append", "records", "resume", "stream", "tree"], "v", "i", "", "", "", VOCAB, [EOS], LIMITS)
+WELCOME = Welcome(
+    2, ["append", "foresee", "records", "resume", "stream", "tree"], "v", "i", "", "", "", VOCAB, [EOS], LIMITS
+)
 
 
 def says(log: Sequence[int]) -> int:
@@ -74,7 +77,7 @@ class Letters:
         return "".join(chr(64 + i % 60) for i in ids)
 
 
-class Verifier(Histories):
+class Verifier(SteppedHistories):
     """Many sessions, and every fault that a verifier may show."""
 
     def __init__(self) -> None:
@@ -169,6 +172,7 @@ class World:
     linked: bool = True
     stop: tuple[str, ...] = ()
     prediction: Sequence[int] = ()
+    foresee: bool = False
     step: float = 0.001
     """Seconds of a draft, and of a guess."""
 
@@ -182,6 +186,8 @@ class World:
         self._line_free = 0.0
         self.sent: list[tuple[float, ClientMessage]] = []
         """What the device sent; the verifier may see a message twice, or not at all."""
+        self._streaming: set[bytes] = set()
+        self._growth: tuple[list[int], Growth] | None = None
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self.ends: deque[str] = deque()
@@ -207,7 +213,14 @@ class World:
         measuring = Measuring(Stats(started=self.now), self.controller, self.rtt, unsent, prediction=expected)
         records = Records(None)
         asking = Asking(
-            self.transcript, self.controller, Spending(self.budget), records, measuring, self.draft, prediction=expected
+            self.transcript,
+            self.controller,
+            Spending(self.budget),
+            records,
+            measuring,
+            self.draft,
+            prediction=expected,
+            foresee=self.foresee,
         )
         self.machine = TurnMachine(
             transcript=self.transcript,
@@ -248,6 +261,8 @@ class World:
         if not self.is_up:
             return
         self.is_up, self.down_since = False, self.now
+        if self.random.random() < 0.7:  # else the verifier does not notice until it is asked on another connection
+            self.verifier.abandon()
         self.machine.link_down(self.now, why or LinkError("cut"))
         self.at(self.redial, self.connect)
 
@@ -269,8 +284,25 @@ class World:
                 for answer in self.verifier.handle(message, self.now):
                     free += self.verifier.forward
                     self.at(free - self.now + self.latency, lambda answer=answer: self._deliver(connection, answer))
+            self._stream(getattr(message, "session", b""))
 
         self.at(self._line_free - self.now, arrive)
+
+    def _stream(self, session: bytes) -> None:
+        """Let the verifier run its streams, a forward at a time."""
+        if session in self._streaming or self.verifier.fault or not self.verifier.streams(session):
+            return
+        self._streaming.add(session)
+
+        def forward() -> None:
+            self._streaming.discard(session)
+            if self.verifier.streams(session):
+                timing = Timing(0.0, 1000 * self.verifier.forward)
+                answer, connection = self.verifier.step(session, timing), self.connection
+                self.at(self.latency, lambda: self._deliver(connection, answer))
+                self._stream(session)
+
+        self.at(self.verifier.forward, forward)
 
     def _deliver(self, connection: int, answer: Any) -> None:
         if connection == self.connection and self.is_up:
@@ -281,6 +313,26 @@ class World:
     def _guess(self, ids: Sequence[int]) -> int:
         chance = random.Random(f"{self.seed} {list(ids[-4:])} {len(ids)}")
         return says(ids) if chance.random() < self.right else chance.randrange(2, VOCAB)
+
+    def _grow(self, ids: list[int], breadth: int, least: float) -> Growth:
+        """As the real drafter does: what was grown before, as far as it is below the end of `ids`."""
+        growth = Growth(ids[-1])
+        if self._growth is not None:
+            before, old = self._growth
+            path = old.find(ids[len(before) :]) if ids[: len(before)] == before else None
+            if path is not None:
+                growth = old.below(path[-1])[0] if path else old
+        nodes = growth.best(breadth)
+        tokens, scores = [], []
+        for node in nodes:
+            log = [*ids, *path_to(growth.tree.tokens, growth.tree.parents, node)]
+            guess = self._guess(log)
+            second = says(log) if says(log) != guess and len(log) % 2 else (guess + 7) % VOCAB
+            tokens.append([guess, second])
+            scores.append([-0.2, -2.0])
+        growth.expand(nodes, tokens, scores)
+        self._growth = list(ids), growth
+        return growth
 
     def _tree(self, ids: Sequence[int], depth: int) -> DraftTree:
         tokens = [ids[-1]]
@@ -307,6 +359,10 @@ class World:
                     tree = self._tree(ids, shape.depth)
                     self.now += self.step
                     self.machine.drafted(action, tree, self.now)
+                case Grow(ids, breadth, least):
+                    growth = self._grow(list(ids), breadth, least)
+                    self.now += self.step
+                    self.machine.grew(action, growth)
                 case Guess(ids):
                     self.now += self.step
                     self.machine.guessed(action, self._guess(ids), self.now)

@@ -1,0 +1,169 @@
+"""What to tell the verifier of a running stream before it is asked for: guesses at what comes next. Pure.
+
+The drafter grows a tree below the log's end while the device waits anyway. What is new of it, likely, and can still be
+there in time goes up as `Foresee`. Where the server drafts too, it is as many tokens further on by then as it makes in
+a round trip: only guesses beyond those are of use. Where it does not, it waits for ours, and the first draft after a
+miss is sent when it is as deep as a round's.
+
+`_held` mirrors what the verifier holds. A verifier that shows no progress may have lost it: then all is sent again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edge_client.turn.actions import Grow
+from edge_client.turn.measuring import Measuring
+from moa.foresight import Foreseen, Growth, doubts_of
+from moa.tree import DraftTree, TreeShape
+from moa.wire import Advanced, ClientSession
+from moa.wire.messages import Foresee, Stream, Welcome
+
+_BREADTH = 4
+"""Nodes that a step of the drafter runs, and guesses that are kept after each at most."""
+_LEAST_WAITING, _LEAST_BESIDE = 0.03, 0.1
+"""Chance that a guess comes true, below which it is not made: where the verifier waits for it; where it drafts too."""
+_MOST = 256
+"""Nodes of the tree."""
+_BUNCH, _PLENTY = 6, 16
+"""New nodes that are worth a message, while the verifier still has others; and where it has many."""
+_AGAIN_SECONDS = 0.5
+"""Beyond twice the usual time for an answer: then what was sent is taken to be lost. Doubled every time."""
+_MOST_AGAIN = 4
+
+
+@dataclass
+class Foreseeing:
+    """Of one turn."""
+
+    measuring: Measuring
+    wanted: bool = True
+    """Whether the user and the budget allow it."""
+    shape: TreeShape = field(default_factory=lambda: TreeShape.chain(4))
+    """Of the draft that a round of the device would have."""
+    _agreed: bool = False
+    _held: Foreseen = field(default_factory=Foreseen)
+    _round: tuple[bytes, int] | None = None
+    _growth: Growth | None = None
+    _about: int = 0
+    """Length of the log that the tree was grown for."""
+    _again_at: float = math.inf
+    _again: int = 0
+    """How often all was sent again since the last token."""
+    _asked_at: float | None = None
+    """When guesses went to a verifier that had none."""
+
+    @property
+    def on(self) -> bool:
+        """Whether streams may be foreseen."""
+        return self.wanted and self._agreed
+
+    def agreed(self, welcome: Welcome) -> None:
+        """What this verifier can do."""
+        self._agreed = {"foresee", "stream", "tree"} <= set(welcome.features)
+
+    def lost(self) -> None:
+        """The connection, or the session, is another one: nothing is held there any more."""
+        self._held.clear()
+        self._round, self._growth, self._asked_at = None, None, None
+
+    def grew(self, action: Grow, growth: Growth) -> None:
+        """The tree that was asked for."""
+        self._growth, self._about = growth, len(action.ids)
+
+    def advanced(self, event: Advanced, log: Sequence[int], now: float) -> None:
+        """Tokens of a stream have joined the log."""
+        if not event.tokens or event.path:
+            return
+        if self._round is not None:
+            self.measuring.foresaw(self._held.judge(event.tokens))
+        if self._growth is not None and self._about == len(log) - len(event.tokens):
+            self.measuring.controller.guessed(*self._growth.won(event.tokens))
+        if self._asked_at is not None:
+            self.measuring.rtt.add(now - self._asked_at - (event.queue_ms + event.forward_ms) / 1000)
+            self._asked_at = None
+        self._again = 0
+        self._held.follow(log)
+        self._wait_again(now)
+
+    def next(self, session: ClientSession, provisional: Sequence[int], now: float) -> Foresee | Grow | None:
+        """The most useful thing to do for the stream that runs, if anything."""
+        stream = session.streaming
+        if not self.on or stream is None or not (stream.waits or stream.speculate):
+            return None
+        if self._round != (session.id, stream.round):
+            self.lost()
+            self._round = session.id, stream.round
+        if stream.waits and now >= self._again_at:
+            self._held.clear()
+            self._again = min(self._again + 1, _MOST_AGAIN)
+        self._held.follow(session.log)
+        least = _LEAST_WAITING if stream.waits else _LEAST_BESIDE
+        if provisional:  # it is what the device would guess, and it is to be checked
+            tokens = [session.log[-1], *provisional[: self.measuring.controller.max_nodes]]
+            chain = DraftTree(tokens, list(range(-1, len(tokens) - 1)), [0.0] * len(tokens))
+            return self._tell(session, chain, self._held.missing(chain), now)
+        growth = self._growth
+        if growth is None or self._about != len(session.log) or growth.root != session.log[-1]:
+            return Grow(session.log, _BREADTH, math.log(least))
+        done = len(growth.tree) >= _MOST or growth.likeliest_open < math.log(least)
+        lead = 0 if stream.waits else self._lead()
+        fresh = [
+            node
+            for node in self._held.missing(growth.tree)
+            if growth.depths[node] > lead and growth.tree.scores[node] >= math.log(least)
+        ]
+        if fresh and (done or self._bunch(stream, growth, fresh)):
+            return self._tell(session, growth.tree, fresh, now)
+        return None if done else Grow(session.log, _BREADTH, math.log(least))
+
+    def asks(self, now: float) -> bool:
+        """Whether what was told just now is all that the verifier has, and was not told before."""
+        return self._asked_at == now and not self._again
+
+    def due(self, session: ClientSession) -> float | None:
+        """When to look again, if nothing happens."""
+        stream = session.streaming
+        return self._again_at if self.on and stream is not None and stream.waits else None
+
+    def _lead(self) -> float:
+        """Tokens that the server is further on when a guess made now is there."""
+        controller = self.measuring.controller
+        return controller.stream_speed * controller.rtt.smoothed
+
+    def _bunch(self, stream: Stream, growth: Growth, fresh: Sequence[int]) -> bool:
+        """Whether to send now rather than grow on."""
+        if len(self._held) or not stream.waits:
+            return len(fresh) >= (_PLENTY if len(self._held) > _PLENTY else _BUNCH)
+        best = max(fresh, key=lambda node: (growth.depths[node], growth.tree.scores[node]))
+        return growth.depths[best] >= self.shape.depth or growth.likeliest_open < self.shape.min_score
+
+    def _tell(self, session: ClientSession, tree: DraftTree, fresh: Sequence[int], now: float) -> Foresee | None:
+        """The likeliest of these nodes, and what leads to them, as many as fit into a message."""
+        most, kept = self.measuring.controller.max_nodes, {0}
+        for node in sorted(fresh, key=tree.scores.__getitem__, reverse=True):
+            path = [node]
+            while tree.parents[path[-1]] not in kept:
+                path.append(tree.parents[path[-1]])
+            if len(kept) + len(path) <= most:
+                kept.update(path)
+        if len(kept) < 2:
+            return None
+        order = sorted(kept)
+        index = {node: i for i, node in enumerate(order)}
+        part = DraftTree(
+            [tree.tokens[node] for node in order],
+            [index.get(tree.parents[node], -1) for node in order],
+            [tree.scores[node] for node in order],
+        )
+        message = session.foresee(part.tokens, part.parents, doubts_of(part))
+        if not len(self._held):
+            self._asked_at = now
+        self._held.add(session.log, message.base, message.tokens, message.parents, message.doubts)
+        self._wait_again(now)
+        return message
+
+    def _wait_again(self, now: float) -> None:
+        self._again_at = now + (2 * self.measuring.usual + _AGAIN_SECONDS) * 2**self._again

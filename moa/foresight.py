@@ -1,0 +1,243 @@
+"""Guesses at the text that follows a log: what the edge sends ahead of any answer, and what the verifier keeps of it.
+
+A foreseen outcome ("k nodes accepted, then this bonus token") and the draft to be verified after it are one path of a
+tree, so one tree holds the continuations of all outcomes, several rounds deep. Its root is the log's last token. As the
+log grows, it moves along the tree; where it leaves the tree, nothing was foreseen. Both ends use `Foreseen`: the
+verifier for what it was sent, the edge for what the verifier must hold. Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from moa.tree import DraftTree
+
+STEP = 8
+"""A `doubt` counts the negative logarithm of a node's probability, given its parent, in parts of 1/8."""
+MOST_DOUBT = 255
+
+
+Foresight = Literal["likeliest", "branch", "missed", "beyond"]
+"""What became true: the guess that was the likeliest at every step, another one, none of them; or no guess went so
+far."""
+
+
+class Picked(NamedTuple):
+    """A draft, and how many of its nodes are expected to be accepted."""
+
+    tokens: list[int]
+    parents: list[int]
+    expected: float
+
+
+@dataclass(slots=True)
+class _Node:
+    token: int
+    parent: int
+    doubt: int
+    children: dict[int, int] = field(default_factory=dict)
+    """By token."""
+
+
+def doubts_of(tree: DraftTree) -> list[int]:
+    """Of each node, as they travel."""
+    own = (score - tree.scores[parent] for score, parent in zip(tree.scores[1:], tree.parents[1:], strict=True))
+    return [0, *(min(MOST_DOUBT, max(0, round(-STEP * score))) for score in own)]
+
+
+class Foreseen:
+    """A tree of guesses below the end of a growing log; bounded."""
+
+    def __init__(self, most: int = 512) -> None:
+        self._most = most
+        self._nodes: list[_Node] = []
+        self._length = 0
+        """Of the log when it was last followed."""
+
+    def __len__(self) -> int:
+        """Guesses held."""
+        return max(0, len(self._nodes) - 1)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._nodes.clear()
+
+    def follow(self, log: Sequence[int]) -> None:
+        """Move along what the log has gained. What is not below its end is forgotten."""
+        at, new, self._length = 0, log[self._length :] if self._nodes else (), len(log)
+        for token in new:
+            found = self._nodes[at].children.get(token)
+            if found is None:
+                self._nodes.clear()
+                break
+            at = found
+        if at and self._nodes:
+            self._root_at(at)
+        if not self._nodes:
+            self._nodes.append(_Node(log[-1], -1, 0))
+
+    def add(
+        self, log: Sequence[int], base: int, tokens: Sequence[int], parents: Sequence[int], doubts: Sequence[int]
+    ) -> int:
+        """Take in a tree whose root is the token at position `base` of the log; how many guesses are new. What the log
+        has overtaken is walked through; what does not fit it is left out."""
+        self.follow(log)
+        if not 0 <= base < len(log) or log[base] != tokens[0]:
+            return 0
+        before = len(self._nodes)
+        # A place is a node, or, below 0, so many tokens before the log's end; None is off the log.
+        places: list[int | None] = [base - len(log) + 1]
+        for token, parent, doubt in zip(tokens[1:], parents[1:], doubts[1:], strict=True):
+            at = places[parent]
+            if at is None:
+                places.append(None)
+            elif at < 0:
+                places.append(at + 1 if log[at] == token else None)
+            else:
+                places.append(self._child(at, token, doubt))
+        return len(self._nodes) - before
+
+    def judge(self, path: Sequence[int]) -> Foresight:
+        """Whether these tokens after the log's end were foreseen, and as what."""
+        if not self._nodes:
+            return "beyond"
+        at, first = 0, True
+        for token in path:
+            children = self._nodes[at].children
+            if token not in children:
+                return "missed" if children else "beyond"
+            at = children[token]
+            first &= all(self._nodes[at].doubt <= self._nodes[other].doubt for other in children.values())
+        return "likeliest" if first else "branch"
+
+    def missing(self, tree: DraftTree) -> list[int]:
+        """The nodes of a tree, rooted at the log's end, that are not held."""
+        places: list[int | None] = [0 if self._nodes else None]
+        missing = []
+        for node in range(1, len(tree)):
+            at = places[tree.parents[node]]
+            place = None if at is None else self._nodes[at].children.get(tree.tokens[node])
+            places.append(place)
+            if place is None:
+                missing.append(node)
+        return missing
+
+    def pick(self, most: int, least: float) -> Picked:
+        """The likeliest nodes below the end as a draft: at most so many, none less likely than `least` but the best."""
+        tokens, parents, expected = [self._nodes[0].token] if self._nodes else [], [-1], 0.0
+        waiting = self._below(0, 0, 0) if self._nodes else []
+        heapq.heapify(waiting)
+        while waiting and len(tokens) <= most:
+            doubt, node, parent = heapq.heappop(waiting)
+            chance = math.exp(-doubt / STEP)
+            if chance < least and len(tokens) > 1:
+                break
+            expected += chance
+            for child in self._below(node, len(tokens), doubt):
+                heapq.heappush(waiting, child)
+            tokens.append(self._nodes[node].token)
+            parents.append(parent)
+        return Picked(tokens, parents, expected)
+
+    def _below(self, node: int, place: int, doubt: int) -> list[tuple[int, int, int]]:
+        return [(doubt + self._nodes[child].doubt, child, place) for child in self._nodes[node].children.values()]
+
+    def _child(self, at: int, token: int, doubt: int) -> int | None:
+        known = self._nodes[at].children.get(token)
+        if known is None and len(self) < self._most:
+            known = self._nodes[at].children[token] = len(self._nodes)
+            self._nodes.append(_Node(token, at, doubt))
+        return known
+
+    def _root_at(self, root: int) -> None:
+        """Keep what is below this node; parents stand before their children, so one pass will do."""
+        index = {root: 0}
+        kept = [_Node(self._nodes[root].token, -1, 0)]
+        for node in range(root + 1, len(self._nodes)):
+            old = self._nodes[node]
+            if (parent := index.get(old.parent)) is not None:
+                index[node] = kept[parent].children[old.token] = len(kept)
+                kept.append(_Node(old.token, parent, old.doubt))
+        self._nodes = kept
+
+
+@dataclass(slots=True)
+class Growth:
+    """The edge's own tree of guesses, grown where it is likeliest, a few nodes at a time.
+
+    growth = Growth(log[-1])
+    nodes = growth.best(4)               # run the drafter on them
+    growth.expand(nodes, top_tokens, top_logp)
+    """
+
+    root: int
+    tree: DraftTree = field(init=False)
+    depths: list[int] = field(init=False)
+    open: dict[int, None] = field(init=False)
+    """Nodes that the drafter has not run."""
+
+    def __post_init__(self) -> None:
+        self.tree, self.depths, self.open = DraftTree([self.root], [-1], [0.0]), [0], {0: None}
+
+    @property
+    def likeliest_open(self) -> float:
+        """Log-probability of the likeliest open node."""
+        return max((self.tree.scores[node] for node in self.open), default=-math.inf)
+
+    def best(self, most: int) -> list[int]:
+        """The likeliest open nodes."""
+        return sorted(sorted(self.open, key=self.tree.scores.__getitem__, reverse=True)[:most])
+
+    def expand(
+        self, nodes: Sequence[int], top_tokens: Sequence[Sequence[int]], top_logp: Sequence[Sequence[float]]
+    ) -> None:
+        """Take the drafter's best guesses after each of these nodes, best first."""
+        tree = self.tree
+        for node, tokens, scores in zip(nodes, top_tokens, top_logp, strict=True):
+            del self.open[node]
+            for token, score in zip(tokens, scores, strict=True):
+                self.open[len(tree)] = None
+                tree.tokens.append(token)
+                tree.parents.append(node)
+                tree.scores.append(tree.scores[node] + score)
+                self.depths.append(self.depths[node] + 1)
+
+    def find(self, path: Sequence[int]) -> list[int] | None:
+        """The nodes of these tokens after the root, or None when they were not foreseen."""
+        children = {(p, t): n for n, (p, t) in enumerate(zip(self.tree.parents, self.tree.tokens, strict=True))}
+        nodes, at = [], 0
+        for token in path:
+            found = children.get((at, token))
+            if found is None:
+                return None
+            nodes.append(at := found)
+        return nodes
+
+    def won(self, path: Sequence[int]) -> tuple[int, bool]:
+        """How many of these tokens after the root were guessed, and whether the next one was guessed wrong."""
+        known = len(path)
+        while (nodes := self.find(path[:known])) is None:
+            known -= 1
+        return known, known < len(path) and (nodes[-1] if nodes else 0) not in self.open
+
+    def below(self, root: int) -> tuple[Growth, list[int]]:
+        """What is below a node, as a growth of its own, and which node each of its nodes was."""
+        tree, kept = self.tree, Growth(self.tree.tokens[root])
+        were, index = [root], {root: 0}
+        kept.open = {0: None} if root in self.open else {}
+        for node in range(root + 1, len(tree)):
+            if (parent := index.get(tree.parents[node])) is None:
+                continue
+            index[node] = len(were)
+            if node in self.open:
+                kept.open[len(were)] = None
+            were.append(node)
+            kept.tree.tokens.append(tree.tokens[node])
+            kept.tree.parents.append(parent)
+            kept.tree.scores.append(tree.scores[node] - tree.scores[root])
+            kept.depths.append(self.depths[node] - self.depths[root])
+        return kept, were

@@ -1,0 +1,117 @@
+"""Streams that the device foresees, in virtual time: faster than rounds, and exact whatever happens to guesses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from edge_client.turn.budget import Budget
+from edge_client.turn.patience import Patience
+from moa.wire import encode
+from moa.wire.messages import Foresee, Stream, Verify
+from tests.edge.turn import world as worlds
+from tests.edge.turn.world import World
+
+
+def asked(world: World, kind: type) -> list[Any]:
+    return [message for _, message in world.verifier.requests if isinstance(message, kind)]
+
+
+def seconds(**settings: Any) -> float:
+    world = World(count=100, right=0.9, step=0.003, **settings)
+    world.verifier.forward = 0.03
+    assert world.run() == "length"
+    assert world.answer == world.expected
+    return world.now
+
+
+@pytest.mark.parametrize(("latency", "gain"), [(0.03, 1.4), (0.075, 1.1)])
+def test_a_round_does_not_wait_for_the_link(latency: float, gain: float) -> None:
+    assert seconds(latency=latency) > gain * seconds(latency=latency, foresee=True)
+
+
+@pytest.mark.parametrize("latency", [0.0025, 0.03, 0.075])
+def test_guesses_never_slow_a_stream_down(latency: float) -> None:
+    plain = seconds(latency=latency, draft="none")
+    assert seconds(latency=latency, draft="auto", foresee=True) < plain
+
+
+def test_outcomes_are_counted_by_whether_they_were_foreseen() -> None:
+    world = World(count=100, right=0.8, foresee=True)
+    world.run()
+    outcomes = world.machine.stats.outcomes
+    assert {"likeliest", "branch", "missed"} <= set(outcomes)
+    assert world.machine.stats.by == {"device": 100}
+    assert world.machine.stats.foresees == len(asked(world, Foresee))
+    assert world.machine.stats.rounds == world.verifier.forwards
+
+
+def test_guesses_that_the_verifier_has_lost_are_sent_again() -> None:
+    world = World(foresee=True)
+    world.run(seconds=0.3)
+    for foreseen in world.verifier._foreseen.values():
+        foreseen.clear()
+    assert world.run() == "length"
+    assert world.answer == world.expected
+    assert world.now < 5
+
+
+def test_a_verifier_that_takes_no_guess_in_is_left_alone_by_and_by() -> None:
+    world = World(foresee=True, patience=Patience(answer=20.0, settle=1.0))
+    world.verifier.most = 0  # whatever it is told, it does nothing
+    world.run(seconds=15)
+    assert len(asked(world, Foresee)) < 40
+    world.verifier.most = 12
+    assert world.run(seconds=100) == "length"
+    assert world.answer == world.expected
+
+
+def test_what_was_written_alone_is_checked_by_the_stream_that_waits() -> None:
+    world = World(count=200, foresee=True, right=1.0, patience=Patience(offline_after=0.2))
+    world.run(seconds=0.2)
+    world.verifier.fault = "mute"
+    world.run(seconds=1.0)
+    assert world.machine.stats.offline_tokens
+    world.verifier.fault = ""
+    assert world.run() == "length"
+    assert world.answer == world.expected
+    assert all(world.reader.verified)
+    assert not world.machine.stats.retracted
+
+
+@pytest.mark.parametrize("settings", [{"budget": Budget(max_calls=9)}, {"prediction": [5, 6, 7]}], ids=str)
+def test_calls_that_are_counted_and_text_that_is_predicted_go_by_rounds(settings: dict[str, Any]) -> None:
+    world = World(foresee=True, **settings)
+    world.run(seconds=5)
+    assert asked(world, Verify)
+    assert not asked(world, Foresee)
+
+
+def test_a_verifier_of_before_is_asked_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = [name for name in worlds.WELCOME.features if name != "foresee"]
+    monkeypatch.setattr(worlds, "WELCOME", msgspec.structs.replace(worlds.WELCOME, features=features))
+    world = World(foresee=True)
+    assert world.run() == "length"
+    assert asked(world, Verify)
+    assert not asked(world, Foresee)
+    assert not asked(world, Stream)
+
+
+def test_bytes_are_waited_for() -> None:
+    sent = {}
+    for kbps in (0.0, 8.0):
+        world = World(count=100, foresee=True, budget=Budget(max_kbps=kbps))
+        real, spending = world._send, world.machine.asking.spending
+
+        def counted(message: Any, real: Any = real, spending: Any = spending) -> None:
+            spending.passed += len(encode(message))
+            real(message)
+
+        world._send = counted  # type: ignore[method-assign]
+        assert world.run() == "length"
+        assert world.answer == world.expected
+        sent[kbps] = spending.passed
+        assert not kbps or spending.passed <= 1000 * (2.0 + world.now) + 500
+    assert sent[8.0] <= sent[0.0]

@@ -1,0 +1,169 @@
+"""Streams with guesses ahead, over real websockets: what fits is verified, what does not is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from moa.foresight import doubts_of
+from moa.tree import DraftTree
+from moa.wire import ClientSession, Recovered
+from moa.wire.messages import Error, Foresee, StreamTokens
+from tests.verifier import kit
+
+IDS = kit.prompt(0, 20)
+COUNT = 40
+
+
+def chain(*tokens: int) -> DraftTree:
+    return DraftTree(list(tokens), list(range(-1, len(tokens) - 1)), [-0.1 * n for n in range(len(tokens))])
+
+
+def guesses(session: ClientSession, tree: DraftTree) -> Foresee:
+    return session.foresee(tree.tokens, tree.parents, doubts_of(tree))
+
+
+async def part(edge: kit.Client, session: ClientSession) -> StreamTokens:
+    message = await edge.receive()
+    assert isinstance(message, StreamTokens), message
+    session.receive(message)
+    return message
+
+
+async def silence(edge: kit.Client) -> None:
+    """What was sent before has been looked at, and nothing came of it."""
+    other = await edge.start(kit.prompt(9, 5))
+    assert other.settled
+
+
+async def rest(edge: kit.Client, session: ClientSession, truth: Sequence[int]) -> None:
+    """Foresee what is right until the turn ends."""
+    while not session.finish:
+        done = len(session.log) - len(IDS)
+        if not session.busy:
+            await edge.send(session.stream(speculate=False, waits=True))
+        await edge.send(guesses(session, chain(session.log[-1], *truth[done : done + 5])))
+        await part(edge, session)
+        while session.streaming is not None and len(session.log) - len(IDS) < min(done + 5, COUNT):
+            await part(edge, session)
+    assert session.log[len(IDS) :] == truth
+
+
+async def test_a_stream_that_waits_runs_over_what_is_foreseen_and_nothing_else() -> None:
+    truth = kit.generated(IDS, COUNT)
+    async with kit.verifier(drafter=True) as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=COUNT)
+        stream = session.stream(speculate=False, waits=True)
+        await edge.send(stream)
+        await silence(edge)
+        assert not running.scheduler.queued
+        await edge.send(guesses(session, chain(IDS[-1], *truth[:3], truth[3] ^ 1)))
+        first = await part(edge, session)
+        assert (first.tokens, first.foreseen, first.done) == (truth[:4], 4, False)
+        # Rooted where the log has been: what was overtaken is walked through, and only the rest is verified.
+        await edge.send(guesses(session, chain(session.log[-1], *truth[4:9])))
+        second = await part(edge, session)
+        assert (second.tokens, second.foreseen) == (truth[4:10], 5)
+        # An outcome of the round before, another text, and another round: of no use, and no error either.
+        message = guesses(session, chain(session.log[-1], truth[10]))
+        await edge.send(
+            Foresee(session.id, stream.round, stream.base, [IDS[-1], truth[0] ^ 1], [-1, 0], [0, 0]),
+            Foresee(session.id, stream.round + 1, session.base, message.tokens, message.parents, [0, 0]),
+        )
+        await silence(edge)
+        assert session.streaming is stream
+        await edge.send(guesses(session, DraftTree([session.log[-1], 3, truth[10]], [-1, 0, 0], [0.0, -0.3, -0.5])))
+        assert (await part(edge, session)).tokens == truth[10:12]
+        await rest(edge, session, truth)
+        assert session.round == 1, "all of it was one round"
+
+
+async def test_what_was_sent_ahead_is_verified_without_another_message() -> None:
+    truth = kit.generated(IDS, COUNT)
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=COUNT)
+        await edge.send(session.stream(speculate=False, waits=True))
+        # Two continuations of the first draft, for two outcomes; the second is what happens.
+        tokens = [IDS[-1], *truth[:2], truth[2] ^ 1, truth[2], *truth[3:30]]
+        parents = [-1, 0, 1, 2, 2, *range(4, len(tokens) - 1)]
+        await edge.send(guesses(session, DraftTree(tokens, parents, [-0.01 * n for n in range(len(tokens))])))
+        while len(session.log) < len(IDS) + 31:
+            assert (await part(edge, session)).foreseen
+        assert session.log[len(IDS) :] == truth[:31]
+
+
+async def test_where_nothing_was_foreseen_the_server_goes_on_by_itself() -> None:
+    truth = kit.generated(IDS, COUNT)
+    async with kit.verifier(drafter=True) as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=COUNT, ignore_eos=True)
+        await edge.send(session.stream())
+        rng, parts = random.Random(0), []
+        while session.busy:
+            parts.append(await part(edge, session))
+            done = len(session.log) - len(IDS)
+            if session.streaming is not None and rng.random() < 0.7:
+                ahead = done + rng.randrange(1, 9)
+                await edge.send(guesses(session, chain(session.log[-1], *truth[done:ahead], 5)))
+        assert session.log[len(IDS) :] == kit.generate(kit.model(), IDS, COUNT)[:COUNT] or session.finish
+        assert session.log[len(IDS) : len(IDS) + len(truth)] == truth
+        assert any(not one.foreseen for one in parts)
+
+
+async def test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_and_when_the_server_drains() -> None:
+    truth = kit.generated(IDS, COUNT)
+    async with kit.verifier() as running:
+        async with kit.client(running) as edge:
+            session = await edge.start(IDS, max_new_tokens=COUNT)
+            await edge.send(session.stream(speculate=False, waits=True))
+            await silence(edge)
+            cancel = session.cancel()
+            assert cancel is not None
+            await edge.send(cancel)
+            ended = await part(edge, session)
+            assert (ended.tokens, ended.done) == ([], True)
+            await edge.send(session.stream(speculate=False, waits=True))
+            await edge.send(guesses(session, chain(IDS[-1], *truth[:2])))
+            await part(edge, session)
+        async with asyncio.timeout(kit.PATIENCE):
+            while any(one.history.running for one in running.service.store):
+                await asyncio.sleep(0.01)
+        async with kit.client(running) as edge:
+            await edge.send(*session.recover())
+            assert isinstance(await edge.event(session), Recovered)
+            await edge.send(session.stream(speculate=False, waits=True))
+            await silence(edge)
+            running.service.drain("the test is over", 5.0)
+            while session.busy:
+                await edge.event(session)
+            assert session.log[len(IDS) :] == truth[: len(session.log) - len(IDS)]
+
+
+async def test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_it_goes_on() -> None:
+    truth = kit.generated(IDS, COUNT)
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=COUNT)
+        await edge.send(session.stream(speculate=False, waits=True))
+        await edge.send(guesses(session, chain(IDS[-1], *truth[:2])))
+        await part(edge, session)
+        await silence(edge)
+        store = running.service.store
+        (own,) = (one for one in store if one.id == session.id)
+        async with asyncio.timeout(kit.PATIENCE):
+            while not own.at_rest:
+                await asyncio.sleep(0.01)
+        store.chill(own, "the test")
+        await rest(edge, session, truth)
+
+
+async def test_who_has_not_agreed_to_it_may_not_use_it() -> None:
+    async with kit.verifier() as running, kit.client(running, features=["stream", "tree"]) as edge:
+        session = await edge.start(IDS, max_new_tokens=COUNT)
+        await edge.send(session.stream(speculate=False, waits=True))
+        answer = await edge.receive()
+        assert isinstance(answer, Error)
+        assert answer.code == "unsupported"
+        await edge.send(guesses(session, chain(IDS[-1], 5)))
+        answer = await edge.receive()
+        assert isinstance(answer, Error)
+        assert answer.code == "unsupported"
