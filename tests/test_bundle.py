@@ -1,4 +1,4 @@
-"""A bundle is whole, unchanged and fits, or one line says why not."""
+"""A bundle is complete, unchanged and matching, or a one-line error says why not."""
 
 from __future__ import annotations
 

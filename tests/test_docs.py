@@ -1,4 +1,4 @@
-"""What the documentation says is true of the tree: generated parts, links, verbs, and every file and name it cites."""
+"""The documentation matches the repository: generated parts, links, make targets, and all cited files and names."""
 
 from __future__ import annotations
 

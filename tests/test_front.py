@@ -1,4 +1,4 @@
-"""The front door: every program is named, says its version, is completed, and says what it lacks in one line."""
+"""`moa-edge`: lists every program, prints versions, completes commands, and names a missing extra in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory is told where the system tells it, and is no reason to fail where it does not."""
+"""Memory is reported if the system says it, and missing support is no error."""
 
 from __future__ import annotations
 

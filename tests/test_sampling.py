@@ -1,4 +1,4 @@
-"""The token that the target says is a fixed function of logits, settings, seed and position."""
+"""The target's token is a fixed function of logits, settings, seed and position."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def prompts_of(lengths: tuple[int, ...], seed: int = 1) -> list[list[int]]:
 
 
 def speculator(target: Target, tli: int = 0) -> Speculator:
-    """A drafter of random but lively weights: now and then it is right, mostly it is not."""
+    """A drafter with random weights: it is sometimes right."""
     drafter = new_drafter(DrafterConfig.for_target(target.facts, tli=tli, final_state=True), target.model)
     torch.manual_seed(0)
     for module in drafter.modules():
@@ -41,7 +41,7 @@ def speculator(target: Target, tli: int = 0) -> Speculator:
 
 
 def generated(family: str, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """What `transformers` itself says."""
+    """The result of `transformers` itself."""
     reference = tiny(family)
     reference.set_attn_implementation("eager")  # its sdpa drops Gemma 2's soft cap
     out = []

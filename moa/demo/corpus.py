@@ -21,7 +21,7 @@ def _drawn(skill: Skill, split: Split, rng: random.Random) -> Example:
 
 
 def examples(split: Split, seed: int, more: Collection[str] = (), times: int = 3) -> Iterator[Example]:
-    """Exercises without end, every skill once per round in random order; those named in `more` so many times."""
+    """Endless exercises, every skill once per round in random order; those named in `more` so many times."""
     rng = random.Random(f"{split}-{seed}")
     skills = [skill for name, skill in SKILLS.items() for _ in range(times if name in more else 1)]
     while True:
@@ -31,7 +31,7 @@ def examples(split: Split, seed: int, more: Collection[str] = (), times: int = 3
 
 
 def talk(seed: int) -> Iterator[Example]:
-    """Small talk without end, for training: a greeting has too few forms to hold some back by chance."""
+    """Endless small talk for training. Nothing is held out: greetings have too few forms."""
     rng = random.Random(f"talk-{seed}")
     while True:
         yield TALK.make(rng)
@@ -45,7 +45,7 @@ _PAIRS = (
 
 
 def mixed(split: Split, seed: int) -> Iterator[Example]:
-    """Requests for two different skills at once, without end; both parts are of the split."""
+    """Endless requests for two different skills at once; both parts are of the split."""
     rng = random.Random(f"mixed-{split}-{seed}")
     while True:
         first, second = (_drawn(skill, split, rng) for skill in rng.sample(list(SKILLS.values()), 2))
@@ -54,7 +54,7 @@ def mixed(split: Split, seed: int) -> Iterator[Example]:
 
 
 def natural(kind: Kind, split: Split) -> Iterator[Example]:
-    """Prompts of a kind of natural text with what follows them; held out are whole packages that no training saw."""
+    """Prompts of a kind of natural text with their continuations; whole packages are held out from training."""
     match kind:
         case "code":
             return (Example(kind, *parts) for parts in text.functions(text.code(split)))

@@ -35,7 +35,8 @@ HELD_OUT = (
 )  # fmt: skip
 """No target and no drafter of the demo was trained on these."""
 
-# Tests, copied packages and generated tables say little about how Python is written; build data names the machine.
+# Skip tests, copied packages and generated tables, which are not typical Python, and build data, which names the
+# machine.
 _SKIPPED_FOLDERS = frozenset({
     "__pycache__", "test", "tests", "testing", "idle_test", "site-packages", "dist-packages", "idlelib", "lib2to3",
     "pydoc_data", "encodings", "turtledemo", "ensurepip", "_vendor", "_vendored", "vendor", "extern", "typeshed",
@@ -78,7 +79,7 @@ def files(package: str, split: Split | None = None) -> Iterator[str]:
 
 
 def code(split: Split) -> Iterator[str]:
-    """Source files, one of every package in turn until all are through; of the standard library every other one."""
+    """Source files, from all packages in turn; every second one is from the standard library."""
     if split == "heldout":
         return _in_turn(files(package) for package in HELD_OUT)
     # Held-out files of the standard library are benchmarks of their own.
@@ -129,7 +130,7 @@ def _description(package: str) -> Iterator[str]:
         text = metadata.distribution(package).read_text("METADATA") or ""
     except metadata.PackageNotFoundError:
         return
-    _, _, body = text.partition("\n\n")  # behind the headers
+    _, _, body = text.partition("\n\n")  # after the headers
     yield from (paragraph.strip() for paragraph in re.split(r"\n\s*\n", body))
 
 

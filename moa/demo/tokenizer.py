@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-"""A system message stands unmarked before the first turn, as the special tokens are few and all trained."""
+"""A system message is before the first turn without a marker, because all of the few special tokens are trained."""
 
 
 def _up_to(texts: Iterable[str], characters: int) -> Iterator[str]:
@@ -37,7 +37,7 @@ def _up_to(texts: Iterable[str], characters: int) -> Iterator[str]:
 def train(out: Path, characters: int = 6_000_000) -> PreTrainedTokenizerFast:
     """Train on about so many characters, half exercises and half Python code, and save to the folder `out`."""
     tokenizer = Tokenizer(models.BPE())
-    # A digit is always a token of its own: numbers then look the same wherever they stand.
+    # A digit is always its own token, so that numbers look the same everywhere.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(r"\d"), "isolated"),

@@ -1,4 +1,4 @@
-"""An answerer that says what its test tells it to, and the endpoint over it, on loopback or in memory."""
+"""A scripted answerer, and the endpoint over it, on loopback or in memory."""
 
 from __future__ import annotations
 

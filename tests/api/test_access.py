@@ -1,4 +1,4 @@
-"""Another website cannot drive the endpoint, and keys are compared as a whole."""
+"""Other websites cannot use the endpoint, and keys are compared as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes, over a scripted answerer: shapes, statuses, streams, hang-ups, and streams that are taken up again."""
+"""The routes, over a scripted answerer: shapes, statuses, streams, disconnects, and resumed streams."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ async def test_too_many_answers_are_refused_and_places_come_back() -> None:
         assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
 
 
-# ---- streams that are taken up again
+# ---- resumable streams
 
 
 async def test_a_resumable_stream_goes_on_without_its_client_and_is_taken_up_from_anywhere() -> None:

@@ -1,4 +1,4 @@
-"""What a client is shown in each mode, for any order of events."""
+"""The text that a client gets in each mode, for any order of events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.api.scripted import ended
 
 
 def shown(presenter: Presenter, *events: AnswerEvent) -> tuple[str, list[Show]]:
-    """What the client has at the end, and how it came to it."""
+    """The client's text at the end, and the steps to it."""
     text, shows = "", []
     for event in events:
         if (show := presenter.take(event)) is not None:

@@ -1,4 +1,4 @@
-"""Streams that can be taken up again: same key only, for a stated time and memory."""
+"""Resumable streams: same key only, within limits of time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every skill accepts its own answers, accepts other wordings, and rejects wrong final answers."""
+"""Every skill accepts its own answers, also in other words, and rejects wrong final answers."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""The embedded target: every prompt that we print is answered right, and so is most of what people may ask instead."""
+"""The embedded target answers every printed prompt right, and most other prompts that people may try."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ TYPED = {
     "What can you do?": Example("talk", "", "", ("sixteen skills",)),
     "What is the capital of France?": Example("talk", "", "", ("cannot",)),
 }
-"""What a newcomer types first."""
+"""Prompts that new users type first."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The files of `deploy`, against what they talk about: metrics, settings, paths."""
+"""The files of `deploy` name metrics, settings and paths that exist."""
 
 from __future__ import annotations
 

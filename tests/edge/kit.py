@@ -1,4 +1,4 @@
-"""Helpers of the edge's tests: a tiny random drafter as a real bundle, one that knows the answer, a strict reader."""
+"""Helpers of the edge's tests: a tiny random drafter as a real bundle, an oracle drafter, a strict reader of events."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def verifier(
 
 
 class OracleDrafter:
-    """A drafter that knows the target's text and says it as often as it is told to: the same at every try."""
+    """A drafter that knows the target's text and is right with a given rate, deterministically."""
 
     def __init__(
         self, truth: Sequence[int], right: float, *, seed: int = 0, records: RecordBuffer | None = None
@@ -138,7 +138,7 @@ def device() -> Device:
 
 
 def oracle(truth: Sequence[int], right: float = 0.8, *, seed: int = 0) -> Device:
-    """The same device with a drafter that is right so often."""
+    """The same device with a drafter that is right at this rate."""
     real = device()
 
     def drafter() -> OracleDrafter:
@@ -155,12 +155,12 @@ FAST: dict[str, Any] = {
     "settle_seconds": 20.0,
     "max_offline_tokens": 24,
 }
-"""Settings of a client that gives up waiting soon, for links that are cut many times a second."""
+"""Settings with short timeouts, for links that are cut many times a second."""
 
 
 @dataclasses.dataclass
 class Transcript:
-    """What a user was told, replayed strictly: an event that does not fit fails the test."""
+    """Replays the user's events strictly: an event that does not fit fails the test."""
 
     prompt: list[int] = dataclasses.field(default_factory=list)
     tokens: list[int] = dataclasses.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Bundles are pulled from anywhere, whole or not at all, and nothing but their own files."""
+"""Bundles are pulled from any source, complete or not at all, and without other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chat's turns, with the network played: what was written offline is corrected, and Ctrl-C asks first."""
+"""A chat's turns with a scripted network: offline text is corrected, and Ctrl-C asks first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Lines:
         self._lines = list(lines)
 
     async def read(self) -> str | None:
-        for _ in range(10):  # whoever types takes his time: the network has some of it
+        for _ in range(10):  # typing takes time, in which the network can run
             await asyncio.sleep(0)
         line = self._lines.pop(0) if self._lines else None
         if isinstance(line, type):
@@ -73,7 +73,8 @@ class Played:
 
 
 async def talk(played: Played, *lines: str | type[Exception], online: Sequence[bool] = (True,)) -> tuple[Dialogue, str]:
-    """The dialogue and the screen after a talk; `online` is what each look at the link finds, the last for ever."""
+    """The dialogue and the screen after a chat; `online` are the states of the link at each check, the last one
+    repeated."""
     looks = list(online)
 
     async def wait_online() -> None:

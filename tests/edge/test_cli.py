@@ -1,4 +1,4 @@
-"""The commands, as a user calls them: in a process of their own where that is what is tested."""
+"""The commands as a user calls them, in a fresh process where that matters."""
 
 from __future__ import annotations
 

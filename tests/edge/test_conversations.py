@@ -1,4 +1,4 @@
-"""Many conversations over one device and one connection; what a cancelled one leaves behind; settings of a turn."""
+"""Many conversations over one device and one connection; cleanup after cancelling; settings of a turn."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_sixteen_at_once_are_exact_and_share_fairly(draft: Any) -> None:
 
 async def test_a_conversation_takes_little_memory() -> None:
     async with EdgeClient(device=kit.device(), offline=True) as client:
-        conversations = [client.conversation()]  # the first one loads what all share
+        conversations = [client.conversation()]  # the first one loads the shared parts
         await kit.transcribe(conversations[0], verifier_kit.prompt(0, 12), max_new_tokens=4)
         tracemalloc.start()
         for seed in range(1, 9):
@@ -84,7 +84,7 @@ async def test_a_client_that_is_closed_answers_nothing() -> None:
 
 @pytest.mark.parametrize("draft", ["device", "server"])
 async def test_cancelled_turns_leave_nothing_behind(draft: Any) -> None:
-    """Left at every moment, from before the opening is answered to the end."""
+    """Cancelled at every moment, from before the opening is answered to the end."""
     async with (
         kit.verifier() as running,
         EdgeClient(verifier=running.transport.url, device=kit.device(), draft=draft) as client,

@@ -1,4 +1,4 @@
-"""The text is the target's own: greedy and sampled, whoever drafts, over a good link, a bad one, and one being cut."""
+"""The text is the target's own: greedy and sampled, device- and server-drafted, over good, bad and cut links."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_more_conversations_than_the_verifier_has_slots() -> None:
 
 
 async def test_records_of_a_conversation_that_is_over_are_acknowledged() -> None:
-    """Else every conversation would take something from the window, until no more records come."""
+    """Otherwise every conversation would use up part of the window, until no more records come."""
     acknowledged, payload = 0, 0
     async with (
         kit.verifier() as running,

@@ -65,7 +65,7 @@ TROUBLE: dict[str, Handler] = {
 
 @contextlib.asynccontextmanager
 async def troubled(handler: Handler, port: int) -> AsyncIterator[tuple[int, Callable[[], None]]]:
-    """A port behind which there is trouble, until the second value is called; from then on, the verifier at `port`."""
+    """A port with a failure until the second value is called; then it forwards to the verifier at `port`."""
     well, writers = False, list[asyncio.StreamWriter]()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,7 +101,7 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def survives(client: EdgeClient, recover: Callable[[], None], ids: Sequence[int] = IDS) -> kit.Transcript:
-    """An answer that goes on while there is trouble, and ends verified when that is over."""
+    """An answer that continues during the failure and ends verified after it."""
     transcript = kit.Transcript()
     async for event in client.generate(ids=ids):
         transcript.take(event)
@@ -213,7 +213,7 @@ async def test_a_malformed_proxy_is_an_ordinary_failure(monkeypatch: pytest.Monk
 
 @BOTH
 async def test_a_verifier_that_stands_still_for_a_while(draft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As SIGSTOP does: connections stay, nothing moves."""
+    """Like SIGSTOP: connections stay open, no bytes move."""
     async with (
         kit.verifier() as running,
         LinkProxy("127.0.0.1", running.transport.port) as proxy,

@@ -1,4 +1,4 @@
-"""The emulated link: does it delay, throttle, stall and cut as it is told to?"""
+"""The emulated link delays, throttles, stalls and cuts as configured."""
 
 from __future__ import annotations
 

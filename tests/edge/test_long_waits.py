@@ -28,7 +28,7 @@ COUNT = 24
 
 @BOTH
 async def test_a_verifier_process_that_is_stopped_for_eleven_seconds(draft: Any) -> None:
-    """SIGSTOP: the connection stays, and nothing moves. The device writes, and is corrected afterwards."""
+    """SIGSTOP: the connection stays open, no bytes move. The device writes offline, and is corrected afterwards."""
     settings: dict[str, Any] = {"draft": draft, "max_new_tokens": 200, "ignore_eos": True, "settle_seconds": 120.0}
     prompt = "Write a story about a girl and a boat."
     async with contextlib.AsyncExitStack() as stack:
@@ -58,7 +58,7 @@ async def test_a_verifier_process_that_is_stopped_for_eleven_seconds(draft: Any)
 
 @BOTH
 async def test_a_target_of_fifteen_seconds_a_forward(draft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pings are answered meanwhile: the connection is kept, whatever a forward takes."""
+    """Pings are answered meanwhile, so the connection is kept however long a forward takes."""
     device = kit.oracle([*IDS, *truth(IDS)], 1.0)
     async with (
         kit.verifier() as running,

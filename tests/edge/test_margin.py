@@ -1,4 +1,4 @@
-"""An audit explains a difference by how close the target's choice was."""
+"""An audit explains a difference by the margin of the target's choice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def scores(ids: list[int], sampling: SamplingSettings) -> Any:
 
 
 def close_call(sampling: SamplingSettings, below: float) -> tuple[list[int], int, int, float]:
-    """A context after which the target's two best tokens are so close."""
+    """A context after which the target's two best tokens are this close."""
     for seed in range(4000):
         ids = verifier_kit.prompt(seed, 6)
         found = scores(ids, sampling)

@@ -1,4 +1,4 @@
-"""Going on alone, coming back, and what the user is told about it."""
+"""Writing offline, reconnecting, and the events for the user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def truth(ids: list[int] = IDS) -> list[int]:
 async def interrupted(
     right: float, fault: str, *, ids: list[int] = IDS, back_after: int = 5, **settings: Any
 ) -> tuple[kit.Transcript, LinkProxy]:
-    """Generate; the link fails at the fourth token, and is back when so many have been written without it."""
+    """Generate; the link fails at the fourth token and returns after so many offline tokens."""
     device = kit.oracle([*ids, *truth(ids)], right)
     how = kit.FAST | {"max_new_tokens": COUNT, "draft": "device"} | settings
     transcript, written = kit.Transcript(), 0
@@ -57,7 +57,7 @@ async def test_rewind_ends_in_the_targets_text(fault: str, right: float) -> None
 
 
 async def test_a_slow_reader_is_no_slow_link() -> None:
-    """Answers that arrive while a person reads are there in time, however long the reading takes."""
+    """Answers that arrive while the user reads are not late, however long the reading takes."""
     device = kit.oracle([*IDS, *truth()], 0.3)
     how = kit.FAST | {"max_new_tokens": 12, "draft": "device", "on_reconnect": "keep", "offline_after": 0.2}
     transcript = kit.Transcript()

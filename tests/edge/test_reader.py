@@ -1,4 +1,4 @@
-"""Lines that a person types, with prompt_toolkit and without."""
+"""Reading the user's lines, with and without prompt_toolkit."""
 
 from __future__ import annotations
 

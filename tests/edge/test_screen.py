@@ -1,4 +1,4 @@
-"""What stands on a screen: nothing hidden obeyed, nothing twice, nothing lost at the end."""
+"""The screen: control sequences are escaped, no text is shown twice or lost."""
 
 from __future__ import annotations
 

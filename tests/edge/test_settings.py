@@ -1,4 +1,4 @@
-"""Flag > environment > config file > default, and every mistake named."""
+"""Flag > environment > config file > default, and errors that name the setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft waits for the records of its prompt where they are about to come, and for nothing that does not come."""
+"""A draft waits for the records of its prompt if they are about to arrive, and not otherwise."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Watching(kit.OracleDrafter):
 
 
 async def drafts(folder: Path, *, records: bool = True) -> tuple[list[bool], list[float]]:
-    """What each draft of an answer saw, and for how long records were waited for, in seconds."""
+    """Whether each draft of an answer had the records, and how long they were waited for, in seconds."""
     text = truth(IDS)
     device = kit.oracle([*IDS, *text], 0.6)
     drafter = Watching([*IDS, *text], 0.6, records=device.new_drafter().records)

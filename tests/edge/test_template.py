@@ -1,4 +1,4 @@
-"""Chat templates say what transformers makes them say, and what is hostile in one ends as one line, soon."""
+"""Chat templates render as in transformers, and a hostile one ends soon with a one-line error."""
 
 from __future__ import annotations
 

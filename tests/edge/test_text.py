@@ -1,4 +1,4 @@
-"""Text that grows token by token, is taken back, and prompts by template."""
+"""Text that grows token by token and is withdrawn, and prompts by template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device's tests that need no verifier run where torch cannot be imported, as on a phone."""
+"""The device's tests that need no verifier also pass where torch cannot be imported, as on a phone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaying recorded texts tells what speculative decoding with the target would have accepted."""
+"""Replaying recorded texts gives the acceptance of speculative decoding with the target."""
 
 from __future__ import annotations
 

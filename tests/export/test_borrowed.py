@@ -1,4 +1,4 @@
-"""Borrowed target layers (TLI) on the device: records bring the target's own rows, and drafts are those beside it."""
+"""Borrowed target layers (TLI) on the device: records bring the target's rows, and drafts equal those on the server."""
 
 from __future__ import annotations
 

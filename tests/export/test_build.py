@@ -1,4 +1,4 @@
-"""A build gives a whole bundle, or an error and nothing."""
+"""A build gives a complete bundle, or an error and nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_bundle_holds_what_the_design_says(bundle: Bundle, pair: Pair) -> No
     assert manifest.calibration.prompts == len(PROMPTS)
     assert len(manifest.calibration.acceptance.chain) == 6
     text = (bundle.folder / MANIFEST).read_text()
-    assert str(pair.target.parent) not in text  # where it was made is nobody's business
+    assert str(pair.target.parent) not in text  # no local paths
 
 
 def test_the_card_tells_every_variant(bundle: Bundle) -> None:
@@ -140,7 +140,7 @@ def test_the_plan_counts_what_the_bundle_holds(pair: Pair, bundle: Bundle) -> No
 
 
 def test_a_plan_for_8_billion_weights_reads_none_of_them(tmp_path: Path) -> None:
-    """The target's weights are one hole of 16 GB: only its headers have contents."""
+    """The target's weights are a sparse file of 16 GB: only its headers have contents."""
     config = LlamaConfig(
         vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
         num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=False,
@@ -155,7 +155,7 @@ def test_a_plan_for_8_billion_weights_reads_none_of_them(tmp_path: Path) -> None
     _hole(tmp_path / "drafter", {"self_attention.mlp.up_proj.weight": (4096, 50_000)})
     started = time.process_time()
     plan = make_plan(str(tmp_path / "target"), str(tmp_path / "drafter"), ["cpu-int4"], 32_000)
-    assert time.process_time() - started < 2.0  # to read a hole of 16 GB takes longer
+    assert time.process_time() - started < 2.0  # reading 16 GB takes longer
     assert plan.embedding_weights == 128_256 * 4096
     assert plan.head_weights == 32_000 * 4096
     assert plan.layer_weights == 4096 * 50_000

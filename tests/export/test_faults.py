@@ -1,4 +1,4 @@
-"""Whatever is wrong with a bundle, a disk or a build: one clear line, and nothing half-written passes for a bundle."""
+"""Faults of a bundle, a disk or a build: one clear line, and no incomplete bundle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DATA = "variants/cpu-int8/model.onnx.data"
 
 @pytest.fixture
 def copy(bundle: Bundle, tmp_path: Path) -> Path:
-    """A bundle to spoil."""
+    """A bundle to damage."""
     return Path(shutil.copytree(bundle.folder, tmp_path / "copy"))
 
 
@@ -145,7 +145,7 @@ sys.exit(run_cli("moa-export", write))
 
 def check_interruption(how: signal.Signals, until: str, command: list[str], place: Path) -> None:
     """Start a process that builds in `place`, end it once it has said `until`, and look at what is left."""
-    # A shell starts what runs in its background deaf to Ctrl-C, and its children inherit that: this one must hear it.
+    # Background processes of a shell ignore Ctrl-C, and children inherit that: this one must react to it.
     hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hears)
     assert process.stderr is not None
@@ -189,7 +189,7 @@ def test_an_interrupted_build(how: signal.Signals, pair: Pair, tmp_path: Path) -
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("largest", [2_000, 100_000, 250_000])
 def test_a_write_that_the_system_refuses(largest: int, pair: Pair, tmp_path: Path) -> None:
-    """For real: no file may grow beyond so many bytes, which different steps of the build run into."""
+    """With a real limit on file sizes, which different steps of the build run into."""
     limit = f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({largest}, {largest}))"
     start = f"{limit}; from export.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", start, *build_command(pair, tmp_path / "bundle")[3:]]

@@ -1,4 +1,4 @@
-"""The learned confidence: what it says of a guess decides how far a tree grows."""
+"""The learned confidence in a guess limits how far a tree grows."""
 
 from __future__ import annotations
 

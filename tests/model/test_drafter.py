@@ -141,7 +141,7 @@ class Reference:
         embedded = [(self.embedding[token], i) for i, token in enumerate(ids)]
         x = self.layer("self_attention", embedded[-1][0], len(ids) - 1, embedded, KV)
         known = list(zip(activations, range(len(activations)), strict=True))
-        if not known:  # never in the paper; here the drafter is then what it is without cross-attention
+        if not known:  # not in the paper; here the drafter then works as without cross-attention
             return self.head @ x
         return self.head @ self.layer("cross_attention", x, len(ids) - 1, known, KV)
 

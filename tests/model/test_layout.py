@@ -1,4 +1,4 @@
-"""Who sees whom in a batch, against the plainest definition: the prefix and the ancestors, within the window."""
+"""Masks of a batch against the plainest definition: the prefix and the ancestors, within the window."""
 
 from __future__ import annotations
 

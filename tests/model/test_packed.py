@@ -1,4 +1,4 @@
-"""The fast way through a model against the library's own, and as one graph."""
+"""The packed decoder against the library's own model, and as one graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def targets(family: str, ways: list[dict[str, Any]], **overrides: Any) -> list[T
 
 @pytest.mark.parametrize("family", PACKED_FAMILIES)
 def test_every_way_through_a_model_says_the_same_of_unlike_rows(family: str) -> None:
-    """Long rows attend alone, short ones together; one shares its beginning, and a piece of a prompt goes along."""
+    """Long rows attend alone, short ones together; one shares its prefix, and a chunk of a prompt is in the same
+    batch."""
     biased = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
     ways = [{"packed": False}, {}, {"pack_weights": True}, {"kv_tokens": 1600}]
     outcomes = []

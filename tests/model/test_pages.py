@@ -1,4 +1,4 @@
-"""Key/value memory by pages: what is written, kept and shared, and what the next user finds."""
+"""The paged KV cache: what is written, kept and shared, and that released pages are zeroed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streaming gives the drafter the same tensors as loading the target would, and reads nothing else."""
+"""Partial reading gives the drafter the same tensors as loading the target, and reads nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The target's promise: whatever the trees, lengths and batches, it says what the plain model says."""
+"""The target's guarantee: for any trees, lengths and batches it gives the plain model's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random trees of tokens, and what a model says of each node when it is run plainly, without any cache."""
+"""Random trees of tokens, and a model's logits for each node without any cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tiny import tiny
 
 
 def random_tree(rng: np.random.Generator, size: int, vocab: int = 128) -> tuple[list[int], list[int]]:
-    """Tokens and parents: node 0 continues the prefix, every other hangs on any earlier node."""
+    """Tokens and parents: node 0 continues the prefix, every other node has any earlier one as its parent."""
     tokens = rng.integers(4, vocab, size).tolist()
     return tokens, [-1, *(int(rng.integers(0, i)) for i in range(1, size))]
 

@@ -1,8 +1,8 @@
-"""Clients that are killed, in `edge-client chat` and in `edge-client use`. Are their files whole, and right?
+"""Kills clients during `edge-client chat` and `edge-client use`, and checks that their files are complete and right.
 
-A conversation is taken up again by the next client from what the last one had saved. Greedy answers are a function of
-what was said before, so the transcript is always the beginning of one and the same conversation. Clients are forked off
-a process that has imported the program already: a kill then costs no start.
+The next client continues the conversation from the last saved file. Greedy answers depend only on the text before, so
+every transcript is a prefix of the same conversation. Clients are forked off a process that has imported the program
+already: a kill then costs no start.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Home:
         return [one["content"] for one in said[1::2]]
 
     def problems(self) -> list[str]:
-        """What a kill has spoilt."""
+        """The damage of a kill."""
         found = []
         try:
             if self.truth and self.answers != self.truth[: len(self.answers)]:

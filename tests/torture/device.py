@@ -1,4 +1,4 @@
-"""A device beside a fake verifier that breaks a rule: does it end, in order, without loops, with a possible story?"""
+"""A device with a fake verifier that breaks a rule: it must end without loops and with a consistent history."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROGRESS = frozenset(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it."""
+    """The result."""
 
     behaviour: str
     seconds: float

@@ -1,4 +1,4 @@
-"""A verifier that breaks the rules, one way at a time. It stands on the wire alone and knows nothing of any client.
+"""A verifier that breaks one rule at a time. It uses only the wire package and does not depend on the client.
 
 A behaviour looks at a message and says what to send: messages, raw frames, or an `End` of the connection. What it does
 not care about is answered as an honest verifier would, one token a round.
@@ -47,7 +47,7 @@ HUGE = 2**31 - 1
 
 @dataclass(frozen=True)
 class End:
-    """End the connection: with a close code, or without a word."""
+    """End the connection: with a close code, or without."""
 
     code: int = 0
     reason: str = ""

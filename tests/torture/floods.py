@@ -1,7 +1,7 @@
 """Hostile clients, each within the rules of websockets and most within those of the protocol.
 
-A flood is a coroutine that goes on for some seconds and is told nothing of the server but its port and a token. What it
-was told of limits, and how it was cut, it writes down in a `Report`. Each comes back at once when it is cut.
+A flood is a coroutine that runs for some seconds and knows only the server's port and a token. It records errors and
+closes in a `Report`, and reconnects at once when it is closed.
 
     python -m tests.torture.floods NAME PORT TOKEN SECONDS        (prints the report as JSON)
 """
@@ -28,7 +28,7 @@ _BLOB = 64 * 1024
 
 @dataclass
 class Report:
-    """What became of a flood."""
+    """The result of a flood."""
 
     sent: int = 0
     """Bytes."""
@@ -185,7 +185,7 @@ async def penalty_chains(port: int, token: str, until: float, report: Report) ->
 
 
 async def half_handshakes(port: int, token: str, until: float, report: Report) -> None:
-    """A thousand TCP connections that say nothing, or half of a handshake."""
+    """A thousand TCP connections that send nothing, or half of a handshake."""
     held: list[Raw] = []
     while time.monotonic() < until:
         try:

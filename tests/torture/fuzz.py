@@ -1,6 +1,6 @@
-"""Frames that nobody should send: valid messages with bytes changed, messages with senseless fields, broken websockets.
+"""Invalid frames: valid messages with changed bytes, messages with invalid fields, broken websockets.
 
-Everything comes from a seed. The verifier runs with its budgets raised, or it would cut the connection at once.
+Everything is derived from a seed. The verifier runs with raised budgets, or it would close the connection at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNBOUNDED = (
     *("--max-empty-frames-per-second", "1000000", "--max-bytes-per-second", "1000000000"),
     *("--max-refusals-per-second", "1000000", "--max-bad-messages", "1000000", "--max-log-lines-per-second", "1"),
 )
-"""Flags of a verifier that lets itself be fuzzed."""
+"""Flags of a verifier for fuzzing."""
 
 _AT_A_TIME = 25
 _FEATURES = ["append", "foresee", "records", "stream", "tree"]
@@ -297,5 +297,5 @@ async def _connection(
 
 
 def seed_from_clock() -> int:
-    """A seed for a run that nobody has to repeat; it is printed, so that somebody can."""
+    """A random seed; it is printed, so that the run can be repeated."""
     return int.from_bytes(os.urandom(4), "big")

@@ -1,9 +1,9 @@
-"""A checker of recorded runs, in the manner of Jepsen: whatever went wrong on the way, is the story possible? Pure.
+"""A consistency checker for recorded runs, in the style of Jepsen. Pure.
 
 A run is a list of entries in the order in which a client learned of things. The rules:
 * A session has one linear token log: what was verified at a position stays, and nothing is verified beyond a gap.
 * Text shown provisionally is later confirmed, retracted or adopted, each token once.
-* What was acknowledged is never lost: the text at the end is all that was verified, confirmed or adopted, in order.
+* Acknowledged text is never lost: the final text is everything that was verified, confirmed or adopted, in order.
 """
 
 from __future__ import annotations

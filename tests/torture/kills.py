@@ -1,6 +1,6 @@
-"""A verifier that is killed again and again, and clients whose connections are cut: is every text the target's own?
+"""Kills a verifier again and again and cuts its clients' connections; every text must be the target's own.
 
-The clients keep a record of what they were told, and `history.py` says whether it is a possible story.
+The clients record their events, and `history.py` checks that they are consistent.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from moa.wire.messages import Ack, Activations
 from tests.torture.history import Entry, Finished, Opened, Verified, violations
 from tests.torture.raw import PATIENCE, Raw, binary
 
-_START_SECONDS = 1800.0  # a run that gets only what nobody else wants starts slowly
+_START_SECONDS = 1800.0  # at low priority a run starts slowly
 _TOKENS = 48
 _HALF_OPEN = 3
 _PAUSE = 0.05
-"""Seconds between two blows at most: a few rounds of every client."""
+"""Longest time between two kills, in seconds: a few rounds of every client."""
 
 
 @dataclass
 class Toll:
-    """What a run has cost, and whether it was right."""
+    """The counts of a run, and whether it was right."""
 
     kills: int = 0
     cuts: int = 0
@@ -45,7 +45,7 @@ class Toll:
 
 
 class Nursery:
-    """Where verifiers come from."""
+    """Starts verifiers."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as free:
@@ -55,7 +55,7 @@ class Nursery:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Load the model, and let the first one live."""
+        """Load the model, and start the first one."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.torture.nursery", str(self.port), str(self._file)),
@@ -79,7 +79,7 @@ class Nursery:
         return self._log.read_text()
 
     def kill(self) -> None:
-        """SIGKILL the one that lives."""
+        """SIGKILL the running one."""
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             os.kill(int(self._file.read_text()), signal.SIGKILL)
 
@@ -93,7 +93,7 @@ class Nursery:
 
 @contextlib.asynccontextmanager
 async def nursery() -> AsyncIterator[Nursery]:
-    """A place where verifiers come from, for as long as the context lasts."""
+    """Starts verifiers while the context lasts."""
     with tempfile.TemporaryDirectory() as folder:
         made = Nursery(Path(folder))
         try:
@@ -104,7 +104,7 @@ async def nursery() -> AsyncIterator[Nursery]:
 
 
 class Asker:
-    """A client that wants its answers whatever happens to its connections."""
+    """A client that completes its answers over any number of connections."""
 
     def __init__(self, port: int, seed: int, toll: Toll, entries: list[Entry], token: str = "") -> None:
         self._port, self._rng, self._toll, self._entries = port, random.Random(seed), toll, entries
@@ -157,7 +157,7 @@ class Asker:
         return True
 
     async def leave(self) -> None:
-        """Be done with the connection, whatever is left of it."""
+        """Close the connection."""
         raw, self._raw = self._raw, None
         if raw is not None and raw not in self._gone:
             await raw.gone()

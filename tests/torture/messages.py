@@ -1,4 +1,4 @@
-"""A verifier that says anything to a device: fuzzed messages before, after and instead of the right answers.
+"""A verifier that sends fuzzed messages before, after and instead of the right answers.
 
 The pauses between two dials are shortened, or the connections that a broken message ends would take days: that a
 device does not loop is shown beside the fakes of `device.py`, with the pauses it has.

@@ -1,4 +1,4 @@
-"""An honest client beside a hostile one: it keeps asking, checks every token, and notes how long each answer took."""
+"""A normal client beside a hostile one: it keeps asking, checks every token, and measures each answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENS = 200
 
 @dataclass
 class Watched:
-    """What a neighbour has seen."""
+    """The neighbour's measurements."""
 
     seconds: list[float] = field(default_factory=list)
     """Of each round, from asking to the verdict."""

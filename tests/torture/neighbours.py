@@ -1,4 +1,4 @@
-"""An honest neighbour under each flood: its latency, the memory of the process, and what the flooder is told."""
+"""A normal client under each flood: its latency, the memory of the process, and the flooder's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Verifiers to be killed: one process loads the model once, and forks a verifier whenever the last one has died.
+"""Verifiers for the kill runs: one process loads the model once, and forks a new verifier whenever the last one has
+died.
 
 python -m tests.torture.nursery PORT FILE       (FILE: where the process id of the living one is written)
 """

@@ -1,4 +1,4 @@
-"""A websocket client that keeps no rules but those it is told to keep: raw frames, as many as the socket takes."""
+"""A raw websocket client for protocol violations: any frames, as many as the socket takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, Refusal, decode_s
 from moa.wire.messages import Error, Hello, Message, ServerMessage
 
 BINARY, TEXT, CLOSE, PING, PONG = 2, 1, 8, 9, 10
-PATIENCE = 60.0  # seconds; far more than anything takes, so that only a hang runs into it
+PATIENCE = 60.0  # seconds; much longer than anything takes, so that only a hang reaches it
 
 
 def frame(opcode: int, payload: bytes = b"", *, final: bool = True) -> bytes:
@@ -88,7 +88,7 @@ class Raw:
             await made.gone()
 
     async def gone(self) -> None:
-        """Be gone, and wait until the socket is closed."""
+        """Abort, and wait until the socket is closed."""
         self.abort()
         with contextlib.suppress(OSError):
             await self.writer.wait_closed()
@@ -172,6 +172,6 @@ class Raw:
         self.writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     def abort(self) -> None:
-        """Be gone."""
+        """Abort."""
         if not self.writer.transport.is_closing():
             self.writer.transport.abort()

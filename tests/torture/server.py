@@ -1,4 +1,4 @@
-"""A real verifier in a process of its own, what it says, and how much memory it holds."""
+"""A real verifier in its own process, with its log, metrics and memory."""
 
 from __future__ import annotations
 

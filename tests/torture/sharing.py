@@ -1,4 +1,4 @@
-"""Two principals, one of them greedy; and ten times the load that there is capacity for."""
+"""Two principals, one of them above its share; and a load of ten times the capacity."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.torture.server import Server
 
 @dataclass(frozen=True)
 class Shares:
-    """What the modest one got."""
+    """The rounds of the other principal."""
 
     alone: int
     """Rounds in the time, alone."""
@@ -90,7 +90,7 @@ async def two_principals(server: Server, seconds: float, sessions: int = 48) -> 
 
 @dataclass(frozen=True)
 class Overload:
-    """What became of too much."""
+    """The result of the overload."""
 
     sessions: int
     alone_per_second: float

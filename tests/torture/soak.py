@@ -1,4 +1,4 @@
-"""Hours of mixed load with faults, sampled; and whether anything grows. The slopes are pure."""
+"""Hours of mixed load with faults, sampled, to see whether anything grows. The slopes are pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Slope:
 
 @dataclass
 class Soaked:
-    """What hours have brought."""
+    """The result of a soak."""
 
     samples: list[Sample] = field(default_factory=list)
     toll: Toll = field(default_factory=Toll)

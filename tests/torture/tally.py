@@ -1,4 +1,4 @@
-"""Counts of a long run, kept in a file: whoever runs the part again goes on where it was stopped."""
+"""Counts of a long run, kept in a file, so that it can be continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that are none, on either end: they cost acceptance, or one session, and never a token."""
+"""NaN and infinities on either end cost acceptance, or one session, and never change a token."""
 
 from __future__ import annotations
 

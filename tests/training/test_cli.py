@@ -147,7 +147,7 @@ def test_spacings() -> None:
 
 
 def test_a_small_model_becomes_the_body(target: Path, chats: Path, tmp_path: Path) -> None:
-    """A sibling of another width, family and head: frozen, it speaks alone exactly as before."""
+    """A body of another width, family and head: frozen, without records it behaves exactly as before."""
     sibling = save_tiny("qwen2", tmp_path / "sibling", num_hidden_layers=2, hidden_size=32, seed=5)
     assert train(target, chats, tmp_path / "out", "--body", str(sibling), "--freeze-body") == 0
     loaded, body = load_model(target), load_model(sibling)
@@ -164,7 +164,7 @@ def test_a_small_model_becomes_the_body(target: Path, chats: Path, tmp_path: Pat
 
 
 def test_a_body_of_the_targets_own_layers_begins_where_the_target_is(target: Path, chats: Path, tmp_path: Path) -> None:
-    """All layers and all units: nothing is cut, so it says what the target says."""
+    """All layers and all units: nothing is pruned, so it equals the target."""
     every = ["--body", "target:0,1,2,3", "--sa-intermediate", "96", "--steps", "1", "--learning-rate", "1e-12"]
     assert train(target, chats, tmp_path / "out", *every) == 0
     loaded = load_model(target)
@@ -177,7 +177,7 @@ def test_a_body_of_the_targets_own_layers_begins_where_the_target_is(target: Pat
         torch.testing.assert_close(alone, loaded.model(ids).logits, atol=1e-3, rtol=1e-3)
 
 
-# ---- a person's mistakes: one line each, exit code 2 ----------------------------------------------------------------
+# ---- user errors: one line each, exit code 2 ----------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

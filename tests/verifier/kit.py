@@ -32,7 +32,7 @@ __all__ = ["Client", "Row", "Verifier", "decode_server"]
 VOCAB = 128
 LIMITS = Limits(max_context_tokens=160, max_prompt_tokens=150, max_chain_tokens=32, max_tree_nodes=32)
 SETTINGS = Settings(port=0, slots=8, limits=LIMITS)
-PATIENCE = 20.0  # seconds; far more than anything takes, so that only a hang runs into it
+PATIENCE = 20.0  # seconds; much longer than anything takes, so that only a hang reaches it
 
 
 @cache
@@ -79,7 +79,7 @@ def generated(ids: Sequence[int], count: int, *, family: str = "llama") -> list[
 
 
 def generate(model: Any, ids: Sequence[int], count: int, sampling: SamplingSettings | None = None) -> list[int]:
-    """What `model.generate` says; of its logits, with sampling, the sampler's choice."""
+    """The result of `model.generate`; with sampling, the sampler's choice on its logits."""
     told = [] if sampling is None or sampling.plain_greedy else [_Chosen(sampling)]
     with torch.inference_mode():
         out = model.generate(

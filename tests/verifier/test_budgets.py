@@ -16,7 +16,7 @@ LIMITS = Limits(
 
 
 def run(meter: Meter, per_second: float, seconds: float, name: str = FRAMES, piece: int = 50) -> tuple[int, float, str]:
-    """Somebody who sends so many a second, in pieces: how many are taken, when it is cut, and by which limit."""
+    """A client that sends so many a second, in pieces: how many are accepted, when it is closed, and by which limit."""
     now, done, wanted = 0.0, 0, 0.0
     while now < seconds:
         if (wait := meter.wait(now)) > 0:

@@ -1,4 +1,4 @@
-"""The command, in processes of its own where that is the point."""
+"""The command, in fresh processes where that matters."""
 
 from __future__ import annotations
 

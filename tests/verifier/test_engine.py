@@ -1,4 +1,5 @@
-"""The engine's thread, driven by hand: what raises is quarantined alone, and records never come before verdicts."""
+"""The engine's thread, stepped by hand: only the session that raises is quarantined, and records never come before
+verdicts."""
 
 from __future__ import annotations
 

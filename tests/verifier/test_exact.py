@@ -1,6 +1,6 @@
-"""The text is the target's own, whatever is drafted, by whomever, next to whichever other sessions.
+"""The text is the target's own, for any drafts and any other sessions in the batch.
 
-The truth is the library's `generate` on a model that none of our code has touched. A sampled token is a fixed function
+The reference is the library's `generate` on an unmodified model. A sampled token is a fixed function
 of the logits, so there the truth is what that function makes of `generate`'s own.
 """
 

@@ -1,4 +1,4 @@
-"""Hostile clients within the rules of the protocol: each is bounded, told which limit, and cut; others go on."""
+"""Hostile clients within the rules of the protocol: each is bounded, told the limit, and closed; others continue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _settings(**limits: Any) -> kit.Settings:
 
 @pytest.fixture
 def two(tmp_path: Any) -> tuple[Authenticator, str, str]:
-    """Two principals: honest and greedy."""
+    """Two principals: a normal one and one above its share."""
     honest, greedy = new_token(), new_token()
     file = tmp_path / "tokens"
     file.write_text(f"{token_line('honest', honest)}\n{token_line('greedy', greedy)}\n")
@@ -296,7 +296,7 @@ async def test_a_session_longer_than_a_prompt_may_be_comes_back_after_a_restart(
 
 @pytest.fixture(autouse=True)
 async def no_task_is_left() -> AsyncIterator[None]:
-    """Whatever a flood did, nothing of it stays in the loop."""
+    """After a flood nothing stays in the event loop."""
     yield
     await asyncio.sleep(0)
     left = [task for task in asyncio.all_tasks() if "converse" in repr(task) or "_write" in repr(task)]

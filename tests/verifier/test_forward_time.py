@@ -1,4 +1,4 @@
-"""What a forward will take, learned from those that ran."""
+"""The predicted time of a forward, learned from past ones."""
 
 from __future__ import annotations
 

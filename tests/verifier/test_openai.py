@@ -1,4 +1,4 @@
-"""The verifier as an OpenAI-shaped endpoint: the target's own text, many at once, and nothing left behind."""
+"""The verifier as an OpenAI-compatible endpoint: the target's own text, many at once, and no sessions left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the advisories of inference servers teach, one test for each lesson. Where a lesson has its test elsewhere:
+"""Lessons from security advisories of inference servers, one test each. Lessons that are tested elsewhere:
 
 6.  constant-time comparison of tokens: `test_auth`, every entry is compared in constant time
 8.  generic errors outward: `test_transport`, the log of what went wrong stays inside
@@ -26,9 +26,9 @@ from tests.verifier import kit
 
 _SERVER, _SHARED = Path(cloud_verifier.__file__).parent, Path(moa.__file__).parent
 _FROM_OUTSIDE = (*_SERVER.rglob("*.py"), *(_SHARED / "wire").rglob("*.py"), _SHARED / "records.py")
-"""What touches bytes that somebody has sent."""
+"""The code that handles bytes from clients."""
 _LOADING = (*_FROM_OUTSIDE, *(_SHARED / "model").rglob("*.py"))
-"""And what reads model folders, which somebody may have made."""
+"""And the code that reads untrusted model folders."""
 
 
 def _nodes(files: tuple[Path, ...]) -> Iterator[tuple[str, ast.AST]]:

@@ -1,4 +1,4 @@
-"""What strangers, broken clients and slow ones can do: nothing but be turned away."""
+"""Unauthenticated, broken and slow clients are refused without effect on others."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_one_principal_cannot_touch_a_session_of_another(tokens: tuple[Aut
         async with kit.client(running, token=bob) as his:
             unknown = ClientSession(list(IDS))
             for theirs in (session, unknown):
-                # What he is told of her session is what he is told of one that is not there.
+                # His answer about her session equals that about a session that does not exist.
                 resume = Resume(theirs.id, len(IDS), chain_hash(IDS), 0)
                 verify = Verify(theirs.id, 1, len(IDS) - 1, [IDS[-1]])
                 answers = []
@@ -228,7 +228,7 @@ async def test_a_handshake_that_dawdles_is_cut() -> None:
 
 async def test_half_open_connections_are_reaped() -> None:
     async with kit.verifier(_settings(ping_interval=0.1, ping_timeout=0.1)) as running, kit.client(running) as edge:
-        edge.connection.transport.pause_reading()  # the network is gone, and nobody has said so
+        edge.connection.transport.pause_reading()  # the network is gone, without a close
         async with asyncio.timeout(kit.PATIENCE):
             while running.service.channels:
                 await asyncio.sleep(0.01)
@@ -419,7 +419,7 @@ async def test_a_connection_that_another_process_accepted_is_served() -> None:
         ours.setblocking(False)
 
         async def accept() -> None:
-            head = await asyncio.get_running_loop().sock_recv(ours, 30)  # somebody looked where it wants to go
+            head = await asyncio.get_running_loop().sock_recv(ours, 30)  # the request reached the redirect's target
             await running.transport.adopt(ours, head)
 
         async with asyncio.TaskGroup() as group:

@@ -33,7 +33,7 @@ def rows(history: History, tokens: int) -> bytes:
 
 
 class Histories:
-    """Sessions by id. What a test forgets here, the verifier has lost."""
+    """Sessions by id. A test that removes one here simulates a verifier that has lost it."""
 
     def __init__(
         self,

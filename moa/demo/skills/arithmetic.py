@@ -6,7 +6,7 @@ from .base import Skill, Task, same_last, same_last_number
 from .words import name, things
 
 LIMIT = 99
-"""Results stay within two digits: few enough facts to be learnt from a small corpus."""
+"""Results stay within two digits: few enough facts to learn from a small corpus."""
 
 
 def _apply(left: int, sign: str, right: int) -> int:
@@ -22,7 +22,7 @@ def _draw_step(rng: random.Random, total: int, largest: int) -> tuple[str, int]:
 
 
 def _work(total: int, sign: str, operand: int) -> str:
-    """The step written out: tens first and then ones, so that each part is a simple fact."""
+    """One step, written out: tens first and then ones, so that each part is a simple fact."""
     tens, ones = operand // 10 * 10, operand % 10
     if not tens or not ones:
         return f"{total} {sign} {operand} = {_apply(total, sign, operand)}."

@@ -1,4 +1,4 @@
-"""Held-out ways of asking each skill, written by hand and apart from `phrasings`: training contained none of them."""
+"""Held-out phrasings of each skill, written by hand and separately from `phrasings`: none is in the training data."""
 
 import random
 from collections.abc import Iterator
@@ -273,11 +273,11 @@ ASKED: dict[str, tuple[str, ...]] = {
         "hi can you do {sum}",
     ),
 }  # fmt: skip
-"""By kind of task, each said as it stands."""
+"""By kind of task, used without changes."""
 
 
 def asked(skill: Skill, seed: int = 0) -> Iterator[Example]:
-    """One task in every held-out way of asking the skill; tasks of a kind that is rarer are drawn until it has all."""
+    """One task in every held-out phrasing of the skill; tasks are drawn until rare kinds have all of theirs."""
     rng = random.Random(f"asked-{skill.name}-{seed}")
     kinds = {skill.draw(rng).kind for _ in range(200)}
     left = {kind: list(ASKED[kind]) for kind in sorted(kinds)}

@@ -1,4 +1,4 @@
-"""What a skill is, and the few text helpers that every checker shares."""
+"""The classes of skills, and text helpers that all checkers share."""
 
 import random
 import re
@@ -13,7 +13,7 @@ from .phrasings import PHRASINGS
 class Example:
     """One exercise: the skill it belongs to, the user's prompt and a correct reply.
 
-    `facts` are what a free reply is judged by, where the reference answer alone does not say it.
+    `facts` are what a free reply is checked for, if the reference answer is not enough.
     """
 
     skill: str
@@ -24,7 +24,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Task:
-    """What is wanted, whatever the words: a phrasing's slots, the text it is about, and a right answer.
+    """A task without its wording: a phrasing's slots, the text it is about, and a right answer.
 
     `kind` names the phrasings that fit (`PHRASINGS`, and `ASKED` for the held-out ones).
     """
@@ -55,7 +55,7 @@ class Skill:
         return Example(self.name, prompt, task.answer, task.facts)
 
     def check(self, example: Example, reply: str) -> bool:
-        """Whether the reply's final answer is right; the way to it is free."""
+        """Whether the reply's final answer is right; the steps before it do not matter."""
         return self.judge(example, reply)
 
 
@@ -85,7 +85,7 @@ def same_list(example: Example, reply: str) -> bool:
 
 
 def _last_clause(reply: str) -> str:
-    """The text behind the last colon or full stop within the reply: where a list answer stands."""
+    """The text after the last colon or full stop in the reply, where a list answer is."""
     return re.split(r":|\.\s", reply.strip())[-1]
 
 

@@ -1,4 +1,4 @@
-"""Three skills that no training knows, for an honest look at what is learnt beyond the sixteen.
+"""Three skills that are not in the training data, to measure what is learnt beyond the sixteen.
 
 They were written after the target's last training rows were packed: one near to a skill of its own (the smallest of a
 list), one further away (an item by its place in a list) and one far away (spelling a word).
@@ -64,7 +64,7 @@ FRESH = {
 
 
 def fresh(per_skill: int, seed: int = 0) -> Iterator[Example]:
-    """So many exercises of every fresh skill."""
+    """This many exercises of every fresh skill."""
     rng = random.Random(f"fresh-{seed}")
     for skill in FRESH.values():
         for _ in range(per_skill):

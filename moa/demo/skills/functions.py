@@ -1,4 +1,4 @@
-"""Small Python functions with a doctest, checked by running them in a language too small to do harm."""
+"""Small Python functions with a doctest, checked by running them in a restricted subset of Python."""
 
 import ast
 import doctest
@@ -91,7 +91,7 @@ _NODES = (
 
 
 def _harmless(expression: ast.expr) -> bool:
-    """Whether evaluating the expression is quick and reaches nothing outside: no loops to nest, no big products."""
+    """Whether evaluating the expression is fast and without side effects: no nested loops, no large products."""
     nodes = list(ast.walk(expression))
     constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
@@ -138,7 +138,7 @@ def _trials(argument: str, size: int) -> list[Any]:
 
 
 def _judge_function(example: Example, reply: str) -> bool:
-    """The function must pass its own doctest and agree with its family on arguments of ours."""
+    """The function must pass its own doctest and give its family's results on our arguments."""
     family, size = _FAMILIES[example.facts[0]], int(example.facts[1])
     name = f"{family.name}_{size}"
     function = _definition(reply, name)

@@ -7,7 +7,7 @@ from .words import goods
 
 
 def _spread(rng: random.Random) -> list[int]:
-    """Two-digit numbers; as a rule with different tens, so that their order shows in one digit."""
+    """Two-digit numbers, mostly with different tens, so that one digit is enough to order them."""
     count = rng.choice((3, 3, 3, 4, 4, 4, 5))
     if rng.random() < 0.15:
         return rng.sample(range(10, 100), count)
@@ -15,7 +15,7 @@ def _spread(rng: random.Random) -> list[int]:
 
 
 def _shown(rng: random.Random, values: list[int] | list[str]) -> str:
-    """A list as people write it: commas as a rule."""
+    """A list as people write it: mostly with commas."""
     words = [str(value) for value in values]
     match rng.choices(("commas", "and", "tight", "spaces"), (75, 15, 5, 5))[0]:
         case "and":

@@ -1,7 +1,7 @@
-"""How people put a request: politeness, greetings, punctuation, capitals, and where the text in question stands.
+"""Variations of a request: politeness, greetings, punctuation, capitals, and the place of the text in question.
 
-A phrasing is a core, such as `calculate {sum}.` or `what is {sum}?`: its mark tells an order from a question.
-One that begins with a capital letter, or has no mark, is said as it stands.
+A phrasing is a core, such as `calculate {sum}.` or `what is {sum}?`: its punctuation mark separates orders from
+questions. One that begins with a capital letter, or has no mark, is used without changes.
 """
 
 import random
@@ -35,7 +35,7 @@ _QUESTIONS = (
 
 
 def say(rng: random.Random, phrasing: str, slots: Mapping[str, object], material: str = "") -> str:
-    """The phrasing as somebody might put it, with its slots filled and the material beside or inside it."""
+    """A varied phrasing, with its slots filled and the material beside or inside it."""
     inside = "{material}" in phrasing
     if phrasing[0].isupper() or phrasing[-1] not in ".?":
         text = phrasing
@@ -50,7 +50,7 @@ def say(rng: random.Random, phrasing: str, slots: Mapping[str, object], material
 
 
 def _with_material(rng: random.Random, text: str, material: str) -> str:
-    """Behind a colon as a rule; a table stands on lines of its own."""
+    """Mostly after a colon; a table is on its own lines."""
     stem = text.rstrip(" .?!")
     mark = text[len(stem) :].strip()
     if "\n" in material:

@@ -1,4 +1,4 @@
-"""Small talk: greetings, what the demo is and can do, and saying so when it cannot. Not a skill, but a manner."""
+"""Small talk: greetings, what the demo is and can do, and saying what it cannot do."""
 
 import random
 
@@ -21,7 +21,7 @@ _REPLIES = {
     "world": f"{_MODEL}, and this is not one of them, so I cannot help with it. {_TRY}",
     "large": "I only add and subtract, with results up to 99, so I cannot work this out.",
 }
-"""One reply each: a toy should say what it is in the same words every time."""
+"""One reply each: the demo always describes itself in the same words."""
 
 _TOPICS = (
     "gravity", "the moon", "the French Revolution", "photosynthesis", "black holes", "the stock market",

@@ -1,4 +1,4 @@
-"""The words that exercises draw from: a small core that comes often, a wider choice, and names that are made up."""
+"""Words for exercises: a small frequent core, a wider choice, and invented names."""
 
 import random
 
@@ -88,7 +88,7 @@ _ENDS = ("", "", "a", "o", "n", "r", "s", "l", "ra", "na", "ne", "th", "ck", "nd
 
 
 def made_up(rng: random.Random) -> str:
-    """A name that nobody has: there are more than a hundred thousand, so copying it is the only way to get it right."""
+    """An invented name: there are more than a hundred thousand, so the model must copy it."""
     first = rng.choice(_ONSETS)
     syllables = first if first in "AEIOU" else first + rng.choice(_VOWELS)
     for _ in range(rng.choice((0, 1, 1, 2)) or (len(syllables) < 2)):

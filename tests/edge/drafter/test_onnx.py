@@ -1,4 +1,4 @@
-"""The drafter on the device: whatever was drafted and rolled back before, it says what a fresh one says."""
+"""The drafter on the device: after any drafts and rollbacks it drafts the same as a new one."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_records_are_seen_by_position_and_holes_are_masked() -> None:
 
 
 def test_the_noise_is_the_one_that_decides() -> None:
-    """With an infinite temperature only noise is left, and the drafter guesses the token that the target takes."""
+    """At an infinite temperature only noise decides, and the drafter guesses the target's token."""
     ids = verifier_kit.prompt(4, 9)
     sampling = SamplingSettings(temperature=100.0, seed=5)
     guess = run(fresh().guess(ids, sampling))

@@ -1,4 +1,4 @@
-"""What can be wrong with a verifier, and the one clear line that says so."""
+"""Failures to reach a verifier, each with its one-line error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HELLO = hello(client="test", tokenizer="", target="", drafter="")
 
 
 async def trouble(url: str, **endpoint: Any) -> MoaError:
-    """Why this verifier cannot be had."""
+    """The error for this verifier."""
     async with VerifierLink(Endpoint(url=url, hello=HELLO, connect_seconds=2.0, **endpoint)).running() as link:
         with link.mailbox() as box:
             async with asyncio.timeout(30):
@@ -47,7 +47,7 @@ def quick(url: str) -> VerifierLink:
 async def stranger(
     *answers: bytes, tls: ssl.SSLContext | None = None, subprotocol: Any = SUBPROTOCOL
 ) -> AsyncIterator[str]:
-    """A websocket server that says what it is told, whatever it is asked."""
+    """A websocket server with scripted answers."""
 
     async def talk(connection: ServerConnection) -> None:
         for answer in answers:

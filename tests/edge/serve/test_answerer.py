@@ -1,4 +1,4 @@
-"""The client's events, told to those who count characters."""
+"""The client's events with positions in characters."""
 
 from __future__ import annotations
 

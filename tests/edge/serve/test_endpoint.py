@@ -36,7 +36,7 @@ async def serving(**settings: Any) -> AsyncIterator[Served]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def linked() -> AsyncIterator[Served]:
-    """A device with a verifier. Whoever cuts the link brings it back."""
+    """A device with a verifier. A test that cuts the link restores it."""
     async with verifier() as address, serving(verifier=address) as (client, api):
         await client.wait_online(PATIENCE)
         yield client, api
@@ -56,7 +56,7 @@ async def switch(api: openai.AsyncOpenAI, *, connected: bool) -> None:
 
 
 async def text_of(stream: Any) -> str:
-    """What a client that knows retraction has at the end."""
+    """The final text of a client that applies retractions."""
     text = ""
     async for chunk in stream:
         for choice in chunk.choices:
@@ -90,7 +90,7 @@ async def test_hold_waits_for_the_link_and_provisional_text_is_corrected(linked:
     marks = []
     async for chunk in stream:
         marks += [(choice.model_extra or {}).get("moa", {}).get("verified") for choice in chunk.choices]
-        if 0 in marks:  # there is text, and nothing of it is verified
+        if 0 in marks:  # there is text, and none of it is verified
             break
     await stream.close()
     held = asyncio.create_task(api.chat.completions.create(model=MODEL, messages=QUESTION))
@@ -110,7 +110,7 @@ async def test_every_verified_token_has_its_log_probability_however_it_came(link
         async for chunk in stream:
             for choice in chunk.choices:
                 told += choice.logprobs.content if choice.logprobs is not None else []
-            if not told:  # the first chunk is there, and nobody can have verified anything
+            if not told:  # the first chunk is there, and nothing can be verified yet
                 await switch(api, connected=True)
         assert [one.token for one in told] == [one.token for one in truth.logprobs.content]
         assert [one.logprob for one in told] == pytest.approx([one.logprob for one in truth.logprobs.content], abs=1e-3)

@@ -1,4 +1,4 @@
-"""The chat page: small, from this package alone, and text of a model that can never become markup or script."""
+"""The chat page: small, without foreign files, and model text never becomes markup or script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a connection goes to."""
+"""The worker of a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front with workers that have no model: they say who they are to whom they are handed, and die when told."""
+"""The front with workers that have no model: they answer with their index, and end when told."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cloud_verifier.workers.front import Front
 from moa.errors import MoaError, UsageError
 from moa.wire.limits import Limits
 
-PATIENCE = 110.0  # processes start slowly where many others run
+PATIENCE = 110.0  # processes start slowly on a busy machine
 SETTINGS = Settings(port=0, limits=Limits(handshake_timeout=5.0, drain_seconds=5.0))
 _FRESH = multiprocessing.get_context("spawn")
 

@@ -1,4 +1,5 @@
-"""`cloud-verifier serve --workers 2` as a person starts it: a session outlives its worker, token for token."""
+"""`cloud-verifier serve --workers 2` as a user starts it: a session continues after its worker dies, token for
+token."""
 
 from __future__ import annotations
 
