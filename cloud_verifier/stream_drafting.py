@@ -121,8 +121,9 @@ class TreeDrafting:
         if before and all(lease in asked for lease in before):
             # The same sessions follow each other round by round: the time between is a round's.
             levels = sum(one.levels for one in before.values()) / len(before)
+            won = sum(asked[lease].base - one.base for lease, one in before.items()) / len(before)
             for costs in {id(one.utility.costs): one.utility.costs for one in before.values()}.values():
-                costs.add(now - self._began - self._reading, levels)
+                costs.add(now - self._began - self._reading, levels, won)
         self._began, self._reading, self._before = now, 0.0, {}
         for lease, job in asked.items():
             if lease not in self._drafted:

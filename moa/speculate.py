@@ -237,7 +237,7 @@ class Speculator:
                 sequence.utility.told(level, len(path) - 1)
         costs = {id(s.utility.costs): s.utility.costs for s in active if s.utility is not None}
         for one in costs.values():
-            one.add(seconds, sum(levels) / len(levels))
+            one.add(seconds, sum(levels) / len(levels), sum(map(len, paths)) / len(paths))
 
     def _draft(self, active: list[_Sequence], settings: GenerationSettings) -> list[DraftTree]:
         requests: list[DraftRequest] = []

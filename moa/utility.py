@@ -15,7 +15,7 @@ from statistics import median
 
 _KEEP, _KEEP_USUAL = 0.9, 0.98
 """Share of what was measured of acceptance that a new round leaves standing: of one text, and of all."""
-_LATEST = 9
+_LATEST = 31
 """The times of this many latest rounds of a depth are used."""
 _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
 """Plain rounds before the first draft, and drafts after which one plain round measures the baseline again."""
@@ -30,7 +30,12 @@ _SHARE = 0.005
 """Share of the time of plain decoding that trials may take."""
 _HORIZON = 16
 """Rounds within which drafting has to save what the drafter's reading costs."""
-_MARGIN = 1.02
+_CREDIT = 12.0
+"""Plain rounds that drafting may lose against what was estimated, before it is off until plain decoding has made up for
+it: times of a busy machine are noisy, and an estimate that is wrong by luck stays wrong for a while."""
+_OUTLIER = 2.0
+"""A round counts as at most so many times its usual time: a machine that slept says nothing of drafting."""
+_MARGIN = 1.05
 """Draft only if the estimated tokens a second are at least this many times those of plain decoding."""
 
 
@@ -78,15 +83,25 @@ class Costs:
     """Rates over all texts so far, from which a new text starts."""
     since: float = 0.0
     """Seconds of plain decoding, of whatever text, since the latest draft."""
+    credit: float = _CREDIT
+    """Plain rounds that drafting may still lose."""
+    pace: float = 0.0
+    """Seconds of a plain round: a slow mean, for what credit is counted in."""
 
-    def add(self, seconds: float, levels: float) -> None:
-        """Add a round with so many drafted levels (their mean if several texts share the round)."""
+    def add(self, seconds: float, levels: float, won: float) -> None:
+        """Add a round with so many drafted levels and tokens won (their means if several texts share the round)."""
         if levels == 0:
             self.plain.append(seconds)
             self.since += seconds
-        else:
-            self.since = 0.0
-            self.drafted.setdefault(max(1, round(levels)), deque(maxlen=_LATEST)).append(seconds)
+            self.credit = min(_CREDIT, self.credit + _SHARE)
+            usual = min(seconds, _OUTLIER * median(self.plain))
+            self.pace = _KEEP_USUAL * self.pace + (1 - _KEEP_USUAL) * usual if self.pace else usual
+            return
+        self.since = 0.0
+        took = self.drafted.setdefault(max(1, round(levels)), deque(maxlen=_LATEST))
+        took.append(seconds)
+        if self.plain:
+            self.credit = min(_CREDIT, self.credit + won - min(seconds, _OUTLIER * median(took)) / self.pace)
 
     def read(self, seconds: float, tokens: int) -> None:
         """The drafter read so many tokens of text, of rounds that it had no part in."""
@@ -135,7 +150,7 @@ class Utility:
             rate = tokens / costs.seconds(levels)
             if rate > most:
                 best, most, saved = levels, rate, tokens * plain - costs.seconds(levels)
-        if best and saved * _HORIZON >= price:
+        if best and costs.credit >= 0 and saved * _HORIZON >= price:
             # Deeper levels must be tried now and then, or their estimates are never updated.
             return min(best + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self.deepest)
         trial = min(_TRIAL, self.deepest)
