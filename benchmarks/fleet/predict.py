@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.fleet.model import Service, Work
 from benchmarks.fleet.world import Answer, Fleet
-from benchmarks.kit.devices import Device, Script, run_all, scripts
+from benchmarks.kit.devices import Script, ScriptedDevice, run_all, scripts
 from benchmarks.kit.figures import listing
 from benchmarks.kit.progress import steps
 from benchmarks.kit.verifier import Emulated, many_short, verifier
@@ -39,7 +39,9 @@ async def measure(options: Options) -> dict[str, Any]:
             said = await scripts(running.url, many, length=_PROMPT, tokens=options.tokens, rate=_RATE, nodes=_NODES)
             homes = [choose_worker(f"device {i}", dict.fromkeys(range(lanes), 0)) or 0 for i in range(many)]
             places = [running.urls[home] for home in homes]
-            measured = await run_all([Device((url,), one, think=_DRAFT) for url, one in zip(places, said, strict=True)])
+            measured = await run_all(
+                [ScriptedDevice((url,), one, think=_DRAFT) for url, one in zip(places, said, strict=True)]
+            )
         predicted = _simulate(options, homes, said)
         rows.append(
             {

@@ -77,7 +77,7 @@ class Round(NamedTuple):
 
 
 @dataclass
-class Device:
+class ScriptedDevice:
     """One device with one answer to get."""
 
     urls: Sequence[str]
@@ -200,7 +200,7 @@ class Device:
 
 
 @contextlib.asynccontextmanager
-async def together(devices: Iterable[Device]) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def together(devices: Iterable[ScriptedDevice]) -> AsyncIterator[list[asyncio.Task[None]]]:
     """All of them at once; the context ends when the last has its answer, and with the first that fails."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -209,7 +209,7 @@ async def together(devices: Iterable[Device]) -> AsyncIterator[list[asyncio.Task
         raise several.exceptions[0] from None
 
 
-async def run_all(devices: Sequence[Device]) -> dict[str, Any]:
+async def run_all(devices: Sequence[ScriptedDevice]) -> dict[str, Any]:
     """Run devices together, and say what they went through."""
     began = perf_counter()
     async with together(devices):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.kit.devices import Device, Script, scripts, together
+from benchmarks.kit.devices import Script, ScriptedDevice, scripts, together
 from benchmarks.kit.verifier import Pair, Running, verifier
 from benchmarks.server.scrape import Page, look
 from moa.wire.messages import RecordDtype
@@ -66,7 +66,7 @@ async def crowd(url: str, said: Sequence[Script], records: RecordDtype = "off") 
         await ready.wait()
         await steady.wait()
 
-    devices = [Device((url,), script, records=records, begin=begin) for script in said]
+    devices = [ScriptedDevice((url,), script, records=records, begin=begin) for script in said]
     async with together(devices) as tasks:
         await ready.wait()
         before = await look(url)

@@ -8,7 +8,7 @@ from statistics import linear_regression
 from typing import Any
 
 from benchmarks.kit.client import client
-from benchmarks.kit.devices import Device, prompt, run_all, scripts
+from benchmarks.kit.devices import ScriptedDevice, prompt, run_all, scripts
 from benchmarks.kit.figures import table
 from benchmarks.kit.progress import Progress
 from benchmarks.server.crowd import Served, scripts_for
@@ -100,7 +100,7 @@ async def measure_overload(served: Served, options: Any) -> Figures:
                 await asyncio.sleep(0.05)
 
         watching = asyncio.create_task(watch())
-        devices = [Device((running.url,), script) for script in said]
+        devices = [ScriptedDevice((running.url,), script) for script in said]
         found = await run_all(devices)
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -131,7 +131,7 @@ async def measure_stop(served: Served, options: Any) -> Figures:
     gets a goaway, resumes on the other one, and ends with the same text."""
     with served.running() as first, served.running() as second:
         said = await scripts_for(second.url, _MOVING, options)
-        devices = [Device((first.url, second.url), script, think=options.think) for script in said]
+        devices = [ScriptedDevice((first.url, second.url), script, think=options.think) for script in said]
 
         async def stop() -> None:
             while max(len(device.tokens) for device in devices) < _HEARD * options.tokens:

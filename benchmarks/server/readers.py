@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from benchmarks.kit.devices import Device, Script, Way
+from benchmarks.kit.devices import Script, ScriptedDevice, Way
 from benchmarks.kit.figures import percentiles
 from benchmarks.kit.progress import say
 from moa.wire.messages import RecordDtype
@@ -101,7 +101,7 @@ async def trial(
             limit.reschedule(asyncio.get_running_loop().time() + until - asked)
 
         script = scripts[number % len(scripts)]
-        device = Device((url,), script, way=way, records=records, think=think, begin=begin)
+        device = ScriptedDevice((url,), script, way=way, records=records, think=think, begin=begin)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as limit:
                 await device.run()

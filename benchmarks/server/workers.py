@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.kit.devices import Device, Script, run_all, scripts
+from benchmarks.kit.devices import Script, ScriptedDevice, run_all, scripts
 from benchmarks.kit.figures import listing
 from benchmarks.kit.verifier import Running, verifier
 from moa.errors import MoaError
@@ -41,22 +41,22 @@ async def measure(options: Options) -> dict[str, Any]:
         runs = await _alone_and_together("one", running.url, said)
     with verifier(f"--workers={count}", *flags, threads=1) as running:
         runs += await _alone_and_together(str(count), running.url, said)
-        dropping = await run_all([Device((running.url,), one, drop_every=_DROP_EVERY) for one in said])
+        dropping = await run_all([ScriptedDevice((running.url,), one, drop_every=_DROP_EVERY) for one in said])
         runs.append({"what": f"{count}, {drops}", **dropping})
         runs.append(await _with_a_kill(str(count), running, said))
     return {"count": count, "runs": runs}
 
 
 async def _alone_and_together(name: str, url: str, said: Sequence[Script]) -> list[dict[str, Any]]:
-    alone = [await run_all([Device((url,), said[0])]) for _ in range(4)][1:]  # the first one warms
+    alone = [await run_all([ScriptedDevice((url,), said[0])]) for _ in range(4)][1:]  # the first one warms
     return [
         {"what": f"{name}, a device alone", **min(alone, key=lambda run: run["round_ms"]["p50"])},
-        {"what": f"{name}, all devices", **await run_all([Device((url,), one) for one in said])},
+        {"what": f"{name}, all devices", **await run_all([ScriptedDevice((url,), one) for one in said])},
     ]
 
 
 async def _with_a_kill(name: str, running: Running, said: Sequence[Script]) -> dict[str, Any]:
-    devices = [Device((running.url,), one, think=_THINK) for one in said]
+    devices = [ScriptedDevice((running.url,), one, think=_THINK) for one in said]
     life = asyncio.create_task(run_all(devices))
     while sum(len(device.rounds) > 1 for device in devices) < len(devices):  # every answer is under way
         if life.done():

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks.kit.devices import Device, Script, run_all, scripts
+from benchmarks.kit.devices import Script, ScriptedDevice, run_all, scripts
 from moa.errors import MoaError
 from tests.verifier import kit
 
@@ -19,7 +19,7 @@ async def test_devices_get_their_answers_through_drops_and_refusals() -> None:
         said = await scripts(url, 4, length=20, tokens=24, rate=0.7, nodes=6)
         assert len({len(one.ids) for one in said}) == 4
         assert all(len(one.truth) == len(one.drafts) == 24 and len(one.drafts[0]) == 5 for one in said)
-        devices = [Device((url,), one, drop_every=2) for one in said]
+        devices = [ScriptedDevice((url,), one, drop_every=2) for one in said]
         found = await run_all(devices)
         assert found["exact"] == found["devices"] == 4
         assert found["returns"] >= 4
@@ -32,9 +32,9 @@ async def test_another_text_than_the_targets_is_a_loud_failure(way: str) -> None
     async with kit.verifier() as running:
         url = running.transport.url
         (said,) = await scripts(url, 1, length=20, tokens=8, rate=1.0, nodes=4)
-        device = Device((url,), said, way=way)  # type: ignore[arg-type]
+        device = ScriptedDevice((url,), said, way=way)  # type: ignore[arg-type]
         await device.run()
         assert device.exact
         wrong = Script(said.ids, [(token + 1) % kit.VOCAB for token in said.truth], said.drafts)
         with pytest.raises(MoaError, match="another text"):
-            await run_all([Device((url,), wrong, way=way)])  # type: ignore[arg-type]
+            await run_all([ScriptedDevice((url,), wrong, way=way)])  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kit.devices import Device, Script
+from benchmarks.kit.devices import Script, ScriptedDevice
 from benchmarks.kit.verifier import Running
 from cloud_verifier.workers.affinity import choose_worker
 from tests.tiny import save_tiny
@@ -57,7 +57,7 @@ async def test_a_session_goes_on_elsewhere_when_its_worker_is_killed(
     ids, truth = kit.prompt(1, 10), kit.generated(kit.prompt(1, 10), 40)
     key = next(str(i) for i in range(100) if choose_worker(str(i), {0: 0, 1: 0}) == 0)
     guesses = [token if i % 3 else token ^ 1 for i, token in enumerate(truth)]
-    device = Device((url,), Script.along(ids, truth, guesses, nodes=3), think=0.05, key=key)
+    device = ScriptedDevice((url,), Script.along(ids, truth, guesses, nodes=3), think=0.05, key=key)
     async with asyncio.timeout(5 * kit.PATIENCE):
         life = asyncio.create_task(device.run())
         while len(device.rounds) < 2:
