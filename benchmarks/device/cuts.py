@@ -55,7 +55,7 @@ async def measure(options: Options) -> dict[str, Any]:
             settings = {"draft": "server" if number % 2 else "device", "max_new_tokens": options.tokens, **_SOON}
             async with (
                 lab.link(options.link, seed=number) as link,
-                lab.client(link, **settings, **dataclasses.asdict(sampling)) as client,
+                lab.client(link, online=False, **settings, **dataclasses.asdict(sampling)) as client,
             ):
                 cutting = asyncio.create_task(_keep_cutting(link, rng, options.most_bytes))
                 said = await read(client, ids)

@@ -137,7 +137,7 @@ async def measure(options: Options) -> dict[str, Any]:
                 settings: dict[str, Any] = {"draft": case.draft, "sync": case.sync.replace("late", "int8"), **_PATIENCE}
                 settings |= {"max_new_tokens": options.tokens, **dataclasses.asdict(case.settings)}
                 ids = lab.prompts[case.prompt]
-                async with gate, lab.client(proxies[case.link], device=device, **settings) as client:
+                async with gate, lab.client(proxies[case.link], device=device, online=False, **settings) as client:
                     said = await read(client, ids)
                 outcome = truth.judge(ids, case.settings, said.tokens) if all(said.verified) else "unverified"
                 outcomes[case, outcome] += 1

@@ -65,12 +65,14 @@ class Lab:
         *,
         device: Device | None = None,
         trace: Trace | None = None,
+        online: bool = True,
         **changes: Unpack[SettingChanges],
     ) -> AsyncIterator[EdgeClient]:
-        """A client that is online, over a link or beside the verifier."""
+        """A client, over a link or beside the verifier; with `online` it has a connection already."""
         settings: dict[str, Any] = {"verifier": via.url if via else self.url, **changes}
         async with EdgeClient(ClientSettings(**settings), device=device or self.device, trace=trace) as client:
-            await client.wait_online(_ONLINE_SECONDS)
+            if online:
+                await client.wait_online(_ONLINE_SECONDS)
             yield client
 
     async def answers(
