@@ -72,7 +72,7 @@ class Channel:
         self._meter.give_back(FRAMES)
 
     def flooded(self, limit: str) -> None:
-        """The other end has kept asking for more than its budget: tell it which, then cut."""
+        """The other end floods: send it the limit's name, then close."""
         log.warning(
             "cut: it keeps asking for more than its budget",
             extra={"peer": self.peer, "principal": self.principal, "event": "flood", "limit": limit},
@@ -85,7 +85,7 @@ class Channel:
     # ---- in
 
     async def receive(self, frame: bytes, arrived: float) -> None:
-        """Take in one frame and when it arrived. A refusal is answered; too many senseless ones end the connection."""
+        """Handle one frame with its arrival time. A refusal is answered; too many invalid frames end the connection."""
         await self.outbox.room()
         session, round = b"", 0
         try:
@@ -105,7 +105,7 @@ class Channel:
         self.service.metrics.refusals.labels(refusal.code.value, refusal.limit).inc()
         if not refusal.retryable:
             self._meter.spend(REFUSALS)
-        # Its message may quote the client's text or tokens, so it goes to the client alone.
+        # The message may quote the client's text or tokens, so it is sent to the client and not logged.
         log.info(
             "refused",
             extra={
@@ -219,7 +219,7 @@ class Channel:
             session = store.get(message.session, self.principal)
             answer = session.history.resume(message, "resumed" if session.lease is not None else "reprefilled")
         except Refusal as refusal:
-            # Where the logs differ the edge's is the truth: it has shown it to somebody. It opens the session anew.
+            # If the logs differ, the edge's log counts, because it was shown to the user. It opens the session again.
             if refusal.code == Code.CONFLICT:
                 self.service.rounds.abandon(session)
                 store.remove(session, "logs_differ")
@@ -236,7 +236,7 @@ class Channel:
         if session.lease is None and not self.service.draining:
             try:
                 self.service.rounds.prepare(session)
-            except Refusal as refusal:  # no slot now: its next round asks again
+            except Refusal as refusal:  # no slot now: its next round tries again
                 log.info("no slot on resume", extra={"session": session.id, "limit": refusal.limit})
 
     def _append(self, message: Append) -> None:
@@ -312,7 +312,7 @@ class Channel:
         self.outbox.offer(session)
 
     def let_go(self, session: Session) -> None:
-        """Another connection has taken the session over, or it is closed."""
+        """The session is closed, or another connection has taken it over."""
         self.sessions.pop(session.id, None)
         self.outbox.record_sender.forget(session.id)
         session.owner = None

@@ -1,7 +1,8 @@
 """The one thread that owns the model: forwards of drafts and prompts, the accept rule, commits, activation records.
 
-A verdict is reported as soon as its row is decided; records are made afterwards, in a pause or in small goes between
-forwards, so that a verdict never waits for its activations. A row that raises is quarantined alone: the others run on.
+A verdict is reported as soon as its row is decided; records are made afterwards, in idle time or in small batches
+between forwards, so that a verdict never waits for its activations. Only the row that raises is quarantined; the others
+continue.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from moa.wire.history import Timing
 from moa.wire.messages import Stream, Verify
 
 _PAUSE = 0.001
-"""Seconds without work in which records are made: a client close by has sent its next draft before that."""
+"""Seconds without work before records are made: a nearby client has sent its next draft before that."""
 _FULL_RETRY_SECONDS = 0.25
 PROBE_SECONDS = 5.0
-"""An idle engine runs one token this often, so that its health is a fact and not a memory."""
+"""An idle engine runs one token this often, so that its health is checked by a real forward."""
 
 
 class Engine:
-    """Runs what the scheduler picks, in a thread of its own."""
+    """Runs the scheduler's work, in its own thread."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after what it is running."""
+        """End the thread after its current work."""
         self._stopping = True
         self._scheduler.stop()
         if self._thread.ident is not None:
@@ -78,7 +79,7 @@ class Engine:
 
     @property
     def running(self) -> bool:
-        """Whether the thread is there to do work."""
+        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -106,7 +107,7 @@ class Engine:
     # ---- forwards
 
     def _run_batch(self, jobs: Sequence[Job], chunks: Sequence[Chunk], worth: float) -> None:
-        """Drafts and chunks of prompts in one forward; what cannot run is reported alone, and the others run."""
+        """Run drafts and chunks of prompts in one forward; rows that cannot run are reported, and the others run."""
         guesses = {job: self._guesses(job, worth) for job in jobs}
         jobs = [job for job in self._ready(jobs, guesses) if self._claim(job.lease, job)]
         chunks = [chunk for chunk in chunks if self._claim(chunk.lease, None) and self._some_left(chunk)]
@@ -121,11 +122,11 @@ class Engine:
             for lease in [*(job.lease for job in jobs), *(chunk.lease for chunk in chunks)]:
                 self._note_held(lease)
             judged = [Judged(*draft, job.ids, job.sampling) for job, draft in zip(jobs, drafts, strict=True)]
-            accepted = accept_rows(step, judged)  # reading it waits for the device
+            accepted = accept_rows(step, judged)  # reading it waits for the accelerator
         except Exception as error:
             if len(jobs) + len(chunks) == 1:
                 self._fail_row(jobs[0].lease if jobs else chunks[0].lease, jobs[0] if jobs else None, error)
-            else:  # which of them it was shows when each runs alone
+            else:  # run each alone to find which one raised
                 for job in jobs:
                     self._run_batch([job], [], worth)
                 for chunk in chunks:
@@ -207,7 +208,7 @@ class Engine:
     # ---- slots
 
     def _claim(self, lease: Lease, job: Job | None) -> bool:
-        """See that the lease has a slot; a new one begins with what another of the same principal has already run."""
+        """Ensure that the lease has a slot; a new one shares the prefix that another lease of the principal has run."""
         if lease.revoked:
             return False
         if lease.slot is not None:
@@ -241,7 +242,7 @@ class Engine:
             lease.held = self.target.pool.held[lease.slot]
 
     def _some_left(self, chunk: Chunk) -> bool:
-        """Whether there is anything to run: a prompt may have come to its end by what it shares."""
+        """Whether there is anything to run: a shared prefix may cover the whole prompt."""
         if chunk.lease.length < chunk.goal:
             return True
         self._scheduler.prefilled(chunk.lease)
@@ -276,13 +277,13 @@ class Engine:
             self._post(reports)
 
     def _fail_row(self, lease: Lease, job: Job | None, error: Exception) -> None:
-        """Report that this row alone did not run: the memory is full for now, or its work raises."""
+        """Report that only this row did not run: the memory is full, or its work raised."""
         if not isinstance(error, FullError):
             self._fail(lease, job, error)
             return
         job = job or self._scheduler.give_up(lease)
         if job is not None and isinstance(job.request, Stream) and job.base > job.request.base:
-            self._post([Streamed(job, [], "", 0, True, Timing())])  # it has begun: what it has said stands
+            self._post([Streamed(job, [], "", 0, True, Timing())])  # it has begun: its tokens stay
         elif job is not None:
             wait = int(1000 * _FULL_RETRY_SECONDS)
             self._post([Dropped(job, Refusal(Code.BUSY, str(error), limit="kv_tokens", retry_after_ms=wait))])
@@ -299,7 +300,7 @@ class Engine:
         self._post([Failed(lease, job, str(error) if known else type(error).__name__)])
 
     def _probe(self) -> None:
-        """Run one token for nobody."""
+        """Run one token as a probe."""
         pool = self.target.pool
         try:
             if pool.free:

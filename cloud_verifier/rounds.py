@@ -1,4 +1,4 @@
-"""Rounds between session and model: admitted, queued, run in the engine's thread, and taken back into the history."""
+"""Rounds between session and model: admitted, queued, run in the engine's thread, and settled in the history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moa.wire.messages import Foresee, Message, Stream, StreamTokens, Verdict, V
 
 
 class Rounds:
-    """The way of a round. All in the event loop; `take` gets the engine's reports."""
+    """Passes rounds to the engine and its reports to the sessions. Runs in the event loop."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class Rounds:
     # ---- to the engine
 
     def prepare(self, session: Session) -> None:
-        """See that the session has a slot, and that all but its pending token are on their way into it."""
+        """Ensure that the session has a slot, and that all but its pending token are queued to run."""
         self._store.ensure_lease(session)
         self._store.make_room(session, session.history.base)
         self.prepare_if_held(session)
 
     def prepare_if_held(self, session: Session) -> None:
-        """Bring a slot that the session has up to its log."""
+        """Prefill the session's slot up to its log, if it has one."""
         if session.lease is not None:
             self._scheduler.prefill(session.lease, session.history.ids, session.history.base)
 
@@ -86,7 +86,7 @@ class Rounds:
             self._go_on(session, arrived)
 
     def _tokens(self, message: Verify | Stream) -> int:
-        """What the next forward of a round may write."""
+        """Tokens that the next forward of a round may write."""
         return len(message.tokens) if isinstance(message, Verify) else self._limits.max_tree_nodes
 
     def cancel(self, session: Session, round: int) -> None:
@@ -97,7 +97,7 @@ class Rounds:
             self._end(session)
 
     def abandon(self, session: Session) -> None:
-        """Nobody listens any more: a stream stops, a verify runs to its end (its verdict is wanted on resume)."""
+        """The connection is gone: a stream stops, a verify runs to its end (its verdict is needed on resume)."""
         if session.job is not None and isinstance(session.job.request, Stream):
             session.job.cancelled = True
         elif session.history.running is not None and session.job is None:
@@ -113,7 +113,7 @@ class Rounds:
     # ---- from the engine
 
     def take(self, reports: list[Report]) -> None:
-        """Take in what the engine has found. A report that cannot be taken in costs its own session, and no other."""
+        """Handle the engine's reports. A report that raises costs only its own session."""
         for report in reports:
             lease = report.lease if isinstance(report, Recorded | Failed) else report.job.lease
             session = self._session(lease)
@@ -184,9 +184,9 @@ class Rounds:
             session.job = session.guesses = None
             self._store.pass_on(session)
         elif session.job is not None and self._store.must_yield(session):
-            session.job.cancelled = True  # it ends with what it has sent; the edge asks for the rest
+            session.job.cancelled = True  # it ends with the tokens it has sent; the edge asks for the rest
         elif session.job is not None:
-            with contextlib.suppress(Refusal):  # where there is no room the engine ends the stream
+            with contextlib.suppress(Refusal):  # if there is no room the engine ends the stream
                 self._store.make_room(session, session.history.base + self._tokens(session.job.request))
         if report.tokens:
             kind = "foreseen" if report.foreseen else "stream"

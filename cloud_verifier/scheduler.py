@@ -1,4 +1,4 @@
-"""What the model runs next. Bounded, fair between principals, and nobody starves: no torch, no clock of its own.
+"""What the model runs next. Bounded, fair between principals, without starvation. No torch, no clock.
 
 Drafts go first, all that are ready in one batch. Beside them go chunks of waiting prompts, in the same forward and as
 many tokens as make it longer by a stated share, so a long prompt cannot hold drafts up, nor drafts a prompt for ever.
@@ -24,18 +24,18 @@ from moa.wire.limits import Limits
 _WORTH_WAITING = 0.25  # of the last batch's time
 _RECENT = 0.1  # seconds: a session that got its verdict this lately is about to send the next draft
 _PROMPT_SHARE = 0.25
-"""How much longer than its drafts alone a forward may take for the prompts that go along."""
+"""How much longer a forward with drafts may take for prompts in the same batch."""
 _OTHERS_SHARE = 0.35
 """How much longer than the rounds of the principal that wants least a forward may take for each other one."""
 _MEASURED = 8
 """One of so many such forwards is as short as it can be: what the others cost is known from both kinds."""
 _LEAST_CHUNK = 16
-"""Prompt tokens of a forward, however short its drafts are: a prompt must come to its end."""
+"""Least prompt tokens of a forward, however short its drafts are, so that prompts finish."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Up to `size` tokens of `ids` are to be run behind what the lease's slot holds, but none from `goal` on."""
+    """Run up to `size` tokens of `ids` after those in the lease's slot, but none from `goal` on."""
 
     lease: Lease
     ids: Sequence[int]
@@ -145,7 +145,7 @@ class Scheduler:
             self._changed.notify()
 
     def release(self, lease: Lease) -> Job | None:
-        """Void the lease and give its slot back; the job that was still queued for it, if any."""
+        """Void the lease and release its slot; returns the job that was still queued for it, if any."""
         with self._changed:
             lease.revoked = True
             self._prompts.pop(lease, None)
@@ -244,7 +244,7 @@ class Scheduler:
         return ForwardBatch([], chunks=self._chunks(self._room(0, 1.0) if self._expected() else self._prefill_tokens))
 
     def _room(self, tokens: int, share: float) -> int:
-        """Prompt tokens that may go along with so many others."""
+        """Prompt tokens that may run in the same forward as so many others."""
         most = self._prefill_tokens
         return max(min(_LEAST_CHUNK, most), self._forward_time.beside(tokens, share, most))
 
@@ -334,7 +334,7 @@ class Scheduler:
 
     def _principal(self, name: str) -> _Principal:
         if name not in self._principals:
-            # One that has nothing queued has no claim from the past: it starts level with those that wait.
+            # A principal without queued work gets no credit for the past: it starts level with those that wait.
             self._principals = {n: p for n, p in self._principals.items() if p.queued or p.ready}
             waiting = [p.served for p in self._principals.values()]
             self._principals[name] = _Principal(served=min(waiting, default=0.0))

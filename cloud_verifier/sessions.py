@@ -1,4 +1,4 @@
-"""Sessions and who holds a slot. Runs in the event loop; no I/O and no torch.
+"""Sessions and slots. Runs in the event loop; no I/O and no torch.
 
     live        a connection is attached
     detached    no connection; the slot is kept for a while
@@ -6,7 +6,7 @@
     gone        nothing is kept
 
 Three budgets: slots (`slots.py`), pages of KV cache (`page_reservations.py`) and bytes of token logs. They are shared
-between principals: one that holds more than its share gives way to one that holds less.
+between principals: one above its share loses to one below it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Session:
 
     @property
     def state(self) -> State:
-        """Where the session stands."""
+        """The session's state."""
         if self.owner is not None:
             return "live"
         return "detached" if self.lease is not None else "cold"
@@ -91,12 +91,12 @@ class Session:
 
     @property
     def log_bytes(self) -> int:
-        """About what the history costs."""
+        """Approximate memory of the history."""
         log = _BYTES_PER_TOKEN * len(self.history.ids) + len(self.history.rows)
         return _BYTES_PER_SESSION + log + _BYTES_PER_RUN * self.held.runs
 
     def edge_holds(self, ranges: Iterable[RowRange]) -> None:
-        """Take over what the edge says it holds. Only rows of the log count, and only so many ranges are kept."""
+        """Store the rows that the edge says it has: only rows of the log, and a bounded number of ranges."""
         held = Ranges(ranges)
         held.truncate(len(self.history.ids))
         held.keep_newest(_MAX_HELD_RUNS)
@@ -138,7 +138,7 @@ class SessionStore:
 
     @property
     def log_bytes(self) -> int:
-        """About what all histories cost."""
+        """Approximate memory of all histories."""
         return self._log_bytes
 
     def count(self) -> dict[State, int]:
@@ -170,7 +170,7 @@ class SessionStore:
         self.check_logs(id, principal, _BYTES_PER_SESSION + _BYTES_PER_TOKEN * tokens)
 
     def check_logs(self, id: bytes, principal: str, growth: int) -> None:
-        """Refuse what would let the token logs outgrow their budget; unused sessions are dropped for it first."""
+        """Refuse growth of the token logs beyond their budget; unused sessions are dropped first."""
         limit = self._limits.max_log_bytes
         while self._log_bytes + growth > limit:
             if self._drop_oldest("log_bytes"):
@@ -183,19 +183,19 @@ class SessionStore:
         self.check_logs(session.id, session.principal, _BYTES_PER_TOKEN * tokens)
 
     def add(self, session: Session) -> None:
-        """Take in a new session."""
+        """Add a new session."""
         self._sessions[session.principal, session.id] = session
         self._owned[session.principal] += 1
         self.account(session)
 
     def account(self, session: Session) -> None:
-        """Count what the session's log has grown by."""
+        """Count the growth of the session's log."""
         if self._sessions.get((session.principal, session.id)) is session:
             self._log_bytes += session.log_bytes - session.counted
             session.counted = session.log_bytes
 
     def ensure_lease(self, session: Session) -> bool:
-        """See that the session has a slot; True when it is a new, empty one (so there must be a prefill)."""
+        """Ensure that the session has a slot; True if it is a new, empty one (which needs a prefill)."""
         if session.lease is not None:
             return False
         now = self._clock()
@@ -216,12 +216,12 @@ class SessionStore:
         return session.lease is not None and self._slots.must_yield(session.principal, self._clock())
 
     def pass_on(self, session: Session) -> None:
-        """Between two of its rounds: give the slot to a principal that waits for its share, if there is one."""
+        """Called between two of its rounds: give the slot to a principal that waits for its share, if there is one."""
         if self.must_yield(session):
             self.chill(session, "fair_share")
 
     def make_room(self, session: Session, tokens: int) -> None:
-        """See that the session's slot can come to hold so many tokens; `busy` when others need the memory."""
+        """Reserve memory for so many tokens of the session; `busy` if others need it."""
         if self._pages is None or session.lease is None:
             return
         before = self._pages.reserve(session.lease, tokens)
@@ -233,7 +233,7 @@ class SessionStore:
             self.chill(victim, "pages_needed")
 
     def fit_records(self, session: Session) -> None:
-        """Have records made from now on, when the edge or the server's own drafter wants them."""
+        """Make records from now on, if the edge or the server's own drafter needs them."""
         contract, lease = self._facts.records, session.lease
         wanted = session.records != "off" or session.streams
         if contract is not None and lease is not None and lease.records is None and wanted:
@@ -249,13 +249,13 @@ class SessionStore:
         session.lease = None
         session.job = None
         session.ready = Ranges()
-        # What is recomputed may differ in the last bits: rows of before and after are told apart by the epoch.
+        # Recomputed values may differ in the last bits: the epoch separates rows from before and after.
         session.history.epoch += 1
         self._slots.give_back(session.principal)
         self._evicted(reason)
 
     def detach(self, session: Session) -> None:
-        """The connection is gone; the session waits for its return."""
+        """The connection is gone; the session waits for a resume."""
         session.owner = None
         session.used = self._clock()
 
@@ -279,7 +279,7 @@ class SessionStore:
             )
 
     def sweep(self) -> None:
-        """Let time take its course: detached sessions cool down, cold ones go."""
+        """Apply timeouts: detached sessions lose their slot, cold ones are removed."""
         now = self._clock()
         for session in list(self._sessions.values()):
             idle = now - session.used
@@ -303,7 +303,8 @@ class SessionStore:
         return True
 
     def _drop_greedy(self, reason: str, principal: str) -> bool:
-        """Forget the least used session of whoever holds most of the logs, unless that is the asking principal."""
+        """Forget the least recently used session of the principal with the largest logs, unless that is the asking
+        one."""
         held: Counter[str] = Counter()
         for session in self._sessions.values():
             held[session.principal] += session.counted
@@ -320,7 +321,7 @@ class SessionStore:
         return True
 
     def _share_prefix(self, session: Session) -> None:
-        """Find a lease of the same principal whose log begins alike, so that the beginning need not run again."""
+        """Find a lease of the same principal with a common prefix, which then need not run again."""
         ids = session.history.ids
         best, found = _MIN_SHARED_TOKENS - 1, None
         for other in self._sessions.values():

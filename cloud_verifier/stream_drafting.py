@@ -1,4 +1,4 @@
-"""How the server drafts for itself in stream rounds: the same MoA drafter as the edge's, beside the target."""
+"""Server-side drafting for stream rounds, with the same MoA drafter as the edge's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FlatTree = tuple[Sequence[int], Sequence[int]]
 
 
 class ServerDrafting(Protocol):
-    """What the engine asks for drafts."""
+    """The engine's interface to a drafter."""
 
     def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
         """A draft for the pending token of each stream round."""
@@ -66,8 +66,8 @@ class _Drafted:
 
 
 class TreeDrafting:
-    """Trees by any drafter of the engine, as deep as they are worth their time, down to none. How a drafter comes to
-    know a session's text is its own: `_known` and `_catch_up`."""
+    """Trees by any drafter of the engine; their depth follows measured cost and acceptance, down to none. How a drafter
+    comes to know a session's text is its own: `_known` and `_catch_up`."""
 
     def __init__(
         self,
@@ -115,11 +115,11 @@ class TreeDrafting:
             lease.drafting = None
 
     def _worth(self, jobs: Sequence[Job]) -> list[int]:
-        """How many levels to draft for each; learns first what the latest round took and won."""
+        """How many levels to draft for each; first learns from the latest round."""
         now, before = self._clock(), self._before
         asked = {job.lease: job for job in jobs if not isinstance(job.request, Stream) or job.request.speculate}
         if before and all(lease in asked for lease in before):
-            # The same sessions follow each other round by round: the time between is a round's.
+            # If the same sessions take part again, the time between the calls is the time of a round.
             levels = sum(one.levels for one in before.values()) / len(before)
             won = sum(asked[lease].base - one.base for lease, one in before.items()) / len(before)
             for costs in {id(one.utility.costs): one.utility.costs for one in before.values()}.values():
@@ -172,7 +172,7 @@ class MoaServerDrafting(TreeDrafting):
     def __init__(self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape) -> None:
         drafting = MoaDrafting(
             drafter,
-            # As many full contexts as the target's own memory holds: what is beyond them streams undrafted.
+            # As many full contexts as the target's KV cache holds; further sessions stream without drafts.
             slots=max(1, min(target.pool.slots, target.pool.pages // target.pool.per_slot)),
             capacity=target.pool.capacity,
             scratch=shape.breadth * (shape.depth + 1) + 8,
@@ -198,7 +198,7 @@ class MoaServerDrafting(TreeDrafting):
         if not self._recorder.finish(lease):
             return False  # a long prompt: the stream goes on undrafted while its records are made, go by go
         if drafting.records is not None:
-            # A row that could not be made stays zero, and says nothing to the attention.
+            # A row that could not be made stays zero.
             halves = [self._drafter.layout.split(half)[0] for half in lease.records.read(start, stop)]
             rows = [torch.from_numpy(half).to(drafting.records.k) for half in halves]
             append(drafting.records, slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))

@@ -1,4 +1,4 @@
-"""When to dial the verifier, and what a failed attempt means. No clock and no I/O."""
+"""When to connect to the verifier, and what a failed attempt means. No clock and no I/O."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from moa.wire import Code, remote_error
 from moa.wire.messages import Error
 
 _SETTLED_SECONDS = 5.0
-"""A connection that lived this long has worked; one that dies sooner counts as another failed attempt."""
+"""A connection that lasted this long has worked; a shorter one counts as a failed attempt."""
 _FINAL = frozenset({"unauthorized", Code.VERSION, Code.TOKENIZER, Code.TARGET})
-"""Wrong credentials, a wrong pair, a wrong version: the same attempt fails again until somebody changes something."""
+"""Wrong credentials, a wrong pair, a wrong version: the same attempt fails until somebody changes something."""
 _HINTS = {
     Code.TOKENIZER: "use the bundle that was made for this target",
     Code.TARGET: "use the bundle that was made for this target, or the address of its verifier",
@@ -35,15 +35,15 @@ _HINTS = {
 
 @dataclass
 class Dialling:
-    """Which attempt is due when."""
+    """Decides when the next attempt is due."""
 
     retry: Retry = field(default_factory=lambda: Retry(0.25, 5.0))
     refused: MoaError | None = None
-    """Why dialling has stopped; `new_turn` starts it again."""
+    """Why connecting has stopped; `new_turn` starts it again."""
     last_error: MoaError | None = None
     """Why the latest attempt failed."""
     cut: bool = False
-    """Cut off on purpose: no attempt is due."""
+    """Disconnected on purpose: no attempt is due."""
     failures: int = 0
     """Attempts that have failed so far, in all."""
     down_since: float = 0.0
@@ -55,11 +55,11 @@ class Dialling:
         return None if self.cut or self.refused is not None else self.retry.not_before
 
     def welcomed(self, now: float) -> None:
-        """The verifier has taken us."""
+        """The verifier has sent its welcome."""
         self._up_since, self.last_error = now, None
 
     def goaway(self, seconds: float) -> None:
-        """The verifier is about to stop, and asked us to stay away for so long."""
+        """The verifier is about to stop, and asked us to wait for this long."""
         self._asked_wait = seconds
 
     def ended(self, error: MoaError, now: float) -> None:
@@ -76,12 +76,12 @@ class Dialling:
         self._asked_wait = 0.0
 
     def new_turn(self) -> None:
-        """Somebody wants an answer: a refusal of before may have been mended meanwhile."""
+        """A new turn: the cause of an earlier refusal may be gone."""
         self.refused = None
 
 
 def explain(error: BaseException, url: str, *, tls: bool) -> MoaError:
-    """What went wrong with a connection, as one line with a hint."""
+    """The error of a connection, as one line with a hint."""
     match error:
         case MoaError():
             return error
@@ -117,12 +117,12 @@ def explain(error: BaseException, url: str, *, tls: bool) -> MoaError:
 
 
 def refusal(message: Error) -> MoaError:
-    """Why the verifier does not take us, with what to do about it."""
+    """Why the verifier refuses us, with what to do about it."""
     error = remote_error(message)
     error.hint = _HINTS.get(Code(message.code), error.hint) if message.code in set(Code) else error.hint
     return error
 
 
 def foreign(url: str, subprotocol: str) -> ProtocolError:
-    """The other end speaks websocket, and nothing of ours."""
+    """The other end speaks websocket, but not our protocol."""
     return ProtocolError(f"{url} does not speak {subprotocol}: it is not a verifier of this version")

@@ -24,7 +24,7 @@ class RoundTrip:
         self.samples += 1
 
     def usual(self, expected: float) -> float:
-        """Seconds within which an answer comes that the server needs `expected` seconds for."""
+        """Seconds within which an answer should arrive if the server needs `expected` seconds."""
         return self.smoothed + 4 * self.variation + 2 * expected
 
 

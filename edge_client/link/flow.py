@@ -1,4 +1,4 @@
-"""Flow control of the activation records of one connection: what has been taken in, and how fast it comes."""
+"""Flow control of the activation records of one connection: bytes received, and their rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLOSE = 0.5
 
 @dataclass
 class RecordFlow:
-    """The verifier paces the records by how fast acknowledgements come back, over all sessions of a connection."""
+    """The verifier paces records by the acknowledgements, over all sessions of a connection."""
 
     bandwidth: Smoothed = field(default_factory=Smoothed)
     """Bytes a second at which runs of records arrive, where two follow each other closely."""
@@ -22,21 +22,21 @@ class RecordFlow:
     _last: float = 0.0
 
     def connected(self) -> None:
-        """Counting begins anew on every connection."""
+        """Counting starts again on every connection."""
         self._received = self._acknowledged = 0
 
     def arrived(self, size: int, now: float) -> None:
-        """A run of records came in; time it."""
+        """A run of records arrived: update the rate."""
         if self._last and size and 0 < now - self._last < _CLOSE:
             self.bandwidth.add(size / (now - self._last))
         self._last = now
 
     def taken(self, size: int) -> None:
-        """A run of records is where it belongs, or has been thrown away: the verifier may send another."""
+        """A run of records is stored or dropped: the verifier may send more."""
         self._received += size
 
     def acknowledge(self) -> Ack | None:
-        """What to tell the verifier, if anything is new."""
+        """The acknowledgement to send, if there is anything new."""
         if self._received == self._acknowledged:
             return None
         self._acknowledged = self._received

@@ -1,4 +1,4 @@
-"""A verifier on this machine, started for as long as it is needed."""
+"""A verifier on this machine, started and stopped by the client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ threading.Thread(target=end_with_parent, daemon=True).start()
 from cloud_verifier.cli import main
 main()
 """
-"""The verifier's command, that also ends when its parent does, by whatever way: their pipe closes."""
+"""The verifier's command; it ends with its parent in any case, because their pipe closes."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LocalVerifier:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Its address, for as long as the body runs."""
+        """Run it while the body runs; yields its address."""
         missing = [
             name for name in ("cloud_verifier", "torch", "transformers") if importlib.util.find_spec(name) is None
         ]

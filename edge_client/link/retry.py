@@ -1,4 +1,4 @@
-"""When to try again: one back-off rule for everything that the device repeats. No clock and no I/O."""
+"""When to retry: one back-off rule for everything that the device repeats. No clock and no I/O."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 LONGEST_WAIT = 300.0
-"""Seconds. A verifier may ask for a pause, but not for an hour of silence."""
+"""Seconds. The longest pause that a verifier may ask for."""
 
 
 @dataclass(slots=True)
 class Retry:
-    """Attempts in a row that brought no progress. The pause doubles from `first` to `longest` seconds.
+    """Counts attempts in a row without progress. The pause doubles from `first` to `longest` seconds.
 
-    Every pause is drawn between half of it and all of it: a thousand devices that lost the same cell must not come
-    back in the same instant.
+    Each pause is random between half and all of that: a thousand devices that lost the same cell must not return at the
+    same instant.
     """
 
     first: float
@@ -33,5 +33,5 @@ class Retry:
         self.not_before = now + max(pause, asked)
 
     def progressed(self) -> None:
-        """Something worked: the next failure is the first one again."""
+        """Progress: the next failure counts as the first again."""
         self.attempts, self.not_before = 0, 0.0

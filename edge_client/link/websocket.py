@@ -1,6 +1,6 @@
 """The websocket to the verifier: dialled in the background, shared by all conversations; a shell around `Dialling`.
 
-What arrives goes to the mailbox of the conversation whose session it names. What it means is decided there.
+Each message goes to the mailbox of the conversation whose session it names.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from moa.wire.versions import SESSION_HEADER
 _MAX_FRAME = 4 * 1024 * 1024
 _MAX_WAITING = 16_384
 _MAX_WAITING_BYTES = 16 * 1024 * 1024
-"""What may wait for one conversation whose reader takes his time; no honest verifier sends more."""
+"""Most bytes that may wait for a conversation with a slow reader; a normal verifier does not send more."""
 _MAX_FAREWELLS = 256
 _SEND_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the verifier is, what is said to it first, and how long to wait for it."""
+    """The verifier's address, the contents of hello, and timeouts."""
 
     url: str
     token: str = ""
@@ -48,21 +48,21 @@ class Endpoint:
     tls: ssl.SSLContext | None = None
     connect_seconds: float = 10.0
     keepalive_seconds: float = 5.0
-    """A ping is sent this often; a connection whose ping is not answered for twice as long is given up."""
+    """Seconds between pings; a connection is closed if a ping is not answered for twice as long."""
 
 
 @dataclass(eq=False)
 class Mailbox:
-    """What has arrived for one conversation, and when."""
+    """The messages that have arrived for one conversation, with their times."""
 
     messages: deque[tuple[float, ServerMessage]] = field(default_factory=deque)
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a message arrived, or the link came or went."""
+    """Set when a message arrived or the state of the link changed."""
     sessions: set[bytes] = field(default_factory=set)
     waiting_bytes: int = 0
 
     def put(self, arrived: float, message: ServerMessage, size: int) -> None:
-        """Take in a message of `size` bytes."""
+        """Add a message of `size` bytes."""
         self.waiting_bytes += size
         if len(self.messages) >= _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
             raise ProtocolError(f"the verifier sent {self.waiting_bytes} bytes that nobody asked for")
@@ -70,14 +70,14 @@ class Mailbox:
         self.news.set()
 
     def take(self) -> list[tuple[float, ServerMessage]]:
-        """All that has arrived since the last call."""
+        """All messages since the last call."""
         taken = list(self.messages)
         self.messages.clear()
         self.waiting_bytes = 0
         return taken
 
     async def wait(self, seconds: float | None) -> None:
-        """Until there is news, or the time is over."""
+        """Wait for news, or until the time is over."""
         if self.messages:
             return
         timer = asyncio.get_running_loop().call_later(seconds, self.news.set) if seconds is not None else None
@@ -91,7 +91,7 @@ class Mailbox:
 
 @dataclass(eq=False)
 class VerifierLink:
-    """One connection at a time, and a new one whenever it is lost."""
+    """One connection at a time, replaced whenever it is lost."""
 
     endpoint: Endpoint
     dialling: Dialling = field(default_factory=Dialling)
@@ -100,9 +100,9 @@ class VerifierLink:
     welcome: Welcome | None = None
     up: bool = False
     connections: int = 0
-    """Counts connections that were welcomed: the number of the present one."""
+    """Number of the current connection; counts those that were welcomed."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Says to proxies and replicas that it is us again: the verifier that has our sessions is the one we want."""
+    """Identifies this client to load balancers, so that it reaches the verifier with its sessions again."""
     sent_bytes: int = 0
     received_bytes: int = 0
     server_date: str = ""
@@ -110,14 +110,14 @@ class VerifierLink:
     _mailboxes: dict[bytes, Mailbox] = field(default_factory=dict)
     _listening: set[Mailbox] = field(default_factory=set)
     _farewells: deque[bytes] = field(default_factory=deque)
-    """Sessions to close that could not be told so yet."""
+    """Sessions to close on the next connection."""
     _connection: ClientConnection | None = None
     _redial: asyncio.Event = field(default_factory=asyncio.Event)
     _wanted: bool = True
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[VerifierLink]:
-        """Dial in the background for as long as the body runs."""
+        """Connect in the background while the body runs."""
         self.dialling.down_since = perf_counter()
         task = asyncio.create_task(self._keep_connected())
         try:
@@ -134,12 +134,12 @@ class VerifierLink:
 
     @property
     def state(self) -> Literal["up", "down", "refused"]:
-        """Whether the verifier can be asked now; refused: it is not dialled again before the next turn."""
+        """Whether the verifier can be asked now; refused: no new attempt before the next turn."""
         return "up" if self.up else "refused" if self.dialling.refused is not None else "down"
 
     @contextlib.contextmanager
     def mailbox(self) -> Iterator[Mailbox]:
-        """A mailbox for as long as the body runs."""
+        """A mailbox while the body runs."""
         box = Mailbox()
         self._listening.add(box)
         try:
@@ -152,17 +152,17 @@ class VerifierLink:
                 self._throw_away(message)
 
     def deliver(self, session: bytes, box: Mailbox) -> None:
-        """Messages of this session go into this mailbox from now on."""
+        """From now on messages of this session go to this mailbox."""
         box.sessions.add(session)
         self._mailboxes[session] = box
 
     def new_turn(self) -> None:
-        """Somebody wants an answer: dial again, even where the verifier has refused us."""
+        """A new turn: connect again, even if the verifier has refused us."""
         self.dialling.new_turn()
         self._redial.set()
 
     async def send(self, message: ClientMessage) -> None:
-        """Send now, or lose the connection trying: what was not answered is sent again after it returns."""
+        """Send now, or lose the connection: unanswered messages are sent again after a reconnect."""
         connection = self._connection
         if connection is None or not self.up:
             return
@@ -171,35 +171,35 @@ class VerifierLink:
             if connection.transport.get_write_buffer_size():
                 async with asyncio.timeout(_SEND_SECONDS):
                     await connection.send(frame)
-            else:  # goes straight to the socket: there is nothing to wait for
+            else:  # is written to the socket at once: nothing to wait for
                 await connection.send(frame)
             self.sent_bytes += len(frame)
         except (ConnectionClosed, TimeoutError, OSError):
             self.drop()
 
     async def farewell(self, session: bytes) -> None:
-        """Have the verifier forget a session: now, or as soon as there is a connection."""
+        """Close a session: now, or on the next connection."""
         if self.up:
             await self.send(Close(session))
         elif len(self._farewells) < _MAX_FAREWELLS:
             self._farewells.append(session)
 
     def drop(self) -> None:
-        """Give the connection up: it seems dead. Dialling goes on."""
+        """Abort the connection: it seems dead. A new one is opened."""
         if self._connection is not None:
             self._connection.transport.abort()
         self.up = False
         self._tell_all()
 
     def cut_off(self, *, cut: bool) -> None:
-        """Lose the connection and dial no more, or dial again: to try what happens without a network."""
+        """Disconnect, or connect again: to try what happens offline."""
         self.dialling.cut = cut
         if cut:
             self.drop()
         self._redial.set()
 
     async def wait_up(self, seconds: float) -> None:
-        """Until the verifier has welcomed us; an error that says why it has not."""
+        """Wait for the verifier's welcome; raises the reason if there is none."""
         failures = self.dialling.failures
         self.new_turn()
         with self.mailbox() as box:
@@ -224,10 +224,10 @@ class VerifierLink:
                 continue
             if (pause := due - perf_counter()) > 0:
                 await asyncio.sleep(pause)
-                continue  # much may have changed meanwhile
+                continue  # the state may have changed meanwhile
             try:
                 await self._one_connection()
-            except Exception as error:  # whatever it is, the device goes on and dials again
+            except Exception as error:  # after any error the device continues and connects again
                 if not self._wanted:
                     return
                 why = explain(error, self.endpoint.url, tls=self.endpoint.tls is not None)
@@ -236,7 +236,7 @@ class VerifierLink:
             self._tell_all()
 
     async def _one_connection(self) -> None:
-        """Dial, say hello, and read until the connection ends."""
+        """Connect, send hello, and read until the connection ends."""
         endpoint = self.endpoint
         headers = {SESSION_HEADER: self.key}
         if endpoint.token:
@@ -259,7 +259,7 @@ class VerifierLink:
     async def _converse(self, connection: ClientConnection) -> None:
         if connection.subprotocol != SUBPROTOCOL:
             raise foreign(self.endpoint.url, SUBPROTOCOL)
-        if self.dialling.cut:  # while it was dialled
+        if self.dialling.cut:  # while connecting
             raise LinkError("cut off on purpose")
         self._connection = connection
         if connection.response is not None:
@@ -301,7 +301,7 @@ class VerifierLink:
             raise ProtocolError(f"the verifier sent what is no message: {error}") from None
 
     def take(self, arrived: float, message: ServerMessage, size: int) -> None:
-        """Bring a message of `size` bytes to whoever waits for it."""
+        """Deliver a message of `size` bytes to its conversation."""
         if isinstance(message, Goaway):
             self.dialling.goaway(message.retry_after_ms / 1000)
             return
@@ -317,7 +317,7 @@ class VerifierLink:
         box.put(arrived, message, size)
 
     def _throw_away(self, message: ServerMessage) -> None:
-        """Nobody waits for it. Records count all the same, or the verifier would stop sending any."""
+        """No conversation waits for it. Records are acknowledged all the same, or the verifier would stop sending."""
         if isinstance(message, Activations):
             self.flow.taken(len(message.payload))
 
@@ -327,15 +327,15 @@ class VerifierLink:
 
 
 class _Connect(connect):
-    """A verifier that redirects elsewhere would send the prompt there: redirects are not followed."""
+    """Redirects are not followed: they would send the prompt to another server."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
-        """The redirect is an answer like any other that is no handshake."""
+        """A redirect is treated like any other failed handshake."""
         return exc
 
 
 def hello(*, client: str, tokenizer: str, target: str, drafter: str) -> Hello:
-    """The first message: what we speak, and which drafter and tokenizer we hold."""
+    """The first message: versions, features, and the identities of drafter and tokenizer."""
     return Hello(
         versions=list(PROTOCOL_VERSIONS),
         features=sorted(FEATURES),
@@ -347,7 +347,7 @@ def hello(*, client: str, tokenizer: str, target: str, drafter: str) -> Hello:
 
 
 def tls_context(authority: str) -> ssl.SSLContext:
-    """Certificates are always checked; `authority` adds one that the system does not know."""
+    """Certificates are always checked; `authority` is an additional certificate authority."""
     try:
         return ssl.create_default_context(cafile=authority or None)
     except (OSError, ssl.SSLError) as error:
@@ -355,7 +355,7 @@ def tls_context(authority: str) -> ssl.SSLContext:
 
 
 def _on_this_machine(url: str) -> bool:
-    """A verifier on this machine is never behind a proxy, whatever the environment says."""
+    """A verifier on this machine is never behind a proxy, even if the environment names one."""
     host = urlsplit(url).hostname or ""
     if host == "localhost" or host.endswith(".localhost"):
         return True

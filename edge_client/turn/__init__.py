@@ -1,1 +1,1 @@
-"""One turn: what the device does next, every deadline and retry, and the shell around it."""
+"""One turn: what the device does next, all deadlines and retries, and the shell around it."""

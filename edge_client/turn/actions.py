@@ -1,4 +1,4 @@
-"""What the turn machine asks of its shell, one thing at a time."""
+"""The actions that the turn machine returns to its shell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Draft:
     ids: Sequence[int]
     shape: TreeShape
     quick: bool
-    """Soon done: the tokens that came last can be told while the draft is on its way."""
+    """It will be ready soon: the latest tokens can be shown after it is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Find the likeliest token after `ids` and hand it to `TurnMachine.guessed`: the device writes by itself."""
+    """Find the likeliest token after `ids` and hand it to `TurnMachine.guessed`: the device writes offline."""
 
     ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for news until the clock says `until`; None is until there is news."""
+    """Wait for news, at most until `until`; None: without a limit."""
 
     until: float | None
     why: str = "wait"
@@ -57,7 +57,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give the connection up, and then go on: its answers do not come."""
+    """Abort the connection, and continue: its answers do not arrive."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from moa.tree import DraftTree
 from moa.wire.messages import Foresee, Stream, Verify, Welcome
 
 _QUICK = 0.005
-"""Seconds that a draft may take for the next request to go out before the tokens of the last verdict are told."""
+"""If a draft takes at most this many seconds, the next request is sent before the last verdict's tokens are shown."""
 
 
 @dataclass
@@ -34,11 +34,11 @@ class Asking:
     """Whether guesses may go ahead of the answers."""
     welcome: Welcome | None = None
     not_before: float = 0.0
-    """The budget of bytes, or the prompt's records, allow no request before."""
+    """No request before this time: the byte budget, or the prompt's records."""
     _plan: Plan | None = None
-    """For the next round, when it has been made already."""
+    """The plan for the next round, if it is already made."""
     _records_until: float | None = None
-    """Until then a draft waits for the prompt's records; None before the first verdict."""
+    """Deadline for waiting on the prompt's records; None before the first verdict."""
 
     def __post_init__(self) -> None:
         wanted = self.foresee and self.draft in ("auto", "device")
@@ -51,7 +51,7 @@ class Asking:
         return self.spending.left == 0
 
     def next(self, now: float) -> Verify | Stream | Draft | None:
-        """What was written alone first, then whatever promises most; None: not before `not_before`."""
+        """First the check of offline text, then the best plan; None: not before `not_before`."""
         session = self.transcript.session
         if self.spent:
             return None
@@ -102,7 +102,7 @@ class Asking:
             self._plan = self._next_plan()
 
     def forget(self) -> None:
-        """What was planned does not hold any more."""
+        """The plan is no longer valid."""
         self._plan = None
 
     def _predicted(self) -> list[int]:
@@ -121,8 +121,8 @@ class Asking:
         )
 
     def _waits_for_records(self, now: float) -> bool:
-        """The prompt's records follow its first verdict, and a draft without them wins half as much: they are waited
-        for, but never for longer than half a round."""
+        """The prompt's records follow its first verdict, and without them only half as many tokens are accepted: wait
+        for them, at most half a round."""
         if not self.transcript.length or self.welcome is None or self.welcome.records is None:
             return False
         if not self.records.misses(self.transcript.rules.start):

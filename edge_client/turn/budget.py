@@ -1,4 +1,4 @@
-"""Hard limits for people on metered links: calls to the verifier, and kilobits a second."""
+"""Hard limits for metered links: calls to the verifier, and kilobits a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moa.token_bucket import TokenBucket
 
 _BURST_SECONDS = 2.0
 _RECORD_SHARE = 0.7
-"""Of the allowed rate, what activation records may take; the rest is for the tokens."""
+"""Share of the allowed rate for activation records; the rest is for the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +33,18 @@ class Budget:
 
     @property
     def record_rate(self) -> int:
-        """What the verifier is told to keep activations to, bytes a second; 0 is no limit."""
+        """Rate limit for activations that is sent to the verifier, bytes a second; 0 is no limit."""
         return int(self.bytes_per_second * _RECORD_SHARE)
 
 
 @dataclass(slots=True)
 class Spending:
-    """What a budget has left. Bytes that were used ahead of the rate are waited for before the next request."""
+    """The rest of a budget. If more bytes were used than the rate allows, the next request waits."""
 
     budget: Budget
     calls: int = 0
     passed: int = 0
-    """Bytes that have passed the link so far, either way."""
+    """Bytes over the link so far, in both directions."""
     _bytes: TokenBucket | None = None
     _counted: int = 0
 

@@ -1,11 +1,11 @@
-"""Who drafts, and how far: whatever promises the most verified tokens a second.
+"""Who drafts, and how far: the plan with the most expected verified tokens a second.
 
     device   the drafter here proposes a chain or tree, the verifier checks it: a round trip a round
     server   the verifier drafts for itself and streams: a round trip in all
     none     the verifier decodes token by token and streams: where drafting loses on both ends
     single   a call for every token: never the best, but what others are measured against
 
-Everything it weighs is measured while it runs; until then it goes by the priors below.
+All inputs are measured while it runs; until then it uses the priors below.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ _TREES = ((4, 3, 12), (4, 5, 24), (8, 6, 48), (4, 12, 48), (4, 16, 62))
 _CHAIN = TreeShape.chain(_CHAINS[0])
 _DEPTHS = 16
 _RARELY = 1e-5
-"""A chance below which no path is followed, however cheap that is."""
+"""No path is followed below this probability, however cheap it is."""
 _BLIND_WINS = 4
-"""Tokens that a round may hope for whose draft is made without the records of the prompt."""
+"""Expected tokens of a round whose draft was made without the records of the prompt."""
 _PRIOR_ACCEPTANCE = {False: 0.65, True: 0.75}
-"""Of a chain and of a tree: the chance that one more level is accepted, before anything was measured."""
+"""Prior chance that one more level is accepted, of a chain and of a tree."""
 _PRIOR_WEIGHT = 4.0
 _CALIBRATED_ROUNDS = 8.0
 _PRIOR_FORWARD = 0.03
 _SHORTEST = 1e-6
-"""Seconds: no forward and no step takes less, whatever a verifier says."""
+"""Seconds: the least time of a forward or a step, whatever a verifier reports."""
 _PRIOR_STEP = 0.003
 _PER_NODE = 0.01
-"""Cost of one more node in a verification, as a share of a single token's, until it is measured."""
+"""Prior cost of one more node in a verification, as a share of a single token's."""
 
 _PER_FORWARD = 8
 """Nodes that a forward over what was foreseen runs, about; most of them are accepted."""
 _WAITING_MARGIN = 1.15
 """The verifier waits for the device's guesses, and makes none of its own, only where that promises so much more."""
 _SERVER_MARGIN = 1.05
-"""Drafting here frees the server for others: it is left only for a gain of more than this."""
+"""Drafting on the device relieves the server: choose another way only for a gain of more than this."""
 
 
 @cache
 def _shapes(can_tree: bool, max_nodes: int, max_chain: int) -> tuple[TreeShape, ...]:
-    """What may be drafted for a verifier of such limits."""
+    """The tree shapes that a verifier with these limits accepts."""
     chains = [TreeShape.chain(depth) for depth in _CHAINS if depth <= max_chain]
     trees = [TreeShape(b, d, min(n, max_nodes)) for b, d, n in _TREES] if can_tree and max_nodes > 0 else []
     return (*chains, *trees)
@@ -59,7 +59,7 @@ def _shapes(can_tree: bool, max_nodes: int, max_chain: int) -> tuple[TreeShape, 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the next round should be. `shape` counts when the device drafts."""
+    """The plan for the next round. `shape` is used if the device drafts."""
 
     draft: Literal["device", "server", "none", "single"]
     shape: TreeShape
@@ -70,7 +70,7 @@ class Plan:
 
 @dataclass(slots=True)
 class _Acceptance:
-    """How often each level of a draft was accepted, given the level before; old rounds fade."""
+    """How often each level of a draft was accepted, given that the level before was; older rounds count less."""
 
     prior: float
     tried: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
@@ -136,7 +136,7 @@ class Controller:
 
     def verified(self, tree: DraftTree, accepted: int, server_seconds: float) -> None:
         """A round came back with `accepted` drafted tokens."""
-        depths, branching = [0], False  # plain lists: an answer is waiting to be used, and arrays take their time
+        depths, branching = [0], False  # plain lists: this is on the critical path, and small arrays are slower
         for node, parent in enumerate(tree.parents[1:], start=1):
             depths.append(depths[parent] + 1)
             branching |= parent != node - 1
@@ -175,7 +175,7 @@ class Controller:
         blind: bool = False,
         foresees: bool = False,
     ) -> Plan:
-        """The next round, when `remaining` tokens are still wanted at most, in so many calls.
+        """The next round, if at most `remaining` tokens and so many calls are left.
 
         Where the device `foresees` streams, the server drafts only what is not there in time: it need not be spared.
         `blind` (made without the prompt's records) limits the depth of a draft; it does not change who drafts.
@@ -224,7 +224,7 @@ class Controller:
             speed = tokens / (round_trip + self._verify(shape.nodes + 1) + drafting)
             if speed > best.tokens_per_second:
                 best = Plan("device", shape, speed, drafting)
-        # A level deeper wins a token as often as the best path is right, and costs what could be won in a step's time.
+        # One more level gains the probability of the best path, and costs the tokens of one step's time.
         worth = math.log(max(_RARELY, self._step(best.shape.breadth) * best.tokens_per_second))
         return replace(best, shape=replace(best.shape, min_score=min(0.0, worth)))
 
@@ -246,7 +246,7 @@ class Controller:
             return measured.value
         if kind == "server":
             tokens = self.acceptance[False].by_depth()[4]
-            return tokens / (1.3 * self._verify(5))  # beside the target, drafting is a small part of a round
+            return tokens / (1.3 * self._verify(5))  # on the server, drafting is a small part of a round
         return 1 / self._verify(1)
 
     def _verify(self, nodes: int) -> float:

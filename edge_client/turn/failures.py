@@ -1,4 +1,4 @@
-"""What a refusal of the verifier means for a turn: decided here and nowhere else."""
+"""Classifies the verifier's refusals for a turn. This is the only place that decides it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from moa.wire.messages import Error
 
 
 class Failure(Enum):
-    """Classes of failure. Each has one answer, whatever its cause."""
+    """Classes of failure, each with one reaction."""
 
     NOT_NOW = "refused for now"
     """Send the same again after a pause."""
     UNKNOWN = "never heard of"
     """The verifier does not have this session (any more): open it again with all its ids."""
     BROKEN = "broken"
-    """The two ends disagree about the past, or one of them broke a rule: go on in a new session."""
+    """The logs differ, or one end broke a rule: continue in a new session."""
     FOR_GOOD = "refused for good"
-    """It will be refused again: the device goes on alone in this turn."""
+    """It will be refused again: the device continues offline in this turn."""
 
 
 _CLASSES = {
@@ -26,7 +26,7 @@ _CLASSES = {
     Code.DEADLINE: Failure.NOT_NOW,
     Code.DRAINING: Failure.NOT_NOW,
     Code.INTERNAL: Failure.NOT_NOW,
-    Code.CANCELLED: Failure.NOT_NOW,  # nothing of a turn that goes on was cancelled by us
+    Code.CANCELLED: Failure.NOT_NOW,  # we do not cancel rounds of a running turn
     Code.UNKNOWN_SESSION: Failure.UNKNOWN,
     Code.QUARANTINED: Failure.UNKNOWN,
     Code.CONFLICT: Failure.BROKEN,
@@ -34,5 +34,5 @@ _CLASSES = {
 
 
 def classify(error: Error) -> Failure:
-    """The class of a refusal; a code that we do not know is final for what it concerns."""
+    """The class of a refusal; an unknown code is final."""
     return _CLASSES.get(Code(error.code), Failure.FOR_GOOD) if error.code in set(Code) else Failure.FOR_GOOD

@@ -1,7 +1,7 @@
-"""How far the device may go on alone, as it was calibrated for this drafter when its bundle was made.
+"""Limits of offline text, as calibrated for this drafter when its bundle was made.
 
-After a cut the drafter has the target's records of what came before; asked without a network it has none, and may be
-trusted less far. Where not even its first tokens would be the target's, nothing is shown.
+After a lost link the drafter has the target's records of the text before; offline from the start it has none, and its
+limits are lower. If not even its first tokens are likely to be right, nothing is shown.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Self
 from moa.manifest import Calibration, Offline
 
 _WARN_AGREEMENT, _STOP_AGREEMENT = 0.6, 0.3
-"""Share of tokens that are still the target's, below which the user is warned, and the device stops."""
+"""Shares of agreeing tokens below which the user is warned, and the device stops."""
 _FIRST_TOKENS = 4
-"""Where agreement is too low within so many tokens, an answer is not worth showing."""
+"""If agreement is too low within so many tokens, the answer is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class OfflineLimits:
     warn_at: int = 64
     stop_at: int = 0
     worthless: bool = False
-    """Not even the first token is to be shown."""
+    """Whether not even the first token is shown."""
 
     @classmethod
     def of(cls, curve: Offline, stop_at: int) -> Self:
-        """As calibrated; `stop_at` >= 0 overrules where it stops."""
+        """The calibrated limits; `stop_at` >= 0 overrides where it stops."""
         pairs = list(zip(curve.lengths, curve.agreement, strict=True))
         warn = next((length for length, agreement in pairs if agreement < _WARN_AGREEMENT), 0)
         stop = next((length for length, agreement in pairs if agreement < _STOP_AGREEMENT), 0)
@@ -40,25 +40,25 @@ class OfflineLimits:
 
 @dataclass(slots=True)
 class OfflineGuard:
-    """Says when to warn and when to stop, for one turn."""
+    """Decides when to warn and when to stop, for one turn."""
 
     limits: OfflineLimits = OfflineLimits()
     cold: OfflineLimits | None = None
-    """Without any record; None: as with them."""
+    """Limits without records; None: the same as with records."""
     informed: Callable[[], bool] = lambda: True
     """Whether there are records of the target's."""
     _warned: bool = False
 
     @classmethod
     def of(cls, calibration: Calibration | None, stop_at: int, informed: Callable[[], bool]) -> Self:
-        """As calibrated; `stop_at` >= 0 overrules where it stops."""
+        """The calibrated limits; `stop_at` >= 0 overrides where it stops."""
         if calibration is None:
             return cls(OfflineLimits(stop_at=max(0, stop_at)))
         cold = OfflineLimits.of(calibration.cold, stop_at) if calibration.cold is not None else None
         return cls(OfflineLimits.of(calibration.offline, stop_at), cold, informed)
 
     def warning(self, offline: int) -> str:
-        """What to tell the user when the unverified text has this many tokens; once for each time offline."""
+        """The warning when the unverified text has this many tokens; once for each time offline."""
         warn_at = self._now.warn_at
         if not warn_at or offline < warn_at or self._warned:
             return ""
@@ -70,7 +70,7 @@ class OfflineGuard:
         return self._now.worthless or (bool(self._now.stop_at) and offline >= self._now.stop_at)
 
     def reset(self) -> None:
-        """The verifier has seen everything."""
+        """All text is verified: warn again next time."""
         self._warned = False
 
     @property

@@ -13,8 +13,8 @@
     machine.drain()       what the user is told, at any time
 
 Deadlines are in `patience.py`, classes of refusal in `failures.py`, pauses between attempts in `link/retry.py`. What
-the user sees does not depend on the cause of a failure: once he has waited for longer than his patience, the device
-writes, and what it wrote is checked as soon as the verifier can be asked.
+the user sees does not depend on the cause of a failure: after a wait of more than `offline_after` the device writes
+offline, and that text is checked as soon as the verifier can be asked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from moa.wire import Advanced, ClientSession, Ready, Recovered
 from moa.wire.messages import Activations, ClientMessage, Close, Error, Foresee, ServerMessage, Stream, Verify, Welcome
 
 _SETBACKS = 8
-"""Attempts to set a session right without a verified token in between; then the device goes on alone in this turn."""
+"""Attempts to repair a session without a verified token in between; then the device continues offline in this turn."""
 _LOSSES = 32
 """The same for connections: a bad link loses many."""
 
@@ -65,12 +65,12 @@ class TurnMachine:
     _link: Literal["down", "up", "refused"] = "down"
     _why_down: str = ""
     _given_up: str = ""
-    """Why the verifier is not asked any more in this turn."""
+    """Why the verifier is not asked again in this turn."""
     _setbacks: int = 0
     _losses: int = 0
     _outbox: list[ClientMessage] = field(default_factory=list)
     _rows: deque[Activations] = field(default_factory=deque)
-    """Records that have arrived; they wait for as long as a request may be made."""
+    """Records that have arrived; they are stored while no request can be made."""
     _state: LinkState | None = None
     _events: list[Event] = field(default_factory=list)
 
@@ -80,13 +80,13 @@ class TurnMachine:
 
     @property
     def session(self) -> ClientSession:
-        """The session of this turn; another one after the ends have disagreed."""
+        """The session of this turn; it is replaced if the logs differ."""
         return self.transcript.session
 
     # ---- the link
 
     def link_up(self, welcome: Welcome, connection: int, now: float) -> None:
-        """There is a connection: bring the session up on it."""
+        """A connection is up: open or resume the session on it."""
         self._link, self.asking.welcome = "up", welcome
         self.asking.controller.agreed(welcome)
         self.asking.foreseeing.agreed(welcome)
@@ -95,7 +95,7 @@ class TurnMachine:
             self._bring_up(connection, now)
 
     def link_down(self, since: float, why: MoaError | None, *, refused: bool = False) -> None:
-        """There is no connection; `refused`: nobody dials before the next turn."""
+        """The connection is down; `refused`: no attempt before the next turn."""
         if self._link == "up":
             self._losses += 1
             if self._losses >= _LOSSES:
@@ -112,7 +112,7 @@ class TurnMachine:
         if isinstance(message, Activations):
             self._rows.append(message)
         elif getattr(message, "session", b"") != self.session.id:
-            pass  # of a session that was left behind
+            pass  # of an abandoned session
         elif isinstance(message, Error):
             self._refused(message, now)
         else:
@@ -134,7 +134,7 @@ class TurnMachine:
     # ---- what the drafter has done
 
     def drafted(self, draft: Draft, tree: DraftTree, now: float) -> None:
-        """The tree that was asked for; void if the turn has gone on meanwhile."""
+        """The requested tree; void if the turn has changed meanwhile."""
         log = self.session.log
         if self._may_ask and not self.transcript.provisional and draft.ids is log and tree.tokens[0] == log[-1]:
             self._request(self.asking.verify(tree), now)
@@ -145,7 +145,7 @@ class TurnMachine:
             self.asking.foreseeing.grew(grow, growth)
 
     def guessed(self, guess: Guess, token: int, now: float) -> None:
-        """The provisional token that was asked for; void if the turn has gone on meanwhile."""
+        """The requested provisional token; void if the turn has changed meanwhile."""
         if guess.ids != self.transcript.ids or not self._may_write:
             return
         self.transcript.extend(token)
@@ -169,7 +169,7 @@ class TurnMachine:
                 case Draft() as draft:
                     self._say("online")
                     return draft
-                case None if self._rows:  # what it waits for may be among them
+                case None if self._rows:  # they may include what the turn waits for
                     self._take_rows()
                     return self.next_action(now)
                 case None:
@@ -183,28 +183,28 @@ class TurnMachine:
         return End(self._reason()) if self.transcript.over else self._meanwhile(now)
 
     def drain(self) -> list[Event]:
-        """What the user is to be told since the last call."""
+        """The events for the user since the last call."""
         events, self._events = self._events + self.transcript.drain(), []
         return events
 
     def told(self, now: float) -> None:
-        """The user has taken the events: what arrived while he read is not late."""
+        """The user has read the events: answers that arrived meanwhile are not late."""
         if not self.transcript.provisional:
             self.clockwork.waiting_since = now
 
     def wind_up(self) -> Sequence[ClientMessage]:
-        """The turn is over: take in what still lies here; what to send last."""
+        """The turn is over: store remaining records; returns the last messages to send."""
         self._take_rows()
         self.measuring.learn()
         ack = self.records.flow.acknowledge() if self._link == "up" else None
         return [*self._outbox, ack] if ack is not None else self._outbox
 
     def unsent_farewells(self) -> list[bytes]:
-        """Sessions that were to be closed when the turn was cancelled."""
+        """Sessions to close after the turn was cancelled."""
         return [message.session for message in self._outbox if isinstance(message, Close)]
 
     def continue_settling(self, now: float) -> None:
-        """The user is ready to wait once more for what stayed unverified at the end."""
+        """Wait once more for the check of unverified text at the end."""
         self._given_up, self._setbacks, self._losses, self.clockwork.stuck_since = "", 0, 0, None
         self.clockwork.waiting_since = now
 
@@ -213,7 +213,7 @@ class TurnMachine:
         return self._link == "up" and not self._given_up and self.standing.ready and not self.transcript.over
 
     def _request(self, request: Verify | Stream, now: float) -> None:
-        """Send a round, and know when its answer is late."""
+        """Send a round, and set the time after which its answer is late."""
         self.asking.spending.calls += 1
         self.stats.calls += 1
         self.stats.drafted += len(request.tokens) - 1 if isinstance(request, Verify) else 0
@@ -222,7 +222,7 @@ class TurnMachine:
         self._outbox.append(request)
 
     def _repeat(self, messages: Sequence[ClientMessage], now: float) -> None:
-        """Send what has been sent before; the user's patience is not renewed by that."""
+        """Send messages again; this does not restart `offline_after`."""
         self._outbox += messages
         self.clockwork.asked_at = now
 
@@ -233,7 +233,7 @@ class TurnMachine:
             self._outbox.append(Close(self.left.pop()))
 
     def _agree(self) -> None:
-        """What is asked of, and expected from, this verifier."""
+        """Register a request: its time and its expected duration."""
         self.session.records = self.records.dtype
         if self.asking.welcome is not None:
             self.session.vocab_size = self.asking.welcome.vocab_size
@@ -245,7 +245,7 @@ class TurnMachine:
         self.asking.foreseeing.advanced(event, self.session.log, now)
         if event.tokens:
             self._progressed(now, (event.queue_ms + event.forward_ms) / 1000)
-        elif event.done:  # a round that brought nothing is no reason to ask at once again
+        elif event.done:  # after a round without tokens do not ask again at once
             self._try_again(now)
         self._absorb(now)
 
@@ -274,7 +274,7 @@ class TurnMachine:
                 self.session.receive(error)
                 self._pause(now, error.retry_after_ms / 1000)
             case Failure.UNKNOWN if error.round and self.session.opening:
-                pass  # it answers a round that followed an opening: the opening's own answer counts
+                pass  # it answers a round that was sent after an opening: the opening's own answer counts
             case Failure.UNKNOWN:
                 self.session.receive(error)
                 self._reopen(now)
@@ -285,13 +285,13 @@ class TurnMachine:
                 self._give_up(f"the verifier refuses: {error.message}")
 
     def _pause(self, now: float, asked_wait: float = 0.0) -> None:
-        """After a pause, what still stands is sent again, or a new round."""
+        """After a pause, unanswered requests are sent again, or a new round."""
         self.retry.failed(now, asked_wait=asked_wait)
         self.standing.repeat(self.retry.not_before)
         self.stats.overhead.void()
 
     def _try_again(self, now: float) -> None:
-        """The same, for what should not have happened: not for ever."""
+        """The same, for errors that should not happen: with a limit."""
         self._setbacks += 1
         if self._setbacks >= _SETBACKS:
             self._give_up("the verifier answers, and gets nowhere")
@@ -299,13 +299,13 @@ class TurnMachine:
             self._pause(now)
 
     def _reopen(self, now: float) -> None:
-        """The verifier has lost the session; its opening stands among the unsettled requests."""
+        """The verifier has lost the session; its opening is among the unsettled requests."""
         self._try_again(now)
         if self._setbacks == 1:
             self.standing.repeat(now)
 
     def _broken(self, error: MoaError, now: float) -> None:
-        """The ends disagree about the past, or the verifier broke a rule: our log is complete, go on from it."""
+        """The logs differ, or the verifier broke a rule: continue from our log, which is complete."""
         if not self._setbacks:
             self._events.append(Notice(message=f"the verifier is asked anew: {safe_line(error.line())}"))
         self.transcript.begin_anew()
@@ -317,7 +317,7 @@ class TurnMachine:
         self.session.unsettled.clear()
 
     def _absorb(self, now: float) -> bool:
-        """Bring verified and provisional text together; False when the turn went over to another session."""
+        """Reconcile verified and provisional text; False if the turn continues in another session."""
         self.transcript.absorb()
         if not self.transcript.provisional:
             self.guard.reset()
@@ -335,7 +335,7 @@ class TurnMachine:
         if not self.transcript.over and not self._given_up:
             opening = self.standing.bring_up(before.connection)
             if before.again_at is None:
-                self._repeat(opening, now)  # first the successor: it shares what the verifier has cached
+                self._repeat(opening, now)  # first the new session: it shares the cached prefix
             else:
                 self.standing.repeat(before.again_at)
         self._outbox.append(Close(old.id))
@@ -349,12 +349,12 @@ class TurnMachine:
 
     @property
     def _alone(self) -> bool:
-        """Whether waiting for the verifier is no use in this turn."""
+        """Whether waiting for the verifier is useless in this turn."""
         spent = self.asking.spent and not self.session.busy
         return not self.linked or self._link == "refused" or bool(self._given_up) or spent
 
     def _meanwhile(self, now: float) -> Action:
-        """Write when the user has waited for long enough; else wait, and use the time."""
+        """Write offline after `offline_after`; until then wait, and use the time."""
         deadlines = []
         unreachable = self._link == "down" or self.standing.again_at is not None
         if self._may_write:
@@ -405,7 +405,7 @@ class TurnMachine:
         self._outbox.append(message)
 
     def _use_the_wait(self, now: float) -> None:
-        """Nobody waits for us: put records away, learn from the last round, plan the next."""
+        """Idle: store records, learn from the last round, plan the next."""
         self._take_rows()
         self.measuring.learn()
         if self._link != "up":
@@ -431,7 +431,7 @@ class TurnMachine:
             self.session.receive(message)
 
     def _news(self) -> tuple[LinkState, str]:
-        """The state of the link, while the device is on its own."""
+        """The state of the link while the device writes offline."""
         if not self.linked:
             return "none", ""
         if self._given_up:

@@ -1,4 +1,4 @@
-"""What the answers of a turn say about link, server and drafter. Pure."""
+"""Measures link, server and drafter by the answers of a turn. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moa.wire import Advanced
 
 @dataclass
 class Measuring:
-    """Keeps the books; what takes time is learned while nobody waits."""
+    """Collects measurements; slow updates run while the device is idle."""
 
     stats: Stats
     controller: Controller
@@ -34,7 +34,7 @@ class Measuring:
 
     @property
     def usual(self) -> float:
-        """Seconds in which this link and this server answer, the rest of the prompt included."""
+        """Expected seconds for an answer, including the rest of the prompt."""
         return self.rtt.usual(self.controller.forward.value) + self.unsent * self.controller.prefill.value
 
     def streams(self, drafts: Literal["server", "none", "device"]) -> None:
@@ -53,7 +53,7 @@ class Measuring:
             self.stats.rounds += 1
             self.stats.accepted += accepted
             if self.asked is not None:
-                # The first verdict of a turn waited for the prompt as well, which says nothing of the next.
+                # The first verdict of a turn also waited for the prompt, so it does not predict the next.
                 verifying = server if not self.unsent else event.forward_ms / 1000
                 self._lesson = self.asked, accepted, now - asked_at - server, verifying
             else:
@@ -69,7 +69,7 @@ class Measuring:
             self.unsent = 0
 
     def learn(self) -> None:
-        """Take in the latest lesson."""
+        """Apply the latest measurement."""
         if self._lesson is not None:
             asked, accepted, round_trip, verifying = self._lesson
             self._lesson = None

@@ -1,6 +1,6 @@
-"""The activation records of one conversation: put rows where they belong, and choose how precise they are.
+"""The activation records of one conversation: store rows, and choose their precision.
 
-Which rows are sent, newest first, is the verifier's part; how fast, the connection's (`edge_client/link/flow.py`).
+The verifier chooses which rows to send, newest first; the connection controls the rate (`edge_client/link/flow.py`).
 Tokens are exact whatever happens to records.
 """
 
@@ -20,9 +20,10 @@ from moa.wire.messages import Activations, RecordDtype, Sync
 Precision = Literal["auto", "int8", "int4", "fp16", "off"]
 
 _TOO_SLOW, _FAST_ENOUGH = 1.5, 4.0
-"""Times the rate that int8 records of new tokens need: below the first, int4 is asked for; above the second, int8."""
+"""Bandwidth as a multiple of the rate of int8 records for new tokens: below the first, ask for int4; above the second,
+for int8."""
 _SAMPLES = 8
-"""Measurements of the bandwidth before the precision is changed, and again before it is changed back."""
+"""Bandwidth samples needed before the precision is changed, and before it is changed back."""
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Records:
 
     @property
     def dtype(self) -> RecordDtype:
-        """What to ask for now."""
+        """The precision to ask for now."""
         if self.buffer is None:
             return "off"
         if self.precision == "auto":
@@ -49,7 +50,7 @@ class Records:
         return self.precision
 
     def held(self) -> list[tuple[int, int]]:
-        """The rows that are here."""
+        """The rows received."""
         return list(self.buffer.held) if self.buffer is not None else []
 
     def misses(self, rows: int) -> bool:
@@ -73,12 +74,12 @@ class Records:
         )
 
     def truncate(self, length: int) -> None:
-        """Forget the records of positions from `length` on: another token stands there now."""
+        """Drop the records of positions from `length` on: the tokens there have changed."""
         if self.buffer is not None:
             self.buffer.truncate(length)
 
     def adjust(self, session: ClientSession, tokens_per_second: float) -> Sync | None:
-        """Match the precision to what the link carries; perhaps a message to send."""
+        """Adapt the precision to the bandwidth; returns a message to send, if it changed."""
         samples = self.flow.bandwidth.samples
         if self.buffer is None or self.precision != "auto" or samples - self._judged_at < _SAMPLES:
             return None

@@ -17,7 +17,7 @@ from moa.wire.messages import Verdict, Verify
 
 
 class TurnShell:
-    """Runs one turn; `events()` yields what happens until it is over. Without a link the device is alone."""
+    """Runs one turn; `events()` yields its events. Without a link the device is offline."""
 
     def __init__(self, machine: TurnMachine, worker: DrafterWorker, link: VerifierLink | None, trace: Trace) -> None:
         self.machine, self.worker, self.link, self.trace = machine, worker, link, trace
@@ -28,7 +28,7 @@ class TurnShell:
         self.reason: Reason = "link"
 
     async def events(self, box: Mailbox) -> AsyncGenerator[Event, None]:
-        """Everything that happens, to the end of the turn; what arrives for it lies in `box`."""
+        """All events until the end of the turn; its messages arrive in `box`."""
         machine = self.machine
         self._box, self._session, self._seen = box, None, None
         while True:
@@ -74,7 +74,7 @@ class TurnShell:
             yield event
 
     def report(self) -> dict[str, Any]:
-        """Figures of the turn, with what passed the link."""
+        """Figures of the turn, with the bytes over the link."""
         report = self.machine.stats.report(perf_counter())
         if (link := self.link) is not None:
             sent, received = self._bytes_before
@@ -83,7 +83,7 @@ class TurnShell:
         return report
 
     def _take(self, box: Mailbox) -> None:
-        """Bring the machine up to date: the state of the link, then what has arrived."""
+        """Update the machine: the state of the link, then new messages."""
         machine, link = self.machine, self.link
         if link is None:
             return
@@ -106,7 +106,7 @@ class TurnShell:
     async def _send(self, *messages: Any) -> None:
         if self.link is None:
             return
-        if self.machine.session is not self._session:  # answers come to the session that asks
+        if self.machine.session is not self._session:  # answers are routed to the session that asks
             self._session = self.machine.session
             self.link.deliver(self._session.id, self._box)
         for message in messages:

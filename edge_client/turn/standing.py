@@ -1,4 +1,4 @@
-"""Where a session stands with the verifier: opened, resumed, or waiting to be asked again. Pure."""
+"""The state of a session at the verifier: opened, resumed, or waiting for a retry. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Standing:
     stands: bool = False
     """Whether rounds may be sent: the session is open on this connection, or its opening is on the way before them."""
     again_at: float | None = None
-    """When what was refused is to be sent again."""
+    """When a refused request is to be sent again."""
 
     @property
     def ready(self) -> bool:
@@ -27,7 +27,7 @@ class Standing:
         return self.stands and self.again_at is None and not self.session.busy
 
     def bring_up(self, connection: int) -> Sequence[ClientMessage]:
-        """What to send first on a connection: an opening, the next turn of a session that stands here, or a resume."""
+        """What to send first on a connection: an opening, the next turn of a session that is open here, or a resume."""
         session = self.session
         before, self.connection, self.again_at = self.connection, connection, None
         if not session.settled:
@@ -44,11 +44,11 @@ class Standing:
         self.stands, self.again_at = False, None
 
     def repeat(self, at: float) -> None:
-        """Nothing is sent before `at`; then what still waits for an answer is sent again."""
+        """Nothing is sent before `at`; then unanswered requests are sent again."""
         self.stands, self.again_at = True, at
 
     def due(self, now: float) -> Sequence[ClientMessage]:
-        """What is to be sent again by now."""
+        """The requests to send again now."""
         if self.again_at is None or now < self.again_at:
             return ()
         self.again_at = None

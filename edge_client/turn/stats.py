@@ -1,4 +1,4 @@
-"""What a turn cost and how it went, in numbers."""
+"""Figures of a turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moa.foresight import Foresight
 class Overhead:
     """The client's own time in the rounds that it drafts: all of a round but the model and the wait for its verdict.
 
-    So from the arrival of a verdict to when the next request is with the operating system, less the time inside ONNX
+    From the arrival of a verdict until the next request is passed to the operating system, less the time inside ONNX
     Runtime.
     """
 
@@ -35,7 +35,7 @@ class Overhead:
         self._since = None
 
     def void(self) -> None:
-        """Something else comes in between: a budget to wait for, a link to find."""
+        """Something else came in between: waiting for a budget or for the link."""
         self._since = None
 
 
@@ -88,7 +88,7 @@ class Stats:
         return self.tokens / max(1e-3, now - self.started)
 
     def report(self, now: float) -> dict[str, Any]:
-        """As plain numbers, rounded for reading."""
+        """As rounded numbers."""
         seconds = max(1e-3, (self.finished or now) - self.started)
         overheads = sorted(self.overhead.seconds)
         return {

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Trace:
-    """Spans and marks; costs next to nothing while it is off."""
+    """Spans and marks; costs almost nothing while it is off."""
 
     def __init__(self, enabled: bool = False) -> None:
         self.enabled = enabled
@@ -20,7 +20,7 @@ class Trace:
 
     @contextmanager
     def span(self, name: str, **details: Any) -> Iterator[None]:
-        """Something that takes time."""
+        """An operation with a duration."""
         if not self.enabled:
             yield
             return
@@ -31,7 +31,7 @@ class Trace:
             self._add(name, start, {"ph": "X", "dur": 1e6 * (perf_counter() - start)}, details)
 
     def mark(self, name: str, **details: Any) -> None:
-        """Something that happens."""
+        """An event."""
         if self.enabled:
             self._add(name, perf_counter(), {"ph": "i", "s": "t"}, details)
 

@@ -1,8 +1,8 @@
-"""What one turn has said: the verified log, the provisional text after it, and how the two are brought together.
+"""The text of one turn: the verified log, the provisional text after it, and their reconciliation.
 
-The log of `ClientSession` holds verified tokens only. What was written offline stands after it as `provisional`. Every
-verified token that arrives, by whatever way, passes `absorb`: it confirms the first provisional token, or contradicts
-it. That is the whole of reconciliation, and why nothing can be lost or come twice.
+The log of `ClientSession` holds verified tokens only. Offline text follows it as `provisional`. Every verified token
+passes `absorb`: it confirms the first provisional token, or contradicts it. This is the only place of reconciliation,
+so no token is lost or shown twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OnReconnect = Literal["rewind", "keep"]
 
 @dataclass
 class Transcript:
-    """One answer as its reader knows it. Pure."""
+    """One answer as its reader sees it. Pure."""
 
     session: ClientSession
     rules: TurnRules
@@ -36,12 +36,12 @@ class Transcript:
     local_finish: Finish = ""
     """Why the provisional text ended, if it has."""
     superseded: ClientSession | None = None
-    """The session that was left behind when its text was overruled by `keep`."""
+    """The session that was abandoned because `keep` adopted other text."""
     _events: list[Event] = field(default_factory=list)
     _untold: list[tuple[int, int, Status]] = field(default_factory=list)
-    """Position, id and status of tokens that are no events yet: text is made when it is wanted, or must be cut."""
+    """Position, id and status of tokens without an event yet: they are decoded when events are read, or text is cut."""
     _known: int = field(init=False)
-    """How much of the session's log has been taken in."""
+    """How much of the session's log has been absorbed."""
 
     def __post_init__(self) -> None:
         self._known = len(self.session.log)
@@ -65,7 +65,7 @@ class Transcript:
 
     @property
     def finish(self) -> Finish:
-        """Why the turn is over, "" while it is not. Provisional text is over only provisionally."""
+        """Why the turn is over, "" while it is not. The end of provisional text is provisional too."""
         return self.local_finish if self.provisional else self.session.finish or self.local_finish
 
     @property
@@ -87,7 +87,7 @@ class Transcript:
     # ---- what happens
 
     def absorb(self) -> None:
-        """Take in what the session's log has gained."""
+        """Absorb the new tokens of the session's log."""
         while self._known < len(self.session.log):
             token = self.session.log[self._known]
             if self.provisional and self.provisional[0] != token:
@@ -103,7 +103,7 @@ class Transcript:
                 self._confirmed(position)
             else:
                 self._emit(position, token, "verified")
-        if self.session.finish and self.provisional:  # the target ended the turn here, and the device went on
+        if self.session.finish and self.provisional:  # the target ended the turn here, and the device continued
             if self.on_reconnect == "keep":
                 self._adopt()
             else:
@@ -120,18 +120,18 @@ class Transcript:
         return [self.session.log[-1], *self.provisional[: limit - 1]]
 
     def settle_unverified(self) -> None:
-        """Take the provisional text as it is, into a session that the server has yet to hear of."""
+        """Adopt the provisional text, in a new session that is not yet opened."""
         if self.provisional:
             self._replace(self.ids)
 
     def begin_anew(self) -> None:
-        """Go on from the verified log in a new session."""
+        """Continue from the verified log in a new session."""
         provisional = self.provisional
         self._replace(self.session.log)
         self.provisional = provisional
 
     def _write(self) -> None:
-        """Make events of the tokens that are none yet."""
+        """Make events for the tokens without one."""
         for position, token, status in self._untold:
             logprobs = self.session.told.get(position) if status == "verified" else None
             text = self.stream.add(token)
@@ -170,7 +170,7 @@ class Transcript:
         self._replace(self.session.log[:start] + self.provisional)
 
     def _replace(self, ids: Sequence[int]) -> None:
-        """Go on from `ids` in a new session: the old one's log says something else."""
+        """Continue from `ids` in a new session: the old one's log differs."""
         old = self.session
         self.superseded = old
         self.session = ClientSession(

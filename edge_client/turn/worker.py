@@ -1,7 +1,7 @@
-"""Runs the drafter for a turn, in small pieces, so that nothing else in the program has to wait for it.
+"""Runs the drafter for a turn, in small pieces, so that it does not block the event loop.
 
 A step that is expected to take longer than a few milliseconds runs in the device's own thread, where ONNX Runtime lets
-other threads run; a shorter one would lose as much again by being handed over, and runs where it is.
+other threads run; a shorter one runs inline, because a thread switch would take as long as the step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 
 BLOCKING = 0.005
-"""Seconds for which the event loop may be kept from other work."""
+"""Longest blocking of the event loop, in seconds."""
 DrafterTask = Literal["draft", "grow", "guess"]
 _TRIED = TreeShape(4, 3, 12)
 _PIECE = 16
@@ -35,7 +35,7 @@ class StepDurations:
     level: float = 0.0
     """Seconds of a step over a few tokens."""
     piece: float = float("inf")
-    """Seconds of a step over a piece of a prompt; nobody knows before the first."""
+    """Seconds of a step over a piece of a prompt; unknown before the first."""
 
     def took(self, tokens: int, seconds: float) -> None:
         """A step is done."""
@@ -46,8 +46,8 @@ class StepDurations:
 
 
 def time_steps(drafter: DeviceDrafter, controller: Controller) -> None:
-    """See what the drafter's steps take here, over one token and over a few, before the first draft is planned."""
-    for books in (Controller(), controller):  # the first run makes room and is slow: it does not count
+    """Measure the drafter's steps, over one token and over a few, before the first draft is planned."""
+    for books in (Controller(), controller):  # the first run allocates memory and is slow: it does not count
         steps = drafter.draft([0], _TRIED, SamplingSettings())
         while True:
             start = perf_counter()
@@ -61,7 +61,7 @@ def time_steps(drafter: DeviceDrafter, controller: Controller) -> None:
 
 @dataclass
 class DrafterWorker:
-    """One conversation's drafter at work."""
+    """Runs one conversation's drafter."""
 
     drafter: DeviceDrafter
     sampling: SamplingSettings
@@ -70,7 +70,7 @@ class DrafterWorker:
     thread: Executor
     _steps: Generator[None, None, Any] | None = None
     _ids: Sequence[int] | None = None
-    """What the work in hand is about, and how long that was."""
+    """The current work, and the length of its ids."""
     _length: int = 0
     _what: DrafterTask = "draft"
     _seen: int = 0
@@ -79,7 +79,7 @@ class DrafterWorker:
     """Tokens that it has still to see, about."""
 
     async def draft(self, draft: Draft) -> DraftTree | None:
-        """Work on a draft for a few milliseconds; the tree, once it is ready."""
+        """Work on a draft for a few milliseconds; returns the tree when it is ready."""
         if not self._is_about(draft.ids, "draft"):
             self._begin(draft.ids, self.drafter.draft(list(draft.ids), draft.shape, self.sampling), "draft")
         tree: DraftTree | None = await self._work()
@@ -94,14 +94,14 @@ class DrafterWorker:
         return growth
 
     async def guess(self, ids: Sequence[int]) -> int | None:
-        """Work on the likeliest token after `ids` for a few milliseconds; the token, once it is known."""
+        """Work on the likeliest token after `ids` for a few milliseconds; returns it when it is known."""
         if not self._is_about(ids, "guess"):
             self._begin(ids, self.drafter.guess(list(ids), self.sampling), "guess")
         token: int | None = await self._work()
         return token
 
     def _is_about(self, ids: Sequence[int], what: DrafterTask) -> bool:
-        """Whether this is the work in hand; a log grows in place, and is another one then."""
+        """Whether this is the current work; a log grows in place and is then different work."""
         if self._steps is None or self._what != what or self._length != len(ids):
             return False
         return self._ids is ids or self._ids == ids
@@ -111,7 +111,7 @@ class DrafterWorker:
         self._new = len(ids) - self._seen
 
     async def _work(self) -> Any:
-        """Steps until the result is there, or time is up."""
+        """Run steps until there is a result or the time is over."""
         assert self._steps is not None
         until = perf_counter() + BLOCKING
         while True:
