@@ -74,7 +74,7 @@ class Channel:
     def flooded(self, limit: str) -> None:
         """The other end floods: send it the limit's name, then close."""
         log.warning(
-            "cut: it keeps asking for more than its budget",
+            "closed: above its budget for too long",
             extra={"peer": self.peer, "principal": self.principal, "event": "flood", "limit": limit},
         )
         self.service.metrics.cuts.labels(limit).inc()
@@ -97,9 +97,9 @@ class Channel:
             if refusal.code == Code.BAD_MESSAGE:
                 self._bad += 1
                 if self._bad > self.service.limits.max_bad_messages:
-                    raise HangUp(CloseCode.PROTOCOL_ERROR, "too many messages that are none") from None
+                    raise HangUp(CloseCode.PROTOCOL_ERROR, "too many invalid messages") from None
             if not self.welcomed.is_set():
-                raise HangUp(CloseCode.PROTOCOL_ERROR, "no agreement in hello") from None
+                raise HangUp(CloseCode.PROTOCOL_ERROR, "hello was refused") from None
 
     def _refuse(self, refusal: Refusal, session: bytes, round: int) -> None:
         self.service.metrics.refusals.labels(refusal.code.value, refusal.limit).inc()

@@ -56,7 +56,9 @@ def parser() -> argparse.ArgumentParser:
     _add_model_flags(serve)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument("--port", type=int, default=8765, help="port to listen on, 0 picks one (default: %(default)s)")
-    serve.add_argument("--auth-tokens", type=Path, metavar="FILE", help="who may connect: lines of `token new`")
+    serve.add_argument(
+        "--auth-tokens", type=Path, metavar="FILE", help="who may connect: token file with lines of `token new`"
+    )
     serve.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")
     serve.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
     serve.add_argument("--origin", action="append", default=[], metavar="URL", help="browser origin that may connect")
@@ -69,11 +71,14 @@ def parser() -> argparse.ArgumentParser:
         "slots and limits are for each (default: %(default)s)",
     )
     serve.add_argument(
-        "--openai", default="", metavar="[HOST:]PORT", help="serve OpenAI's API and the operator's page there, too"
+        "--openai",
+        default="",
+        metavar="[HOST:]PORT",
+        help="also serve OpenAI's API and the operator's page, on this port",
     )
-    serve.add_argument("--model-name", default="", metavar="NAME", help="what that API calls the target")
+    serve.add_argument("--model-name", default="", metavar="NAME", help="the target's name in that API")
     serve.add_argument(
-        "--openai-host", action="append", default=[], metavar="NAME", help="a DNS name under which it may be called"
+        "--openai-host", action="append", default=[], metavar="NAME", help="a DNS name that requests may use"
     )
     serve.add_argument(
         "--log-level",

@@ -41,9 +41,9 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="may be given again; the first is the default one",
+        help="may be repeated; the first is the default",
     )
-    build.add_argument("--draft-vocab", type=int, metavar="N", help="draft only the N tokens that matter most")
+    build.add_argument("--draft-vocab", type=int, metavar="N", help="draft only the N most frequent tokens")
     build.add_argument("--vocab-text", type=Path, nargs="+", default=[], metavar="FILE", help="text to choose them by")
     build.add_argument(
         "--calibration", type=Path, nargs="+", default=[], metavar="FILE",
@@ -67,11 +67,11 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     build.add_argument("--no-step-times", action="store_true", help="do not time the variants on this machine")
     build.add_argument("--force", action="store_true", help="replace the bundle at --out")
-    build.add_argument("--dry-run", action="store_true", help="tell shapes, sizes and time, and stop")
+    build.add_argument("--dry-run", action="store_true", help="print shapes, sizes and time, and stop")
     build.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     build.set_defaults(run=_build)
 
-    inspect = commands.add_parser("inspect", help="what a bundle holds")
+    inspect = commands.add_parser("inspect", help="show the contents of a bundle")
     inspect.set_defaults(run=_inspect)
     verify = commands.add_parser("verify", help="check hashes, and run the golden vectors on this machine")
     verify.add_argument("--provider", default="CPUExecutionProvider", help="execution provider to run on")

@@ -115,7 +115,7 @@ class Front:
             if self._stopping:
                 return
             pause = first if self._clock() - began > _STEADY_SECONDS else min(2 * pause, longest)
-            log.error("worker %d has ended: another takes its place", worker.index, extra={"event": "worker_ended"})
+            log.error("worker %d has ended: it is started again", worker.index, extra={"event": "worker_ended"})
             self._restarts.inc()
             await asyncio.sleep(pause)
 

@@ -42,7 +42,7 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--ways", default=",".join(WAYS), help="comma-separated (default: %(default)s)")
     command.add_argument("--prompts", type=Path, metavar="FILE", help="prompts, one a line")
-    command.add_argument("--link", choices=sorted(PROFILES), help="put an emulated link before the verifier")
+    command.add_argument("--link", choices=sorted(PROFILES), help="emulate this link to the verifier")
     command.add_argument(
         "--starts", type=int, default=3, metavar="N", help="fresh starts to measure, 0 for none (default: %(default)s)"
     )

@@ -30,7 +30,7 @@ _RETRY_SECONDS = 1.0
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
     command.description = f"A conversation. {_HINT}."
-    command.add_argument("--system", default="", metavar="TEXT", help="what the assistant is told first")
+    command.add_argument("--system", default="", metavar="TEXT", help="system message for the assistant")
     options.add_connection(command)
     options.add_generation(command)
     command.set_defaults(run=run)

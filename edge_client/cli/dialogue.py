@@ -20,7 +20,7 @@ from moa.safe_text import safe_line
 COMMANDS = {
     "/help": "this list",
     "/new": "forget the conversation and begin another",
-    "/system": "TEXT: what the assistant is told first; alone: show it",
+    "/system": "TEXT: set the system message; alone: show it",
     "/set": "NAME VALUE: change a setting from the next answer on; alone: show all",
     "/retry": "answer the last question again, with another seed",
     "/save": "FILE: write the conversation",

@@ -24,11 +24,11 @@ def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
     command.description = "Answer one prompt."
     options.add_prompt(command)
-    command.add_argument("--system", metavar="TEXT", help="what the assistant is told first")
+    command.add_argument("--system", metavar="TEXT", help="system message for the assistant")
     how = command.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one JSON object with ids, statuses, events and figures")
     how.add_argument("--jsonl", action="store_true", help="print every event as a JSON object on a line, as it happens")
-    how.add_argument("-q", "--quiet", action="store_true", help="the text alone: no status line, figures or remarks")
+    how.add_argument("-q", "--quiet", action="store_true", help="only the text: no status line, figures or notices")
     command.add_argument(
         "--require-verified", action="store_true", help="exit code 1 unless the target has verified every token"
     )

@@ -55,7 +55,7 @@ def add_generation(command: argparse.ArgumentParser) -> None:
     sampling = command.add_argument_group("text")
     add_flags(sampling, ClientSettings, _SAMPLING)
     sampling.add_argument("--stop", action="append", metavar="TEXT", help="end at this text; may be repeated")
-    sampling.add_argument("--ignore-eos", action="store_const", const=True, help="go on after an end token")
+    sampling.add_argument("--ignore-eos", action="store_const", const=True, help="continue after an end token")
     behaviour = command.add_argument_group("behaviour")
     behaviour.add_argument("--offline", action="store_const", const=True, help="only this device: nothing is verified")
     add_flags(behaviour, ClientSettings, _BEHAVIOUR)
@@ -87,7 +87,7 @@ def tell_seed(settings: ClientSettings, drawn: int) -> None:
 def add_prompt(command: argparse.ArgumentParser) -> None:
     """Where the prompt comes from."""
     command.add_argument(
-        "prompt", nargs="*", help="the prompt; what is piped in, or read for a -, comes behind it, or instead of it"
+        "prompt", nargs="*", help="the prompt; text from standard input (piped, or with -) is appended, or used instead"
     )
     command.add_argument(
         "-f",
@@ -98,7 +98,7 @@ def add_prompt(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="add this text file; may be repeated",
     )
-    command.add_argument("--raw", action="store_true", help="no chat template: go on from the text as it is")
+    command.add_argument("--raw", action="store_true", help="no chat template: continue the text as it is")
 
 
 def read_prompt(words: Sequence[str], files: Sequence[Path] = ()) -> str:

@@ -31,7 +31,7 @@ def add(command: argparse.ArgumentParser) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     group.add_argument("--port", type=int, default=8080, help="port to listen on, 0 picks one (default: %(default)s)")
     group.add_argument(
-        "--api-key", action="append", metavar="KEY", help=f"who may use it; may be repeated; better in {_KEY}"
+        "--api-key", action="append", metavar="KEY", help=f"API key of a client; may be repeated; better in {_KEY}"
     )
     group.add_argument(
         "--mode",
@@ -54,16 +54,16 @@ def add(command: argparse.ArgumentParser) -> None:
         type=float,
         default=900.0,
         metavar="S",
-        help="how long streams and responses can be had again (default: %(default)s)",
+        help="how long streams and responses are kept (default: %(default)s)",
     )
     group.add_argument(
-        "--allowed-host", action="append", default=[], metavar="NAME", help="a DNS name under which it may be called"
+        "--allowed-host", action="append", default=[], metavar="NAME", help="a DNS name that requests may use"
     )
     group.add_argument(
         "--origin", action="append", default=[], metavar="URL", help="a website whose pages may use it (default: none)"
     )
     group.add_argument(
-        "--model-name", default="", metavar="NAME", help="what the target is called (default: its own name)"
+        "--model-name", default="", metavar="NAME", help="the model's name for clients (default: the target's own)"
     )
     options.add_connection(command)
     options.add_generation(command)

@@ -52,14 +52,14 @@ class StepGraph:
         self.threads = options.intra_op_num_threads
         shapes = {node.name: node.shape for node in self.session.get_inputs()}
         if missing := [name for name in _WANTED if name not in shapes]:
-            raise BundleError(f"{model} is no drafter step graph: input {missing[0]} is missing")
+            raise BundleError(f"{model} is not a drafter step graph: input {missing[0]} is missing")
         self.layers = sum(name.startswith("past_k_") for name in shapes)
         self.cache = [Heads(*_heads(shapes[f"past_k_{layer}"])) for layer in range(self.layers)]
         """Heads of each layer with a cache."""
         self.records = Heads(*_heads(shapes["record_k"])) if "record_k" in shapes else None
         top = self.session.get_outputs()[0].shape[-1]
         if not isinstance(top, int):
-            raise BundleError(f"{model} is no drafter step graph: it does not tell how many guesses it makes")
+            raise BundleError(f"{model} is not a drafter step graph: the number of guesses is not fixed")
         self.top = top
         """Guesses after each token."""
         self.cache_inputs = [f"past_{part}_{layer}" for layer in range(self.layers) for part in "kv"]
@@ -132,5 +132,5 @@ class Call:
 def _heads(shape: Sequence[int | str]) -> tuple[int, int]:
     count, width = shape[1], shape[3]
     if not isinstance(count, int) or not isinstance(width, int):
-        raise BundleError(f"a cache of shape {list(shape)} does not tell its heads: the bundle is damaged")
+        raise BundleError(f"a cache of shape {list(shape)} has no fixed heads: the bundle is damaged")
     return count, width

@@ -91,12 +91,12 @@ def explain(error: BaseException, url: str, *, tls: bool) -> MoaError:
         case InvalidStatus():
             status = error.response.status_code
             if process_exception(error) is None or status == 429:
-                return LinkError(f"the verifier is not there for us now (HTTP {status})")
-            return LinkError(f"{url} answers HTTP {status}, not like a verifier", hint="check host, port and path")
+                return LinkError(f"the verifier is not available now (HTTP {status})")
+            return LinkError(f"{url} answers HTTP {status}: it is not a verifier", hint="check host, port and path")
         case InvalidURI():
-            return UsageError(f"{url!r} is no verifier address: {error}", hint="like ws://host:8765")
+            return UsageError(f"{url!r} is not a verifier address: {error}", hint="like ws://host:8765")
         case InvalidProxy():
-            return LinkError(f"the proxy of the environment is none: {error}", hint="check http_proxy, https_proxy")
+            return LinkError(f"invalid proxy in the environment: {error}", hint="check http_proxy, https_proxy")
         case ssl.SSLCertVerificationError():
             return LinkError(
                 f"the verifier's certificate is not trusted: {error.verify_message}",
@@ -106,7 +106,7 @@ def explain(error: BaseException, url: str, *, tls: bool) -> MoaError:
             return LinkError(f"TLS with {url} failed: {error.reason or error}", hint="check wss:// and the port")
         case NegotiationError() | InvalidHandshake():
             hint = "" if tls else "is it a TLS port? then wss://"
-            return LinkError(f"{url} does not answer like a verifier: {safe_line(str(error))}", hint=hint)
+            return LinkError(f"{url} does not answer as a verifier: {safe_line(str(error))}", hint=hint)
         case TimeoutError() | asyncio.TimeoutError():
             return LinkError(f"cannot reach {url}: no answer in time")
         case ConnectionClosed() | OSError() | EOFError():

@@ -65,7 +65,7 @@ class Mailbox:
         """Add a message of `size` bytes."""
         self.waiting_bytes += size
         if len(self.messages) >= _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
-            raise ProtocolError(f"the verifier sent {self.waiting_bytes} bytes that nobody asked for")
+            raise ProtocolError(f"the verifier sent {self.waiting_bytes} bytes that were not requested")
         self.messages.append((arrived, message))
         self.news.set()
 
@@ -260,7 +260,7 @@ class VerifierLink:
         if connection.subprotocol != SUBPROTOCOL:
             raise foreign(self.endpoint.url, SUBPROTOCOL)
         if self.dialling.cut:  # while connecting
-            raise LinkError("cut off on purpose")
+            raise LinkError("disconnected on purpose")
         self._connection = connection
         if connection.response is not None:
             self.server_date = connection.response.headers.get("Date", "")
@@ -298,7 +298,7 @@ class VerifierLink:
         try:
             return len(frame), decode_server(frame)
         except Refusal as error:
-            raise ProtocolError(f"the verifier sent what is no message: {error}") from None
+            raise ProtocolError(f"the verifier sent an invalid message: {error}") from None
 
     def take(self, arrived: float, message: ServerMessage, size: int) -> None:
         """Deliver a message of `size` bytes to its conversation."""

@@ -15,7 +15,7 @@ from moa.safe_text import safe_line, safe_text
 
 _ENDS = {
     "context": "the context is full: the answer ends here",
-    "guard": "the answer ends here: further from the verifier the device would only guess (--max-offline-tokens)",
+    "guard": "the answer ends here: more offline text would be unreliable (--max-offline-tokens)",
     "budget": "the answer ends here: the budget is used up",
     "link": "the answer ends here: the verifier did not come back (--settle-seconds)",
 }

@@ -80,7 +80,9 @@ class EdgeAnswerer:
         if link is None:
             return {"link": "none"}
         dialling = link.dialling
-        why = "cut off on purpose" if dialling.cut else str(dialling.refused or dialling.last_error or "connecting")
+        why = (
+            "disconnected on purpose" if dialling.cut else str(dialling.refused or dialling.last_error or "connecting")
+        )
         return {
             "link": {"up": "online", "down": "offline", "refused": "refused"}[link.state],
             "cut": dialling.cut,

@@ -294,7 +294,7 @@ class TurnMachine:
         """The same, for errors that should not happen: with a limit."""
         self._setbacks += 1
         if self._setbacks >= _SETBACKS:
-            self._give_up("the verifier answers, and gets nowhere")
+            self._give_up("the verifier answers without progress")
         else:
             self._pause(now)
 
@@ -307,7 +307,7 @@ class TurnMachine:
     def _broken(self, error: MoaError, now: float) -> None:
         """The logs differ, or the verifier broke a rule: continue from our log, which is complete."""
         if not self._setbacks:
-            self._events.append(Notice(message=f"the verifier is asked anew: {safe_line(error.line())}"))
+            self._events.append(Notice(message=f"a new session is opened: {safe_line(error.line())}"))
         self.transcript.begin_anew()
         self._try_again(now)
         self._absorb(now)

@@ -89,7 +89,7 @@ async def test_a_wrong_token() -> None:
         (encode(Error(code=Code.TOKENIZER, message="another tokenizer")), "made for this target"),
         (encode(Error(code="something_new", message="for reasons")), "for reasons"),
         (encode(Opened(b"x" * 16, 3)), "instead of a welcome"),
-        (b"\xc1nonsense", "no message"),
+        (b"\xc1nonsense", "an invalid message"),
     ],
     ids=["version", "tokenizer", "unknown code", "out of turn", "garbage"],
 )
