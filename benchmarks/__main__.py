@@ -1,7 +1,7 @@
 """The experiments: `python -m benchmarks NAME... --out DIR`. Without a name all of them but those on request.
 
-An experiment that is named alone takes options of its own: `python -m benchmarks client_cuts --help`. Several run one
-after another, each in a process of its own, so that none warms or starves another. With --out each writes NAME.json,
+A single experiment has its own options: `python -m benchmarks client_cuts --help`. Several run one
+after another, each in its own process, so that they do not affect each other. With --out each writes NAME.json,
 with hardware, commit and command, and its tables as NAME.md; `make docs` puts them into docs/results.md.
 """
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser_for(alone: Experiment | None) -> argparse.ArgumentParser:
-    """The runner's flags, and those of an experiment that is named alone."""
+    """The runner's flags, and those of a single experiment."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks{f' {alone.name}' if alone else ''}",
         description=alone.load().__doc__ if alone else __doc__,
@@ -75,7 +75,7 @@ def chosen(names: Sequence[str]) -> list[Experiment]:
 
 
 def run(experiment: Experiment, args: argparse.Namespace) -> None:
-    """Measure here; print, write, and complain when what was measured shows a fault."""
+    """Measure here, print, write, and report faults."""
     module = experiment.load()
     result = module.measure(options_from(module.Options, args))
     if inspect.isawaitable(result):
@@ -94,7 +94,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def run_each(plan: Sequence[Experiment], args: argparse.Namespace) -> int:
-    """Each in a process of its own. One that fails does not keep the others from running."""
+    """Run each in its own process; after a failure the others still run."""
     results: dict[str, Any] = {}
     failed = []
     for number, experiment in enumerate(plan):

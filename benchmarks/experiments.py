@@ -1,4 +1,4 @@
-"""Every experiment: where it is, what it says, and about how long it takes on two idle cores.
+"""Every experiment: its module, its title, and its approximate time on two idle cores.
 
 An experiment is a module with `Options` (a dataclass, each field a flag), `measure` (options in, a result out; it may
 be a coroutine) and `tables` (a result in, Markdown out). One that can find a fault has `faults`, the text of an error.
@@ -22,7 +22,7 @@ class Experiment:
     module: str
     minutes: float
     preset: Mapping[str, Any] = field(default_factory=dict)
-    """Other defaults than the module's."""
+    """Defaults that differ from the module's."""
 
     def load(self) -> ModuleType:
         """Its module."""

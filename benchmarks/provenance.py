@@ -1,4 +1,4 @@
-"""Where a result comes from: hardware, commit, command, versions. Written into every JSON result."""
+"""Provenance of a result: hardware, commit, command, versions. Written into every JSON result."""
 
 from __future__ import annotations
 

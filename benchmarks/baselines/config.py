@@ -1,4 +1,4 @@
-"""The shape of a baseline drafter, saved beside its weights; `model_type` says which kind it is."""
+"""The shape of a baseline drafter, saved beside its weights; `model_type` is its kind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BaselineConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     confidence: bool = False
-    """Baselines have no confidence head; the trainer asks."""
+    """Baselines have no confidence head; the trainer reads this."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

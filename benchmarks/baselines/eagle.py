@@ -1,8 +1,8 @@
 """EAGLE-2's drafter (Li et al., EMNLP 2024): one decoder layer that predicts the target's next final state.
 
 As in its public code: `fc` joins a token's embedding with the feature before it, the layer has no input norm, the
-target's head reads its output as it is, and training adds noise to the true features, because when drafting the
-features are its own guesses. The dynamic tree is the engine's.
+target's head reads its output as it is, and training adds noise to the true features, because the features are its own
+predictions when it drafts. The dynamic tree is the engine's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from moa.training.teacher import Lesson, Teacher
 PUBLIC_LOSS = DistillSettings(loss="kl", loss_weight=0.1, feature_weight=1.0)
 """The public recipe: smooth-L1 on the feature + 0.1 * soft cross-entropy, whose gradient is that of KL."""
 NOISE = 0.1
-"""Features are moved by up to so much, uniformly."""
+"""Uniform noise of up to this size is added to features."""
 
 
 class Eagle(FeatureModel):
@@ -53,7 +53,7 @@ class Eagle(FeatureModel):
 
 
 class EagleTraining(Distillation):
-    """One step ahead of true, noised features: EAGLE's training, on the project's losses and loop."""
+    """EAGLE's training, one step from true features with noise, with this project's losses and loop."""
 
     def __init__(self, model: Eagle, teacher: Teacher, settings: DistillSettings = PUBLIC_LOSS, seed: int = 0) -> None:
         super().__init__(model, teacher, settings, seed)  # type: ignore[arg-type]

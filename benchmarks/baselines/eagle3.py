@@ -1,11 +1,11 @@
-"""EAGLE-3.1's drafter: low, middle and high target states, each normed, fused, and trained on its own outputs.
+"""EAGLE-3.1's drafter: low, middle and high target states, each normed and fused; trained on its own outputs.
 
 EAGLE-3 (Li et al., NeurIPS 2025): `fuse` joins the inputs of three target layers, the one decoder layer reads the
 normed embedding and the normed feature side by side on the feature's residual, and what it feeds on after the first
 drafted token is its own output. Training does the same for several steps ("training-time test"), step s weighing
 0.8 ** s, with no loss on features. 3.1 norms each target state before it is fused, feeds back its output behind the
 last norm, and takes seven steps. Here the head is the target's, frozen, where the public code trains one over a
-reduced vocabulary: at equal trainable size a head of its own would leave nothing for the layer.
+reduced vocabulary: at equal trainable size its own head would leave no parameters for the layer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STEP_DECAY = 0.8
 
 
 class Taps:
-    """Listens to what flows into chosen decoder layers of a target."""
+    """Captures the inputs of chosen decoder layers of a target."""
 
     def __init__(self, backbone: nn.Module, layers: Sequence[int]) -> None:
         self._layers = tuple(layers)
@@ -60,14 +60,14 @@ class Taps:
 class TappedTarget(Target):
     """A target whose commits carry the states of the tapped layers in place of the final one.
 
-    It runs the library's own model, whose layers can be listened to.
+    It runs the library's own model, to whose layers hooks can be added.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **(keywords | {"packed": False}))
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Say which layers; once, before the first forward."""
+        """Choose the layers; once, before the first forward."""
         self._taps = Taps(self.model.get_decoder(), layers)
         self._latest: tuple[Step, Tensor] | None = None
 
@@ -116,7 +116,7 @@ class Eagle3(FeatureModel):
     def forward(
         self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
     ) -> tuple[Tensor, Rows]:
-        """The feature at each token that the next one is fed, and the cache rows."""
+        """The feature at each token, input of the next one, and the cache rows."""
         x, rows = run_layer(self.layer, features, self._join(ids, features), *self.rotary(positions), mask, past)
         return self.norm(x), rows
 
@@ -126,7 +126,7 @@ class Eagle3(FeatureModel):
 
 
 class Eagle3Training(Distillation):
-    """The training-time test: each step feeds on the last one's outputs, behind true rows that are ever older."""
+    """The training-time test: each step takes the previous one's outputs, and the true rows are one step older."""
 
     def __init__(
         self, model: Eagle3, teacher: Teacher, settings: DistillSettings, seed: int = 0, *, steps: int = STEPS
@@ -171,6 +171,6 @@ def ahead_mask(segments: Tensor, ahead: int) -> Tensor:
     blocks = [distance >= ahead, *(distance == ahead - step for step in range(1, ahead + 1))]
     same = same_document(segments)
     mask = torch.cat([block & same for block in blocks], dim=-1)
-    # A query with nothing before its document's start would attend to nothing at all; its loss is not counted.
+    # A query at its document's start would attend to nothing; its loss is not counted.
     mask[:, :, -segments.shape[1] :] |= distance == 0
     return mask

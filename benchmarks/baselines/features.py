@@ -1,6 +1,6 @@
-"""Drafting on features: EAGLE's way. Token p is read together with the target's state at p - 1, the newest there is.
+"""Drafting on features: EAGLE's way. The input is token p with the target's state at p - 1, the newest one.
 
-Beyond the last verified token the drafter has to feed on its own predicted features. Row p of its cache belongs to
+After the last verified token the inputs are the drafter's own predicted features. Row p of its cache belongs to
 token p, so that positions, masks and sampling noise are those of every other drafter; token 0 has no feature before
 it and reads zeros (the public code drops that row).
 """
@@ -22,7 +22,7 @@ class FeatureModel(BaselineModel):
     """A one-layer drafter that reads tokens and features."""
 
     def read(self, features: Tensor) -> Tensor:
-        """What the target's states become before they are read; a drafted feature is read as it is."""
+        """Preprocess the target's states; a drafted feature is used as it is."""
         return features
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
@@ -43,7 +43,7 @@ def shifted(features: Tensor, positions: Tensor) -> Tensor:
 
 
 class FeatureDrafting(LevelDrafting):
-    """Grows trees with a feature model: every node is fed its parent's predicted feature."""
+    """Grows trees with a feature model: the input of a node is its parent's predicted feature."""
 
     def __init__(self, model: FeatureModel, *, slots: int = 1, capacity: int = 2048, scratch: int = 256) -> None:
         super().__init__(model.config.vocab_size, model.weight.device)
@@ -68,7 +68,7 @@ class FeatureDrafting(LevelDrafting):
 
     @torch.inference_mode()
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        """Replace what was drafted by rows made of the target's own features."""
+        """Replace drafted rows by rows from the target's own features."""
         features = self.model.read(committed.hidden.to(self.model.weight.dtype))
         before = torch.cat([self._newest[slot].unsqueeze(0), features[:-1]])
         ids = torch.tensor([list(tokens)], device=self.device)

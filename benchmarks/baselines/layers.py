@@ -1,4 +1,4 @@
-"""What the baselines have in common: the target's frozen embedding and head, one decoder layer, and its memory."""
+"""The common parts of the baselines: the target's frozen embedding and head, one decoder layer, and its KV cache."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from moa.model.slots import SlotPool
 
 
 class BaselineModel(nn.Module):
-    """A drafter that reads and speaks through its target's embedding and head."""
+    """A drafter with its target's embedding and head."""
 
     def __init__(self, config: BaselineConfig, shared: SharedWeights) -> None:
         super().__init__()
         self.config = config
-        # In a tuple, so that it is neither trained nor saved nor copied.
+        # In a tuple, so that it is not trained, saved or copied.
         self._shared_with_target = (shared,)
 
     @property
@@ -28,7 +28,7 @@ class BaselineModel(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Any weight of the model, for its dtype and device."""
+        """A weight of the model, to read dtype and device from."""
         return next(self.parameters())
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class BaselineModel(nn.Module):
         return rotary(positions, self.config.head_dim, self.config.rope_theta)
 
     def empty_rows(self, ids: Tensor) -> Rows:
-        """The past of a layer that has none."""
+        """An empty past."""
         none = self.weight.new_zeros(ids.shape[0], self.config.kv_heads, 0, self.config.head_dim)
         return none, none
 
@@ -84,11 +84,11 @@ def run_layer(
 
 
 BESIDE_TARGET = ("layer_self_attention.", "Ekv2E.", "final_state.", "tap_norms.", "fuse.")
-"""Parts that run where the target's states are, before they travel."""
+"""Parts that run on the server, beside the target."""
 
 
 def parameter_count(module: nn.Module, *, device_only: bool = False) -> int:
-    """Trainable parameters, of all parts or of those alone that draft."""
+    """Trainable parameters, of all parts or only of those that draft."""
     return sum(
         p.numel()
         for name, p in module.named_parameters()

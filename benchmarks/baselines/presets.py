@@ -29,7 +29,7 @@ from moa.training.teacher import Teacher
 
 @dataclass(frozen=True)
 class Preset:
-    """What sets a run apart: the kind of drafter, changes to its shape, and what it is trained on."""
+    """A run's preset: the kind of drafter, changes to its shape, and its training settings."""
 
     says: str
     kind: Kind | Literal["moa", "independent", "pard"] = "moa"
@@ -49,7 +49,7 @@ NO_RECORDS: Mapping[str, Any] = {"use_ca": False, "use_lsa": False, "final_state
 
 
 PRESETS: dict[str, Preset] = {
-    # Trained as the embedded drafter is, for every way of being used: in step, late, and without any record.
+    # Trained like the embedded drafter, for all uses: current records, late ones, and none.
     "moa0": Preset("MoA, TLI = 0", distill=ALONE),
     "moa1": Preset("MoA, TLI = 1", shape={"tli": 1, "final_norm": False}, distill=ALONE),
     "moa3": Preset("MoA, TLI = 3", shape={"tli": 3, "final_norm": False}, distill=ALONE),
@@ -89,7 +89,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> Preset:
-    """By name, or one clear line."""
+    """A preset by name, or a one-line error."""
     try:
         return PRESETS[name]
     except KeyError:
@@ -170,7 +170,7 @@ def _without_records(
 
 
 def _changed(settings: DistillSettings | None, changes: Mapping[str, Any]) -> DistillSettings:
-    """The preset's own settings are what it is about, so changes go to the fields that it left at their default."""
+    """Changes apply only to fields that the preset does not set."""
     settings, default = settings or DistillSettings(), DistillSettings()
     try:
         free = {name: value for name, value in changes.items() if getattr(settings, name) == getattr(default, name)}

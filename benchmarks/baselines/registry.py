@@ -1,4 +1,4 @@
-"""Any drafter of the comparison: making a baseline, training tasks, saving, and opening a folder for the engine."""
+"""Creates, trains, saves and opens any drafter of the comparison."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def baseline_size(config: BaselineConfig) -> int:
 def training_task(
     model: Drafter | BaselineModel, teacher: Teacher, settings: DistillSettings | None, seed: int
 ) -> Distillation:
-    """How a drafter is trained; without settings, as its authors do."""
+    """A drafter's training objective; without settings, its authors' recipe."""
     if isinstance(model, Eagle):
         return EagleTraining(model, teacher, settings or PUBLIC_LOSS, seed)
     if isinstance(model, Eagle3):
@@ -113,7 +113,7 @@ def load_independent(folder: Path, target_source: str | Path) -> tuple[Drafter, 
 def load_target(
     source: str | Path, *, slots: int, capacity: int, drafter: Path | None = None, device: str = "cpu"
 ) -> Target:
-    """The target, tapped where the drafter asks for it."""
+    """The target, with taps if the drafter needs them."""
     if drafter is None or read_config(drafter).get("model_type") != "eagle3":
         return Target.load(source, slots=slots, capacity=capacity, device=device)
     target = TappedTarget.load(source, slots=slots, capacity=capacity, device=device)

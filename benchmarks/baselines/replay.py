@@ -1,8 +1,8 @@
-"""A drafter that is right as often as it is told to be: for speed on targets for which no trained drafter exists.
+"""A drafter with a stated acceptance rate: for speed on targets without a trained drafter.
 
-It does all the work of a MoA drafter of random weights, and only then replaces what came out: on the path of the known
-text its best guess is the true token with the stated probability, and a wrong one otherwise. What it shows is an
-assumption about acceptance turned into speed, never an acceptance.
+It does all the work of a MoA drafter with random weights, and then replaces the output: on the path of the known text
+its best guess is the true token with the stated probability, and a wrong one otherwise. It shows the speed for an
+assumed acceptance, and does not measure acceptance.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _SURE, _UNLIKELY = math.log(0.9), math.log(0.05)
 
 
 def guess(text: Sequence[int], at: int, right: float, vocabulary: int) -> int:
-    """What a drafter of this luck takes the token at this place of the text to be: a fixed draw, so that everyone who
-    asks is lucky at the same places."""
+    """The guess of a drafter with this acceptance at this position: a fixed draw, so that all ways are right at the
+    same positions."""
     lucky = np.random.default_rng([at, text[at]]).random() < right
     return text[at] if lucky else (text[at] + 1) % vocabulary
 

@@ -34,7 +34,7 @@ def train_preset(
     name: str, target: str, data: PackedRows, settings: LoopSettings, out: Path, *, shape: Mapping[str, Any],
     distill: Mapping[str, Any], start: Sequence[int] = (), device: str = "cpu", stop_after: int | None = None,
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Train one preset to its end from wherever it is; its summary, or None if `stop_after` came first."""
+    """Train one preset to its end, from its checkpoint; returns its summary, or None if `stop_after` came first."""
     recipe: dict[str, Any] = {
         "preset": name,
         "loop": dataclasses.asdict(settings),
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse, train, summarise."""
     args = parser().parse_args(argv)
     for name in args.presets:
-        preset(name)  # a misspelt last name must not be found out after hours
+        preset(name)  # find a misspelt name before hours of training
     fields = [f.name for f in dataclasses.fields(LoopSettings) if hasattr(args, f.name)]
     settings = LoopSettings(**{name: getattr(args, name) for name in fields})
     data = PackedRows(args.data)

@@ -1,1 +1,1 @@
-"""Experiments of the device: speed by link, exactness, cuts, outages, what records are worth, many conversations."""
+"""Experiments with the device: speed by link, exactness, cuts, outages, the value of records, many conversations."""

@@ -1,4 +1,5 @@
-"""Cut the link at random bytes, over and over; every text is the target's own, nothing lost and nothing doubled."""
+"""Cuts the link at random bytes again and again; every text must be the target's own, without lost or repeated
+tokens."""
 
 from __future__ import annotations
 
@@ -30,13 +31,13 @@ class Options(Asking):
     seed: int = 0
     link: str = one_of("loopback", PROFILES)
     most_bytes: int = 1500
-    """A connection is cut within so many bytes."""
+    """Each connection is cut within this many bytes."""
     at_once: int = 8
-    """Conversations."""
+    """Conversations at a time."""
 
 
 async def measure(options: Options) -> dict[str, Any]:
-    """Answer prompts until the links were cut so often; greedy and sampled, device- and server-drafted in turn."""
+    """Answer prompts until there were this many cuts; greedy and sampled, device- and server-drafted in turn."""
     figures: Counter[str] = Counter(different=0, ties=0, not_verified=0)
     numbers, progress = count(), Progress(options.cuts, "cuts")
     with open_lab(options) as lab:
@@ -47,7 +48,7 @@ async def measure(options: Options) -> dict[str, Any]:
                 await ask(next(numbers))
 
         async def ask(number: int) -> None:
-            """One conversation over a link of its own: a cut should be its own too."""
+            """One conversation over its own link, so that a cut affects only this one."""
             ids, rng = lab.prompts[number % len(lab.prompts)], random.Random(f"{options.seed} {number}")
             sampling = (
                 SamplingSettings(temperature=0.8, top_p=0.95, seed=number) if number % 4 > 1 else SamplingSettings()

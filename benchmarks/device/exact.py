@@ -1,4 +1,4 @@
-"""Every text equals the target's own: over every link, whoever drafts, whatever becomes of the records.
+"""Checks that every text equals the target's own: over every link, device- and server-drafted, with any records.
 
 Held-out prompts are answered greedily and sampled over every emulated link; who drafts and how records are synced
 changes from prompt to prompt so that every combination occurs. Many conversations run at once.
@@ -34,11 +34,11 @@ from moa.sampling import SamplingSettings
 
 DRAFTS = ("device", "server", "auto")
 SYNCS = ("off", "int8", "int4", "late")
-"""How records come: not at all, nearly as they are, coarse, or `_LATE_SECONDS` after they have arrived."""
+"""Records: none, precise, coarse, or used `_LATE_SECONDS` after they have arrived."""
 SAMPLINGS = ("greedy", "sampled")
 _LATE_SECONDS = 0.5
 _PATIENCE: dict[str, Any] = {
-    # Dozens of conversations share two cores here: answers are slower than over any real link, and not lost.
+    # Dozens of conversations share two cores here, so answers are slow but not lost.
     "offline_after": 20.0,
     "settle_seconds": 60.0,
     "reconnect_seconds": 0.5,
@@ -110,10 +110,10 @@ class Options(Asking):
     prompts: int = 100
     """Of these so many, of all kinds; each is answered greedily and sampled over every link."""
     tokens: int = 48
-    """Of an answer at most."""
+    """Tokens of an answer at most."""
     links: tuple[str, ...] = one_of(tuple(PROFILES), PROFILES)
     at_once: int = 32
-    """Conversations."""
+    """Conversations at a time."""
 
 
 async def measure(options: Options) -> dict[str, Any]:
@@ -125,7 +125,7 @@ async def measure(options: Options) -> dict[str, Any]:
         todo = cases(options.links, len(lab.prompts))
         truth = Truth(options.target, eos_ids=lab.device.codec.eos_ids, tokens=options.tokens)
         for number, sampling in steps({(case.prompt, case.settings) for case in todo}, "target-only decoding"):
-            truth.answer(lab.prompts[number], sampling)  # beforehand: the conversations should not wait for it
+            truth.answer(lab.prompts[number], sampling)  # in advance: the conversations should not wait for it
         progress, heads = Progress(len(todo), "answers"), record_heads(lab.device)
         async with contextlib.AsyncExitStack() as stack:
             proxies = {name: await stack.enter_async_context(lab.link(name)) for name in options.links}

@@ -2,9 +2,9 @@
 
 What is emulated is the link, and with --steps the time of a forward (see benchmarks.kit.emulation), up to those of
 models of 8B to 70B. Everything else is real: both ends, the wire, the drafts and how many of them are accepted; every
-text is compared with the target's own. Slow targets are asked in lanes that share nothing but the processor, the fewer
-the faster the target. Ways take turns in each pass, so that what slows the machine slows all of them, and each pass
-meets a link at another place of its cycle.
+text is compared with the target's own. Slow targets run in several lanes that share only the processor; faster targets
+get fewer lanes. Ways take turns in each pass, so that other load affects all of them, and each pass starts at another
+point of a link's cycle.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from moa.demo import paths
 from moa.errors import MoaError
 
 SLOWEST = "a call a token"
-"""Bound by the round trip alone, so that one pass tells it."""
+"""Bound by the round trip only, so that one pass is enough."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ WAYS: dict[str, Way] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Asking):
-    """What is measured where."""
+    """The cells to measure."""
 
     prompts: int = 4
     """Of the held-out prompts, of all kinds; 0 takes all."""
     tokens: int = 64
-    """Of an answer at most."""
+    """Tokens of an answer at most."""
     steps: tuple[float, ...] = (0.0,)
     """Milliseconds of a forward of the target; 0 leaves it as it is."""
     links: tuple[str, ...] = one_of(LINKS, PROFILES)
     """Emulated links."""
     ways: tuple[str, ...] = one_of(tuple(WAYS), WAYS)
-    """Those with another drafter are left out where it has not been trained."""
+    """Ways to measure; those with an untrained drafter are left out."""
     repeats: int = 3
     """Passes; the figures are medians."""
     lanes: int = 12
@@ -110,12 +110,12 @@ def cells_of(options: Options, ways: Sequence[str], lanes: int) -> list[Cell]:
 
 
 def lanes_for(step_ms: float, most: int) -> int:
-    """So many conversations at a time that the processor still sleeps most of the time."""
+    """As many conversations at a time as leave the processor mostly idle."""
     return max(1, min(most, int(step_ms // 8)))
 
 
 class Network:
-    """Emulated links in a thread of their own, so that what they cost is not counted as the device's."""
+    """Emulated links in their own thread, so that their cost is not counted as the device's."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -225,7 +225,7 @@ class Grid:
 
 
 def figures(answers: Sequence[TimedAnswer], cpu_seconds: float) -> dict[str, float]:
-    """What a cell shows."""
+    """The figures of a cell."""
     names = ("tokens", "sent_bytes", "received_bytes", "offline_tokens", "retracted")
     total = {name: sum(answer.stats.get(name, 0) for answer in answers) for name in names}
     tokens = max(1, total["tokens"])

@@ -1,4 +1,4 @@
-"""Many conversations at once over one device and one connection: exact, how fair, and what each takes of memory."""
+"""Many conversations at once over one device and one connection: exactness, fairness, and memory of each."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def measure(options: Options) -> dict[str, Any]:
 
 
 async def _memory(device: Device, tokens: int) -> int:
-    """What one more conversation allocates on the device, for an answer of so many tokens, written alone."""
+    """Memory of one more conversation on the device, for an offline answer of so many tokens."""
     async with EdgeClient(device=device, offline=True, max_new_tokens=tokens, max_offline_tokens=0) as client:
         kept = [client.conversation()]  # the first loads what all share
         await ask(kept[0], list(range(8, 40)))

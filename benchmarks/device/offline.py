@@ -1,6 +1,6 @@
-"""The paper's third experiment: cut the link after m tokens, and see whether the finished answer is right.
+"""The paper's third experiment: the link is cut after m tokens, and the finished answer is checked.
 
-MoA goes on with the records of what was verified; `without records` is the same drafter that never got any; an
+MoA continues with the records of the verified text; `without records` is the same drafter without any; an
 independent drafter's bundle may be given; an API client stops where the link does. Answers that were over before the
 cut count as they are.
 """

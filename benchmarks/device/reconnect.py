@@ -1,9 +1,9 @@
-"""The link dies after m tokens and comes back: what the finished answer is worth, how long it took, what was withdrawn.
+"""The link is lost after m tokens and returns: right answers, time, and withdrawn tokens.
 
-Somebody reads 10 tokens a second, and no token is made before it is wanted: so a second without a link is ten
+A user reads 10 tokens a second, and tokens are generated only when they are read: so a second without a link is ten
 provisional tokens, until the answer ends. The device drafts, connections are reset and refused for the stated time, and
-the client finds its own way back. `rewind` withdraws what the target does not confirm, `keep` lets it stand as context.
-Conversations overlap: they wait for their reader, not for the processor.
+the client reconnects by itself. `rewind` withdraws text that the target does not confirm, `keep` keeps it as context.
+Conversations run in parallel: they wait for their reader, not for the processor.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Options(Asking):
     """Tokens a second that are read."""
     link: str = one_of("wifi", PROFILES)
     at_once: int = 32
-    """Conversations."""
+    """Conversations at a time."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it went."""
+    """The result of a conversation."""
 
     case: Case
     ids: list[int]
     done: Done
     shown_seconds: float
-    """Until the last token that stands in the answer was shown."""
+    """Seconds until the last token of the final answer was shown."""
     verified_before: int
-    """Tokens that were verified when the link was found dead."""
+    """Verified tokens when the link was found to be down."""
 
 
 async def converse(lab: Lab, case: Case, options: Options) -> Outcome:
-    """One answer, read at the reader's pace, with the link dead for a while in the middle."""
+    """One answer, read at the reader's speed, with an outage in the middle."""
     settings: dict[str, Any] = {"draft": "device", "max_new_tokens": options.tokens, "settle_seconds": 60.0}
     prompt, tokens, done = lab.prompts[case.prompt], list[int](), None
     before: int | None = None

@@ -1,6 +1,6 @@
-"""What opportunistic sync costs: acceptance against lag, precision, and share of the prompt's records held.
+"""Acceptance against lag, precision, and share of the prompt's records.
 
-The target answers once; then drafting is replayed against its text with records as late, coarse and sparse as asked.
+The target answers once; then drafting is replayed on its text with late, coarse or sparse records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Options = Asking
 
 
 def precision(name: Any, heard: Heard, buffer: RecordBuffer) -> None:
-    """Records as they are after the wire."""
+    """Records as after transmission."""
     if name != "off":
         payload = records.encode(heard.keys, heard.values, name)
         buffer.put(0, *records.decode(payload, name, len(heard.keys), *heard.keys.shape[1:]))
@@ -52,7 +52,7 @@ def scattered(share: float, heard: Heard, buffer: RecordBuffer) -> None:
 
 
 def conditions() -> list[tuple[str, Any, int | None, Fill]]:
-    """What is changed, its value, the lag, and how records come: one thing at a time."""
+    """The varied setting, its value, the lag, and the records: one change at a time."""
     full = partial(precision, "fp16")
     return [
         *(("lag", PROMPT_ONLY if lag is None else lag, lag, full) for lag in LAGS),

@@ -1,4 +1,4 @@
-"""Drafting replayed against what the target says, with its activation records as late, coarse and sparse as asked."""
+"""Replays drafting on the target's text, with late, coarse or sparse activation records."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ async def hear(lab: Lab, tokens: int) -> list[Heard]:
             answer = await ask(conversation, prompt)
             rows, ids = len(prompt) + len(answer.ids) - 1, conversation.ids
             async with asyncio.timeout(_RECORD_SECONDS):
-                while conversation.records.misses(rows):  # the stream is slow on purpose: another turn takes more in
+                while conversation.records.misses(
+                    rows
+                ):  # the stream is throttled on purpose: another turn receives more
                     ids = [*ids, ids[-1]]
                     ids += (await ask(conversation, ids, max_new_tokens=1)).ids
         keys, values = rows_of(buffer, 0, rows)
@@ -74,7 +76,7 @@ def accepted_per_round(
 ) -> list[int]:
     """Accepted drafts of every round of a replay, when the newest `lag` records of the log have not arrived.
 
-    `buffer` holds what may arrive at all; None is a lag without end: only the prompt's records are there.
+    `buffer` holds what may arrive at all; None is an infinite lag: there are only the prompt's records.
     """
     counts = []
     base = len(heard.prompt) - 1

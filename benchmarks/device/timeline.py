@@ -1,8 +1,8 @@
 """One answer on a timeline: what device, link and verifier did when. The result is also a trace for a viewer.
 
 The JSON opens in https://ui.perfetto.dev and chrome://tracing, like what `edge-client generate --trace` writes; the
-client's own spans are the same. Added here is the other end, as its verdicts tell of it: how long a draft waited and
-how long its forward took. What is left of a round trip is divided evenly between the ways up and down.
+client's own spans are the same. The server's side is added from its verdicts: how long a draft waited and how long its
+forward took. The rest of a round trip is divided evenly between both directions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Round:
 
     @property
     def one_way(self) -> float:
-        """Half of what is neither wait nor forward."""
+        """Half of the round trip without wait and forward."""
         return max(0.0, self.arrived - self.sent - self.queue - self.forward) / 2
 
 
@@ -51,10 +51,10 @@ class Options(Asking):
     prompts: int = 6
     """The answer is to the last of so many held-out prompts."""
     tokens: int = 64
-    """Of the answer at most."""
+    """Tokens of the answer at most."""
     link: str = one_of("4g", PROFILES)
     step_ms: float = 30.0
-    """Of a forward of the target, emulated."""
+    """Emulated milliseconds of a target's forward."""
 
 
 async def record(options: Options, lab: Lab) -> tuple[list[Event], list[tuple[float, Any]]]:
@@ -124,8 +124,8 @@ def merged(events: list[Event], heard: list[tuple[float, Any]], rounds: list[Rou
 
 
 def shown(events: list[Event], heard: list[tuple[float, Any]], rounds: list[Round]) -> dict[str, float]:
-    """The stretch to look at: from the start of a draft until its records are there. Rather a draft that was made then
-    than one that was ready, and rather from the middle of the answer."""
+    """The stretch to look at: from the start of a draft until its records are there. Prefers a draft that was made then
+    to one that was ready, and the middle of the answer."""
     drafts = [event for event in events if event["name"] == "draft"]
     middle = len(rounds) // 2
 

@@ -1,1 +1,1 @@
-"""Experiments of the drafters: tokens won a round, speed on one machine, right answers, alone and of the target."""
+"""Experiments with drafters: tokens a round, speed on one machine, right answers of drafters and of the target."""

@@ -25,11 +25,11 @@ from moa.speculate import Generation, GenerationSettings, Speculator
 from moa.tree import TreeShape
 
 PAPER = {"chain": TreeShape.chain(6), "tree": TreeShape(breadth=8, depth=6, nodes=62)}
-"""The paper's. Easy answers saturate them: with six levels nobody wins more than seven."""
+"""The paper's shapes. Easy answers saturate them: with six levels no drafter gets more than seven tokens a round."""
 SHAPES = PAPER | {"long-chain": TreeShape.chain(16)}
-"""With room to tell good drafters apart on easy answers."""
+"""Deeper ones, which separate good drafters on easy answers."""
 YARDSTICK = "eagle2"
-"""The drafter that the others are measured against, where it took part."""
+"""The drafter with which the others are compared, if it took part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,11 @@ class Drafted(Compared):
     """How it is drafted."""
 
     tokens: int = 128
-    """Of an answer at most."""
+    """Tokens of an answer at most."""
     batch: int = 16
     """Prompts at a time."""
     shapes: tuple[str, ...] = one_of(tuple(PAPER), SHAPES)
-    """Of drafts."""
+    """Shapes of drafts."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
 
 
@@ -66,7 +66,7 @@ def acceptance_length(generations: Sequence[Generation]) -> dict[str, float]:
 
 
 def by_position(generations: Sequence[Generation], depth: int) -> list[float | None]:
-    """Share of the k-th drafted tokens that were right where the k - 1 before them were; last rounds, which an end of
+    """Share of right k-th drafted tokens, given that the k - 1 before them were right; last rounds, which the end of
     the text may have cut, are left out."""
     accepted = [won - 1 for g in generations for won in g.won[:-1]]
     reached = [sum(a >= k for a in accepted) for k in range(depth + 1)]
@@ -102,7 +102,7 @@ def compare(options: Drafted, examples: Sequence[tuple[str, Example]]) -> dict[s
     asked = [one for one in asked if len(one[0]) + options.tokens <= options.capacity]
     if not asked:
         raise UsageError("no prompt and its answer fit in --capacity")
-    asked.sort(key=lambda one: len(one[0]))  # long and short prompts side by side waste padding
+    asked.sort(key=lambda one: len(one[0]))  # sort by length, to avoid padding
     prompts, categories = [prompt for prompt, _ in asked], [category for _, category in asked]
 
     def generate(speculator: Speculator, sampling: SamplingSettings, shape: TreeShape | None) -> list[Generation]:

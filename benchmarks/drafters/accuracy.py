@@ -24,14 +24,14 @@ from moa.speculate import GenerationSettings, Speculator
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Compared):
-    """What is asked. The drafters are independent ones, which also stand alone as a model."""
+    """What is asked. The drafters are independent ones, which are also complete models."""
 
     what: str = one_of("exercises", ("exercises", "asked", "fresh"))
     """Exercises; every skill in the ways of asking that training lacked; or three skills that no training knew."""
     count: int = 500
     """Exercises; of fresh ones of each skill at most 16."""
     tokens: int = 256
-    """Of an answer at most."""
+    """Tokens of an answer at most."""
     batch: int = 32
     """Exercises at a time."""
 

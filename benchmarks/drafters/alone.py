@@ -1,8 +1,8 @@
-"""Right answers against the token at which the link dies, for every drafter, side by side in one engine.
-The target has run the prompt and m tokens of its answer, and the drafter has observed all of that; from there the
-drafter writes on alone, greedily, to the end of the answer, and a program checks it. EAGLE feeds on its own guesses of
-the target's features, MoA keeps attending to the activations that it holds, an independent model needs neither, and a
-client of an API stops. Answers that were over before the cut count as they are.
+"""Right answers against the token at which the link is lost, for every drafter, in one engine. The target has run the
+prompt and m tokens of its answer, and the drafter has observed all of that; from there the drafter continues alone,
+greedily, to the end of the answer, which a program checks. EAGLE uses its own predictions of the target's features, MoA
+attends to the activations it has, an independent model needs neither, and an API client stops. Answers that were over
+before the cut count as they are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Options(Compared):
     per_skill: int = 4
     """Held-out prompts of every skill."""
     tokens: int = 128
-    """Of an answer at most."""
+    """Tokens of an answer at most."""
     batch: int = 32
     """Prompts at a time."""
 
@@ -57,7 +57,7 @@ class Alone:
                 self._drafting.observe(draft_slot, chunk, self._target.commit(step, 0, list(range(len(chunk)))))
 
     def ends(self, lengths: Sequence[int], tokens: int) -> list[list[int]]:
-        """Up to `tokens` tokens that the drafter writes after the first `lengths`, with nobody to verify them."""
+        """Up to `tokens` unverified tokens that the drafter writes after the first `lengths`."""
         shape = TreeShape.chain(tokens, min_score=float("-inf"))
         requests = [
             DraftRequest(draft_slot, log[length - 1], shape, SamplingSettings())

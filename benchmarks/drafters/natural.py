@@ -1,8 +1,8 @@
 """Drafters of equal size and training on natural text: tokens won a round in a chain of six, by kind of text.
 
-The headline is the mean over kinds: code and English of packages that no training saw, requests that mix skills, and
+The main figure is the mean over kinds: code and English of packages that no training saw, requests that mix skills, and
 the exercises as one kind beside them. A drafter trained with several seeds is several folders, `NAME`, `NAME-1`, ...
-Only drafters of as many training steps are compared with a yardstick.
+Only drafters with equal training steps are compared.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Options(Drafted):
     per_kind: int = 28
     """Held-out prompts of each kind of text."""
     tokens: int = 64
-    """Of a continuation at most."""
+    """Tokens of a continuation at most."""
     shapes: tuple[str, ...] = one_of(("chain",), SHAPES)
-    """Of drafts."""
+    """Shapes of drafts."""
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
 
 

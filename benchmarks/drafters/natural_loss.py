@@ -23,9 +23,9 @@ class Options:
     """Which models, on how much text."""
 
     models: tuple[str, ...] = (str(paths().target),)
-    """Folders."""
+    """Folders of the models."""
     per_kind: int = 40
-    """Prompts of a kind."""
+    """Prompts of each kind."""
 
 
 LONGEST = 512

@@ -1,7 +1,6 @@
 """Tokens won a round by drafting on the device over loopback, for several bundles beside their drafters: held-out code.
 
-What is compared is drafters, so every draft is a chain of one depth: how deep one is worth its time depends on the
-machine.
+To compare drafters, every draft is a chain of one depth: the best depth depends on the machine.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ class Options:
     """Which drafters, on which text."""
 
     pairs: tuple[str, ...] = (f"embedded={paths().bundle}={paths().drafter}",)
-    """NAME=BUNDLE=DRAFTER of each."""
+    """NAME=BUNDLE=DRAFTER of each pair."""
     target: str = str(paths().target)
-    """Folder of their target."""
+    """Folder of the target."""
     variant: str = "cpu-int8"
-    """Of the bundles."""
+    """Variant of the bundles."""
     pieces: int = 32
     """Held-out functions, without their ends."""
     tokens: int = 64
-    """Of a continuation."""
+    """Tokens of a continuation."""
     depth: int = 6
-    """Of every draft."""
+    """Depth of every draft."""
 
     def __post_init__(self) -> None:
         if wrong := [text for text in self.pairs if text.count("=") != 2]:

@@ -1,4 +1,4 @@
-"""A race of ways to continue the same prompts: all in turn, prompt by prompt, after every text was checked."""
+"""Compares ways to continue the same prompts: all in turn, prompt by prompt, after checking every text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Prompts = list[list[int]]
 Run = Callable[[list[int]], Generation]
 
 PLAIN = "plain"
-"""The way whose texts are the truth, and against which a category's speed is told."""
+"""The way whose texts are the reference, and to which a category's speed is relative."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Way:
     run: Run
     lengths: list[int] = field(default_factory=list)
     seconds: list[list[float]] = field(default_factory=list)
-    """Of every pass, of every prompt."""
+    """Seconds of every pass, of every prompt."""
     tau: float | None = None
 
     def time(self, prompts: Prompts) -> float:

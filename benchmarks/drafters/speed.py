@@ -1,7 +1,7 @@
 """Tokens per second on one device: plain, speculative, Hugging Face generate and assisted, interleaved in one run.
 
-With --random the target is a larger one of random weights, with drafters whose luck is stated: it shows what compute
-costs, and nothing of acceptance.
+With --random the target is larger and random, with drafters of an assumed acceptance: it shows the cost of compute, not
+acceptance.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Options(Compared):
     per_kind: int = 6
     """Prompts of each kind of natural text, and exercises."""
     tokens: int = 96
-    """Of an answer at most."""
+    """Tokens of an answer at most."""
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     repeats: int = 3
     """Passes, in which all ways take turns."""
     random: int = 0
     """Hidden size of a random target of 8 layers, in place of the trained pair."""
     vocabulary: int = 32000
-    """Of the random target."""
+    """Vocabulary of the random target."""
     right_chain: float = 0.7
-    """Assumed luck of a drafted token there."""
+    """Assumed acceptance of a drafted token there."""
     right_tree: float = 0.85
     """The same, with eight guesses."""
 
@@ -57,7 +57,7 @@ class Options(Compared):
 def speculating(
     speculator: Speculator, tokens: int, shape: TreeShape | None, t: float = 0.0, *, adapt: bool = False
 ) -> Callable[[list[int]], Generation]:
-    """Our engine, one prompt at a time, as a single user has it."""
+    """Our engine, one prompt at a time, as for a single user."""
     settings = GenerationSettings(
         max_new_tokens=tokens, shape=shape, sampling=SamplingSettings(temperature=t), adapt=adapt
     )
@@ -90,7 +90,7 @@ def embedded_pair(options: Options) -> dict[str, Any]:
         plain = speculating(Speculator(target), options.tokens, None, t)
         ways = [Way(PLAIN, "our engine, no drafter", plain)]
         if t == 0:
-            # Sampled, its texts are others than ours, and there is nothing to compare.
+            # With sampling its texts differ from ours, so they are not compared.
             ways = [*hugging_face(options), *ways]
         for name, speculator in speculators:
             for kind, shape in SHAPES.items():
@@ -122,7 +122,7 @@ def hugging_face(options: Options) -> list[Way]:
 
 
 def random_pair(options: Options) -> dict[str, Any]:
-    """A larger target of random weights, with a drafter whose luck is stated."""
+    """A larger random target, with a drafter of an assumed acceptance."""
     torch.manual_seed(options.seed)
     none = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = llama(options.random, 8, options.vocabulary, max_position_embeddings=2048, **none)
@@ -148,7 +148,7 @@ def random_pair(options: Options) -> dict[str, Any]:
     ]
     for (name, shape), right in zip(SHAPES.items(), (options.right_chain, options.right_tree), strict=True):
         speculator = Speculator(target, ReplayDrafting(drafter, texts, right, capacity=target.pool.capacity))
-        # A stated luck says nothing of the drafter's doubts, so no draft may end early by them.
+        # An assumed acceptance has no confidence estimates, so no draft ends early.
         run = speculating(speculator, options.tokens, replace(shape, min_score=-1e9))
         ways.append(
             Way(f"replay-{name}", f"our engine, MoA-sized drafter, {name}, right {right:.0%} by assumption", run)
@@ -165,7 +165,7 @@ def random_pair(options: Options) -> dict[str, Any]:
 
 def measure(options: Options) -> dict[str, Any]:
     """One pair."""
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # generate's advice about settings is not ours to take
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # ignore the warnings of `generate` about settings
     pair = random_pair(options) if options.random else embedded_pair(options)
     return {"max_new_tokens": options.tokens, "repeats": options.repeats, "pairs": [pair]}
 

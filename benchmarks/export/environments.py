@@ -1,4 +1,5 @@
-"""Every variant on the runtime it is for: who ran its nodes, and what it keeps of the float32 drafter's acceptance.
+"""Every variant on its runtime: the provider of each node, and the share of the float32 drafter's acceptance that it
+keeps.
 
 QNN (on the HTP emulation that its package brings) and OpenVINO (on the CPU) get an environment of their own with `venv`
 and `pip`, the browser's runtime one with `npm`, where it is missing. The texts are the target's own: answers to
@@ -36,7 +37,7 @@ from moa.model.target import Target
 
 RUNTIMES = {"npu-qnn": QNN, "npu-openvino": OPENVINO, "portable": OPENVINO, "web": WEB}
 NO_RUNTIME = ("coreml", "nnapi")
-"""Exists for no Linux: one partition by ONNX Runtime's checker, the arithmetic on the CPU."""
+"""Does not exist for Linux: one partition by ONNX Runtime's checker, the arithmetic on the CPU."""
 GOALS = {"cpu-int8": 0.99}
 GOAL = 0.97
 CPU = "CPUExecutionProvider"
@@ -47,13 +48,13 @@ class Options:
     """Which bundle, and where its runtimes are."""
 
     bundle: str = str(paths().bundle)
-    """Folder."""
+    """Folder of the bundle."""
     target: str = ""
     """Its target; without it the embedded pair."""
     drafter: str = ""
     """Its drafter."""
     variants: tuple[str, ...] = ()
-    """These alone."""
+    """Only these variants."""
     prompts_file: tuple[str, ...] = ()
     """Prompts for pairs other than the embedded."""
     per_skill: int = 2
@@ -63,7 +64,7 @@ class Options:
     emulated: int = 12
     """Prompts for npu-qnn, of these: its emulation is slow."""
     new_tokens: int = 48
-    """Of a text."""
+    """Tokens of a text."""
     environments: str = "environments"
     """Folder of the runtimes' environments; made where it is missing."""
 
@@ -74,7 +75,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Texts:
-    """What the target says, and how the float32 drafter does on it. `hard` are those where few drafts are accepted."""
+    """The target's texts, and the float32 drafter's acceptance on them. `hard` are those with few accepted drafts."""
 
     traces: list[Continuation]
     reference: list[Measured]
@@ -88,7 +89,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Open:
-    """A variant that drafts: in what, by which provider, and where its nodes went."""
+    """A running variant: its runtime, its provider, and the placement of its nodes."""
 
     runner: Runner
     runtime: str
@@ -130,7 +131,7 @@ def static_runner(bundle: Bundle, variant: Variant, source: Source, run: Callabl
 
 
 def row(bundle: Bundle, name: str, source: Source, texts: Texts, environments: Path) -> dict[str, Any]:
-    """A variant's figures; fails loudly where another provider than the one meant ran everything."""
+    """A variant's figures; an error if another provider ran all nodes."""
     try:
         variant = open_variant(bundle, name, source, environments)
     except NotHere as error:

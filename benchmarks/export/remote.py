@@ -1,4 +1,4 @@
-"""Runtimes that cannot share an environment with ours: how each is installed, and a session there, run from here."""
+"""Runtimes that need their own environment: their installation, and sessions in them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One ONNX Runtime session in a process of its own, for runtimes that need their own environment.
 
-Needs numpy and onnxruntime alone: it is run by that environment's Python, by path. On stdin and stdout go frames: the
+Needs only numpy and onnxruntime: that environment's Python runs it by path. On stdin and stdout go frames: the
 length of a JSON head (8 bytes), the head, the bytes of the arrays it lists. The first frame out names the runtime, the
 second also which provider ran how many nodes. `session.mjs` speaks the same for the browser's runtime.
 """
@@ -82,7 +82,7 @@ def placement(profile: str) -> dict[str, int]:
 
 def main() -> None:
     """`session.py MODEL PROVIDER [CONTEXT]`."""
-    # The runtimes print on stdout whatever they are told: frames go to a copy of it, prints to stderr.
+    # The runtimes print on stdout: frames go to a copy of it, prints to stderr.
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     found = sorted(f"{d.name} {d.version}" for d in distributions() if d.name.startswith(("onnxruntime", "openvino")))

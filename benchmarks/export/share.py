@@ -1,4 +1,4 @@
-"""What a form of the drafter keeps of the float32 one's acceptance, with the error of so few prompts."""
+"""The share of the float32 drafter's acceptance that a form keeps, with its standard error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Measured:
     """One text, drafted along."""
 
     accepted: list[int]
-    """Of every round, with the calibration's tree."""
+    """Accepted drafts of every round, with the calibration's tree."""
     guesses: list[int]
     """First guess after each token of the answer, with the records up to eight tokens before."""
 

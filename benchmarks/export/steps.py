@@ -1,6 +1,6 @@
-"""Step time of every CPU form against the time in which its weights are read, for shapes from the embedded to 8B.
+"""Step time of every CPU form compared with the time to read its weights, for shapes from the embedded one to 8B.
 
-Larger shapes have random weights: only their embedding, head and drafter are made. Figures mean something only on an
+Larger shapes have random weights: only their embedding, head and drafter are made. The figures are only valid on an
 idle machine.
 """
 
@@ -63,7 +63,7 @@ class Options:
     work: str = ""
     """Folder for random weights, kept, and graphs (8b: 20 GB); without it a temporary one."""
     shapes: tuple[str, ...] = one_of(tuple(TITLES), TITLES)
-    """Of drafters."""
+    """Shapes of drafters."""
     fp32: bool = True
     """Measure the largest graph, too, and compare it with torch."""
 

@@ -1,4 +1,4 @@
-"""What a verifier takes, what a device asks for, and what lies between: the numbers that a simulation runs on."""
+"""Parameters of a simulation: the verifier's times, the devices' requests, and the links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_client.tools.emulated_network.profiles import PROFILES
 from moa.errors import UsageError
 
 _LOOSE = 8192
-"""Draws of one kind are made beforehand and used in turn: a simulation takes millions."""
+"""Random numbers are drawn in advance in batches of this size: a simulation needs millions."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Service:
     base: float
     """A forward of any size: reading the weights, and what the process adds."""
     per_row: float
-    """Each draft in it."""
+    """Seconds of each draft in a forward."""
     per_prompt_token: float
     slots: int = 64
     max_rows: int = 64
     prompt_chunk: int = 256
     handshake: float = 0.001
-    """Of the event loop, for a new connection."""
+    """Seconds of the event loop for a new connection."""
 
     def forward(self, rows: int, prompt_tokens: int = 0) -> float:
         """Seconds of a forward of drafts, and of one of prompt tokens beside it if there are any."""
@@ -40,7 +40,7 @@ class Service:
     def measured(cls, path: Path, **keywords: float) -> Service:
         """From a result of `python -m benchmarks server_load`: a line through its rounds by rows in a batch.
 
-        Its clients do not think, so that a round as they see it is a forward and all that is beside it.
+        Its clients send without a pause, so a round as they see it is a forward and its overhead.
         """
         result = json.loads(path.read_text(encoding="utf-8"))
         found = result["server_load"]["batching"]["rows"]
@@ -52,7 +52,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Work:
-    """What devices do. A device at rest costs nothing but its connection."""
+    """The behaviour of devices. An idle device costs only its connection."""
 
     turns_per_hour: float = 6.0
     tokens: int = 96
@@ -65,7 +65,7 @@ class Work:
     links: tuple[tuple[str, float], ...] = (("wifi", 0.5), ("5g", 0.2), ("4g", 0.2), ("4g-weak", 0.1))
     """Link profiles and their shares."""
     round_bytes: int = 110
-    """Up and down, of a round."""
+    """Bytes of a round, up and down."""
 
     def __post_init__(self) -> None:
         if unknown := [name for name, _ in self.links if name not in PROFILES]:

@@ -1,4 +1,4 @@
-"""Whether the simulation says what verifiers do: one and three of them, with emulated forwards."""
+"""Compares the simulation with real verifiers: one and three of them, with emulated forwards."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Options:
     """What is compared."""
 
     step_ms: float = 60.0
-    """Of an emulated forward."""
+    """Milliseconds of an emulated forward."""
     devices: int = 24
-    """At once."""
+    """Devices at a time."""
     tokens: int = 96
-    """Of an answer."""
+    """Tokens of an answer."""
 
 
 async def measure(options: Options) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is asked of the simulation: where queues form, what acceptance is worth, and what a bad day does."""
+"""Scenarios of the simulation: where queues form, the value of acceptance, and outages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.fleet.world import Answer, Fleet
 Figures = dict[str, Any]
 
 READING = 10.0
-"""Tokens a second that a reader wants, and that 95 of 100 answers must keep up with."""
+"""Reading speed, in tokens a second, that 95 of 100 answers must keep up with."""
 _FIRST = 1.0
 """Seconds within which 95 of 100 first tokens must be there."""
 _WARM, _SPAN = 15.0, 60.0
@@ -32,7 +32,7 @@ class World:
     seed: int = 0
 
     def fleet(self, verifiers: int, devices: float) -> Fleet:
-        """A fleet that has run for a while."""
+        """A fleet after its warm-up."""
         fleet = Fleet(self.service, self.work, verifiers=verifiers, devices=devices, seed=self.seed)
         fleet.run(_WARM)
         fleet.count_anew()
@@ -40,7 +40,7 @@ class World:
 
 
 def told(fleet: Fleet, seconds: float) -> Figures:
-    """What users had of the last seconds, and what verifiers did."""
+    """Figures of users and verifiers in the last seconds."""
     speeds = sorted(fleet.speeds)
     forwards = sum(verifier.forwards for verifier in fleet.verifiers)
     return {
@@ -75,7 +75,7 @@ def capacity(world: World) -> int:
 
 
 def queues(world: World, users: int) -> list[Figures]:
-    """One verifier from nearly idle to too much."""
+    """One verifier from nearly idle to overload."""
     rows = []
     for share in (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25):
         fleet = world.fleet(1, share * users)
@@ -85,7 +85,7 @@ def queues(world: World, users: int) -> list[Figures]:
 
 
 def acceptances(world: World, price: float) -> list[Figures]:
-    """What a better drafter is worth: devices on one verifier, and the price of a million tokens."""
+    """The value of a better drafter: devices on one verifier, and the price of a million tokens."""
     rows = []
     for acceptance in (0.0, 0.4, 0.6, 0.7, 0.8, 0.9):
         changed = replace(world, work=replace(world.work, acceptance=acceptance))
@@ -131,7 +131,7 @@ def zone(world: World, users: int, load: float) -> Figures:
 
 
 def rolling(world: World, users: int, load: float, restart: float = 30.0) -> Figures:
-    """Every tenth verifier at a time is stopped and comes back with nothing after `restart` seconds."""
+    """Every tenth verifier at a time is stopped and returns without sessions after `restart` seconds."""
     count = 30
     fleet = world.fleet(count, load * users * count)
     moved = 0
@@ -145,7 +145,8 @@ def rolling(world: World, users: int, load: float, restart: float = 30.0) -> Fig
 
 
 def thundering(world: World, users: int, load: float, outage: float = 120.0, backoff: float = 5.0) -> list[Figures]:
-    """Nobody can be reached for a while; then every device is back within its longest back-off, at once or spread."""
+    """All verifiers are unreachable for a while; then every device reconnects within its longest back-off, at once or
+    spread."""
     return [_return(world, users, load, outage, spread) for spread in (backoff, 12 * backoff)]
 
 
@@ -157,7 +158,7 @@ def _return(world: World, users: int, load: float, outage: float, backoff: float
     fleet.run(outage)
     fleet.count_anew()
     fleet.restore(fleet.verifiers)
-    # What devices wrote alone is checked in bulk: a prompt with the text behind it, and a round.
+    # Offline text is checked in bulk: a prompt with the text after it, and a round.
     alone = int(load * users * count * world.work.turns_per_hour / 3600 * outage)
     now = fleet.now
     back = [Answer(now, answer.tokens, world.work.prompt + world.work.tokens) for answer in running]

@@ -30,29 +30,29 @@ class Options:
     measured: str = str(_MEASURED)
     """A result of server_load."""
     forward_ms: float = 0.0
-    """Of a forward; 0 takes the measured ones."""
+    """Milliseconds of a forward; 0 takes the measured ones."""
     row_ms: float = 0.0
-    """Of each draft in it."""
+    """Milliseconds of each draft in a forward."""
     handshake_ms: float = 1.0
-    """Of the event loop."""
+    """Milliseconds of the event loop for a new connection."""
     slots: int = 64
-    """Of a verifier."""
+    """Slots of a verifier."""
     devices: tuple[int, ...] = (100, 10_000, 100_000, 1_000_000, 10_000_000)
-    """Fleets to size."""
+    """Sizes of the fleets."""
     load: float = 0.7
-    """Share of what a verifier can."""
+    """Share of a verifier's capacity."""
     turns: float = Work.turns_per_hour
-    """Of a device an hour."""
+    """Turns of a device an hour."""
     tokens: int = Work.tokens
-    """Of an answer."""
+    """Tokens of an answer."""
     prompt: int = Work.prompt
     """Tokens of a prompt."""
     acceptance: float = Work.acceptance
     """Probability that a drafted token is accepted."""
     draft_ms: float = 1000 * Work.draft
-    """Of a device, for a draft."""
+    """Milliseconds of a device for a draft."""
     price: float = 2.0
-    """Of a verifier's hour."""
+    """Price of a verifier's hour."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
-"""The simulation: verifiers that batch what has come, answers that go round by round, and what befalls the fleet.
+"""The simulation: verifiers that batch waiting work, answers that proceed round by round, and failures of the fleet.
 
-Verifiers share nothing, so each runs by itself from one event of the whole fleet to the next. A device at rest is a
-part of a rate and no object, and a round is an entry in its verifier's heap: only a forward is an event. So a million
-devices are a few hundred verifiers with their forwards.
+Verifiers share nothing, so each runs by itself from one event of the whole fleet to the next. An idle device is part of
+an arrival rate and not an object, and a round is an entry in its verifier's heap: only a forward is an event. So a
+million devices are a few hundred verifiers with their forwards.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Answer:
 
     asked: float
     tokens: int
-    """That are still to come."""
+    """Tokens that are still missing."""
     prompt: int
     """Tokens of the prompt that have not run yet."""
     ready: float = 0.0
     """When it comes, and later when its next draft is here."""
     began: float = 0.0
-    """When its first token was there."""
+    """Time of its first token."""
     moves: int = 0
 
     def __lt__(self, other: Answer) -> bool:
@@ -110,7 +110,7 @@ class Verifier:
         return [*flight, *self.waiting, *self.prompts, *self.backlog, *self.coming]
 
     def run(self, until: float) -> None:
-        """One forward after another, or a rest until somebody comes."""
+        """One forward after another, idle while there is no work."""
         service = self.fleet.service
         while self.up and self._now < until:
             if self._flight is not None:
@@ -225,8 +225,8 @@ class Fleet:
             self.speeds.append(self.work.tokens / (now - answer.asked))
 
     def lose(self, gone: list[Verifier], *, noticed: float) -> int:
-        """Verifiers go, and their answers go on elsewhere once their devices have noticed; how many. Their prompt and
-        what was written is run again."""
+        """Stop verifiers; their answers continue elsewhere once their devices have noticed. Returns how many. Prompt
+        and text are prefilled again."""
         self.up -= len(gone)
         left = list(chain.from_iterable(verifier.leave() for verifier in gone))
         for answer in left:
@@ -236,7 +236,7 @@ class Fleet:
         return len(left)
 
     def restore(self, verifiers: list[Verifier]) -> None:
-        """Verifiers are there again; their devices come back to them with their next turns."""
+        """Start verifiers again; their devices return with their next turns."""
         self.up += len(verifiers)
         for verifier in verifiers:
             verifier.come_back()

@@ -1,4 +1,4 @@
-"""A bare client of the wire, for benchmarks and tests: sends what it is told, sorts and counts what comes."""
+"""A minimal client of the protocol, for benchmarks and tests: sends given messages, sorts and counts answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moa.wire.messages import Ack, Activations, Hello, Message, ServerMessage, W
 from moa.wire.versions import SESSION_HEADER
 
 PATIENCE = 60.0
-"""Seconds without a message after which something hangs."""
+"""Seconds without a message that count as a hang."""
 
 
 class Client:
@@ -124,7 +124,7 @@ class Client:
 
 
 def connection(url: str, *, token: str = "", key: str = "", **options: Any) -> connect:
-    """A bare websocket to a verifier. With a `key` several verifiers behind one address know whose it is."""
+    """A plain websocket to a verifier. The `key` is for routing to one of several verifiers behind one address."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     return connect(
         url,
@@ -140,7 +140,7 @@ def connection(url: str, *, token: str = "", key: str = "", **options: Any) -> c
 
 @contextlib.asynccontextmanager
 async def client(url: str, *, ack: bool = True, token: str = "", key: str = "", **hello: Any) -> AsyncIterator[Client]:
-    """A client that has been welcomed."""
+    """A client after hello and welcome."""
     async with connection(url, token=token, key=key, ping_interval=None) as raw:
         made = Client(raw, ack=ack)
         said: dict[str, Any] = {"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES), **hello}

@@ -1,6 +1,7 @@
-"""Devices that cost next to nothing: drafts made beforehand, and one answer to get, whatever becomes of the connection.
+"""Scripted devices with little CPU use: drafts are made in advance, and each gets one answer over any number of
+connections.
 
-They share the machine with the verifier, and it is the verifier that is measured. A draft's tokens are right with a
+They share the machine with the verifier, which is what is measured. A draft's tokens are right with a
 stated probability, or were drafted by a real drafter; every token that comes is compared with the target's own text.
 """
 
@@ -81,14 +82,14 @@ class ScriptedDevice:
     """One device with one answer to get."""
 
     urls: Sequence[str]
-    """Where to dial, in turn."""
+    """Addresses to connect to, in turn."""
     script: Script
     way: Way = "device"
     records: RecordDtype = "off"
     think: float = 0.0
     """Seconds between two rounds."""
     drop_every: int = 0
-    """Rounds after which it drops the connection without a word."""
+    """Rounds after which it drops the connection without a close."""
     begin: Callable[[], Awaitable[None]] | None = None
     """Called once the prompt has run and the first token is known; the answer goes on when it returns."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -99,7 +100,7 @@ class ScriptedDevice:
     """How the verifier answered resumes, and what it refused."""
     handshake_ms: list[float] = field(default_factory=list)
     recovery_ms: list[float] = field(default_factory=list)
-    """From a lost connection to the next token."""
+    """Milliseconds from a lost connection to the next token."""
     _dials: int = 0
     _lost_at: float = 0.0
 
@@ -122,7 +123,7 @@ class ScriptedDevice:
         return self.tokens == self.script.truth and self.session.finish == "length"
 
     async def run(self) -> None:
-        """Until the answer has ended, through however many connections it takes."""
+        """Run until the answer has ended, over any number of connections."""
         pause, longest = _BACKOFF
         features = FEATURES if self.records != "off" else FEATURES - {"records"}
         while not self.session.finish:
@@ -192,7 +193,7 @@ class ScriptedDevice:
 
     def _next(self) -> Any:
         done = len(self.tokens)
-        if self.begin is not None:  # the round in which the prompt runs shows no draft
+        if self.begin is not None:  # the round that includes the prompt is not measured
             return self.session.verify(self.session.log[-1:])
         if self.way != "device":
             return self.session.stream(speculate=self.way == "server")

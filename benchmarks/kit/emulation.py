@@ -2,12 +2,11 @@
 
 python -m benchmarks.kit.emulation --step-ms 60 --lanes 4 --port 0 --slots 8
 
-What is emulated is time and nothing else: a forward of the real small target runs, and then its thread sleeps until the
-stated time is over, whatever the number of tokens in it, as on an accelerator that is bound by reading its weights.
-Every lane is a verifier of its own, with its own port and engine, over one copy of the weights: conversations in
-different lanes share nothing but the processor, and while they sleep not even that. With a baseline, the server drafts
-with that instead of the MoA drafter, and there are no activation records. All other flags are those of
-`cloud-verifier serve`.
+Only time is emulated: a forward of the real small target runs, and then its thread sleeps until the stated time is
+over, for any number of tokens, as on an accelerator that is limited by reading its weights. Every lane is a verifier of
+its own, with its own port and engine, over one copy of the weights: conversations in different lanes share only the
+processor. With a baseline, the server drafts with that instead of the MoA drafter, and there are no activation records.
+All other flags are those of `cloud-verifier serve`.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ class SlowTarget(Target):
         super().__init__(*arguments, **keywords)
         self.step_seconds, self.watching = step_seconds, watching
         self.forwards = self.late = 0
-        """Forwards so far, and those that took longer than they were to."""
+        """Forwards so far, and those that took longer than the stated time."""
         self.seen: dict[int, list[Committed]] = {}
-        """By slot: what was committed and not yet observed, when anybody watches."""
+        """By slot: committed and not yet observed tokens, if there is an observer."""
 
     def forward(self, rows: Sequence[Row]) -> Step:
         """Run, and sleep for the rest of the time."""
@@ -170,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = cli.settings_from(cli.parser().parse_args(["serve", *others]))
     logs.configure("error", settings.limits)
     torch.set_num_threads(1)
-    # The lanes' threads take turns: a verdict should not wait the default 5 ms for its turn.
+    # A verdict should not wait for the default thread switch interval of 5 ms.
     sys.setswitchinterval(0.0005)
     baseline = Path(options.baseline) if options.baseline else None
     asyncio.run(serve(settings, options.step_ms / 1000, options.lanes, baseline))

@@ -1,4 +1,4 @@
-"""The check that no speed or acceptance figure goes without: the text with speculation is the text without."""
+"""Checks that the text with speculation equals the text without. All speed and acceptance figures need it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings, gumbel
 
 TIE = 1e-3
-"""Scores this close are equal to float32 sums of another order; anything further apart is a fault of ours."""
+"""Scores this close can differ in float32 by the order of additions; a larger difference is a bug."""
 
 Logits = Callable[[list[int]], Any]
 """The target's after these tokens."""
@@ -21,7 +21,8 @@ Logits = Callable[[list[int]], Any]
 def margin(
     logits: Logits, prompt: Sequence[int], wanted: Sequence[int], got: Sequence[int], sampling: SamplingSettings
 ) -> tuple[int, float]:
-    """Where two texts part, and how far the two tokens' scores are apart there; infinitely when one is only longer."""
+    """The first difference of two texts, and the gap of the two tokens' scores there; infinite if one text is only
+    longer."""
     at = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), None)
     if at is None:
         return min(len(wanted), len(got)), float("inf")
@@ -39,7 +40,7 @@ def count_ties(
     speculated: Sequence[Sequence[int]],
     sampling: SamplingSettings,
 ) -> int:
-    """How many texts part at a numerical tie. Raises where one parts for any other reason."""
+    """Number of texts that differ at a numerical tie. Raises if one differs for another reason."""
 
     def logits(context: list[int]) -> Any:
         slot = target.pool.acquire()

@@ -39,14 +39,14 @@ class Asking:
     per_skill: int = 1
     """Held-out prompts of every skill."""
     prompts: int = 0
-    """Of these so many, of all kinds; 0 takes all."""
+    """Use this many of them, of all kinds; 0 takes all."""
     tokens: int = 96
-    """Of an answer at most."""
+    """Tokens of an answer at most."""
 
 
 @dataclass
 class Lab:
-    """What the experiments of a device stand on."""
+    """The environment of a device's experiments."""
 
     url: str
     device: Device
@@ -119,7 +119,7 @@ def link_to(url: str, profile: Profile, *, seed: int = 0) -> LinkProxy:
 
 
 def turned(profile: Profile, share: float) -> Profile:
-    """The same profile, begun elsewhere in its cycle: a run shorter than the cycle must not always see its start."""
+    """The same profile, started elsewhere in its cycle: a run shorter than the cycle must not always see its start."""
     total = sum(seconds for seconds, _ in profile.phases)
     if not total:
         return profile

@@ -1,4 +1,4 @@
-"""The embedded pair, and the drafters that it is compared with where they have been trained."""
+"""The embedded pair, and trained drafters to compare it with."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from moa.demo import paths
 
 WEIGHTS = Path(__file__).parents[1] / "baselines" / "weights"
-"""Drafters to compare with the embedded one, as `benchmarks.baselines.train --out` leaves them. They fit one target
-alone, so none is kept here: train them for the pair at hand."""
+"""Drafters to compare with the embedded one, as `benchmarks.baselines.train --out` leaves them. They fit only one
+target, so none is kept here: train them for the current pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +20,12 @@ class Compared:
     drafters: tuple[str, ...] = ()
     """Folders, MoA's or baselines'; without them the embedded drafter and all in benchmarks/baselines/weights."""
     target: str = str(paths().target)
-    """Folder or hub id."""
+    """Folder or hub id of the target."""
     capacity: int = 640
     """Longest prompt and answer together."""
     seed: int = 0
     device: str = "cpu"
-    """Of torch."""
+    """Torch device."""
 
     @property
     def place(self) -> Any:
@@ -44,7 +44,7 @@ def trained() -> list[Path]:
 
 
 def independent() -> list[Path]:
-    """Those that also stand alone as a model: for the target's answers and for assisted generation."""
+    """Those that are also complete models: for answers and for assisted generation."""
     return [folder for folder in trained() if folder.name.startswith("independent")]
 
 

@@ -1,4 +1,4 @@
-"""What an answer is held against: the target's own text by the library's model, and a reader that believes nothing."""
+"""References for answers: the target's own text by the library's model, and a strict reader of events."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from moa.sampling import SamplingSettings, choose
 
 
 class Truth:
-    """Target-only decoding in float32 on this machine's CPU: one token at a time, with none of our code but the
-    sampler's."""
+    """Target-only decoding in float32 on this machine's CPU: one token at a time, with only the sampler from our
+    code."""
 
     def __init__(self, target: str, *, eos_ids: Collection[int], tokens: int) -> None:
         """`target` as the verifier's; empty is the embedded one. Answers have so many `tokens` at most."""
@@ -60,7 +60,7 @@ class Truth:
 
 @dataclass
 class StrictReader:
-    """Replays what a user is told; an event that does not fit what was told before is an error."""
+    """Replays the user's events; an event that does not fit the earlier ones is an error."""
 
     prompt: int = 0
     tokens: list[int] = field(default_factory=list)

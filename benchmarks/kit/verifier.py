@@ -1,4 +1,4 @@
-"""A verifier in a process of its own: as users start it, or with forwards as long as those of a larger target."""
+"""A verifier in its own process: as users start it, or with forwards as slow as those of a larger target."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Emulated:
     """What an emulated verifier is like."""
 
     step_ms: float = 0.0
-    """Of every forward; 0 leaves it as it is."""
+    """Milliseconds of every forward; 0 does not change it."""
     lanes: int = 1
     """Verifiers, each with a port and an engine of its own over the same weights."""
     baseline: str = ""
@@ -53,7 +53,7 @@ class Running:
     process: subprocess.Popen[str]
     forwards: int = 0
     late: int = 0
-    """Forwards that took longer than they were to: then the processor was too busy, or the time too short."""
+    """Forwards that took longer than stated: the processor was too busy, or the time too short."""
 
     @property
     def url(self) -> str:
@@ -99,7 +99,7 @@ def verifier(
             said, _ = process.communicate(timeout=60)
             running.forwards, running.late = map(int, said.split()[-2:])
     finally:
-        process.kill()  # nothing is worth a drain here; SIGKILL after an end of its own does no harm
+        process.kill()  # no drain is needed; SIGKILL after its end does no harm
         process.communicate()
 
 

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(*save(picture, results[picture.source], args.out), sep="\n")
         else:
             say(f"{picture.name}: not drawn, {picture.source} was not measured")
-            for kind in ("png", "svg"):  # a picture of a result that is gone says nothing
+            for kind in ("png", "svg"):  # a picture of a removed result is stale
                 (args.out / f"{picture.name}.{kind}").unlink(missing_ok=True)
     return 0
 

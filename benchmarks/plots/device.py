@@ -1,4 +1,4 @@
-"""Pictures about device and server: speed by link, who wins where, records, outages, one round, readers held."""
+"""Pictures about device and server: speed by link, the fastest way, records, outages, one round, capacity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures about the drafters: how far a draft holds, what is left of an answer without a link, what a step costs."""
+"""Pictures about the drafters: acceptance by position, offline answers, time of a step."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Picture:
     name: str
     source: str
     alt: str
-    """What it shows, in a sentence, for whoever cannot see it."""
+    """A sentence that describes it, for screen readers."""
     draw: Callable[[Result], Figure]
 
 
@@ -147,7 +147,7 @@ def save(picture: Picture, result: Result, folder: Path) -> list[Path]:
     """Draw it and write both files."""
     with matplotlib.rc_context(_STYLE):
         figure = picture.draw(result)
-        # Under everything else: the layout makes room for it.
+        # Below everything else.
         source = caption(result, figure.get_figwidth())
         figure.supxlabel(source, fontsize=6.5, color="#666666", x=0.01, ha="left")
         says = f"results {digest(result)}"

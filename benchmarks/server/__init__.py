@@ -1,1 +1,1 @@
-"""Experiments of the verifier: load, readers that it holds, its forward beside bare arithmetic, several workers."""
+"""Experiments with the verifier: load, capacity in readers, its forward against bare arithmetic, several workers."""

@@ -1,4 +1,4 @@
-"""How many readers one verifier holds, by who drafts: the device, the server, or nobody.
+"""Capacity of one verifier in readers, with drafts from the device, from the server, or none.
 
 A reader reads 10 tokens a second. He asks, and begins to read 0.2 s after the first token is there, or 1.2 s after he
 asked, whichever is sooner; token k is in time when it is there k/10 s later. A verifier holds N readers when 95 of 100
@@ -44,7 +44,7 @@ WAYS: dict[str, tuple[Way, RecordDtype]] = {
 HF = "plain, Hugging Face"
 DEPTH = 6
 _DRIVER_LAG_MS = 50.0
-"""When this process is that late for itself, a failed trial says nothing about the verifier."""
+"""If this process itself is this late, a failed trial does not count against the verifier."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ class Options:
     """Which targets, and how readers come."""
 
     random: str = ""
-    """A random target as well, HIDDENxLAYERS."""
+    """Also a random target, HIDDENxLAYERS."""
     step_ms: float = 120.0
-    """Of the emulated target; 0 leaves it out."""
+    """Milliseconds of the emulated target's forward; 0 leaves that target out."""
     embedded: bool = True
     """Measure the embedded target."""
     hugging_face: bool = True
@@ -62,15 +62,15 @@ class Options:
     rate: float = 0.85
     """Probability of a right draft on a random target."""
     think_ms: float = 60.0
-    """Of a device between rounds."""
+    """Milliseconds of a device between rounds."""
     start: int = 16
     """Readers of the first trial."""
     most: int = 1024
     """Readers at most."""
     texts: int = 12
-    """Different conversations."""
+    """Number of different conversations."""
     threads: int = 1
-    """Of the verifier's process."""
+    """Threads of the verifier's process."""
     flags: str = ""
     """More flags of `cloud-verifier serve`, in quotes."""
 

@@ -1,5 +1,5 @@
-"""Clients that verify as fast as they are answered, all in one process and with little work a round: it is the verifier
-that is measured, and it shares the machine with them."""
+"""Clients that verify as fast as they are answered, all in one process with little work a round, because the measured
+verifier shares the machine with them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Run:
-    """What a crowd was told while all of it was talking."""
+    """The measurements of a crowd while all of its clients were active."""
 
     seconds: float
     tokens: int

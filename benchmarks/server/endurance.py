@@ -1,4 +1,4 @@
-"""What must not hurt: thousands of sessions opened and dropped, ten times too many clients, and a stop under load."""
+"""Endurance: thousands of sessions opened and dropped, ten times too many clients, and a stop under load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Figures = dict[str, Any]
 _SLOTS = 16
 _AT_ONCE = 8
 _SAMPLES = 100
-# Sessions that nobody closes give their slots back at once where others want them, and are forgotten within seconds.
+# Sessions that are not closed lose their slots at once if others want them, and are removed within seconds.
 _TIMES = ("--idle-seconds=0.01", "--detached-seconds=1", "--cold-seconds=1")
 _FORGOTTEN = 5.0
 _FEW, _OVER, _QUEUE = 8, 10, 4

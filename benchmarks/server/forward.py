@@ -1,10 +1,10 @@
-"""How long a verification takes beside the bare arithmetic of the same shapes, both in one run.
-The bare arithmetic is the model written plainly in torch: the same weights, norms, rotations and products over the
-tokens of all rows side by side, attention row by row over keys that lie ready, the head and its argmax. It checks
-nothing, makes no masks, writes no cache and reads no tree. It is measured twice: with torch's products, and with
-oneDNN's over weights laid out for them, as the verifier has them. The library's own model, padded to the longest row,
-stands beside them. Sessions hold unlike lengths. Times are the process's own on one core, which other work on the
-machine disturbs least; measurements alternate, and a ratio is the median of neighbours' ratios.
+"""Time of a verification compared with the bare arithmetic of the same shapes, in one run. The bare arithmetic is the
+model written plainly in torch: the same weights, norms, rotations and products over the tokens of all rows side by
+side, attention row by row over keys that lie ready, the head and its argmax. It has no checks, masks, cache writes or
+trees. It is measured twice: with torch's products, and with oneDNN's over weights laid out for them, as the verifier
+has them. The library's own model, padded to the longest row, is measured too. Sessions have different lengths. Times
+are CPU times on one core, which other load affects least; measurements alternate, and a ratio is the median of
+neighbours' ratios.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Options:
     """Which targets, and for how long."""
 
     random: str = ""
-    """A random target as well, HIDDENxLAYERS."""
+    """Also a random target, HIDDENxLAYERS."""
     seconds: float = 2.0
-    """For each batch."""
+    """Seconds for each batch."""
 
 
 class Bare:

@@ -1,8 +1,8 @@
-"""How many readers Hugging Face's continuous batching holds: by the rules of our own, without a network.
+"""Capacity of Hugging Face's continuous batching in readers: by our rules, without a network.
 
 transformers 4.57 asks an accelerator how much memory there is and fails without one; that one question is answered here
-by the machine's memory. It runs in a process with its readers, its tokens cross no socket, and each reader's clock
-starts with his first token, whenever that comes: all in its favour.
+by the machine's memory. It runs in one process with its readers, without sockets, and each reader's clock starts with
+the first token: all in its favour.
 """
 
 from __future__ import annotations

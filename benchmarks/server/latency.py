@@ -1,4 +1,4 @@
-"""What makes a verdict wait: activation records, the order of a prompt's records, and somebody else's long prompt."""
+"""Delays of a verdict: activation records, the order of a prompt's records, and another client's long prompt."""
 
 from __future__ import annotations
 

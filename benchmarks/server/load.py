@@ -1,7 +1,7 @@
 """How the verifier behaves under load, over real websockets, against a `cloud-verifier serve` in its own process.
 
 Without --target or --random the embedded pair is served. Drafts are chains whose tokens are right with a stated
-probability (`--rate`), for it is the verifier that is measured; every text is compared with the target's own.
+probability (`--rate`), because the verifier is measured; every text is compared with the target's own.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class Options:
     """What is done, and to which target."""
 
     scenarios: tuple[str, ...] = one_of(tuple(SCENARIOS), SCENARIOS)
-    """In this order."""
+    """Scenarios, in this order."""
     target: str = ""
-    """Folder; without it the embedded one."""
+    """Folder of the target; by default the embedded one."""
     drafter: str = ""
-    """Its drafter's folder."""
+    """Folder of its drafter."""
     random: str = ""
-    """A random target, HIDDENxLAYERS, instead."""
+    """A random target instead, HIDDENxLAYERS."""
     clients: tuple[int, ...] = (1, 4, 16)
-    """At once."""
+    """Clients at a time."""
     prompt: int = 64
     """Prompt tokens, about: each client's differs."""
     tokens: int = 192
-    """Of an answer."""
+    """Tokens of an answer."""
     nodes: int = 8
     """Tokens in a draft."""
     rate: float = 0.7
@@ -69,7 +69,7 @@ class Options:
     repeats: int = 5
     """Of batching, verdicts and prompts, interleaved."""
     sessions: int = 10_000
-    """Of the scenario of that name."""
+    """Sessions of the scenario of that name."""
     think: float = 0.02
     """Seconds that a client takes between two rounds, where the scenario is not about speed."""
     threads: int = 0

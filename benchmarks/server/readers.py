@@ -1,4 +1,4 @@
-"""Readers: people who read ten tokens a second, each over a connection of its own, and whether theirs come in time."""
+"""Readers: users who read ten tokens a second, each over its own connection, and whether their tokens are in time."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _DIALLING = 32
 
 @dataclass(frozen=True)
 class Trial:
-    """How so many readers fared."""
+    """The result for a number of readers."""
 
     readers: int
     late_ms: list[float]
     """Of every token, by how much it came too late (less than 0: in time)."""
     lag_ms: float
-    """95th percentile of how late this process was for its own appointments: what it adds to the figures."""
+    """95th percentile of this process's own delay, which is part of the figures."""
 
     @property
     def p95(self) -> float:

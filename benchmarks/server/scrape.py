@@ -1,4 +1,4 @@
-"""What a verifier's `/metrics` says, and what has come between two looks at it."""
+"""Reads a verifier's `/metrics`, and differences between two readings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether batching pays: verified tokens a second by the number of clients, and its cost beside the model."""
+"""Gain of batching: verified tokens a second by the number of clients, and the overhead beside the model."""
 
 from __future__ import annotations
 

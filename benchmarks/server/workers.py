@@ -17,7 +17,7 @@ from moa.errors import MoaError
 
 _DROP_EVERY = 3
 _THINK = 0.3
-"""Seconds between rounds while a verifier is killed, so that answers last long enough to be in its way."""
+"""Seconds between rounds while a verifier is killed, so that answers are still running then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class Options:
     count: int = 2
     """Workers."""
     devices: int = 40
-    """At once."""
+    """Devices at a time."""
     tokens: int = 64
-    """Of an answer."""
+    """Tokens of an answer."""
 
 
 async def measure(options: Options) -> dict[str, Any]:
