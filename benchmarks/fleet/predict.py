@@ -62,7 +62,7 @@ def _simulate(options: Options, homes: Sequence[int], said: Sequence[Script]) ->
     service = Service("emulated", options.step_ms / 1000, 0.0, 0.0, slots=options.devices + 2)
     seconds = []
     for seed in range(20):
-        fleet = Fleet(service, work, verifiers=len(set(homes)), devices=0, seed=seed)
+        fleet = Fleet(service, work, verifiers=max(homes) + 1, devices=0, seed=seed)
         for home, one in zip(homes, said, strict=True):
             fleet.verifiers[home].bring([Answer(0.0, len(one.truth), len(one.ids))])
         fleet.run(600.0)
