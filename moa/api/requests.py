@@ -38,6 +38,7 @@ class TextPart(msgspec.Struct):
 
 
 Content = str | list[TextPart] | None
+ToolChoice = str | dict[str, Any] | None
 
 
 class ChatMessage(msgspec.Struct):
@@ -100,8 +101,8 @@ class ChatRequest(Common, kw_only=True):
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
+    tool_choice: ToolChoice = None
+    function_call: ToolChoice = None
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
     audio: Any = None
@@ -141,6 +142,8 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest
     """A chat request."""
     request = decode(body, ChatRequest)
     _refuse_unsupported(request)
+    no_calls(request.tool_choice, "tool_choice")
+    no_calls(request.function_call, "function_call")
     if request.response_format is not None and request.response_format.get("type", "text") != "text":
         raise unsupported("response_format")
     if request.modalities not in (None, [], ["text"]):
@@ -194,6 +197,12 @@ def chat_role(role: str, where: str) -> str:
     if role not in ("system", "developer", "user", "assistant"):
         raise bad(f"{where}: the role is system, developer, user or assistant, not {role!r}", f"{where}.role")
     return "system" if role == "developer" else role
+
+
+def no_calls(choice: ToolChoice, name: str) -> None:
+    """Tools may be offered, and are not called: the model is not told of them. A call that is demanded is refused."""
+    if choice not in (None, "auto", "none"):
+        raise unsupported(name)
 
 
 def unsupported(name: str) -> ApiError:
@@ -266,7 +275,7 @@ def _prompts(prompt: str | list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _refuse_unsupported(request: Common) -> None:
-    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "tools", "functions", "audio"):
+    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "audio"):
         if getattr(request, name, None):
             raise unsupported(name)
     for name in ("echo", "suffix"):

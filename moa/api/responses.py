@@ -22,10 +22,12 @@ from moa.api.requests import (
     PredictedContent,
     Role,
     Temperature,
+    ToolChoice,
     TopP,
     chat_role,
     content_text,
     decode,
+    no_calls,
     sampling_seed,
     unsupported,
 )
@@ -54,7 +56,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     background: bool | None = None
     previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
     metadata: dict[str, str] | None = None
-    tools: list[Any] | None = None
+    tool_choice: ToolChoice = None
     text: dict[str, Any] | None = None
     truncation: str | None = None
     include: Annotated[list[str], Meta(max_length=16)] | None = None
@@ -89,9 +91,10 @@ class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
 def parse(body: bytes, defaults: Defaults, principal: str) -> ResponseRequest:
     """Check the parts of the request that do not depend on the earlier conversation."""
     request = decode(body, ResponseRequest)
-    for name in ("tools", "presence_penalty", "frequency_penalty"):
+    for name in ("presence_penalty", "frequency_penalty"):
         if getattr(request, name):
             raise unsupported(name)
+    no_calls(request.tool_choice, "tool_choice")
     form = (request.text or {}).get("format")
     if form is not None and (not isinstance(form, dict) or form.get("type", "text") != "text"):
         raise unsupported("text.format")

@@ -49,6 +49,12 @@ async def test_a_stream_with_usage() -> None:
     assert "id:" not in reply.text
 
 
+async def test_tools_may_be_offered_and_are_not_called() -> None:
+    async with served(says("text")) as (_, address), browser(address) as client:
+        body = chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="auto")
+        assert (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["finish_reason"] == "stop"
+
+
 async def test_several_choices_have_seeds_of_their_own() -> None:
     async with served(lambda ask: says(f"seed {ask.seed}")) as (_, address), browser(address) as client:
         answer = (await client.post("/v1/chat/completions", json=chat(n=3, seed=7))).json()
@@ -94,7 +100,8 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
         (chat(n=99), "n"),
         (chat(max_tokens=0), "max_tokens"),
         (chat(stop=["x"] * 17), "stop"),
-        (chat(tools=[{"type": "function"}]), "tools"),
+        (chat(tools=[{"type": "function"}], tool_choice="required"), "tool_choice"),
+        (chat(functions=[{"name": "f"}], function_call={"name": "f"}), "function_call"),
         (chat(response_format={"type": "json_object"}), "response_format"),
         (chat(logit_bias={"1": 2}), "logit_bias"),
         (chat(moa={"mode": "guess"}), "moa.mode"),

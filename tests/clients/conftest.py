@@ -1,0 +1,71 @@
+"""A device with its verifier, in a thread, that all tests of this folder share: the clients wait where they stand.
+
+Their packages are those of `make clients`; without them these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cloud_verifier.app import Verifier
+from edge_client import EdgeClient
+from edge_client.serve.app import ServeSettings, endpoint
+from tests.edge.serve.pair import SETTINGS, served
+
+MODEL = "demo"
+PATIENCE = 120.0
+
+
+class Device:
+    """The endpoint's address, and what a test may do to what is behind it."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        """Where the chat page is; the API is below `/v1`."""
+        self.pause = 0.0
+        """Seconds that each forward of the target takes longer."""
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
+
+    def __enter__(self) -> Device:
+        self._thread.start()
+        assert self._up.wait(PATIENCE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(PATIENCE)
+        self._loop.close()
+
+    async def _run(self) -> None:
+        pair = served()
+        forward = pair.target.forward
+
+        def slowly(*rows: Any) -> Any:
+            time.sleep(self.pause)
+            return forward(*rows)
+
+        pair.target.forward = slowly  # type: ignore[method-assign]
+        async with (
+            Verifier(pair, SETTINGS).open() as verifier,
+            EdgeClient(verifier=verifier.transport.url, max_new_tokens=80, reconnect_seconds=0.2) as client,
+            endpoint(client, ServeSettings(port=0), MODEL) as self.address,
+        ):
+            await client.wait_online(PATIENCE)
+            self._up.set()
+            await self._over.wait()
+
+
+@pytest.fixture(scope="session")
+def device() -> Iterator[Device]:
+    """The device."""
+    with Device() as running:
+        yield running

@@ -1,0 +1,172 @@
+"""The chat page in a real Chromium: a link cut in mid-answer, reloads, no network at all, sizes, accessibility.
+
+`MOA_PICTURES=docs/pictures` writes the documentation's pictures anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.clients.conftest import MODEL, PATIENCE, Device
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
+    pytest.mark.filterwarnings("default"),
+]
+STORY = "Make up a little story: the hero is Ben, the animal is a cat, the place is a forest."
+SLOW = 0.15
+"""Seconds a forward, so that an answer has a middle."""
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium: Any, device: Device) -> Iterator[Open]:
+    """Opens the page in a browser that knows nothing yet. No test may leave errors in its console."""
+    errors: list[str] = []
+    contexts = []
+
+    def visit(width: int = 1280, height: int = 720, path: str = "/", **how: Any) -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": height}, **how)
+        context.set_default_timeout(1000 * PATIENCE)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(device.address + path)
+        page.wait_for_selector("#link[data-state=online]")
+        return page
+
+    yield visit
+    device.pause = 0.0
+    for context in contexts:
+        context.close()
+    assert not [error for error in errors if "ERR_INTERNET_DISCONNECTED" not in error]
+
+
+@pytest.fixture(scope="module")
+def truth(device: Device) -> str:
+    """The target's answer to the question."""
+    with openai.OpenAI(base_url=f"{device.address}/v1", api_key="any", timeout=PATIENCE) as client:
+        asked: Any = [{"role": "user", "content": STORY}]
+        return str(client.chat.completions.create(model=MODEL, messages=asked).choices[0].message.content)
+
+
+def ask(page: Any, text: str = STORY) -> None:
+    page.fill("#prompt", text)
+    page.keyboard.press("Enter")
+
+
+def written(page: Any, characters: int, what: str = ".assistant .body") -> None:
+    """Wait for so much text."""
+    page.wait_for_function(
+        "([what, least]) => (document.querySelector(what)?.textContent ?? '').length >= least", arg=[what, characters]
+    )
+
+
+def complete(page: Any) -> str:
+    """The answer, when it is all there."""
+    page.wait_for_function("() => document.querySelector('#status').textContent === 'The answer is complete'")
+    page.wait_for_function("() => !document.querySelector('.retracted')")
+    return str(page.text_content(".assistant .body"))
+
+
+def picture(page: Any, name: str) -> None:
+    if folder := os.environ.get("MOA_PICTURES"):
+        page.screenshot(path=Path(folder) / f"{name}.png", animations="disabled")
+
+
+def test_an_answer_whose_link_is_cut_goes_on_and_is_corrected(opened: Open, device: Device, truth: str) -> None:
+    page = opened()
+    device.pause = SLOW
+    ask(page)
+    written(page, 12)
+    page.click("#cut-switch")
+    written(page, 20, ".provisional")
+    assert "not verified yet" in page.text_content(".assistant .note")
+    picture(page, "chat-page")
+    wrong = not truth.startswith(page.text_content(".assistant .body"))
+    device.pause = 0.0
+    page.click("#cut-switch")
+    if wrong:
+        page.wait_for_selector(".retracted")
+        picture(page, "chat-page-corrected")
+    assert complete(page) == truth
+    assert page.query_selector(".provisional") is None
+    assert page.text_content(".assistant .note") == ""
+
+
+def test_a_reload_takes_a_running_answer_up_again(opened: Open, device: Device, truth: str) -> None:
+    page = opened()
+    device.pause = SLOW
+    ask(page)
+    written(page, 12)
+    page.reload()
+    assert complete(page) == truth
+
+
+def test_without_any_network_the_page_opens_and_shows_what_was_said(opened: Open, truth: str) -> None:
+    page = opened()
+    ask(page)
+    assert complete(page) == truth
+    page.evaluate("navigator.serviceWorker.ready.then(() => true)")
+    page.wait_for_function("() => caches.keys().then((names) => names.length > 0)")
+    page.context.set_offline(True)
+    page.reload()
+    page.wait_for_selector("#link[data-state=unreachable]")
+    assert page.text_content(".assistant .body") == truth
+    page.context.set_offline(False)
+    page.wait_for_selector("#link[data-state=online]")
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 720)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_sizes_and_accessibility(opened: Open, truth: str, width: int, height: int, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs `make clients`").Axe()
+    page = opened(width, height, color_scheme=scheme)
+    ask(page)
+    assert complete(page) == truth
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing to scroll sideways"
+    for name in ("prompt", "send"):
+        box = page.locator(f"#{name}").bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert box["y"] + box["height"] <= height
+    for look in ("conversation", "settings"):
+        if look == "settings":
+            if width < 500:
+                page.click("#open-sidebar")
+            page.click("#open-settings")
+        found = axe.run(page).response["violations"]
+        assert [(v["id"], v["nodes"]) for v in found if v["impact"] in ("serious", "critical")] == []
+        if scheme == "light" and width < 500 and look == "conversation":
+            picture(page, "chat-page-narrow")
+
+
+def test_the_page_is_small_and_from_one_place(opened: Open, device: Device) -> None:
+    page = opened()
+    loaded = json.loads(
+        page.evaluate(
+            "JSON.stringify(['resource', 'navigation'].flatMap((kind) => performance.getEntriesByType(kind))"
+            ".map((one) => [one.name, one.transferSize]))"
+        )
+    )
+    assert all(name.startswith(device.address) for name, _ in loaded)
+    assert 0 < sum(size for _, size in loaded) < 200_000
