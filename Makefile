@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture audit newest check fix bench docs clean
+.PHONY: help demo test torture audit newest clients check fix bench docs clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -30,6 +30,13 @@ newest: ## export and model tests beside transformers 5, in an environment of th
 	$(VENV)5/bin/python -m pip install --quiet -c $(VENV)5/constraints.txt -e ".[train]" "transformers>=5" onnx onnxscript hypothesis pytest pytest-asyncio pytest-timeout
 	$(VENV)5/bin/python -m pytest tests/export tests/model
 
+# Their dependencies are many and conflict with each other: an environment of their own, which sees what is installed here.
+clients: $(STAMP) ## clients that others wrote, a browser, and OpenAI's specification, against the endpoint
+	test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > "$$($(VENV)-clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	$(VENV)-clients/bin/python -m pip install --quiet -c constraints.txt axe-playwright-python langchain-openai litellm llm playwright schemathesis
+	$(VENV)-clients/bin/python -m pytest --numprocesses 0 tests/clients
+
 check: $(STAMP) ## formatting, lint, types, import arrows
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -50,7 +57,7 @@ docs: $(STAMP) ## regenerate the pictures, the trees, the command reference and 
 	$(BIN)/python -m tools.readme
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) $(VENV)5 build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)5 $(VENV)-clients build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Device and verifier alone: the tools of a developer take minutes more, and nobody needs them to look.

@@ -66,6 +66,8 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt: Any = None
+    conversation: Any = None
     prediction: PredictedContent | None = None
     moa: Extension | None = None
 
@@ -91,7 +93,7 @@ class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
 def parse(body: bytes, defaults: Defaults, principal: str) -> ResponseRequest:
     """Check the parts of the request that do not depend on the earlier conversation."""
     request = decode(body, ResponseRequest)
-    for name in ("presence_penalty", "frequency_penalty"):
+    for name in ("presence_penalty", "frequency_penalty", "prompt", "conversation"):
         if getattr(request, name):
             raise unsupported(name)
     no_calls(request.tool_choice, "tool_choice")
@@ -276,7 +278,7 @@ def _text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
 def _usage(counts: Counts) -> dict[str, Any]:
     return {
         "input_tokens": counts.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": counts.tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counts.prompt_tokens + counts.tokens,

@@ -1,0 +1,100 @@
+"""The cases of Open Responses' compliance suite that concern text: basic, streaming, system prompt, several turns.
+
+The others call tools (two of the seven that are public) or send a picture, which this API does not do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.api.scripted import MODEL, browser, says, served
+from tests.api.test_app import data_of
+
+FIELDS = [
+    "id",
+    "object",
+    "created_at",
+    "completed_at",
+    "status",
+    "incomplete_details",
+    "model",
+    "previous_response_id",
+    "instructions",
+    "output",
+    "error",
+    "tools",
+    "tool_choice",
+    "truncation",
+    "parallel_tool_calls",
+    "text",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_logprobs",
+    "temperature",
+    "reasoning",
+    "usage",
+    "max_output_tokens",
+    "max_tool_calls",
+    "store",
+    "background",
+    "service_tier",
+    "metadata",
+    "safety_identifier",
+    "prompt_cache_key",
+]
+"""Every response has all of them, null or not."""
+
+
+def message(role: str, text: str) -> dict[str, str]:
+    return {"type": "message", "role": role, "content": text}
+
+
+CASES = {
+    "basic": [message("user", "Say hello.")],
+    "system prompt": [message("system", "Be a pirate."), message("user", "Say hello.")],
+    "several turns": [message("user", "I am Al."), message("assistant", "Hello Al."), message("user", "Who am I?")],
+}
+
+
+def check(response: dict[str, Any]) -> None:
+    assert [name for name in FIELDS if name not in response] == []
+    assert (response["object"], response["status"], response["error"]) == ("response", "completed", None)
+    (item,) = response["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert item["content"] == [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}]
+    assert response["usage"]["total_tokens"] == response["usage"]["input_tokens"] + response["usage"]["output_tokens"]
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_a_whole_response(case: str) -> None:
+    async with served(says("Hel", "lo")) as (answerer, address), browser(address) as client:
+        check((await client.post("/v1/responses", json={"model": MODEL, "input": CASES[case]})).json())
+    assert [dict(one) for one in answerer.asks[0].messages or ()] == [
+        {"role": one["role"], "content": one["content"]} for one in CASES[case]
+    ]
+
+
+async def test_a_streamed_response() -> None:
+    async with served(says("Hel", "lo")) as (_, address), browser(address) as client:
+        body = {"model": MODEL, "input": CASES["basic"], "stream": True}
+        reply = await client.post("/v1/responses", json=body)
+    *events, done = data_of(reply.text)
+    assert done == "[DONE]"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == "Hello"
+    check(events[-1]["response"])
+
+
+async def test_what_is_out_of_scope_is_refused_by_name() -> None:
+    async with served(says("x")) as (_, address), browser(address) as client:
+        picture = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+        for body, named in [
+            ({"input": [{"type": "message", "role": "user", "content": [picture]}]}, "input[0].content"),
+            ({"input": "hi", "tools": [{"type": "function", "name": "f"}], "tool_choice": "required"}, "tool_choice"),
+            ({"input": "hi", "conversation": "conv_1"}, "conversation"),
+        ]:
+            reply = await client.post("/v1/responses", json={"model": MODEL, **body})
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, named)
