@@ -50,6 +50,8 @@ class Channel:
         self.welcomed = asyncio.Event()
         self.outbox = Outbox(service.metrics, service.limits, service.clock)
         self._bad = 0
+        self._turned_away: set[bytes] = set()
+        """Sessions whose opening was refused for now. The rounds that came along with it are refused too, once each."""
         service.join(self)
 
     def close(self) -> None:
@@ -88,12 +90,18 @@ class Channel:
         """Handle one frame with its arrival time. A refusal is answered; too many invalid frames end the connection."""
         await self.outbox.room()
         session, round = b"", 0
+        message: ClientMessage | None = None
         try:
             message = decode_client(frame)
             session, round = getattr(message, "session", b""), getattr(message, "round", 0)
             await self._handle(message, arrived)
         except Refusal as refusal:
+            if not (refusal.retryable or self._foreseen(refusal, session)):
+                self._meter.spend(REFUSALS)
             self._refuse(refusal, session, round)
+            most = self.service.limits.max_sessions_per_connection
+            if isinstance(message, Open) and refusal.retryable and len(self._turned_away) < most:
+                self._turned_away.add(session)
             if refusal.code == Code.BAD_MESSAGE:
                 self._bad += 1
                 if self._bad > self.service.limits.max_bad_messages:
@@ -103,8 +111,6 @@ class Channel:
 
     def _refuse(self, refusal: Refusal, session: bytes, round: int) -> None:
         self.service.metrics.refusals.labels(refusal.code.value, refusal.limit).inc()
-        if not refusal.retryable:
-            self._meter.spend(REFUSALS)
         # The message may quote the client's text or tokens, so it is sent to the client and not logged.
         log.info(
             "refused",
@@ -117,6 +123,13 @@ class Channel:
             },
         )
         self.answer(refusal.error(session=session, round=round))
+
+    def _foreseen(self, refusal: Refusal, session: bytes) -> bool:
+        """Whether this round was sent along with an opening that has been refused: the device could not know."""
+        if refusal.code != Code.UNKNOWN_SESSION or session not in self._turned_away:
+            return False
+        self._turned_away.discard(session)
+        return True
 
     async def _handle(self, message: ClientMessage, arrived: float) -> None:
         if isinstance(message, Hello):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Scored, Verified
+from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Reason, Scored, Verified
 from moa.api.errors import ApiError
+
+_LOST: tuple[Reason, ...] = ("guard", "link")
+"""What ends an answer only where the verifier was not there to go on with it, even if all of its text is verified."""
 
 
 class Show(NamedTuple):
@@ -48,11 +51,11 @@ class Presenter:
                 if event.characters < self._shown:
                     cut = self._shown = event.characters
             case Ended():
+                if self._mode == "hold" and (not event.verified or event.reason in _LOST):
+                    raise _not_verified(event)
                 self._text = event.text
                 if event.verified or self._mode == "keep":
                     self._verified = len(self._text)
-                elif self._mode == "hold":
-                    raise _not_verified(event)
             case _:
                 return None
         end = self._verified if self._mode == "hold" else len(self._text)

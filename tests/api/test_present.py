@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa.api.answer import AnswerEvent, Cut, Mode, Piece, Verified
+from moa.api.answer import AnswerEvent, Cut, Mode, Piece, Reason, Verified
 from moa.api.errors import ApiError
 from moa.api.present import Presenter, Show
 from tests.api.scripted import ended
@@ -21,6 +21,14 @@ def shown(presenter: Presenter, *events: AnswerEvent) -> tuple[str, list[Show]]:
             text = text[: show.cut] + show.text
             assert show.verified <= len(text)
     return text, shows
+
+
+@pytest.mark.parametrize("reason", ["guard", "link"])
+def test_hold_does_not_take_half_an_answer_for_a_whole_one(reason: Reason) -> None:
+    with pytest.raises(ApiError) as refused:
+        shown(Presenter("hold"), Piece("half of it"), ended("half of it", reason=reason))
+    assert (refused.value.status, refused.value.code) == (503, "not_verified")
+    assert shown(Presenter("provisional"), Piece("half"), ended("half", reason=reason))[0] == "half"
 
 
 def test_hold_shows_only_what_is_verified() -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from cloud_verifier import channel
 from cloud_verifier.auth import Authenticator, new_token, token_line
-from moa.wire import ClientSession, encode
+from cloud_verifier.sessions import Session
+from moa.wire import ClientSession, Code, Refusal, encode
 from moa.wire.events import Advanced, Refused
 from moa.wire.messages import Ack, Cancel, Error, Open, Opened, Sampling, Stream, Sync, Verify
 from tests.torture.raw import BINARY, PING, Raw, binary, frame
@@ -69,6 +70,24 @@ async def test_a_flood_is_slowed_down_then_told_and_cut_and_a_neighbour_goes_on(
         assert raw.limits[-1] == limit
         assert raw.closed == (1008, limit)
         assert session.log[len(IDS) :] == kit.generated(IDS, len(session.log) - len(IDS))
+
+
+async def test_conversations_that_find_no_slot_are_no_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = _settings(max_refusals_per_second=1, burst_seconds=1.0, flood_seconds=0.1)
+    async with kit.verifier(settings) as running, kit.client(running) as client:
+
+        def no_slot(session: Session) -> bool:
+            raise Refusal(Code.BUSY, "all slots are busy", limit="slots", session=session.id)
+
+        with monkeypatch.context() as full:
+            full.setattr(running.service.store, "ensure_lease", no_slot)
+            for _ in range(20):  # each asks with its first round, as a device does that saves a round trip
+                session = ClientSession(IDS)
+                await client.send(session.open(), session.verify([IDS[-1]]))
+                answers = [await client.receive(), await client.receive()]
+                assert [getattr(answer, "code", "") for answer in answers] == ["busy", "unknown_session"]
+        session = await client.start(IDS, max_new_tokens=3)
+        assert isinstance(await client.advance(session, [IDS[-1]]), Advanced)
 
 
 async def test_pongs_do_not_pile_up_for_one_that_never_reads_and_it_is_dropped() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -96,6 +97,27 @@ async def test_hold_waits_for_the_link_and_provisional_text_is_corrected(linked:
     held = asyncio.create_task(api.chat.completions.create(model=MODEL, messages=QUESTION))
     await switch(api, connected=True)
     assert (await held).choices[0].message.content == truth
+
+
+async def test_hold_waits_also_where_the_device_may_write_no_further(linked: Served) -> None:
+    client, api = linked
+    how: Any = {"model": MODEL, "messages": QUESTION}
+    truth = (await api.chat.completions.create(**how)).choices[0].message.content
+    before = client.settings
+    client.settings = dataclasses.replace(before, max_offline_tokens=2, offline_after=0.0)
+    await switch(api, connected=False)
+    how |= {"extra_body": {"moa": {"patience": 0.1}}}
+    with pytest.raises(openai.InternalServerError) as refused:
+        await api.chat.completions.create(**how)
+    assert (refused.value.status_code, refused.value.code) == (503, "not_verified")
+    stream = await api.chat.completions.create(**how, stream=True)
+    with pytest.raises(openai.APIError) as broken:
+        await text_of(stream)
+    assert broken.value.code == "not_verified"
+    held = asyncio.create_task(api.chat.completions.create(model=MODEL, messages=QUESTION))
+    await switch(api, connected=True)
+    assert (await held).choices[0].message.content == truth
+    client.settings = before
 
 
 async def test_every_verified_token_has_its_log_probability_however_it_came(linked: Served) -> None:
