@@ -300,6 +300,7 @@ class Channel:
             session.edge_holds(message.held)
             self.service.store.account(session)
         self.service.store.fit_records(session)
+        self.service.scheduler.wake()
         self.outbox.offer(session)
 
     def _close(self, message: Close) -> None:

@@ -58,13 +58,15 @@ class Recorder:
         self._drafter = drafter
         self._post, self._rows, self._metrics, self._clock = post, rows, metrics or Metrics(), clock
         self._pending: dict[Lease, None] = {}
+        self._waiting: dict[Lease, None] = {}
+        """Leases whose records nobody has asked for yet, with less than a go of them."""
         self._since = 0.0
         self._untold: list[Report] = []
 
     @property
     def pending(self) -> bool:
         """Whether there are records to make or to report."""
-        return bool(self._pending or self._untold)
+        return bool(self._pending or self._untold) or any(lease.eager_records for lease in self._waiting)
 
     @property
     def overdue(self) -> bool:
@@ -75,9 +77,13 @@ class Recorder:
         """Remember tokens that were committed at positions from `start` on."""
         if self._drafter is None or lease.records is None:
             return
+        lease.backlog.append(_Backlog(start, committed))
+        if not lease.eager_records and sum(map(len, lease.backlog)) < self._rows:
+            self._waiting[lease] = None
+            return
+        self._waiting.pop(lease, None)
         if not self.pending:
             self._since = self._clock()
-        lease.backlog.append(_Backlog(start, committed))
         self._pending.pop(lease, None)  # to the end: the latest session is served first
         self._pending[lease] = None
 
@@ -85,10 +91,14 @@ class Recorder:
         """The slot is about to be zeroed."""
         lease.backlog.clear()
         self._pending.pop(lease, None)
+        self._waiting.pop(lease, None)
 
     def go(self) -> None:
         """Make some records: latest sessions first, newest rows first."""
         self._since = self._clock()
+        for lease in [lease for lease in self._waiting if lease.eager_records]:
+            del self._waiting[lease]
+            self._pending[lease] = None
         self._make(self._newest(list(islice(reversed(self._pending), _LEASES_AT_ONCE))))
         self.tell()
 
@@ -142,6 +152,7 @@ class Recorder:
                 pieces.append((lease, newest))
             if not lease.backlog:
                 self._pending.pop(lease, None)
+                self._waiting.pop(lease, None)
         return pieces
 
     @torch.inference_mode()

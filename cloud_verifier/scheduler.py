@@ -95,6 +95,7 @@ class Scheduler:
         self._batch_wait = batch_wait
         self._clock = clock
         self._changed = threading.Condition()
+        self._woken = False
         self._principals: dict[str, _Principal] = {}
         self._parked: dict[Lease, Job] = {}
         self._prompts: dict[Lease, _Prompt] = {}
@@ -162,6 +163,12 @@ class Scheduler:
             self._changed.notify()
             return job
 
+    def wake(self) -> None:
+        """Let the model's thread look around, although nothing is to be run."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
     def stop(self) -> None:
         """Wake the model's thread for the last time."""
         with self._changed:
@@ -185,6 +192,9 @@ class Scheduler:
                     return work
                 if self._releases:
                     continue  # they came while a batch waited for company, and its rows may need their slots
+                if self._woken:
+                    self._woken = False
+                    return None
                 if timeout == 0 or not self._changed.wait(timeout):
                     return None
 

@@ -238,6 +238,8 @@ class SessionStore:
         wanted = session.records != "off" or session.streams
         if contract is not None and lease is not None and lease.records is None and wanted:
             lease.records = RecordRows(contract.heads, contract.head_dim)
+        if lease is not None:
+            lease.eager_records = session.records != "off"
 
     def chill(self, session: Session, reason: str) -> None:
         """Take the session's slot away; its log stays."""

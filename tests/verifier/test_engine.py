@@ -154,6 +154,32 @@ def test_a_stream_begins_before_the_records_that_its_own_drafts_need() -> None:
     assert {row for r in bench.of(Recorded) for row in range(r.start, r.stop)} >= set(range(20))
 
 
+def test_records_that_only_the_server_s_drafter_may_want_are_made_by_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    made: list[int] = []
+    project = bench.served.drafter.project  # type: ignore[union-attr]
+
+    def counted(keys: Any, *rest: Any) -> Any:
+        made.append(keys.shape[1])
+        return project(keys, *rest)
+
+    monkeypatch.setattr(bench.served.drafter, "project", counted)
+    lease = bench.lease(1)
+    lease.eager_records = False
+    ids = kit.prompt(1, 4)
+    for _ in range(40):
+        job = bench.submit(lease, ids, [])
+        bench.run()
+        (settled,) = [report for report in bench.of(Settled) if report.job is job]
+        ids = [*ids, settled.next_token]
+    assert made == [16, 16]
+    bench.submit(lease, ids, None)  # a stream that drafts asks for the others too
+    bench.run()
+    assert lease.made.newest_missing(43, 1) is None
+
+
 def test_a_slot_is_zeroed_before_its_next_user() -> None:
     bench = Bench()
     lease = bench.lease(0)
