@@ -1,9 +1,11 @@
 """One websocket connection at the byte level: input is processed in small pieces, within a budget.
 
 The websockets library parses everything that a read returns and answers all pings at once, even if the sender does not
-read the pongs. So bytes are filtered here first. A piece is passed to the library only while * the connection's budget
-has room (`budgets.py`), * the other end has read what was sent before, so that pongs cannot accumulate, * and the
-messages before it have been handled. Otherwise the socket is not read, and TCP makes the other end wait.
+read the pongs. So bytes are filtered here first. A piece is passed to the library only while
+* the connection's budget has room (`budgets.py`),
+* the other end has read what was sent before, so that pongs cannot accumulate,
+* and the messages before it have been handled.
+Otherwise the socket is not read, and TCP makes the other end wait.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Engine:
             case ForwardBatch(jobs, expired, chunks, worth):
                 self._drop(expired)
                 self._run_batch(jobs, chunks, worth)
-                self._recorder.tell()
+                self._recorder.report()
             case None if not busy and not self._stopping:
                 self._probe()
         if work is None or self._recorder.overdue:

@@ -100,9 +100,9 @@ class Recorder:
             del self._waiting[lease]
             self._pending[lease] = None
         self._make(self._newest(list(islice(reversed(self._pending), _LEASES_AT_ONCE))))
-        self.tell()
+        self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the records to the event loop; called after the verdicts, which go first."""
         if self._untold:
             self._post(self._untold)

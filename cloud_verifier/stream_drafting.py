@@ -62,7 +62,7 @@ class _Drafted:
     def judge(self, base: int) -> None:
         """The session has come to `base`."""
         if base > self.base:
-            self.utility.told(self.levels, max(0, min(self.levels, base - self.base - 1)))
+            self.utility.record(self.levels, max(0, min(self.levels, base - self.base - 1)))
 
 
 class TreeDrafting:

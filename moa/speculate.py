@@ -234,7 +234,7 @@ class Speculator:
         levels = [max(tree.depths()) for tree in trees]
         for sequence, level, path in zip(active, levels, paths, strict=True):
             if sequence.utility is not None:
-                sequence.utility.told(level, len(path) - 1)
+                sequence.utility.record(level, len(path) - 1)
         costs = {id(s.utility.costs): s.utility.costs for s in active if s.utility is not None}
         for one in costs.values():
             one.add(seconds, sum(levels) / len(levels), sum(map(len, paths)) / len(paths))

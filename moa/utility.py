@@ -156,7 +156,7 @@ class Utility:
         trial = min(_TRIAL, self.deepest)
         return trial if costs.since * _SHARE >= price + costs.seconds(trial) - plain else 0
 
-    def told(self, levels: int, accepted: int) -> None:
+    def record(self, levels: int, accepted: int) -> None:
         """Record the result of a round."""
         if not levels:
             self._drafted = 0

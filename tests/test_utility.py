@@ -29,7 +29,7 @@ def decode(
             # Of mean 1, with a long tail as on a machine that does other things too.
             seconds = (1.0 + levels * level) * rng.lognormvariate(-(noise**2) / 2, noise)
             costs.add(seconds, levels, accepted + 1)
-            utility.told(levels, accepted)
+            utility.record(levels, accepted)
             spent += seconds
             won += accepted + 1
             missed += 0 if levels else 1
@@ -77,13 +77,13 @@ def test_a_text_that_becomes_easy_is_drafted_for_again() -> None:
     for _ in range(400):
         levels = utility.levels()
         costs.add(1.0 + 0.4 * levels, levels, 1)
-        utility.told(levels, 0)
+        utility.record(levels, 0)
     assert utility.levels() <= 2
     rounds = 0
     while utility.levels() < 4:
         levels, rounds = utility.levels(), rounds + 1
         costs.add(1.0 + 0.1 * levels, levels, levels + 1)
-        utility.told(levels, levels)
+        utility.record(levels, levels)
         assert rounds < 2000
 
 
@@ -121,7 +121,7 @@ def test_the_first_rounds_are_plain_and_the_next_drafts() -> None:
     for _ in range(2):
         assert utility.levels() == 0
         utility.costs.add(1.0, 0, 1)
-        utility.told(0, 0)
+        utility.record(0, 0)
     assert utility.levels() == 6
 
 
@@ -135,5 +135,5 @@ def test_what_drafting_has_to_beat_is_measured_again() -> None:
         levels = utility.levels()
         plain += levels == 0
         costs.add(1.0 + 0.5 * levels, levels, 1)
-        utility.told(levels, 0)
+        utility.record(levels, 0)
     assert plain > 280

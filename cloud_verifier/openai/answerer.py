@@ -143,7 +143,7 @@ class VerifierAnswerer:
 
     def _scored(self, session: ClientSession, position: int) -> tuple[Scored, ...]:
         """The log-probabilities of a token, when they were asked for and it does not end the answer."""
-        told, token = session.told.get(position), session.log[position]
+        told, token = session.token_logprobs.get(position), session.log[position]
         if told is None or token in self._service.facts.eos_ids:
             return ()
         before = session.log[position - 1 : position]

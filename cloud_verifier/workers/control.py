@@ -12,23 +12,23 @@ import msgspec
 _LONGEST = 1 << 20
 
 
-class Take(msgspec.Struct, tag="take", frozen=True):
+class Serve(msgspec.Struct, tag="take", frozen=True):
     """Front: serve this connection (its socket is passed along), whose first bytes were already read."""
 
     head: bytes
 
 
-class Tell(msgspec.Struct, tag="tell", frozen=True):
+class SendMetrics(msgspec.Struct, tag="tell", frozen=True):
     """Front: send your metrics."""
 
 
-class Pages(msgspec.Struct, tag="pages", frozen=True):
+class AllMetrics(msgspec.Struct, tag="pages", frozen=True):
     """Front: the answer to `MetricsRequest`: all processes' metrics by name, compressed."""
 
     pages: dict[str, bytes]
 
 
-class Beat(msgspec.Struct, tag="beat", frozen=True):
+class Heartbeat(msgspec.Struct, tag="beat", frozen=True):
     """Worker: heartbeat; `wrong` is the problem that keeps it from serving. The first one means that the model is
     loaded."""
 
@@ -39,7 +39,7 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
     wrong: str = ""
 
 
-class Told(msgspec.Struct, tag="told", frozen=True):
+class WorkerMetrics(msgspec.Struct, tag="told", frozen=True):
     """Worker: its metrics, compressed."""
 
     page: bytes
@@ -56,7 +56,7 @@ class StartFailed(msgspec.Struct, tag="failed", frozen=True):
     code: int
 
 
-Control = Take | Tell | Pages | Beat | Told | MetricsRequest | StartFailed
+Control = Serve | SendMetrics | AllMetrics | Heartbeat | WorkerMetrics | MetricsRequest | StartFailed
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 

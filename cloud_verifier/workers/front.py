@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from cloud_verifier.workers.affinity import choose_worker, is_whole, key_of
-from cloud_verifier.workers.control import Pages, Take
+from cloud_verifier.workers.control import AllMetrics, Serve
 from cloud_verifier.workers.worker import Start, Worker
 from moa.errors import MoaError, UsageError
 
@@ -76,7 +76,7 @@ class Front:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def drain(self) -> None:
-        """Take no more connections, have every worker drain, and wait for them."""
+        """Accept no more connections, have every worker drain, and wait for them."""
         self._stopping = True
         self._accepting.cancel()
         self._listener.close()
@@ -138,7 +138,7 @@ class Front:
         pages = await asyncio.gather(*(worker.page() for worker in there))
         self._well.set(sum(worker.well for worker in self.workers))
         named = {str(worker.index): page for worker, page in zip(there, pages, strict=True) if page}
-        asking.send(Pages({"front": zlib.compress(generate_latest(self._registry)), **named}))
+        asking.send(AllMetrics({"front": zlib.compress(generate_latest(self._registry)), **named}))
 
     # ---- connections
 
@@ -165,7 +165,7 @@ class Front:
                 head = b"" if self._settings.tls_cert else await _read_head(sock)
             loads = {worker.index: worker.load for worker in self.workers if worker.well}
             while (index := choose_worker(key_of(head) or address, loads)) is not None:
-                if self.workers[index].take(Take(head), sock):
+                if self.workers[index].take(Serve(head), sock):
                     return
                 del loads[index]
             if not self._settings.tls_cert:

@@ -15,15 +15,15 @@ from cloud_verifier.app import Verifier
 from cloud_verifier.auth import Credentials
 from cloud_verifier.settings import Settings
 from cloud_verifier.workers.control import (
-    Beat,
+    AllMetrics,
     Control,
+    Heartbeat,
     Line,
     MetricsRequest,
-    Pages,
+    SendMetrics,
+    Serve,
     StartFailed,
-    Take,
-    Tell,
-    Told,
+    WorkerMetrics,
     send,
 )
 from cloud_verifier.workers.pages import merge
@@ -85,19 +85,19 @@ class WorkerProcess:
                     await self._stop.wait()
 
     def _beat(self, wrong: str) -> None:
-        self._line.send(Beat(len(self._verifier.service.channels), self._taken, wrong))
+        self._line.send(Heartbeat(len(self._verifier.service.channels), self._taken, wrong))
 
     def _heard(self, message: Control, carried: socket.socket | None) -> None:
         match message:
-            case Take():
+            case Serve():
                 if carried is not None:
                     self._taken += 1
                     task = asyncio.create_task(self._adopt(carried, message.head))
                     self._adoptions.add(task)
                     task.add_done_callback(self._adoptions.discard)
-            case Tell():
+            case SendMetrics():
                 asyncio.get_running_loop().create_task(self._tell())
-            case Pages():
+            case AllMetrics():
                 for reader in self._readers:
                     if not reader.done():
                         reader.set_result(message.pages)
@@ -108,7 +108,7 @@ class WorkerProcess:
             await self._verifier.transport.adopt(sock, head)
 
     async def _tell(self) -> None:
-        self._line.send(Told(zlib.compress(await self._verifier.admission.own_page())))
+        self._line.send(WorkerMetrics(zlib.compress(await self._verifier.admission.own_page())))
 
     async def _page(self) -> bytes:
         """The metrics of all processes."""

@@ -9,7 +9,17 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
-from cloud_verifier.workers.control import Beat, Control, Line, MetricsRequest, StartFailed, Take, Tell, Told, pair
+from cloud_verifier.workers.control import (
+    Control,
+    Heartbeat,
+    Line,
+    MetricsRequest,
+    SendMetrics,
+    Serve,
+    StartFailed,
+    WorkerMetrics,
+    pair,
+)
 from moa.errors import MoaError
 
 _PAGE_SECONDS = 4.0
@@ -27,7 +37,7 @@ class Worker:
         self.failure: MoaError | None = None
         self._process: BaseProcess | None = None
         self._line: Line | None = None
-        self._beat = Beat(0, 0, "starting")
+        self._beat = Heartbeat(0, 0, "starting")
         self._well_at = 0.0
         self._given = 0
         self._waiting: deque[asyncio.Future[bytes]] = deque()
@@ -50,7 +60,7 @@ class Worker:
     async def live(self, start: Start) -> None:
         """Run a process from its start to its end."""
         ours, theirs = pair()
-        self._beat, self._given = Beat(0, 0, "starting"), 0
+        self._beat, self._given = Heartbeat(0, 0, "starting"), 0
         self.ended.clear()
         with theirs:  # the process has a copy: when that is closed, the process has ended
             self._process = start(self.index, theirs)
@@ -66,7 +76,7 @@ class Worker:
                 self._tell(b"")
             await asyncio.to_thread(self._process.join)
 
-    def take(self, message: Take, sock: socket.socket) -> bool:
+    def take(self, message: Serve, sock: socket.socket) -> bool:
         """Pass a connection on; False if that is not possible."""
         taken = self._line is not None and self._line.send(message, sock)
         self._given += taken
@@ -81,7 +91,7 @@ class Worker:
         """Its metrics, compressed; empty if it does not answer."""
         reader: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.append(reader)
-        self.send(Tell())
+        self.send(SendMetrics())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PAGE_SECONDS):
                 return await asyncio.shield(reader)
@@ -99,12 +109,12 @@ class Worker:
 
     def _heard(self, message: Control, carried: socket.socket | None) -> None:
         match message:
-            case Beat():
+            case Heartbeat():
                 self._beat = message
                 if not message.wrong or not self.ready.is_set() or message.wrong == "draining":
                     self._well_at = self._clock()
                 self.ready.set()
-            case Told():
+            case WorkerMetrics():
                 self._tell(message.page)
             case MetricsRequest():
                 self._asked(self)

@@ -123,7 +123,7 @@ class TurnMachine:
                 return
             match event:
                 case Ready():
-                    self.standing.stands = True
+                    self.standing.established = True
                 case Advanced():
                     self._advanced(event, now)
                 case Recovered():
@@ -187,7 +187,7 @@ class TurnMachine:
         events, self._events = self._events + self.transcript.drain(), []
         return events
 
-    def told(self, now: float) -> None:
+    def events_read(self, now: float) -> None:
         """The user has read the events: answers that arrived meanwhile are not late."""
         if not self.transcript.provisional:
             self.clockwork.waiting_since = now
@@ -255,7 +255,7 @@ class TurnMachine:
             self._reopen(now)
             return
         self.stats.resumes += 1
-        self.standing.stands = True
+        self.standing.established = True
         if event.tokens:
             self._progressed(now)
         if self._absorb(now):
@@ -394,7 +394,7 @@ class TurnMachine:
     @property
     def _can_foresee(self) -> bool:
         up = self._link == "up" and not self._given_up and not self.transcript.over
-        return up and self.standing.stands and self.standing.again_at is None
+        return up and self.standing.established and self.standing.again_at is None
 
     def _tell_ahead(self, message: Foresee, now: float) -> None:
         """Send guesses; a verifier that waits for them owes an answer from now on."""

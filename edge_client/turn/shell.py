@@ -38,7 +38,7 @@ class TurnShell:
             if not urgent and (told := self._drain()):
                 for event in told:
                     yield event
-                machine.told(perf_counter())
+                machine.events_read(perf_counter())
                 if not isinstance(action, End):
                     continue
             match action:

@@ -16,7 +16,7 @@ class Standing:
     session: ClientSession
     connection: int = 0
     """The number of the connection that the session was last brought up on; 0 for none."""
-    stands: bool = False
+    established: bool = False
     """Whether rounds may be sent: the session is open on this connection, or its opening is on the way before them."""
     again_at: float | None = None
     """When a refused request is to be sent again."""
@@ -24,28 +24,28 @@ class Standing:
     @property
     def ready(self) -> bool:
         """Whether a round may be sent."""
-        return self.stands and self.again_at is None and not self.session.busy
+        return self.established and self.again_at is None and not self.session.busy
 
     def bring_up(self, connection: int) -> Sequence[ClientMessage]:
         """What to send first on a connection: an opening, the next turn of a session that is open here, or a resume."""
         session = self.session
         before, self.connection, self.again_at = self.connection, connection, None
         if not session.settled:
-            self.stands = True
+            self.established = True
             return list(session.unsettled) or [session.open()]
         if connection == before:
-            self.stands = True
+            self.established = True
             return list(session.unsettled)
-        self.stands = False
+        self.established = False
         return session.recover()
 
     def lost(self) -> None:
         """The connection is gone."""
-        self.stands, self.again_at = False, None
+        self.established, self.again_at = False, None
 
     def repeat(self, at: float) -> None:
         """Nothing is sent before `at`; then unanswered requests are sent again."""
-        self.stands, self.again_at = True, at
+        self.established, self.again_at = True, at
 
     def due(self, now: float) -> Sequence[ClientMessage]:
         """The requests to send again now."""

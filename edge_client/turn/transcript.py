@@ -133,7 +133,7 @@ class Transcript:
     def _write(self) -> None:
         """Make events for the tokens without one."""
         for position, token, status in self._untold:
-            logprobs = self.session.told.get(position) if status == "verified" else None
+            logprobs = self.session.token_logprobs.get(position) if status == "verified" else None
             text = self.stream.add(token)
             self._events.append(Token(position=position, id=token, text=text, status=status, logprobs=logprobs))
         self._untold.clear()
@@ -145,7 +145,7 @@ class Transcript:
     def _confirmed(self, position: int) -> None:
         self._write()
         last = self._events[-1] if self._events else None
-        told = self.session.told.get(position)
+        told = self.session.token_logprobs.get(position)
         logprobs = (told,) if told is not None else ()
         if isinstance(last, Confirm) and last.stop == position and bool(last.logprobs) == bool(logprobs):
             start = last.start

@@ -73,7 +73,7 @@ class ClientSession:
     epoch: int = field(init=False, default=0)
     finish: Finish = field(init=False, default="")
     turn_start: int = field(init=False)
-    told: dict[int, TokenLogprobs] = field(init=False, default_factory=dict)
+    token_logprobs: dict[int, TokenLogprobs] = field(init=False, default_factory=dict)
     """Log-probabilities of this turn's tokens, by position."""
     held: Ranges = field(init=False, default_factory=Ranges)
     unsettled: list[Request] = field(init=False, default_factory=list)
@@ -140,7 +140,7 @@ class ClientSession:
         )
         self.log += ids
         self.finish = ""
-        self.told = {}
+        self.token_logprobs = {}
         self.turn_start = len(self.log)
         return self._ask(message)
 
@@ -321,7 +321,7 @@ class ClientSession:
             rows = unpack(logprobs, self.logprobs, self.vocab_size)
             if len(rows) > stop - self.turn_start:
                 raise ProtocolError("log-probabilities of more tokens than there are")
-            self.told |= enumerate(rows, stop - len(rows))
+            self.token_logprobs |= enumerate(rows, stop - len(rows))
 
     def _check(self, tokens: Sequence[int], length: int) -> None:
         """Check that an answer has only ids of the target's vocabulary, and no more tokens than asked for."""

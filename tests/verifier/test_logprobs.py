@@ -21,8 +21,8 @@ def check(session: ClientSession, start: int) -> None:
     with torch.inference_mode():
         logits = kit.model()(torch.tensor([session.log])).logits[0].float()
     truth = logits.log_softmax(-1)
-    assert sorted(session.told) == list(range(start, len(session.log)))
-    for position, told in session.told.items():
+    assert sorted(session.token_logprobs) == list(range(start, len(session.log)))
+    for position, told in session.token_logprobs.items():
         row = truth[position - 1]
         assert told.logprob == pytest.approx(float(row[session.log[position]]), abs=1e-4)
         assert [logprob for _, logprob in told.top] == pytest.approx(row.topk(TOP).values.tolist(), abs=1e-4)
@@ -55,4 +55,4 @@ async def test_a_device_that_does_not_ask_is_told_none() -> None:
     async with kit.verifier() as running, kit.client(running) as edge:
         session = await edge.start(kit.prompt(5, 20), max_new_tokens=4)
         await edge.advance(session, [session.log[-1]])
-        assert not session.told
+        assert not session.token_logprobs

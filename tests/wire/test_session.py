@@ -105,7 +105,7 @@ def test_nothing_is_lost_and_nothing_twice_whatever_the_link_does(seed: int) -> 
     assert session.log == expected
     assert said == outputs
     last = range(session.turn_start, len(session.log)) if top >= 0 else []
-    assert session.told == {at: TokenLogprobs(-at / 8, ((at, -at / 8),) * top) for at in last}
+    assert session.token_logprobs == {at: TokenLogprobs(-at / 8, ((at, -at / 8),) * top) for at in last}
 
 
 class Pair:

@@ -183,7 +183,7 @@ def test_a_slow_reader_is_no_slow_link() -> None:
     told = len(world.answer)
     assert told
     world.now += 30.0
-    world.machine.told(world.now)
+    world.machine.events_read(world.now)
     world.run()
     exact(world)
     assert "late" not in world.reader.states

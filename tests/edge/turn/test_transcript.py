@@ -56,7 +56,7 @@ def test_verified_tokens_have_the_log_probabilities_that_were_told() -> None:
     own = {position: TokenLogprobs(-position / 8) for position in range(3, 7)}
     for token in (10, 11, 12):
         a.extend(token)
-    a.session.told |= own
+    a.session.token_logprobs |= own
     verified(a, 10, 11, 20)
     events = a.drain()
     assert [event.logprobs for event in events[:3] if isinstance(event, Token)] == [None] * 3

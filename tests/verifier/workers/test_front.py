@@ -19,15 +19,15 @@ import pytest
 from cloud_verifier.settings import Settings
 from cloud_verifier.workers import front as front_module
 from cloud_verifier.workers.control import (
-    Beat,
+    AllMetrics,
     Control,
+    Heartbeat,
     Line,
     MetricsRequest,
-    Pages,
+    SendMetrics,
+    Serve,
     StartFailed,
-    Take,
-    Tell,
-    Told,
+    WorkerMetrics,
     send,
 )
 from cloud_verifier.workers.front import Front
@@ -69,7 +69,7 @@ async def _serve(index: int, control: socket.socket) -> None:
     def heard(message: Control, carried: socket.socket | None) -> None:
         nonlocal taken
         match message:
-            case Take() if carried is not None:
+            case Serve() if carried is not None:
                 taken += 1
                 request = message.head.split(b"\r\n")[0]
                 if b"/metrics" in request:
@@ -78,15 +78,15 @@ async def _serve(index: int, control: socket.socket) -> None:
                 else:
                     carried.sendall(f"{index} {os.getpid()} {request.decode()}".encode())
                     carried.close()
-                line.send(Beat(0, taken))
-            case Tell():
-                line.send(Told(zlib.compress(f"# HELP x X\n# TYPE x gauge\nx {index}\n".encode())))
-            case Pages():
+                line.send(Heartbeat(0, taken))
+            case SendMetrics():
+                line.send(WorkerMetrics(zlib.compress(f"# HELP x X\n# TYPE x gauge\nx {index}\n".encode())))
+            case AllMetrics():
                 asking[0].sendall(repr(sorted(message.pages)).encode())
                 asking.pop().close()
 
     line = Line(control, heard, lost=stop.set)
-    line.send(Beat(0, 0))
+    line.send(Heartbeat(0, 0))
     await stop.wait()
 
 
