@@ -42,10 +42,11 @@ class Connection(ServerConnection):
     arrived = 0.0
     """When its latest bytes arrived. A draft's waiting time starts then, however busy the loop is."""
     head = b""
-    """Bytes that another process has already read from the socket."""
+    """Bytes that were read before it was established, by another process or behind the TLS handshake."""
 
     _limits: Limits
     _half_open: HalfOpen
+    """Both are set by a subclass: the library creates the connections."""
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **named)
@@ -71,7 +72,7 @@ class Connection(ServerConnection):
     # ---- asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is established (with TLS: after its handshake)."""
+        """The connection is established, and secured where that is wanted."""
         super().connection_made(transport)
         self.recv_messages.pause, self.recv_messages.resume = lambda: None, self._soon
         self._half_open.enter(self)
@@ -169,12 +170,3 @@ class Connection(ServerConnection):
     def _too_slow(self) -> None:
         log.warning("too slow a reader", extra={"peer": self.peer, "event": "slow_reader", "limit": "send_timeout"})
         self.abort()
-
-
-def kind(limits: Limits, half_open: HalfOpen) -> type[Connection]:
-    """The connection class for one server: the library creates instances without their arguments."""
-
-    class Bounded(Connection):
-        _limits, _half_open = limits, half_open
-
-    return Bounded

@@ -40,7 +40,9 @@ class HalfOpen:
         return len(self._waiting)
 
     def enter(self, connection: Half) -> None:
-        """A connection begins its handshake."""
+        """A connection begins its handshake, or goes on with it behind TLS's."""
+        if connection in self._waiting:
+            return
         host = connection.peer.rpartition(":")[0]
         self._waiting[connection] = host
         self._hosts[host] += 1
@@ -54,6 +56,12 @@ class HalfOpen:
             self._hosts[host] -= 1
             if not self._hosts[host]:
                 del self._hosts[host]
+
+    def close(self) -> None:
+        """Abort all of them."""
+        for connection in list(self._waiting):
+            self.leave(connection)
+            connection.abort()
 
     def _make_room(self) -> None:
         (crowded, count), *_ = self._hosts.most_common(1)

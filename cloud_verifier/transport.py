@@ -17,10 +17,11 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from cloud_verifier.admission import Admission, Reply
-from cloud_verifier.connection import Connection, kind
+from cloud_verifier.connection import Connection
 from cloud_verifier.conversation import converse
 from cloud_verifier.half_open import HalfOpen, room_for_connections
 from cloud_verifier.logs import log
+from cloud_verifier.secured import kind
 from cloud_verifier.service import Service
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
@@ -36,7 +37,6 @@ class Transport:
     def __init__(self, service: Service, settings: Settings, admission: Admission) -> None:
         self._service, self._settings, self._admission = service, settings, admission
         self._server: Server | None = None
-        self._tls = _tls(settings)
         limits = service.limits
         self._protocol: dict[str, Any] = {
             "origins": [None, *(Origin(o) for o in settings.origins)],
@@ -51,7 +51,7 @@ class Transport:
             "write_limit": limits.send_buffer_bytes,
         }
         self._half_open = HalfOpen(limits.max_half_open, service.metrics.half_open_dropped.inc)
-        self._kind = kind(limits, self._half_open)
+        self._kind = kind(limits, self._half_open, _tls(settings))
         service.metrics.half_open.set_function(lambda: len(self._half_open))
 
     @property
@@ -79,13 +79,11 @@ class Transport:
         try:
             self._server = await serve(
                 self._connection,
-                ssl=self._tls,
                 process_request=self._request,
                 server_header=None,
                 compression=None,
                 create_connection=self._kind,
                 open_timeout=limits.handshake_timeout,
-                ssl_handshake_timeout=limits.handshake_timeout if self._tls else None,
                 backlog=_BACKLOG,
                 **where,
                 **self._protocol,
@@ -98,6 +96,7 @@ class Transport:
         try:
             yield self
         finally:
+            self._half_open.close()
             self._server.close(code=CloseCode.RESTART, reason="the verifier has stopped")
             await self._server.wait_closed()
 
@@ -108,7 +107,7 @@ class Transport:
         connection = self._kind(ServerProtocol(**self._protocol), self._server, **self._pace)
         connection.head = head
         loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(lambda: connection, sock, ssl=self._tls)
+        await loop.connect_accepted_socket(lambda: connection, sock)
 
     def _fit_descriptors(self) -> None:
         limits = self._service.limits

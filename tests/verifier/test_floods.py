@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import shutil
+import ssl
+import subprocess
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
 
 from cloud_verifier import channel
 from cloud_verifier.auth import Authenticator, new_token, token_line
 from cloud_verifier.sessions import Session
-from moa.wire import ClientSession, Code, Refusal, encode
+from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, Code, Refusal, decode_server, encode
 from moa.wire.events import Advanced, Refused
-from moa.wire.messages import Ack, Cancel, Error, Open, Opened, Sampling, Stream, Sync, Verify
-from tests.torture.raw import BINARY, PING, Raw, binary, frame
+from moa.wire.messages import Ack, Cancel, Error, Hello, Open, Opened, Sampling, Stream, Sync, Verify, Welcome
+from tests.torture.raw import BINARY, PING, Raw, binary, frame, request
 from tests.verifier import kit
 
 IDS = kit.prompt(1, 10)
@@ -250,6 +255,30 @@ async def test_half_open_connections_do_not_keep_a_good_one_out() -> None:
         assert float(page.split("\nmoa_half_open_dropped_total ")[1].split()[0]) >= 32
         for raw in silent:
             await raw.gone()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+async def test_half_open_connections_are_bounded_behind_tls_too(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    made = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost")
+    subprocess.run(["openssl", *made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    trust = ssl.create_default_context(cafile=str(certificate))
+    trust.check_hostname = False
+    settings = dataclasses.replace(_settings(max_half_open=8), tls_cert=certificate, tls_key=key)
+    async with kit.verifier(settings) as running:
+        silent = [await Raw.connect(running.transport.port) for _ in range(40)]
+        wrong = await Raw.connect(running.transport.port)
+        await wrong.pour(request())  # plain words where TLS should be
+        assert not (await wrong.reader.read(1000)).startswith(b"HTTP")
+        await wrong.gone()
+        async with connect(running.transport.url, ssl=trust, subprotocols=[SUBPROTOCOL]) as raw:  # type: ignore[list-item]
+            await raw.send(encode(Hello(list(PROTOCOL_VERSIONS), [])))
+            assert isinstance(decode_server(await raw.recv()), Welcome)  # type: ignore[arg-type]
+        page = running.service.metrics.page().decode()
+        assert 0 < float(page.split("\nmoa_half_open_connections ")[1].split()[0]) <= 8
+        assert float(page.split("\nmoa_half_open_dropped_total ")[1].split()[0]) >= 32
+        for one in silent:
+            await one.gone()
 
 
 async def test_logs_that_grow_are_bounded_too() -> None:
