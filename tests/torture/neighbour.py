@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moa.wire import ClientSession, Refused
 from moa.wire.events import Advanced, Ready
 from moa.wire.messages import Ack, Activations
+from tests.torture.history import Entry, Finished, Opened, Verified, violations
 from tests.torture.raw import Raw, binary
 
 PROMPT = list(range(40, 56))
@@ -26,6 +26,8 @@ class Watched:
     texts: list[list[int]] = field(default_factory=list)
     admitted: float = 0.0
     """Seconds from the first asking until it was let in, with a session."""
+    entries: list[Entry] = field(default_factory=list)
+    """What it was told, for the checker of histories."""
 
     def percentile(self, share: float) -> float:
         """Milliseconds that this share of the rounds took at most."""
@@ -45,6 +47,8 @@ async def neighbour(port: int, token: str, seconds: float) -> Watched:
     received = 0
     while time.monotonic() - began < seconds:
         session = ClientSession(list(PROMPT), max_new_tokens=TOKENS, ignore_eos=True)
+        name = session.id.hex()
+        watched.entries.append(Opened(name, list(PROMPT)))
         raw.write(binary(session.open()))
         asked = time.monotonic()
         while not session.finish and time.monotonic() - began < seconds:
@@ -65,16 +69,22 @@ async def neighbour(port: int, token: str, seconds: float) -> Watched:
             if isinstance(event, Advanced):
                 watched.admitted = watched.admitted or time.monotonic() - began
                 watched.seconds.append(time.monotonic() - asked)
+                watched.entries.append(Verified(name, event.base + 1, list(event.tokens)))
             if isinstance(event, Ready | Advanced) and not session.finish:
                 asked = time.monotonic()
                 raw.write(binary(session.verify([session.log[-1]])))
         watched.texts.append(session.log[len(PROMPT) :])
+        watched.entries.append(Finished(name, list(session.log)))
         raw.write(binary(session.close()))
     await raw.gone()
     return watched
 
 
-def same_text(texts: Sequence[Sequence[int]]) -> bool:
-    """Whether all are beginnings of one text."""
+def problems(*seen: Watched) -> list[str]:
+    """What is wrong with what was told: each story must be possible, and all texts beginnings of one."""
+    found = [problem for watched in seen for problem in violations(watched.entries)]
+    texts = [text for watched in seen for text in watched.texts]
     longest = max(texts, key=len, default=[])
-    return all(list(text) == list(longest[: len(text)]) for text in texts)
+    if any(text != longest[: len(text)] for text in texts):
+        found.append("the neighbour's text changed")
+    return found

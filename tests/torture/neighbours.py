@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.torture.floods import FLOODS
-from tests.torture.neighbour import Watched, neighbour, same_text
+from tests.torture.neighbour import Watched, neighbour, problems
 from tests.torture.server import Server
 
 
@@ -68,7 +68,7 @@ async def under(server: Server, flood: str, seconds: float, idle: Watched, memor
         idle_p99_ms=idle.percentile(0.99),
         rounds=len(seen.seconds),
         megabytes=max(0.0, most),
-        right=same_text([*idle.texts, *seen.texts]),
+        right=not problems(idle, seen),
         report=json.loads(out),
     )
 

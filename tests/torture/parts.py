@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from cloud_verifier.settings import Settings
 from tests.torture import clients, kills, messages, sharing, soak
 from tests.torture.device import beside, demo_device
 from tests.torture.fake_verifier import BEHAVIOURS
 from tests.torture.fuzz import UNBOUNDED, fuzz
-from tests.torture.neighbour import neighbour, same_text
+from tests.torture.neighbour import neighbour, problems
 from tests.torture.neighbours import all_floods
 from tests.torture.server import server
 from tests.torture.tally import Tally
@@ -23,6 +24,7 @@ from tests.torture.tally import Tally
 _BATCH, _LANES = 20_000, 4
 _BLOWS = 20, 200
 """Kills and cuts of a batch."""
+_FEW_SLOTS = 16
 _CLIENTS = 50
 _MESSAGES = 2_000
 
@@ -43,11 +45,9 @@ async def _fuzz(options: argparse.Namespace) -> Found:
             beside = asyncio.create_task(neighbour(running.port, running.honest, 1.0))
             seed = options.seed + tally.counts["frames"]  # a batch of its own, also when an earlier run is gone on with
             counts = await fuzz(running.port, running.greedy, min(left, _BATCH) // _LANES + 1, seed, lanes=_LANES)
-            texts = [*before.texts, *(await beside).texts]
-            wrong = [] if same_text(texts) else [f"batch {seed}: the neighbour's text changed"]
-            wrong += [f"batch {seed}: {problem}" for problem in log_problems(running.said[said:])]
+            wrong = [*problems(before, await beside), *log_problems(running.said[said:])]
             said = len(running.said)
-            tally.add(counts, wrong, megabytes=running.memory - memory)
+            tally.add(counts, [f"batch {seed}: {one}" for one in wrong], megabytes=running.memory - memory)
         await asyncio.sleep(3.0)  # what was cut off has been put away
         more = running.descriptors - descriptors
         tally.add({}, [f"{more} descriptors leaked"] if more > 8 else [], descriptors=more)
@@ -65,17 +65,25 @@ async def _floods(options: argparse.Namespace) -> Found:
 
 
 async def _shares(options: argparse.Namespace) -> Found:
-    async with server() as running:
-        shares = await sharing.two_principals(running, options.seconds)
-    problems = [] if shares.share >= 0.4 else [f"{shares.share:.0%} of the rounds that it gets alone"]
-    problems += [] if shares.admitted <= 2.0 else [f"admitted after {shares.admitted:.1f} s"]
-    return dataclasses.asdict(shares), problems
+    found, wrong = {}, []
+    for slots in (_FEW_SLOTS, Settings.slots):
+        async with server("--slots", str(slots)) as running:
+            shares = await sharing.two_principals(running, options.seconds)
+            wrong += [*shares.wrong[:3], *log_problems(running.said)]
+        wrong += [] if shares.share >= 0.4 else [f"{shares.share:.0%} of the rounds that it gets alone"]
+        wrong += [] if shares.admitted <= 2.0 else [f"admitted after {shares.admitted:.1f} s"]
+        found[f"{slots} slots"] = dataclasses.asdict(shares)
+    return found, wrong
 
 
 async def _overload(options: argparse.Namespace) -> Found:
-    async with server() as running:
-        result = await sharing.overload(running, options.seconds, sessions=160)
-        return dataclasses.asdict(result), log_problems(running.said)
+    async with server("--slots", str(_FEW_SLOTS)) as running:
+        seen = await sharing.overload(running, options.seconds, _FEW_SLOTS)
+        wrong = [*seen.wrong[:3], *log_problems(running.said)]
+    if seen.after_p50_ms > 3 * seen.before_p50_ms:
+        wrong.append(f"afterwards a round takes {seen.after_p50_ms:.0f} ms, before {seen.before_p50_ms:.0f}")
+    wrong += [f"{seen.megabytes:.0f} MB"] if seen.megabytes > 100 else []
+    return dataclasses.asdict(seen), wrong
 
 
 async def _kills(options: argparse.Namespace) -> Found:
