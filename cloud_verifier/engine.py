@@ -159,7 +159,7 @@ class Engine:
             self._metrics.batch_rows.observe(len(jobs))
 
     def _guesses(self, job: Job, worth: float) -> FlatTree | None:
-        """What the edge foresees of a stream, where that is to be verified."""
+        """The edge's guesses for a stream, if they are worth verifying."""
         if job.guesses is None or not isinstance(request := job.request, Stream):
             return None
         room = min(self._most_guesses, self.target.pool.capacity - job.base - 1)
@@ -168,7 +168,7 @@ class Engine:
         return picked[:2] if worthwhile(picked, alone=alone) else None
 
     def _ready(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None]) -> list[Job]:
-        """All but those that wait for more to be foreseen, which is reported."""
+        """All but the streams that wait for more guesses, which are reported."""
         wait = {job for job in jobs if isinstance(job.request, Stream) and job.request.waits and guesses[job] is None}
         if wait:
             self._post([Waiting(job) for job in wait])

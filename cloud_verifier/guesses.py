@@ -1,4 +1,4 @@
-"""What an edge foresees for its running stream. The event loop adds, the model's thread takes. No torch."""
+"""An edge's guesses for its running stream. The event loop adds them, the model's thread takes them. No torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from moa.foresight import Foreseen, Picked
 from moa.wire.messages import Foresee
 
 _MOST_WAITING = 64
-"""Messages that wait to be looked at; of more the oldest are dropped."""
+"""Most messages that may wait; the oldest are dropped."""
 _ENOUGH = 1.0
-"""Accepted nodes that a draft of the edge must promise, where the server could draft in its place."""
+"""Expected accepted nodes from which on the edge's draft is used instead of the server's own."""
 
 
 class Guesses:
-    """Of one stream round. Appending to a deque needs no lock."""
+    """The guesses of one stream round. Appending to a deque needs no lock."""
 
     def __init__(self) -> None:
         self._arrived: deque[Foresee] = deque(maxlen=_MOST_WAITING)
@@ -23,15 +23,16 @@ class Guesses:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something that the model's thread has not looked at."""
+        """Whether there are guesses that the model's thread has not read."""
         return bool(self._arrived)
 
     def add(self, message: Foresee) -> None:
-        """The event loop's side."""
+        """Called by the event loop."""
         self._arrived.append(message)
 
     def pick(self, ids: Sequence[int], most: int, least: float) -> Picked:
-        """The thread's side: the best draft after these ids; the pending token alone where nothing was foreseen."""
+        """Called by the model's thread: the best draft after these ids; only the pending token if there are no
+        guesses."""
         while self._arrived:
             new = self._arrived.popleft()
             self._foreseen.add(ids, new.base, new.tokens, new.parents, new.doubts)
@@ -40,5 +41,5 @@ class Guesses:
 
 
 def worthwhile(picked: Picked, *, alone: bool) -> bool:
-    """Whether to verify this draft of the edge; `alone`: nobody else would draft."""
+    """Whether to verify this draft of the edge; `alone`: the server would not draft."""
     return len(picked.tokens) > 1 and (alone or picked.expected >= _ENOUGH)

@@ -78,7 +78,7 @@ class Rounds:
         session.job = job
 
     def foresee(self, session: Session, message: Foresee, arrived: float) -> None:
-        """Take in what the edge foresees of its running stream; what is of another round is of no use any more."""
+        """Add the edge's guesses for its running stream; guesses for another round are ignored."""
         if session.guesses is None or (running := session.history.running) is None or running.round != message.round:
             return
         session.guesses.add(message)
@@ -104,7 +104,7 @@ class Rounds:
             self._end(session)
 
     def drain(self) -> None:
-        """No stream waits from now on for what its edge may foresee."""
+        """From now on no stream waits for guesses of its edge."""
         self._draining = True
         for session in self._store:
             if session.job is None and session.history.running is not None:
@@ -193,7 +193,7 @@ class Rounds:
             self._metrics.accepted(report.drafted, len(report.tokens) - 1, len(report.tokens), kind)
 
     def _go_on(self, session: Session, arrived: float) -> None:
-        """Run a stream that has waited; where there is no room it ends with what it has sent."""
+        """Run a stream that has waited; if there is no room it ends with the tokens it has sent."""
         running = session.history.running
         try:
             if isinstance(running, Stream):

@@ -26,9 +26,9 @@ _RECENT = 0.1  # seconds: a session that got its verdict this lately is about to
 _PROMPT_SHARE = 0.25
 """How much longer a forward with drafts may take for prompts in the same batch."""
 _OTHERS_SHARE = 0.35
-"""How much longer than the rounds of the principal that wants least a forward may take for each other one."""
+"""How much longer than the rounds of the smallest principal a forward may take for each other principal."""
 _MEASURED = 8
-"""One of so many such forwards is as short as it can be: what the others cost is known from both kinds."""
+"""One of so many such forwards is as short as possible, to measure the cost of the others."""
 _LEAST_CHUNK = 16
 """Least prompt tokens of a forward, however short its drafts are, so that prompts finish."""
 
@@ -51,7 +51,7 @@ class ForwardBatch:
     expired: list[Job] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     worth: float = 1.0
-    """The chance of being accepted from which on a foreseen token may go along: the more rounds, the higher."""
+    """Least probability of a guessed token to be verified: higher with more rounds in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ class Scheduler:
         self._prompts: dict[Lease, _Prompt] = {}
         self._releases: list[Lease] = []
         self._recent: dict[Lease, tuple[float, int]] = {}
-        """Sessions in the middle of an answer: when they were last heard of or told, and the tokens of that round."""
+        """Sessions in the middle of an answer: the time of their last message or verdict, and the tokens of that
+        round."""
         self._queued = 0
         self._handed: tuple[float, ForwardBatch] | None = None
         self._forward_time = ForwardTime()
@@ -285,7 +286,7 @@ class Scheduler:
                 return
 
     def _demands(self) -> dict[str, int]:
-        """Tokens of the rounds that each principal has ready, or is about to send."""
+        """Tokens of the rounds that each principal has ready or will soon send."""
         self._forget_old()
         rounds = {name: {job.lease: job.cost for job in p.ready} for name, p in self._principals.items() if p.ready}
         for lease, (_, cost) in self._recent.items():
@@ -295,8 +296,8 @@ class Scheduler:
 
     def _drafts(self) -> tuple[list[Job], list[Job]]:
         now, demands = self._clock(), self._demands()
-        # Each may have as much as the one that wants least. More of others' rounds only where that one hardly feels it:
-        # it waits for the forward before its own, too.
+        # Each principal may use as much as the smallest one. More only if that hardly delays the smallest one, which
+        # also waits for the forward before its own.
         least, others = min(demands.values(), default=0), len(demands) - 1
         share = _OTHERS_SHARE * others if next(self._forwards) % _MEASURED else 0.0
         room = least + self._forward_time.beside(least, share, self._max_tokens)

@@ -70,7 +70,7 @@ class Service:
             )
 
     def drain(self, reason: str, seconds: float) -> None:
-        """Take no new work; tell every client to go elsewhere."""
+        """Accept no new work; send Goaway to every client."""
         self.draining = True
         self.rounds.drain()
         for channel in self.channels:

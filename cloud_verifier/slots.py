@@ -47,7 +47,7 @@ class SlotShares:
 
     @property
     def free(self) -> int:
-        """Slots that nobody holds."""
+        """Slots that no principal holds."""
         return self._total - self._held.total()
 
     def take(self, principal: str) -> None:

@@ -29,7 +29,7 @@ class ServerDrafting(Protocol):
         """A draft for the pending token of each stream round."""
 
     def passed_over(self) -> None:
-        """A batch ran with drafts of others in it: the time until the next says nothing of ours."""
+        """A batch included drafts of edges: its time is no measurement of ours."""
 
     def close(self, lease: Lease) -> None:
         """The lease is given back."""
@@ -39,7 +39,7 @@ class NoDrafting:
     """Without a drafter a stream is plain decoding: one token a forward."""
 
     def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
-        """The pending token alone."""
+        """Only the pending token."""
         return [([job.ids[-1]], [-1]) for job in jobs]
 
     def passed_over(self) -> None:
@@ -51,23 +51,23 @@ class NoDrafting:
 
 @dataclass
 class _Drafted:
-    """A session's latest draft, to be judged by how far the session has come when the next is asked for."""
+    """A session's latest draft, evaluated by the session's position when the next one is requested."""
 
     utility: Utility
     base: int = 0
     levels: int = 0
     missed: int = 0
-    """Tokens that the drafter has still to read, beside the latest round's."""
+    """Tokens that the drafter has not read yet, without the latest round's."""
 
     def judge(self, base: int) -> None:
-        """The session has come to `base`."""
+        """Evaluate: the session is now at `base`."""
         if base > self.base:
             self.utility.record(self.levels, max(0, min(self.levels, base - self.base - 1)))
 
 
 class TreeDrafting:
-    """Trees by any drafter of the engine; their depth follows measured cost and acceptance, down to none. How a drafter
-    comes to know a session's text is its own: `_known` and `_catch_up`."""
+    """Trees by any drafter of the engine; their depth follows measured cost and acceptance, down to none. Subclasses
+    give the drafter a session's text: `_known` and `_catch_up`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class TreeDrafting:
         self._began, self._reading = 0.0, 0.0
         """When the latest round began, and how much of it was spent on reading what earlier ones had said."""
         self._before: dict[Lease, _Drafted] = {}
-        """Who took part in the latest round."""
+        """The sessions of the latest round."""
 
     def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
         """Trees for all stream rounds of a batch, level by level together."""
@@ -103,7 +103,7 @@ class TreeDrafting:
         return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
 
     def passed_over(self) -> None:
-        """The edge drafted in place of some: what is known of the latest round ends here."""
+        """The edge drafted for some sessions: discard the measurement of the latest round."""
         self._before = {}
 
     def close(self, lease: Lease) -> None:
@@ -196,7 +196,7 @@ class MoaServerDrafting(TreeDrafting):
         if start == stop or lease.slot is None:
             return True
         if not self._recorder.finish(lease):
-            return False  # a long prompt: the stream goes on undrafted while its records are made, go by go
+            return False  # a long prompt: the stream continues without drafts while its records are made in batches
         if drafting.records is not None:
             # A row that could not be made stays zero.
             halves = [self._drafter.layout.split(half)[0] for half in lease.records.read(start, stop)]

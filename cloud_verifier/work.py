@@ -127,7 +127,7 @@ class Job:
     logprobs: int = -1
     """Likeliest tokens whose log-probabilities are wanted, with each chosen one's; -1 wants none."""
     guesses: Guesses | None = None
-    """What the edge foresees of a stream."""
+    """The edge's guesses for a stream."""
     cancelled: bool = False
     nodes: int = 8
     """Tokens that the latest forward of a stream ran, or about as many."""

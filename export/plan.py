@@ -27,7 +27,7 @@ _GRAPH = 2**20
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """Estimates, made from the headers of files alone."""
+    """Estimates from the headers of files."""
 
     kind: str
     hidden_size: int

@@ -7,7 +7,7 @@ MoaError                     anything this project reports on purpose           
 │   └── BundleError          an exported bundle is damaged, foreign or incomplete
 ├── CapacityError            a bounded resource is used up (slots, context, memory)
 │   └── FullError            temporarily: it works again when others free theirs
-├── NumericalError           a model computed what is no number               fatal for the text that it was about
+├── NumericalError           a model computed NaN or infinity                   fatal for this text
 ├── ProtocolError            the other end broke the wire protocol              fatal
 ├── RemoteError              the other end refused, with a typed code           fatal or retryable
 └── LinkError                the network failed                                 retryable
@@ -70,7 +70,7 @@ class FullError(CapacityError):
 
 
 class NumericalError(MoaError):
-    """A model computed infinite logits, or none: no token can be told from them."""
+    """A model computed infinite or NaN logits, from which no token can be chosen."""
 
 
 class ProtocolError(MoaError):

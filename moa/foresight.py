@@ -1,9 +1,9 @@
-"""Guesses at the text that follows a log: what the edge sends ahead of any answer, and what the verifier keeps of it.
+"""Guesses at the text after a log, which the edge sends ahead of answers and the verifier keeps.
 
-A foreseen outcome ("k nodes accepted, then this bonus token") and the draft to be verified after it are one path of a
-tree, so one tree holds the continuations of all outcomes, several rounds deep. Its root is the log's last token. As the
-log grows, it moves along the tree; where it leaves the tree, nothing was foreseen. Both ends use `Foreseen`: the
-verifier for what it was sent, the edge for what the verifier must hold. Pure.
+A possible outcome ("k nodes accepted, then this bonus token") and the draft after it are one path of a tree, so one
+tree contains the continuations of all outcomes, several rounds deep. Its root is the log's last token. As the log
+grows, it moves along the tree; if it leaves the tree, there was no guess. Both ends use `Foreseen`: the verifier for
+the guesses it received, the edge to know which ones the verifier has. Pure.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ MOST_DOUBT = 255
 
 
 Foresight = Literal["likeliest", "branch", "missed", "beyond"]
-"""What became true: the guess that was the likeliest at every step, another one, none of them; or no guess went so
-far."""
+"""The outcome: the likeliest guess at every step was right, another one was, none was, or there was none."""
 
 
 class Picked(NamedTuple):
@@ -44,7 +43,7 @@ class _Node:
 
 
 def doubts_of(tree: DraftTree) -> list[int]:
-    """Of each node, as they travel."""
+    """Of each node, as sent."""
     own = (score - tree.scores[parent] for score, parent in zip(tree.scores[1:], tree.parents[1:], strict=True))
     return [0, *(min(MOST_DOUBT, max(0, round(-STEP * score))) for score in own)]
 
@@ -56,7 +55,7 @@ class Foreseen:
         self._most = most
         self._nodes: list[_Node] = []
         self._length = 0
-        """Of the log when it was last followed."""
+        """Length of the log when it was last followed."""
 
     def __len__(self) -> int:
         """Guesses held."""
@@ -67,7 +66,7 @@ class Foreseen:
         self._nodes.clear()
 
     def follow(self, log: Sequence[int]) -> None:
-        """Move along what the log has gained. What is not below its end is forgotten."""
+        """Move along the log's new tokens, and drop guesses that are not below its end."""
         at, new, self._length = 0, log[self._length :] if self._nodes else (), len(log)
         for token in new:
             found = self._nodes[at].children.get(token)
@@ -83,13 +82,13 @@ class Foreseen:
     def add(
         self, log: Sequence[int], base: int, tokens: Sequence[int], parents: Sequence[int], doubts: Sequence[int]
     ) -> int:
-        """Take in a tree whose root is the token at position `base` of the log; how many guesses are new. What the log
-        has overtaken is walked through; what does not fit it is left out."""
+        """Add a tree whose root is the token at position `base` of the log; returns how many guesses are new. Nodes
+        that the log has passed are skipped; nodes that contradict it are dropped."""
         self.follow(log)
         if not 0 <= base < len(log) or log[base] != tokens[0]:
             return 0
         before = len(self._nodes)
-        # A place is a node, or, below 0, so many tokens before the log's end; None is off the log.
+        # A place is a node or, if negative, a number of tokens before the log's end; None contradicts the log.
         places: list[int | None] = [base - len(log) + 1]
         for token, parent, doubt in zip(tokens[1:], parents[1:], doubts[1:], strict=True):
             at = places[parent]
@@ -102,7 +101,7 @@ class Foreseen:
         return len(self._nodes) - before
 
     def judge(self, path: Sequence[int]) -> Foresight:
-        """Whether these tokens after the log's end were foreseen, and as what."""
+        """Whether these tokens after the log's end were guessed, and how likely."""
         if not self._nodes:
             return "beyond"
         at, first = 0, True
@@ -115,7 +114,7 @@ class Foreseen:
         return "likeliest" if first else "branch"
 
     def missing(self, tree: DraftTree) -> list[int]:
-        """The nodes of a tree, rooted at the log's end, that are not held."""
+        """The nodes of a tree at the log's end that are not held."""
         places: list[int | None] = [0 if self._nodes else None]
         missing = []
         for node in range(1, len(tree)):
@@ -154,7 +153,7 @@ class Foreseen:
         return known
 
     def _root_at(self, root: int) -> None:
-        """Keep what is below this node; parents stand before their children, so one pass will do."""
+        """Keep the nodes below this one; parents come before their children, so one pass is enough."""
         index = {root: 0}
         kept = [_Node(self._nodes[root].token, -1, 0)]
         for node in range(root + 1, len(self._nodes)):
@@ -167,7 +166,7 @@ class Foreseen:
 
 @dataclass(slots=True)
 class Growth:
-    """The edge's own tree of guesses, grown where it is likeliest, a few nodes at a time.
+    """The edge's tree of guesses, grown at its likeliest nodes, a few at a time.
 
     growth = Growth(log[-1])
     nodes = growth.best(4)               # run the drafter on them
@@ -207,7 +206,7 @@ class Growth:
                 self.depths.append(self.depths[node] + 1)
 
     def find(self, path: Sequence[int]) -> list[int] | None:
-        """The nodes of these tokens after the root, or None when they were not foreseen."""
+        """The nodes of these tokens after the root, or None if they were not guessed."""
         children = {(p, t): n for n, (p, t) in enumerate(zip(self.tree.parents, self.tree.tokens, strict=True))}
         nodes, at = [], 0
         for token in path:
@@ -225,7 +224,7 @@ class Growth:
         return known, known < len(path) and (nodes[-1] if nodes else 0) not in self.open
 
     def below(self, root: int) -> tuple[Growth, list[int]]:
-        """What is below a node, as a growth of its own, and which node each of its nodes was."""
+        """The subtree of a node as a new growth, and the earlier index of each of its nodes."""
         tree, kept = self.tree, Growth(self.tree.tokens[root])
         were, index = [root], {root: 0}
         kept.open = {0: None} if root in self.open else {}

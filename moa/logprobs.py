@@ -1,4 +1,4 @@
-"""Log-probabilities of the target's tokens: what it gave each token it chose, and the likeliest ones beside it.
+"""Log-probabilities of the target's tokens: of each chosen token and of the likeliest others.
 
 They are the target's own, before temperature, penalties and any filter. On the wire they are rows of little-endian
 numbers, one row a token: the chosen token's, then the ids and log-probabilities of the likeliest.
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from moa.errors import ProtocolError
 
 MAX_TOP = 20
-"""Likeliest tokens that may be asked for."""
+"""Most likeliest tokens that may be requested."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Those of one token: its own, and (id, log-probability) of the likeliest, best first."""
+    """Log-probabilities of one token: its own, and (id, log-probability) of the likeliest, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
 def row_bytes(top: int) -> int:
-    """The length of a row with so many likeliest tokens; 0 when none are wanted at all (-1)."""
+    """The length of a row with so many likeliest tokens; 0 if none are requested (-1)."""
     return 4 + 8 * top if top >= 0 else 0
 
 
@@ -38,7 +38,7 @@ def pack(chosen: NDArray[Any], ids: NDArray[Any], logprobs: NDArray[Any]) -> byt
 
 
 def unpack(payload: bytes, top: int, vocab_size: int) -> list[TokenLogprobs]:
-    """The rows of a payload that came from outside; a `ProtocolError` when they cannot be what they should."""
+    """The rows of a received payload; a `ProtocolError` if it is invalid."""
     if top < 0 or len(payload) % row_bytes(top):
         raise ProtocolError(f"{len(payload)} bytes are no rows of log-probabilities")
     rows = np.frombuffer(payload, dtype=_row(top))

@@ -41,7 +41,7 @@ class TreeShape:
 
 @dataclass(slots=True)
 class DraftTree:
-    """Tokens with their parents, in an order in which every parent stands before its children."""
+    """Tokens with their parents; every parent comes before its children."""
 
     tokens: list[int]
     parents: list[int]

@@ -1,10 +1,10 @@
 """How deep to draft, or not at all, by expected gain and cost. Pure: the caller passes times.
 
 A round is one forward of the target over the pending token and a draft of so many levels. A level costs drafter and
-target time whether it is accepted or not, so where drafts miss, plain decoding is the faster way. What decides is
-measured while decoding: acceptance for each text, times for all of them together. A drafter that was not asked for a
-while has text to read before it can draft: that has a price too. Where drafting lost, it is tried again when plain
-decoding has taken so long that the trial, reading included, is a small share of it.
+target time whether it is accepted or not, so plain decoding is faster where drafts are rejected. Both are measured
+while decoding: acceptance for each text, times over all texts. A drafter that was not used for a while must first read
+the missed text, which costs time too. Where drafting lost, it is tried again when plain decoding has taken so long that
+the trial, reading included, is a small share of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 _KEEP, _KEEP_USUAL = 0.9, 0.98
-"""Share of what was measured of acceptance that a new round leaves standing: of one text, and of all."""
+"""Weight that older rounds keep in the acceptance rate when a new round is added: of one text, and of all."""
 _LATEST = 31
 """The times of this many latest rounds of a depth are used."""
 _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
@@ -22,8 +22,8 @@ _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
 _DEEPER_EVERY = 8
 """After this many drafts, one is a level deeper than the estimated optimum."""
 _PRIOR, _USUAL_ROUNDS = 0.7, 3.0
-"""Chance that a level is accepted before anything was measured, which counts as one round; and as how many rounds
-counts, for a new text, what is usual."""
+"""Prior chance that a level is accepted, with the weight of one round; and the weight in rounds, for a new text, of the
+usual rates."""
 _TRIAL = 1
 """Levels of a trial draft."""
 _SHARE = 0.005
@@ -44,7 +44,7 @@ class AcceptanceTracker:
     """How often each level was accepted, given that the level before was; older rounds count less."""
 
     usual: AcceptanceTracker | None = None
-    """Of all texts so far: what a new text expects, until it knows better."""
+    """Rates over all texts so far, which a new text starts with."""
     tried: list[float] = field(default_factory=list)
     won: list[float] = field(default_factory=list)
 

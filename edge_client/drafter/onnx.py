@@ -96,7 +96,7 @@ class OnnxDrafter:
         self.run_seconds, self.runs = 0.0, 0
         """Time spent so far in ONNX Runtime, and how often it was called."""
         self._growth: Growth | None = None
-        """The tree that `grow` adds to; its root stands behind the committed rows. And the rows of its nodes."""
+        """The tree that `grow` extends, whose root follows the committed rows; and the rows of its nodes."""
         self._grown_rows: dict[int, int] = {}
         self._drafts = 0
         """Version of the committed rows, for which a call's mask is made."""
@@ -163,7 +163,7 @@ class OnnxDrafter:
         return growth
 
     def _expand(self, growth: Growth, nodes: Sequence[int], call: Call, breadth: int, least: float) -> None:
-        """Take the guesses of a call after these nodes into the tree, as many as are worth it."""
+        """Add the guesses of a call after these nodes to the tree, as many as are likely enough."""
         tokens = call.top_tokens[0, :, :breadth].tolist()
         scores = np.nan_to_num(call.top_logp[0, :, :breadth], nan=MASKED, neginf=MASKED).tolist()
         for at, node in enumerate(nodes):
@@ -172,7 +172,7 @@ class OnnxDrafter:
         growth.expand(nodes, tokens, scores)
 
     def _grown_after(self, ids: Sequence[int]) -> Growth | None:
-        """The tree of before, if `ids` end in it: what was passed is committed, what is beside it goes."""
+        """The earlier tree, if `ids` end in it: nodes on the path are committed, others are dropped."""
         growth, rows, before = self._growth, self._grown_rows, len(self.ids)
         if growth is None or len(ids) <= before or self.ids != ids[:before] or growth.root != ids[before]:
             return None
@@ -280,7 +280,7 @@ class OnnxDrafter:
         else:
             call.scale[0] = 1.0 / sampling.temperature
             self.run_seconds += call.run(self._noise_after(sampling.seed, call))
-        if not np.isfinite(call.top_logp).all():  # masked or not, one row that is no number spoils all that come after
+        if not np.isfinite(call.top_logp).all():  # a NaN row breaks all later ones, even if it is masked
             for rows in call.rows.arrays:
                 np.nan_to_num(rows, copy=False, posinf=0, neginf=0)
         self._rows.write(at, call.rows)

@@ -79,7 +79,7 @@ class Asking:
                 return session.stream(speculate=who == "server")
 
     def ahead(self, now: float) -> Foresee | Grow | None:
-        """What to do for the stream that runs: tell it guesses, or make more."""
+        """What to do for the running stream: send guesses, or make more."""
         if not self.foreseeing.on or (wait := self.spending.wait(now)) > 0:
             self.not_before = now + wait if self.foreseeing.on else self.not_before
             return None

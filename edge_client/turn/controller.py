@@ -42,7 +42,7 @@ _PER_NODE = 0.01
 """Prior cost of one more node in a verification, as a share of a single token's."""
 
 _PER_FORWARD = 8
-"""Nodes that a forward over what was foreseen runs, about; most of them are accepted."""
+"""Approximate nodes of a forward over guesses; most of them are accepted."""
 _WAITING_MARGIN = 1.15
 """The verifier waits for the device's guesses, and makes none of its own, only where that promises so much more."""
 _SERVER_MARGIN = 1.05
@@ -204,7 +204,7 @@ class Controller:
         return device
 
     def _foreseen_speed(self, remaining: int) -> float:
-        """Tokens a second where the verifier goes on by our guesses alone: a round trip for every wrong one."""
+        """Tokens a second if the verifier uses only our guesses: a round trip for every wrong one."""
         totals = self.acceptance[True].by_depth()
         reach, last = totals[-1] - totals[-2], (totals[-1] - totals[-2]) / max(_RARELY, totals[-2] - totals[-3])
         run = min(max(1, remaining), totals[-1] + reach * last / max(0.01, 1 - last))

@@ -1,11 +1,11 @@
-"""What to tell the verifier of a running stream before it is asked for: guesses at what comes next. Pure.
+"""Guesses that are sent ahead to the verifier of a running stream. Pure.
 
 The drafter grows a tree below the log's end while the device waits anyway. What is new of it, likely, and can still be
-there in time goes up as `Foresee`. Where the server drafts too, it is as many tokens further on by then as it makes in
-a round trip: only guesses beyond those are of use. Where it does not, it waits for ours, and the first draft after a
-miss is sent when it is as deep as a round's.
+there in time goes up as `Foresee`. If the server drafts too, it has advanced by the tokens of a round trip by then:
+only guesses beyond those are useful. If it does not, it waits for ours, and the first draft after a miss is sent when
+it is as deep as a round's.
 
-`_held` mirrors what the verifier holds. A verifier that shows no progress may have lost it: then all is sent again.
+`_held` mirrors what the verifier holds. A verifier without progress may have lost it: then everything is sent again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _MOST = 256
 _BUNCH, _PLENTY = 6, 16
 """New nodes that are worth a message, while the verifier still has others; and where it has many."""
 _AGAIN_SECONDS = 0.5
-"""Beyond twice the usual time for an answer: then what was sent is taken to be lost. Doubled every time."""
+"""Wait beyond twice the usual time for an answer, after which guesses count as lost. Doubled every time."""
 _MOST_AGAIN = 4
 
 
 @dataclass
 class Foreseeing:
-    """Of one turn."""
+    """The guesses of one turn."""
 
     measuring: Measuring
     wanted: bool = True
@@ -51,13 +51,13 @@ class Foreseeing:
     """Length of the log that the tree was grown for."""
     _again_at: float = math.inf
     _again: int = 0
-    """How often all was sent again since the last token."""
+    """How often everything was sent again since the last token."""
     _asked_at: float | None = None
     """When guesses went to a verifier that had none."""
 
     @property
     def on(self) -> bool:
-        """Whether streams may be foreseen."""
+        """Whether this verifier supports guesses for streams."""
         return self.wanted and self._agreed
 
     def agreed(self, welcome: Welcome) -> None:
@@ -65,7 +65,7 @@ class Foreseeing:
         self._agreed = {"foresee", "stream", "tree"} <= set(welcome.features)
 
     def lost(self) -> None:
-        """The connection, or the session, is another one: nothing is held there any more."""
+        """A new connection or session: the verifier has no guesses any more."""
         self._held.clear()
         self._round, self._growth, self._asked_at = None, None, None
 
@@ -89,7 +89,7 @@ class Foreseeing:
         self._wait_again(now)
 
     def next(self, session: ClientSession, provisional: Sequence[int], now: float) -> Foresee | Grow | None:
-        """The most useful thing to do for the stream that runs, if anything."""
+        """The most useful action for the running stream, if any."""
         stream = session.streaming
         if not self.on or stream is None or not (stream.waits or stream.speculate):
             return None
@@ -101,7 +101,7 @@ class Foreseeing:
             self._again = min(self._again + 1, _MOST_AGAIN)
         self._held.follow(session.log)
         least = _LEAST_WAITING if stream.waits else _LEAST_BESIDE
-        if provisional:  # it is what the device would guess, and it is to be checked
+        if provisional:  # it is what the device would guess, and it must be checked
             tokens = [session.log[-1], *provisional[: self.measuring.controller.max_nodes]]
             chain = DraftTree(tokens, list(range(-1, len(tokens) - 1)), [0.0] * len(tokens))
             return self._tell(session, chain, self._held.missing(chain), now)
@@ -120,7 +120,7 @@ class Foreseeing:
         return None if done else Grow(session.log, _BREADTH, math.log(least))
 
     def asks(self, now: float) -> bool:
-        """Whether what was told just now is all that the verifier has, and was not told before."""
+        """Whether the latest message holds all guesses of the verifier, and was not sent before."""
         return self._asked_at == now and not self._again
 
     def due(self, session: ClientSession) -> float | None:
@@ -129,7 +129,7 @@ class Foreseeing:
         return self._again_at if self.on and stream is not None and stream.waits else None
 
     def _lead(self) -> float:
-        """Tokens that the server is further on when a guess made now is there."""
+        """Tokens that the server advances until a guess made now arrives."""
         controller = self.measuring.controller
         return controller.stream_speed * controller.rtt.smoothed
 
@@ -141,7 +141,7 @@ class Foreseeing:
         return growth.depths[best] >= self.shape.depth or growth.likeliest_open < self.shape.min_score
 
     def _tell(self, session: ClientSession, tree: DraftTree, fresh: Sequence[int], now: float) -> Foresee | None:
-        """The likeliest of these nodes, and what leads to them, as many as fit into a message."""
+        """The likeliest of these nodes, with the paths to them, as many as fit into a message."""
         most, kept = self.measuring.controller.max_nodes, {0}
         for node in sorted(fresh, key=tree.scores.__getitem__, reverse=True):
             path = [node]

@@ -61,7 +61,7 @@ class Stats:
     foresees: int = 0
     """Messages with guesses for a running stream."""
     outcomes: Counter[Foresight] = field(default_factory=Counter)
-    """Forwards of such streams, by whether what they brought had been foreseen."""
+    """Forwards of such streams, by whether their tokens had been guessed."""
     by: Counter[str] = field(default_factory=Counter)
     """Tokens of streams, by who drafted the forward that brought them: device, server or none."""
     overhead: Overhead = field(default_factory=Overhead)

@@ -33,7 +33,7 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     mode: Mode = "hold"
     logprobs: int | None = None
-    """How many of the likeliest tokens to tell with each token's own log-probability; None: neither."""
+    """How many of the likeliest tokens to return with each token's own log-probability; None: none at all."""
     prediction: str = ""
     """Text that the answer is likely to contain: a draft for the target to verify."""
     patience: float = 60.0

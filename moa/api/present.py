@@ -8,7 +8,7 @@ from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Reason, Scored,
 from moa.api.errors import ApiError
 
 _LOST: tuple[Reason, ...] = ("guard", "link")
-"""What ends an answer only where the verifier was not there to go on with it, even if all of its text is verified."""
+"""Reasons that end an answer only because the verifier was missing, even if all of its text is verified."""
 
 
 class Show(NamedTuple):

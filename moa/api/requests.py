@@ -200,7 +200,7 @@ def chat_role(role: str, where: str) -> str:
 
 
 def no_calls(choice: ToolChoice, name: str) -> None:
-    """Tools may be offered, and are not called: the model is not told of them. A call that is demanded is refused."""
+    """Tools may be offered but are not passed to the model. A request that demands a call is refused."""
     if choice not in (None, "auto", "none"):
         raise unsupported(name)
 

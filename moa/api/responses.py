@@ -74,7 +74,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
 
 StoredMessages = tuple[dict[str, str], ...]
 _LOGPROBS = "message.output_text.logprobs"
-"""What a request includes to be told log-probabilities."""
+"""The value of `include` that requests log-probabilities."""
 
 
 class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):

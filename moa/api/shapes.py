@@ -25,7 +25,7 @@ class Shape:
         self._created = int(time.time())
         self._model = model
         self._scored: Counter[int] = Counter()
-        """Characters of each streamed choice whose log-probabilities have been told."""
+        """Characters of each streamed choice whose log-probabilities have been sent."""
 
     # ---- whole
 
@@ -36,7 +36,7 @@ class Shape:
         counts: Sequence[Counts],
         scored: Sequence[Sequence[Scored] | None],
     ) -> Any:
-        """The response of a request that does not stream; `scored` is None where nobody asked for it."""
+        """The response of a request that does not stream; `scored` is None if it was not requested."""
         choices = [
             self._choice(
                 index,

@@ -1,4 +1,4 @@
-"""What the embedded pair is trained on, in what order and for how long: the plan of `python -m moa.demo.train`."""
+"""The training plan of the embedded pair for `python -m moa.demo.train`: data, order and length."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from moa.training.masks import AnchorRule, Spacing
 
 ROW = 256
 LONGEST_CHAT = 3
-"""Exercises in one conversation, so that the target learns to go on after an answer."""
+"""Exercises in one conversation, so that the target learns to continue after an answer."""
 TALK, MIXED = 0.08, 0.08
-"""Shares of the turns that are small talk, or ask for two skills at once."""
+"""Shares of turns with small talk, and of turns that ask for two skills at once."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Mix:
 
 @dataclass(frozen=True)
 class Course:
-    """A stretch of the target's training: one learning-rate schedule over one mix."""
+    """One phase of the target's training: one learning-rate schedule over one mix."""
 
     name: str
     mix: Mix
@@ -56,7 +56,7 @@ COURSES = (
 
 @dataclass(frozen=True)
 class DrafterCourse:
-    """A stretch of the drafter's training, on the rows of one of the target's courses."""
+    """One phase of the drafter's training, on the rows of one of the target's phases."""
 
     name: str
     rows: Course
@@ -65,7 +65,8 @@ class DrafterCourse:
 
 
 DRAFTER_LAYERS = (0, 1, 4, 7)
-"""The target's layers that the drafter's body starts from: the four that say most of its text without the others."""
+"""The target's layers from which the drafter's body starts: the four that predict most of its text without the
+others."""
 DRAFTER_SHAPE = {
     "layers": len(DRAFTER_LAYERS),
     "num_attention_heads": 8,
@@ -79,10 +80,10 @@ DRAFTER_SHAPE = {
     "final_state": True,
 }
 ALONE = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.45), Spacing(32, 64, 0.08)), cold=0.4))
-"""Nearly half a few tokens behind, as in drafting; nearly half with nothing, as without a network; the others far
-behind, or with the prompt alone."""
+"""Almost half with records a few tokens late, as in drafting; almost half without records, as offline; the others very
+late, or with only the prompt's."""
 _FOLLOWING = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.34), Spacing(32, 64, 0.06)), cold=0.25))
-"""The same with more documents that keep their prompt's records alone."""
+"""The same with more documents that have only their prompt's records."""
 
 DRAFTER_COURSES = (
     DrafterCourse(

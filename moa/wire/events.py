@@ -31,7 +31,7 @@ class Advanced:
     queue_ms: float
     forward_ms: float
     drafted: int = 0
-    """Nodes of the draft behind these tokens of a stream, whoever made it; and how many of them are the edge's own."""
+    """Nodes of the draft for these tokens of a stream, and how many of them are the edge's guesses."""
     foreseen: int = 0
 
 

@@ -18,7 +18,7 @@ from moa.wire.messages import Append, Finish, Open, Opened, Resume, Resumed, Str
 
 RUNNING: Literal["running"] = "running"
 _RETOLD_BYTES = 128 * 1024
-"""Log-probabilities of one answer that tells again what has been told; older tokens' are left out of it."""
+"""Most bytes of log-probabilities in a repeated answer; those of older tokens are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class History:
         self.finish: Finish = ""
         self.epoch = 0
         self.logprobs = message.logprobs
-        """Likeliest tokens whose log-probabilities this turn tells; -1 tells none."""
+        """Number of likeliest tokens with log-probabilities in this turn; -1: none."""
         self.rows = bytearray()
         """Log-probabilities of the log's last tokens."""
         self._eos_ids = eos_ids

@@ -126,7 +126,7 @@ class Open(Message, tag="open", frozen=True):
     held: Annotated[list[RowRange], Meta(max_length=4096)] = []
     """Record rows that the edge still has from before the session was lost."""
     logprobs: Top = -1
-    """Tell the log-probability of every token won, and of so many likeliest beside it; -1 tells none."""
+    """Send the log-probability of every token, and of so many likeliest ones; -1: none."""
 
 
 class Append(Message, tag="append", frozen=True):
@@ -161,7 +161,7 @@ class Stream(Message, tag="stream", frozen=True):
     speculate: bool = True
     """If false, the server decodes one token a forward, as a plain API does. For comparison."""
     waits: bool = False
-    """Where nothing fits of what was foreseen, wait for more, in place of drafting or decoding here (`foresee`)."""
+    """If no guess fits, wait for more instead of drafting or decoding on the server (`foresee`)."""
 
 
 class Foresee(Message, tag="foresee", frozen=True):

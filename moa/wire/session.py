@@ -61,7 +61,7 @@ class ClientSession:
     records: RecordDtype = "int8"
     record_rate: int = 0
     logprobs: int = -1
-    """Likeliest tokens to be told the log-probabilities of, with each token's own; -1 asks for none."""
+    """Number of likeliest tokens to request log-probabilities of, with each token's own; -1: none."""
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     vocab_size: int = 2**31
     """Vocabulary of the target, once known: an answer with another id is refused."""
@@ -152,7 +152,7 @@ class ClientSession:
         return self._ask(Verify(self.id, self.round + 1, self.base, list(tokens), list(parents)))
 
     def stream(self, *, speculate: bool = True, waits: bool = False) -> Stream:
-        """The next round: drafted by the server, decoded there without any draft, or by what is foreseen alone."""
+        """The next round: drafted by the server, decoded there without a draft, or only by guesses."""
         self._no_round()
         return self._ask(Stream(self.id, self.round + 1, self.base, speculate, waits))
 
