@@ -120,7 +120,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("presets", nargs="+", metavar="PRESET", help="what to train, in this order; a list is below")
     parser.add_argument("--target", required=True, help="folder or hub id of the target")
     parser.add_argument("--data", required=True, type=Path, help="folder of packed rows, the same for every preset")
-    parser.add_argument("--out", required=True, type=Path, help="each preset's folder is OUT/PRESET")
+    parser.add_argument(
+        "--out", required=True, type=Path, help="each preset's folder is OUT/PRESET, or OUT/PRESET-SEED"
+    )
     parser.add_argument("--steps", required=True, type=int)
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
@@ -155,8 +157,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines = []
     for name in args.presets:
         print(f"== {name}: {preset(name).says}", flush=True)
+        folder = f"{name}-{args.seed}" if args.seed else name
         summary = train_preset(
-            name, args.target, data, settings, args.out / name, shape=shape, distill=distill, start=args.start,
+            name, args.target, data, settings, args.out / folder, shape=shape, distill=distill, start=args.start,
             device=args.device,
         )  # fmt: skip
         assert summary is not None

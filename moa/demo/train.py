@@ -3,6 +3,7 @@
 tokenizer   a few seconds
 target      a Llama of 7M parameters on exercises, code and English, from the weights it already has (--init)
 drafter     its MoA drafter, with this project's own trainer
+rows        only the packed text of all courses, for training other drafters on it
 
 What each is trained on, and for how long, is in `moa/demo/recipe.py`; --dry-run prints it. Under torchrun several
 processes share the rows of a step.
@@ -168,7 +169,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m moa.demo.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=["tokenizer", "target", "drafter"])
+    parser.add_argument("stage", choices=["tokenizer", "target", "drafter", "rows"])
     parser.add_argument("--target", type=Path, default=paths().target, help="folder of the target and its tokenizer")
     parser.add_argument(
         "--init", type=Path, help="folder of the weights that the target goes on from (default: --target)"
@@ -185,7 +186,13 @@ def main() -> int:
     if args.stage == "tokenizer":
         demo_tokenizer.train(args.target)
         return 0
-    if args.stage == "target":
+    if args.stage == "rows":
+        tokens = AutoTokenizer.from_pretrained(args.target)
+        for course in COURSES:
+            print(
+                f"{course.name}: {len(packed(tokens, course, args.work)):,} rows in {args.work / course.name / 'data'}"
+            )
+    elif args.stage == "target":
         train_target(args.init or args.target, args.target, args.work)
     else:
         train_drafter(args.target, args.drafter, args.work)

@@ -45,7 +45,9 @@ def test_one_command_line_trains_a_list(
     assert capsys.readouterr().out.count("tokens/s") == 10
     load_target(target, slots=1, capacity=64, drafter=tmp_path / "out" / "eagle3")
     with pytest.raises(UsageError, match="finished run with other settings"):
-        train.main(["moa0", *flags, "--seed", "1"])
+        train.main(["moa0", *flags, "--warmup", "3"])
+    assert train.main(["moa0", *flags, "--seed", "1"]) == 0
+    assert train.finished(tmp_path / "out" / "moa0-1")
 
 
 @pytest.mark.parametrize("name", ["moa0", "eagle2", "eagle3", "independent", "pard"])

@@ -50,3 +50,13 @@ def test_each_course_goes_on_from_the_weights_of_the_one_before(tmp_path: Path) 
     moved = [(first[name] - second[name]).abs().max() for name in first]
     # One step at the rate of a warm-up moves every weight a little, and none as far as a new start would.
     assert 0 < max(moved) < 0.05
+
+
+def test_rows_are_packed_for_every_course(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for course in COURSES:
+        pack([Document.text(list(range(5, 45)))], 64, tmp_path / course.name / "data")
+    monkeypatch.setattr(sys, "argv", ["train", "rows", "--work", str(tmp_path)])
+    assert train.main() == 0
+    assert capsys.readouterr().out.count(": 1 rows in ") == len(COURSES)
