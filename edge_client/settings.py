@@ -79,7 +79,7 @@ class ClientSettings:
     foresee: bool = False
     """Send guesses ahead of the answers, so that the verifier need not wait for the link."""
     on_reconnect: OnReconnect = "rewind"
-    """rewind withdraws offline text that the target contradicts, keep goes on from it."""
+    """rewind withdraws offline text that the target contradicts, keep continues from it."""
     sync: Precision = "auto"
     """Activation records: auto, int8, int4, fp16 or off."""
     max_kbps: float = 0.0
