@@ -46,6 +46,7 @@ _ON_REQUEST = (
     Experiment("fleet_predict", "the simulation against emulated verifiers", "fleet.predict", 1),
     Experiment("export_steps", "step time of the CPU forms", "export.steps", 8),
     Experiment("export_environments", "every variant on the runtime that it is for", "export.environments", 30),
+    Experiment("client_ahead", "guesses ahead of the answers, by link, target and text", "device.ahead", 6),
     Experiment("client_exact", "1,400 answers over every link", "device.exact", 5),
 )  # fmt: skip
 _USUAL = (

@@ -150,6 +150,7 @@ class Engine:
         self._count(jobs, sum(step.batch.sizes[len(jobs) :]), ended - drafted)
         for report in reports:
             if isinstance(report, Streamed) and not report.done:
+                report.job.enqueued = ended
                 self._scheduler.again(report.job)
 
     def _count(self, jobs: Sequence[Job], prompt_tokens: int, seconds: float) -> None:

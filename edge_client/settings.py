@@ -76,7 +76,7 @@ class ClientSettings:
     # how
     draft: WhoDrafts = "auto"
     """Who drafts: auto, device, server, none or single."""
-    foresee: bool = False
+    foresee: bool = True
     """Send guesses ahead of the answers, so that the verifier need not wait for the link."""
     on_reconnect: OnReconnect = "rewind"
     """rewind withdraws offline text that the target contradicts, keep continues from it."""

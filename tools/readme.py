@@ -38,6 +38,7 @@ TITLES = {
     "client_reconnect": "The link returns",
     "client_records": "Acceptance by what was synced",
     "client_slow": "Device and server, by link, with a slow target",
+    "client_ahead": "Guesses ahead of the answers",
     "drafters_natural": "Drafters of equal training on natural text, by kind",
     "drafters_offline": "Right answers when the link dies after m tokens, by drafter",
     "export_environments": "Acceptance in the other runtimes",

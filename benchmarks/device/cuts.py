@@ -20,6 +20,7 @@ from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from moa.sampling import SamplingSettings
 
 _SOON: dict[str, Any] = {"offline_after": 0.15, "reconnect_seconds": 0.05, "settle_seconds": 60.0}
+_DRAFTS = ("device", "server", "auto")
 _COUNTED = {"tokens": "tokens", "offline_tokens": "offline_tokens", "retracted_tokens": "retracted"}
 
 
@@ -37,7 +38,7 @@ class Options(Asking):
 
 
 async def measure(options: Options) -> dict[str, Any]:
-    """Answer prompts until there were this many cuts; greedy and sampled, device- and server-drafted in turn."""
+    """Answer prompts until there were this many cuts; greedy and sampled, drafted by device, server or both."""
     figures: Counter[str] = Counter(different=0, ties=0, not_verified=0)
     numbers, progress = count(), Progress(options.cuts, "cuts")
     with open_lab(options) as lab:
@@ -53,7 +54,7 @@ async def measure(options: Options) -> dict[str, Any]:
             sampling = (
                 SamplingSettings(temperature=0.8, top_p=0.95, seed=number) if number % 4 > 1 else SamplingSettings()
             )
-            settings = {"draft": "server" if number % 2 else "device", "max_new_tokens": options.tokens, **_SOON}
+            settings = {"draft": _DRAFTS[number % len(_DRAFTS)], "max_new_tokens": options.tokens, **_SOON}
             async with (
                 lab.link(options.link, seed=number) as link,
                 lab.client(link, online=False, **settings, **dataclasses.asdict(sampling)) as client,
@@ -97,9 +98,9 @@ def tables(result: Mapping[str, Any]) -> str:
     """All in a sentence."""
     return (
         "{cuts} cuts of the link at random bytes in {answers} answers ({tokens} tokens; {sampled} of the answers "
-        "sampled, half of all drafted by the server), policy `rewind`: {different} texts differ from the target's own, "
-        "{ties} part at a numerical tie, {not_verified} are not wholly verified; no token was told twice or left out. "
-        "{offline_tokens} tokens were written offline, {retracted_tokens} of them withdrawn."
+        "sampled; drafted by device, server or both in turn), policy `rewind`: {different} texts differ from the "
+        "target's own, {ties} part at a numerical tie, {not_verified} are not wholly verified; no token was told twice "
+        "or left out. {offline_tokens} tokens were written offline, {retracted_tokens} of them withdrawn."
     ).format(**result)
 
 

@@ -1,8 +1,8 @@
 """One answer on a timeline: what device, link and verifier did when. The result is also a trace for a viewer.
 
 The JSON opens in https://ui.perfetto.dev and chrome://tracing, like what `edge-client generate --trace` writes; the
-client's own spans are the same. The server's side is added from its verdicts: how long a draft waited and how long its
-forward took. The rest of a round trip is divided evenly between both directions.
+client's own spans are the same. Added here is the other end, as its answers tell of it: how long a forward took. A way
+over the link counts as half of the round trip that the client measured.
 """
 
 from __future__ import annotations
@@ -22,43 +22,40 @@ from edge_client.tools.compare import ask
 from edge_client.tools.emulated_network import PROFILES
 from edge_client.turn.trace import Trace
 from moa.errors import MoaError
-from moa.wire.messages import Activations, ServerMessage, Verdict
+from moa.wire.messages import Activations, ServerMessage, StreamTokens
 
 LANES = ("device", "link up", "verifier", "link down", "records")
+
+_AT_ONCE_US = 8000.0
 
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Round:
-    """A draft's way, in microseconds of the trace."""
+class Forward:
+    """A forward over what the device had guessed, in microseconds of the trace."""
 
-    sent: float
-    arrived: float
-    queue: float
-    forward: float
-
-    @property
-    def one_way(self) -> float:
-        """Half of the round trip without wait and forward."""
-        return max(0.0, self.arrived - self.sent - self.queue - self.forward) / 2
+    begin: float
+    end: float
+    continued: bool = False
+    """It began when the one before ended: over guesses that were there already, and without a round trip."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Asking):
     """Which answer, over which link."""
 
-    prompts: int = 6
-    """The answer is to the last of so many held-out prompts."""
+    prompts: int = 16
+    """The answer is to the first of so many held-out prompts that has a continued round."""
     tokens: int = 64
-    """Tokens of the answer at most."""
+    """Of the answer at most."""
     link: str = one_of("4g", PROFILES)
     step_ms: float = 30.0
-    """Emulated milliseconds of a target's forward."""
+    """Of a forward of the target, emulated."""
 
 
-async def record(options: Options, lab: Lab) -> tuple[list[Event], list[tuple[float, Any]]]:
-    """The client's events, and what it heard, both in microseconds of the trace."""
+async def record(options: Options, lab: Lab, ids: list[int]) -> tuple[list[Event], list[tuple[float, Any]], float]:
+    """The client's events, what it heard, and how long a way over the link takes; all in microseconds of the trace."""
     trace = Trace(enabled=True)
     heard: list[tuple[float, Any]] = []
     clock = perf_counter()
@@ -75,7 +72,7 @@ async def record(options: Options, lab: Lab) -> tuple[list[Event], list[tuple[fl
             take(arrived, message, size)
 
         client.link.take = taking  # type: ignore[method-assign]
-        answer = await ask(client, lab.prompts[-1])
+        answer = await ask(client, ids)
         if not answer.verified:
             raise MoaError("the link was too bad for a timeline: not all of the answer was verified")
     with tempfile.TemporaryDirectory() as folder:
@@ -83,20 +80,22 @@ async def record(options: Options, lab: Lab) -> tuple[list[Event], list[tuple[fl
         trace.write(path)
         events: list[Event] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     origin = next(event["ts"] for event in events if event["name"] == "clock")
-    return events, [(origin + 1e6 * (at - clock), message) for at, message in heard]
+    return events, [(origin + 1e6 * (at - clock), message) for at, message in heard], 500 * answer.stats["rtt_ms"]
 
 
-def rounds_of(events: list[Event], heard: list[tuple[float, Any]]) -> list[Round]:
-    """Every verified draft."""
-    asked = {event["args"]["round"]: event["ts"] for event in events if event["name"] == "ask"}
-    return [
-        Round(asked[message.round], at, 1000 * message.queue_ms, 1000 * message.forward_ms)
-        for at, message in heard
-        if isinstance(message, Verdict) and message.round in asked
-    ]
+def forwards_of(heard: list[tuple[float, Any]], way: float) -> list[Forward]:
+    """Every forward over guesses, in order."""
+    found: list[Forward] = []
+    for at, message in heard:
+        if not isinstance(message, StreamTokens) or not message.foreseen:
+            continue
+        end = at - way
+        begin = end - 1000 * message.forward_ms
+        found.append(Forward(begin, end, bool(found) and begin - found[-1].end < _AT_ONCE_US))
+    return found
 
 
-def merged(events: list[Event], heard: list[tuple[float, Any]], rounds: list[Round]) -> list[Event]:
+def merged(events: list[Event], heard: list[tuple[float, Any]], forwards: list[Forward], way: float) -> list[Event]:
     """The client's events in one lane, and link and verifier in others."""
 
     def span(lane: str, name: str, start: float, duration: float, **details: Any) -> Event:
@@ -108,14 +107,10 @@ def merged(events: list[Event], heard: list[tuple[float, Any]], rounds: list[Rou
         for n, lane in enumerate(LANES)
     ]
     out += [event for event in events if event["name"] != "clock"]
-    for one in rounds:
-        there = one.sent + one.one_way
-        out.append(span("link up", "up", one.sent, one.one_way))
-        if one.queue > 0:
-            out.append(span("verifier", "queue", there, one.queue))
-        out.append(span("verifier", "verify", there + one.queue, one.forward))
-        out.append(span("link down", "verdict", one.arrived - one.one_way, one.one_way))
-    way = min((one.one_way for one in rounds), default=0.0)
+    out += [span("link up", "up", told["ts"], way) for told in told_of(events)]
+    for one in forwards:
+        out.append(span("verifier", "verify on" if one.continued else "verify", one.begin, one.end - one.begin))
+        out.append(span("link down", "verdict", one.end, way))
     for at, message in heard:
         if isinstance(message, Activations):
             details = {"rows": message.rows, "bytes": len(message.payload)}
@@ -123,42 +118,47 @@ def merged(events: list[Event], heard: list[tuple[float, Any]], rounds: list[Rou
     return out
 
 
-def shown(events: list[Event], heard: list[tuple[float, Any]], rounds: list[Round]) -> dict[str, float]:
-    """The stretch to look at: from the start of a draft until its records are there. Prefers a draft that was made then
-    to one that was ready, and the middle of the answer."""
-    drafts = [event for event in events if event["name"] == "draft"]
-    middle = len(rounds) // 2
+def told_of(events: list[Event]) -> list[Event]:
+    """When guesses were sent."""
+    return [event for event in events if event["name"] == "ask" and event["args"].get("kind") == "Foresee"]
 
-    def draft_of(one: Round) -> Event | None:
-        return next((event for event in reversed(drafts) if event["ts"] <= one.sent), None)
 
-    def ready(one: Round) -> bool:
-        draft = draft_of(one)
-        return draft is None or bool(draft["args"].get("ahead"))
-
-    one = min(enumerate(rounds), key=lambda pair: (ready(pair[1]), abs(pair[0] - middle)))[1]
-    draft = draft_of(one)
-    begin = draft["ts"] if draft is not None else one.sent
-    after = [at for at, message in heard if isinstance(message, Activations) and at > one.arrived]
-    end = min(after, default=one.arrived)
-    return {"from_us": begin - 1000, "to_us": end + 0.08 * (end - begin)}
+def shown(events: list[Event], forwards: list[Forward], way: float) -> dict[str, float]:
+    """The stretch to look at: from the guesses behind a forward that waited for them until the tokens of the continued
+    one after it are there. Rather from the middle of the answer."""
+    pairs = [n for n in range(1, len(forwards)) if forwards[n].continued and not forwards[n - 1].continued]
+    if not pairs:
+        raise MoaError("no round was continued", hint="more prompts may have one: --prompts")
+    at = min(pairs, key=lambda n: abs(n - len(forwards) / 2))
+    first, last = forwards[at - 1], forwards[at]
+    sent = [told["ts"] for told in told_of(events) if told["ts"] <= first.begin - way + _AT_ONCE_US]
+    grown = [
+        e["ts"] for e in events if e["name"] == "foresee" and max(sent, default=0) - 4 * way < e["ts"] <= first.begin
+    ]
+    before = max((one.end + way for one in forwards[: at - 1]), default=0.0)
+    begin = min((ts for ts in grown if ts >= before), default=first.begin - way)
+    end = last.end + way
+    return {"from_us": begin - 1000, "to_us": end + 0.04 * (end - begin)}
 
 
 async def measure(options: Options) -> dict[str, Any]:
     """Record one answer."""
     emulated, pair = Emulated(step_ms=options.step_ms), Pair(options.target, options.drafter)
     with verifier("--slots=4", "--max-context-tokens=1024", pair=pair, emulated=emulated, threads=1) as running:
-        events, heard = await record(options, Lab(running.url, *load(options)))
-    rounds = rounds_of(events, heard)
-    if not rounds:
-        raise MoaError("no round was recorded")
+        lab = Lab(running.url, *load(options))
+        for ids in lab.prompts:
+            events, heard, way = await record(options, lab, ids)
+            forwards = forwards_of(heard, way)
+            if any(one.continued for one in forwards):
+                break
     return {
         "link": options.link,
         "step_ms": options.step_ms,
-        "rounds": len(rounds),
-        "round": shown(events, heard, rounds),
+        "rounds": len(forwards),
+        "continued": sum(one.continued for one in forwards),
+        "round": shown(events, forwards, way),
         "displayTimeUnit": "ms",
-        "traceEvents": merged(events, heard, rounds),
+        "traceEvents": merged(events, heard, forwards, way),
     }
 
 
@@ -166,6 +166,6 @@ def tables(result: Mapping[str, Any]) -> str:
     """All in a sentence."""
     milliseconds = (result["round"]["to_us"] - result["round"]["from_us"]) / 1000
     return (
-        f"{result['rounds']} rounds over {result['link']}, {result['step_ms']:g} ms a forward (emulated); the one in "
-        f"the picture takes {milliseconds:.0f} ms with its records."
+        f"{result['rounds']} rounds over {result['link']}, {result['step_ms']:g} ms a forward (emulated), "
+        f"{result['continued']} of them continued without a round trip; the picture shows {milliseconds:.0f} ms."
     )

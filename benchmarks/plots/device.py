@@ -137,18 +137,25 @@ def reconnection(result: Result) -> Figure:
 _LANES = ("device", "link up", "verifier", "link down", "records down")
 _SHADES = {
     "draft": PALETTE[0],
-    "draft ahead": PALETTE[5],
+    "foresee": PALETTE[5],
     "verify": PALETTE[3],
+    "verify on": PALETTE[1],
     "queue": PALETTE[6],
     "up": PALETTE[2],
     "verdict": PALETTE[2],
     "records": PALETTE[4],
 }
-_LABELS = {"draft": "draft", "verify": "verify", "up": "draft goes up", "verdict": "verdict", "records": "records"}
-_LEGEND = {
-    "draft": "draft",
-    "draft ahead": "draft on while waiting",
+_LABELS = {
     "verify": "verify",
+    "verify on": "go on over what was foreseen",
+    "up": "guesses go up",
+    "verdict": "tokens",
+    "records": "records",
+}
+_LEGEND = {
+    "foresee": "guess what comes next",
+    "verify": "verify",
+    "verify on": "verify without a round trip",
     "up": "tokens on the link",
     "records": "activation records",
 }
@@ -156,7 +163,7 @@ _LEGEND = {
 
 @picture("timeline", "timeline")
 def one_round(result: Result) -> Figure:
-    """One round: the device drafts, the draft goes up, is verified, verdict and records come down."""
+    """Two rounds without a round trip between them: guesses go up, and the verifier goes on over what was foreseen."""
     events: Sequence[Result] = result["traceEvents"]
     begin, end = result["round"]["from_us"], result["round"]["to_us"]
     figure, (axis,) = axes(width=9.5, height=3.8)

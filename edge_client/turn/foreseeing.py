@@ -53,7 +53,7 @@ class Foreseeing:
     _again: int = 0
     """How often everything was sent again since the last token."""
     _asked_at: float | None = None
-    """When guesses went to a verifier that had none."""
+    """When guesses went to a verifier that waits and has none: what comes next is their answer."""
 
     @property
     def on(self) -> bool:
@@ -121,7 +121,7 @@ class Foreseeing:
 
     def asks(self, now: float) -> bool:
         """Whether the latest message holds all guesses of the verifier, and was not sent before."""
-        return self._asked_at == now and not self._again
+        return self._asked_at == now
 
     def due(self, session: ClientSession) -> float | None:
         """When to look again, if nothing happens."""
@@ -159,8 +159,9 @@ class Foreseeing:
             [tree.scores[node] for node in order],
         )
         message = session.foresee(part.tokens, part.parents, doubts_of(part))
-        if not len(self._held):
-            self._asked_at = now
+        stream = session.streaming
+        if stream is not None and stream.waits and not len(self._held):
+            self._asked_at = None if self._again else now  # of what was sent twice nobody knows which is answered
         self._held.add(session.log, message.base, message.tokens, message.parents, message.doubts)
         self._wait_again(now)
         return message

@@ -49,6 +49,7 @@ class Measuring:
         """A round that was asked for at `asked_at` has advanced the log."""
         server = (event.queue_ms + event.forward_ms) / 1000
         accepted = len(event.path) - 1
+        self.stats.forwards += bool(event.tokens)
         if event.path:
             self.stats.rounds += 1
             self.stats.accepted += accepted

@@ -58,6 +58,8 @@ class Stats:
     retracted: int = 0
     adopted: int = 0
     resumes: int = 0
+    forwards: int = 0
+    """Of the target, as the answers tell."""
     foresees: int = 0
     """Messages with guesses for a running stream."""
     outcomes: Counter[Foresight] = field(default_factory=Counter)
@@ -108,6 +110,7 @@ class Stats:
             "retracted": self.retracted,
             "adopted": self.adopted,
             "resumes": self.resumes,
+            "forwards": self.forwards,
             "foresees": self.foresees,
             "outcomes": dict(self.outcomes),
             "streamed_by": dict(self.by),

@@ -112,9 +112,10 @@ RESULTS: dict[str, dict[str, Any]] = {
         "step_ms": 30.0,
         "round": {"from_us": 0.0, "to_us": 5000.0},
         "traceEvents": [
-            _span("draft", 0, 100, 400),
+            _span("foresee", 0, 100, 400),
             _span("up", 1, 500, 900),
             _span("verify", 2, 1400, 600),
+            _span("verify on", 2, 2000, 600),
             _span("records", 4, 2000, 9000),
             {"name": "ask", "ph": "i", "ts": 500, "pid": 1, "tid": 1, "args": {}},
         ],
