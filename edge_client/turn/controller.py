@@ -45,6 +45,8 @@ _PER_FORWARD = 8
 """Approximate nodes of a forward over guesses; most of them are accepted."""
 _WAITING_MARGIN = 1.15
 """The verifier waits for the device's guesses, and makes none of its own, only where that promises so much more."""
+_UNUSED, _FIRST_REST, _LONGEST_REST = 16, 32, 512
+"""Forwards without a guess in time before the device stops guessing, and for how many: at first, and at last."""
 _SERVER_MARGIN = 1.05
 """Drafting on the device relieves the server: choose another way only for a gain of more than this."""
 
@@ -90,6 +92,31 @@ class _Acceptance:
         return totals
 
 
+@dataclass(slots=True)
+class Usefulness:
+    """Whether guesses are used by a server that drafts too. Where none are in time, the device rests, ever longer."""
+
+    pause: int = _FIRST_REST
+    _unused: int = 0
+    _resting: int = 0
+
+    @property
+    def rests(self) -> bool:
+        """Whether to make no guesses for now."""
+        return self._resting > 0
+
+    def forward(self, used: bool) -> None:
+        """A forward of such a stream ran; `used`: over guesses of the device."""
+        if used:
+            self.pause, self._unused, self._resting = _FIRST_REST, 0, 0
+        elif self._resting:
+            self._resting -= 1
+        else:
+            self._unused += 1
+            if self._unused >= _UNUSED:
+                self._resting, self._unused, self.pause = self.pause, 0, min(2 * self.pause, _LONGEST_REST)
+
+
 @dataclass
 class Controller:
     """Measures and decides."""
@@ -109,6 +136,8 @@ class Controller:
     plain_rate: Smoothed = field(default_factory=Smoothed)
     prefill: Smoothed = field(default_factory=Smoothed)
     """Seconds that the server needs for a token of a prompt."""
+    beside: Usefulness = field(default_factory=Usefulness)
+    """Of guesses for streams that the server drafts."""
     acceptance: dict[bool, _Acceptance] = field(
         default_factory=lambda: {tree: _Acceptance(prior) for tree, prior in _PRIOR_ACCEPTANCE.items()}
     )

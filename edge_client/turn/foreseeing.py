@@ -23,7 +23,7 @@ from moa.wire.messages import Foresee, Stream, Welcome
 
 _BREADTH = 4
 """Nodes that a step of the drafter runs, and guesses that are kept after each at most."""
-_LEAST_WAITING, _LEAST_BESIDE = 0.03, 0.1
+_LEAST_WAITING, _LEAST_BESIDE = 0.02, 0.1
 """Chance that a guess comes true, below which it is not made: where the verifier waits for it; where it drafts too."""
 _MOST = 256
 """Nodes of the tree."""
@@ -77,6 +77,8 @@ class Foreseeing:
         """Tokens of a stream have joined the log."""
         if not event.tokens or event.path:
             return
+        if self.measuring.drafts == "server" and self.on:
+            self.measuring.controller.beside.forward(bool(event.foreseen))
         if self._round is not None:
             self.measuring.foresaw(self._held.judge(event.tokens))
         if self._growth is not None and self._about == len(log) - len(event.tokens):
@@ -92,6 +94,8 @@ class Foreseeing:
         """The most useful action for the running stream, if any."""
         stream = session.streaming
         if not self.on or stream is None or not (stream.waits or stream.speculate):
+            return None
+        if not stream.waits and self.measuring.controller.beside.rests:
             return None
         if self._round != (session.id, stream.round):
             self.lost()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from moa.wire import ClientSession, Recovered, Refused
 from moa.wire.events import Advanced
-from moa.wire.messages import Ack, Activations
+from moa.wire.messages import Ack, Activations, Stream, Verify
 from tests.torture.history import Entry, Finished, Opened, Verified, violations
 from tests.torture.raw import PATIENCE, Raw, binary
 
@@ -127,7 +127,10 @@ class Asker:
                         raw.write(binary(request))
                     opening = False
                 elif not session.unsettled:
-                    raw.write(binary(session.verify(self._draft(session))))
+                    raw.write(binary(self._round(session)))
+                if session.streaming is not None and session.settled:
+                    tokens = [*self._draft(session), 40]
+                    raw.write(binary(session.foresee(tokens, range(-1, len(tokens) - 1), [0] * len(tokens))))
                 await self._take(raw, session, name)
             except (ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
                 await self.leave()
@@ -176,6 +179,16 @@ class Asker:
                 self._raw = await Raw.greeted(self._port, self._token)
             self._received = 0
         return self._raw
+
+    def _round(self, session: ClientSession) -> Verify | Stream:
+        """A draft, a stream of the server's own, or one that waits for guesses."""
+        match self._rng.randrange(4):
+            case 0:
+                return session.stream()
+            case 1:
+                return session.stream(speculate=False, waits=True)
+            case _:
+                return session.verify(self._draft(session))
 
     def _draft(self, session: ClientSession) -> list[int]:
         return [session.log[-1], *(self._rng.randrange(40, 200) for _ in range(self._rng.randrange(4)))]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge_client.link.estimates import RoundTrip, Smoothed
-from edge_client.turn.controller import Controller
+from edge_client.turn.controller import Controller, Usefulness
 from moa.tree import DraftTree
 
 
@@ -138,3 +138,17 @@ def test_a_smoothed_value_starts_as_a_mean() -> None:
     for sample in (1.0, 2.0, 3.0):
         value.add(sample)
     assert value.value == pytest.approx(2.0)
+
+
+def test_guesses_that_are_never_in_time_are_made_ever_more_rarely() -> None:
+    usefulness, guessed = Usefulness(), 0
+    for _ in range(2000):
+        guessed += not usefulness.rests
+        usefulness.forward(False)
+    assert guessed < 150
+    while usefulness.rests:
+        usefulness.forward(False)
+    usefulness.forward(True)
+    for _ in range(15):
+        assert not usefulness.rests
+        usefulness.forward(False)
