@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cloud_verifier.deciding import decide
-from cloud_verifier.guesses import worthwhile
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.recording import Recorder
@@ -165,8 +164,8 @@ class Engine:
             return None
         room = min(self._most_guesses, self.target.pool.capacity - job.base - 1)
         picked = job.guesses.pick(job.ids, room, worth)
-        alone = request.waits or not request.speculate
-        return picked[:2] if worthwhile(picked, alone=alone) else None
+        ours = self._drafting.matching(job) if request.speculate and not request.waits else 0.0
+        return picked[:2] if len(picked.tokens) > 1 and picked.expected >= ours else None
 
     def _ready(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None]) -> list[Job]:
         """All but the streams that wait for more guesses, which are reported."""

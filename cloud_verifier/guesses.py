@@ -10,8 +10,6 @@ from moa.wire.messages import Foresee
 
 _MOST_WAITING = 64
 """Most messages that may wait; the oldest are dropped."""
-_ENOUGH = 1.0
-"""Expected accepted nodes from which on the edge's draft is used instead of the server's own."""
 
 
 class Guesses:
@@ -38,8 +36,3 @@ class Guesses:
             self._foreseen.add(ids, new.base, new.tokens, new.parents, new.doubts)
         self._foreseen.follow(ids)
         return self._foreseen.pick(most, least)
-
-
-def worthwhile(picked: Picked, *, alone: bool) -> bool:
-    """Whether to verify this draft of the edge; `alone`: the server would not draft."""
-    return len(picked.tokens) > 1 and (alone or picked.expected >= _ENOUGH)

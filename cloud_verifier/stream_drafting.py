@@ -28,6 +28,9 @@ class ServerDrafting(Protocol):
     def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
         """A draft for the pending token of each stream round."""
 
+    def matching(self, job: Job) -> float:
+        """The accepted nodes that a draft of the edge must promise, to be verified in place of one of ours."""
+
     def passed_over(self) -> None:
         """A batch included drafts of edges: its time is no measurement of ours."""
 
@@ -41,6 +44,10 @@ class NoDrafting:
     def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
         """Only the pending token."""
         return [([job.ids[-1]], [-1]) for job in jobs]
+
+    def matching(self, job: Job) -> float:
+        """Any draft is better than none."""
+        return 0.0
 
     def passed_over(self) -> None:
         """There is nothing to measure."""
@@ -101,6 +108,11 @@ class TreeDrafting:
         for job, tree in trees.items():
             self._drafted[job.lease].levels = int(max(tree.depths()))
         return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
+
+    def matching(self, job: Job) -> float:
+        """As many as ours win beyond plain decoding, in the same time."""
+        one = self._drafted.get(job.lease)
+        return one.utility.matching() if one is not None else 1.0
 
     def passed_over(self) -> None:
         """The edge drafted for some sessions: discard the measurement of the latest round."""

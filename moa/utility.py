@@ -35,6 +35,8 @@ _CREDIT = 12.0
 it: times of a busy machine are noisy, and an estimate that is wrong by luck stays wrong for a while."""
 _OUTLIER = 2.0
 """A round counts as at most so many times its usual time: a machine that slept says nothing of drafting."""
+_UNKNOWN_MATCH = 1.0
+"""What a draft of others must promise before our own rounds were measured."""
 _MARGIN = 1.05
 """Draft only if the estimated tokens a second are at least this many times those of plain decoding."""
 
@@ -155,6 +157,18 @@ class Utility:
             return min(best + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self.deepest)
         trial = min(_TRIAL, self.deepest)
         return trial if costs.since * _SHARE >= price + costs.seconds(trial) - plain else 0
+
+    def matching(self) -> float:
+        """Accepted tokens that a draft must promise which costs nothing to make, to be worth as much as one of ours."""
+        costs = self.costs
+        if not costs.known:
+            return _UNKNOWN_MATCH
+        plain, tokens, reach, most = costs.seconds(0), 1.0, 1.0, 1.0
+        for levels in range(1, self.deepest + 1):
+            reach *= self.acceptance.chance(levels - 1)
+            tokens += reach
+            most = max(most, tokens * plain / costs.seconds(levels))
+        return most - 1.0
 
     def record(self, levels: int, accepted: int) -> None:
         """Record the result of a round."""

@@ -137,3 +137,17 @@ def test_what_drafting_has_to_beat_is_measured_again() -> None:
         costs.add(1.0 + 0.5 * levels, levels, 1)
         utility.record(levels, 0)
     assert plain > 280
+
+
+def test_a_draft_that_costs_nothing_must_promise_what_ours_win_in_the_same_time() -> None:
+    costs = Costs()
+    utility = Utility(costs, 4)
+    assert utility.matching() == 1.0, "before anything is known"
+    for _ in range(20):
+        costs.add(0.1, 0, 1.0)
+        costs.add(0.125, 4, 5.0)
+        utility.record(4, 4)
+    assert 2.8 < utility.matching() < 3.0, "5 tokens in 125 ms are 4 in 100"
+    for _ in range(40):
+        utility.record(4, 0)
+    assert utility.matching() < 0.2
