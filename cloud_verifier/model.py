@@ -96,10 +96,10 @@ def serve_model(
     target: Target, drafter: Drafter | None = None, *, text: Detokenizer | None = None, drafter_name: str = ""
 ) -> Served:
     """Serve models that are in memory."""
-    return Served(target, drafter, text, facts_of(target, drafter, drafter_name))
+    return Served(target, drafter, text, model_facts(target, drafter, drafter_name))
 
 
-def facts_of(target: Target, drafter: Drafter | None, drafter_name: str = "") -> ModelFacts:
+def model_facts(target: Target, drafter: Drafter | None, drafter_name: str = "") -> ModelFacts:
     """The facts of a model in memory that the service needs."""
     records = None
     if drafter is not None and drafter.config.use_ca:

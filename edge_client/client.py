@@ -22,7 +22,7 @@ from edge_client.link.retry import Retry
 from edge_client.link.websocket import Endpoint, VerifierLink, hello, tls_context
 from edge_client.settings import ClientSettings, SettingChanges, TurnChanges
 from edge_client.shared import Shared
-from edge_client.text.chat import Messages, encode
+from edge_client.text.chat import Messages, prompt_ids
 from edge_client.turn.controller import Controller
 from edge_client.turn.trace import Trace
 from edge_client.turn.worker import time_steps
@@ -143,7 +143,7 @@ class EdgeClient:
 
     def encode(self, prompt: str | Messages, *, raw: bool = False) -> list[int]:
         """The ids of a prompt in a new conversation."""
-        return encode(self.device.codec, prompt, raw=raw)
+        return prompt_ids(self.device.codec, prompt, raw=raw)
 
 
 def _link_to(address: str, settings: ClientSettings, device: Device) -> VerifierLink:

@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_client.settings import read_config
+from edge_client.settings import read_config_file
 from moa.errors import ConfigError
 
 
 def remember(path: Path, changes: Mapping[str, str | None]) -> None:
     """Set each of the `changes`, or remove it if None; comments and all other lines stay."""
-    before = read_config(path)
+    before = read_config_file(path)
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     for name, value in changes.items():
         line = "" if value is None else f"{name} = {_quoted(value)}\n"
@@ -28,7 +28,7 @@ def remember(path: Path, changes: Mapping[str, str | None]) -> None:
         file.write(text)
     written = Path(file.name)
     try:
-        if read_config(written) != wanted:  # a value over several lines is not supported
+        if read_config_file(written) != wanted:  # a value over several lines is not supported
             raise ConfigError(f"{path} cannot be changed from here", hint=f"set {', '.join(changes)} in an editor")
         os.replace(written, path)
     finally:

@@ -13,7 +13,7 @@ from edge_client.link.flow import RecordFlow
 from edge_client.link.websocket import Mailbox
 from edge_client.settings import ClientSettings, TurnChanges
 from edge_client.shared import Shared
-from edge_client.text.chat import ChatLog, Messages, empty_prompt, encode
+from edge_client.text.chat import ChatLog, Messages, empty_prompt, prompt_ids
 from edge_client.text.codec import TextStream
 from edge_client.turn.asking import Asking
 from edge_client.turn.machine import TurnMachine
@@ -94,7 +94,7 @@ class Conversation:
         """The ids of a prompt: a text is the user's next message, unless `raw`; a list is the whole chat."""
         codec = self._shared.device.codec
         self._chatting = not isinstance(prompt, str) or (codec.can_chat and not raw)
-        return encode(codec, prompt, raw=raw, chat=self.chat)
+        return prompt_ids(codec, prompt, raw=raw, chat=self.chat)
 
     @property
     def unverified(self) -> bool:

@@ -158,7 +158,7 @@ class ClientSettings:
     ) -> Self:
         """Merge all sources; a flag that is None was not given, and `defaults` replace the fields' own."""
         values = dict(defaults or {})
-        values |= read_config(config_file(file, environment), must_exist=bool(file or environment.get(CONFIG)))
+        values |= read_config_file(config_file(file, environment), must_exist=bool(file or environment.get(CONFIG)))
         values |= _from_environment(environment)
         values |= {name: value for name, value in flags.items() if value is not None}
         return cls(**{name: _converted(name, value) for name, value in values.items()})
@@ -215,7 +215,7 @@ def config_file(named: Path | None = None, environment: Mapping[str, str] = os.e
     return Path(home) / "moa-edge" / "config.toml"
 
 
-def read_config(path: Path, *, must_exist: bool = False) -> dict[str, Any]:
+def read_config_file(path: Path, *, must_exist: bool = False) -> dict[str, Any]:
     """The settings of a config file; empty if there is none."""
     try:
         if path.stat().st_size > _LARGEST_FILE:

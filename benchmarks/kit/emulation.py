@@ -28,7 +28,7 @@ from benchmarks.baselines.registry import open_drafting
 from cloud_verifier import cli, logs
 from cloud_verifier.app import Verifier
 from cloud_verifier.engine import Engine
-from cloud_verifier.model import Served, facts_of, load
+from cloud_verifier.model import Served, load, model_facts
 from cloud_verifier.recording import Recorder
 from cloud_verifier.settings import Settings
 from cloud_verifier.stream_drafting import TreeDrafting
@@ -136,9 +136,9 @@ def lane(first: Served, settings: Settings, step_seconds: float, baseline: Path 
         watching=baseline is not None,
     )
     if baseline is None:
-        served = Served(target, first.drafter, first.text, facts_of(target, first.drafter, first.facts.drafter))
+        served = Served(target, first.drafter, first.text, model_facts(target, first.drafter, first.facts.drafter))
         return Verifier(served, settings), target
-    served = Served(target, None, first.text, facts_of(target, None))
+    served = Served(target, None, first.text, model_facts(target, None))
     return BaselineVerifier(served, target, open_drafting(baseline, target), settings), target
 
 

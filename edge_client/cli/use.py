@@ -8,7 +8,7 @@ from pathlib import Path
 from edge_client.bundles.store import EMBEDDED, locate
 from edge_client.cli import options
 from edge_client.config_file import remember
-from edge_client.settings import ClientSettings, config_file, read_config
+from edge_client.settings import ClientSettings, config_file, read_config_file
 from moa.bundle import Bundle
 from moa.safe_text import safe_line
 
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         changes["verifier"] = arguments.verifier or None
     if changes:
         remember(path, changes)
-    now = read_config(path)
+    now = read_config_file(path)
     print(f"bundle    {safe_line(str(now.get('bundle') or EMBEDDED))}")
     print(f"verifier  {safe_line(str(now.get('verifier') or 'none'))}")
     print(f"in        {path}")

@@ -123,6 +123,6 @@ def refusal(message: Error) -> MoaError:
     return error
 
 
-def foreign(url: str, subprotocol: str) -> ProtocolError:
+def not_a_verifier(url: str, subprotocol: str) -> ProtocolError:
     """The other end speaks websocket, but not our protocol."""
     return ProtocolError(f"{url} does not speak {subprotocol}: it is not a verifier of this version")

@@ -22,7 +22,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from edge_client.link.dialling import Dialling, explain, foreign, refusal
+from edge_client.link.dialling import Dialling, explain, not_a_verifier, refusal
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.flow import RecordFlow
 from moa.errors import LinkError, ProtocolError, UsageError
@@ -258,7 +258,7 @@ class VerifierLink:
 
     async def _converse(self, connection: ClientConnection) -> None:
         if connection.subprotocol != SUBPROTOCOL:
-            raise foreign(self.endpoint.url, SUBPROTOCOL)
+            raise not_a_verifier(self.endpoint.url, SUBPROTOCOL)
         if self.dialling.cut:  # while connecting
             raise LinkError("disconnected on purpose")
         self._connection = connection

@@ -44,7 +44,9 @@ class ChatLog:
         self._ids = list(ids)
 
 
-def encode(codec: TextCodec, prompt: str | Messages, *, raw: bool = False, chat: ChatLog | None = None) -> list[int]:
+def prompt_ids(
+    codec: TextCodec, prompt: str | Messages, *, raw: bool = False, chat: ChatLog | None = None
+) -> list[int]:
     """The ids of a prompt: a text is the user's next message in `chat`, unless `raw`; a list is the whole chat."""
     chat = chat or ChatLog(codec)
     if not isinstance(prompt, str):

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_client.text.tokenizer import foreign, read_tokenizer
+from edge_client.text.tokenizer import read_tokenizer, tokenizer_errors
 from moa.bundle import Bundle
 from moa.errors import BundleError, UsageError
 from moa.text_stream import TextStream as TextStream
@@ -95,7 +95,7 @@ class TextCodec:
         return self._decode(ids, skip_special=True)
 
     def _decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
-        with foreign("decode"):
+        with tokenizer_errors("decode"):
             text = str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
         if len(text) > _LONGEST_TOKEN * max(1, len(ids)):
             raise BundleError(f"the bundle's tokenizer makes {len(text)} characters of {len(ids)} tokens")
@@ -106,5 +106,5 @@ class TextCodec:
             text.encode()
         except UnicodeEncodeError:
             raise UsageError("the prompt is not text (UTF-8)", hint="give a text prompt") from None
-        with foreign("encode"):
+        with tokenizer_errors("encode"):
             return list(self.tokenizer.encode(text, add_special_tokens=special).ids)

@@ -39,7 +39,7 @@ def read_tokenizer(file: Path) -> Tokenizer:
         for part in (parts.normalizer, parts.pre_tokenizer, parts.decoder):
             if part and _longest_replacement(msgspec.json.decode(part)) > _LONGEST_REPLACEMENT:
                 raise BundleError(f"{file} is not a tokenizer: it replaces characters by long texts")
-        with foreign("read"):
+        with tokenizer_errors("read"):
             return Tokenizer.from_buffer(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{file} is not a tokenizer: {safe_line(str(error))}") from None
@@ -56,7 +56,7 @@ def _longest_replacement(part: Any) -> int:
 
 
 @contextlib.contextmanager
-def foreign(what: str) -> Iterator[None]:
+def tokenizer_errors(what: str) -> Iterator[None]:
     """The tokenizers library raises bare `Exception`, and panics that are not derived from it."""
     try:
         yield

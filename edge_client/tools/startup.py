@@ -12,7 +12,7 @@ from statistics import median
 from edge_client.device import Device
 from edge_client.drafter.onnx import run
 from edge_client.settings import ClientSettings
-from edge_client.text.chat import encode
+from edge_client.text.chat import prompt_ids
 from moa.errors import MoaError
 from moa.memory import resident_bytes
 from moa.sampling import SamplingSettings
@@ -64,6 +64,6 @@ def measure(settings: ClientSettings, runs: int) -> StartUp:
 def first_draft(bundle: str, variant: str, threads: int) -> None:
     """The fresh process: everything up to the first draft."""
     device = Device.load(bundle, variant=variant, threads=threads)
-    ids = encode(device.codec, _PROMPT)
+    ids = prompt_ids(device.codec, _PROMPT)
     run(device.new_drafter().draft(ids, TreeShape.chain(4), SamplingSettings()))
     print(json.dumps({"resident_mb": resident_bytes() / 1e6}), flush=True)

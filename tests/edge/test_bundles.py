@@ -19,7 +19,7 @@ from edge_client.bundles.store import installed, locate, store
 from edge_client.cli import main
 from edge_client.config_file import remember
 from edge_client.device import embedded_bundle
-from edge_client.settings import read_config
+from edge_client.settings import read_config_file
 from moa.errors import ConfigError, MoaError, UsageError
 
 
@@ -218,5 +218,5 @@ def test_a_settings_file_that_is_too_clever_is_left_alone(home: Path) -> None:
     path.write_text('stop = ["""\nverifier = 1\n"""]\n')
     with pytest.raises(ConfigError, match="cannot be changed from here"):
         remember(path, {"verifier": "ws://x"})
-    assert read_config(path) == {"stop": ["verifier = 1\n"]}
+    assert read_config_file(path) == {"stop": ["verifier = 1\n"]}
     assert [p.name for p in home.glob("c.toml*")] == ["c.toml"]

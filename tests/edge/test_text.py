@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edge_client.text.codec import TextCodec, TextStream
-from edge_client.text.tokenizer import foreign
+from edge_client.text.tokenizer import tokenizer_errors
 from moa.errors import BundleError, UsageError
 
 
@@ -175,9 +175,9 @@ def test_what_the_library_dies_of_is_one_line(codec: TextCodec, tmp_path: Path) 
     class PanicException(BaseException):
         """As pyo3 raises it: no `Exception`."""
 
-    with pytest.raises(BundleError, match="cannot encode this: boom"), foreign("encode"):
+    with pytest.raises(BundleError, match="cannot encode this: boom"), tokenizer_errors("encode"):
         raise PanicException("boom")
-    with pytest.raises(KeyboardInterrupt), foreign("encode"):
+    with pytest.raises(KeyboardInterrupt), tokenizer_errors("encode"):
         raise KeyboardInterrupt
     with pytest.raises(BundleError, match="is not a tokenizer"):
         TextCodec(hostile(tmp_path, decoder={"type": "Nothing"}))

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_client.cli import main as edge_client
-from edge_client.settings import read_config
+from edge_client.settings import read_config_file
 
 QUESTIONS = ("What is 17 plus 25?", "Reverse the word: stone", "What is 9 times 4?", "What is 81 minus 13?")
 _COMMENT = "# written by hand\n"
@@ -57,7 +57,7 @@ class Home:
         except (OSError, ValueError, KeyError) as error:
             found.append(f"the transcript is not whole: {error!r}")
         try:
-            said = str(read_config(self.config)["verifier"])
+            said = str(read_config_file(self.config)["verifier"])
             if not self.config.read_text().startswith(_COMMENT) or not said.startswith("ws://a"):
                 found.append(f"the settings changed: {said}")
         except Exception as error:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.baselines.registry import open_drafting, save
 from benchmarks.kit.client import client
 from benchmarks.kit.emulation import BaselineServerDrafting, BaselineVerifier, SlowTarget
-from cloud_verifier.model import Served, facts_of
+from cloud_verifier.model import Served, model_facts
 from cloud_verifier.settings import Settings
 from moa.model.target import Row
 from moa.speculate import GenerationSettings, Speculator
@@ -44,7 +44,7 @@ async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(ki
     save(opponent(kind, target), tmp_path)
     limits = Limits(max_context_tokens=96, max_prompt_tokens=48, max_chain_tokens=32)
     settings = Settings(port=0, slots=2, limits=limits)
-    served = Served(target, None, None, facts_of(target, None))
+    served = Served(target, None, None, model_facts(target, None))
     verifier = BaselineVerifier(served, target, open_drafting(tmp_path, target), settings)
     async with verifier.open(), asyncio.timeout(60):
         for _ in range(2):  # the second conversation takes what the first gave back
