@@ -114,7 +114,7 @@ class Recorder:
         return not lease.backlog
 
     def can_copy(self, source: Lease, lease: Lease, rows: int) -> bool:
-        """Whether `source` has every record of its first `rows` rows that `lease` needs."""
+        """Whether `lease` needs no records, or `source` has made or queued all of its first `rows` rows."""
         if lease.records is None:
             return True
         known = Ranges(source.made)

@@ -164,7 +164,7 @@ class PagePool(Slots):
         self._free_pages -= 1
 
     def _roomiest(self) -> int:
-        """The page after which a sequence can grow the furthest: in the longest run of free pages, so far from its end
+        """The page from which a sequence can grow the furthest: in the longest run of free pages, so far from its end
         that a full sequence fits; if it is shorter, in its middle, so that the sequence before it can grow too."""
         free = np.flatnonzero(self._users == 0)
         ends = np.append(np.flatnonzero(np.diff(free) > 1), len(free) - 1)
