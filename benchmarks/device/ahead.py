@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import Any, NamedTuple
+
+import psutil
 
 from benchmarks.device.grid import Network, lanes_for
 from benchmarks.kit.figures import pivot, table, titled, values_of
@@ -60,7 +62,9 @@ class Options(Asking):
     """Of sampling; 0 is greedy."""
     ways: tuple[str, ...] = one_of(tuple(WAYS), WAYS)
     lanes: int = 4
-    """Cells at a time at most."""
+    """Cells at a time at most; with one, the processor time of the verifier is counted too."""
+    at_once: int = 1
+    """Conversations of each way at a time, on one verifier."""
 
 
 class Cell(NamedTuple):
@@ -95,24 +99,28 @@ def measure(options: Options) -> dict[str, Any]:
             def work(number: int, urls: Sequence[str] = running.urls, network: Network = network) -> list[TimedAnswers]:
                 cell = cells[number]
                 with network.link(urls[number], PROFILES[cell.link]) as link:
-                    found = asyncio.run(_in_turn(options, link.url, cell, prompts[cell.kind]))
+                    found = asyncio.run(_in_turn(options, link.url, cell, prompts[cell.kind], running.stats))
                 progress.step(f"{cell.link} {cell.kind}")
                 return found
 
             for cell, found in zip(cells, pool.map(work, range(len(cells))), strict=True):
-                runs += [{"step_ms": step, **cell._asdict(), **figures(*answers)} for answers in found]
+                uncounted = {} if lanes == 1 else {"server_ms_per_token": None}
+                runs += [{"step_ms": step, **cell._asdict(), **figures(*answers), **uncounted} for answers in found]
         for run in runs:
             run.setdefault("late_forwards", round(running.late / max(1, running.forwards), 3))
-    return {"prompts": options.prompts, "tokens": options.tokens, "runs": runs}
+    return {"prompts": options.prompts, "tokens": options.tokens, "at_once": options.at_once, "runs": runs}
 
 
-TimedAnswers = tuple[str, list[TimedAnswer]]
+TimedAnswers = tuple[str, list[TimedAnswer], float]
+"""A way, its answers, and the processor time of the verifier meanwhile."""
 
 
-async def _in_turn(options: Options, url: str, cell: Cell, prompts: Sequence[Sequence[int]]) -> list[TimedAnswers]:
-    """Every prompt in all ways, one after another; each way has a client of its own."""
+async def _in_turn(
+    options: Options, url: str, cell: Cell, prompts: Sequence[Sequence[int]], server: psutil.Process
+) -> list[TimedAnswers]:
+    """Every prompt in all ways, one way after another; each way has clients of its own."""
     async with contextlib.AsyncExitStack() as stack:
-        clients = {}
+        clients: dict[str, list[EdgeClient]] = {}
         for way in options.ways:
             settings = ClientSettings(
                 verifier=url,
@@ -122,20 +130,36 @@ async def _in_turn(options: Options, url: str, cell: Cell, prompts: Sequence[Seq
                 settle_seconds=60.0,
                 **WAYS[way],
             )
-            device = Device.load(options.bundle, threads=1)
-            clients[way] = await stack.enter_async_context(EdgeClient(settings, device=device))
-            await clients[way].wait_online(60)
+            for _ in range(options.at_once):
+                device = Device.load(options.bundle, threads=1)
+                client = await stack.enter_async_context(EdgeClient(settings, device=device))
+                await client.wait_online(60)
+                clients.setdefault(way, []).append(client)
         found: dict[str, list[TimedAnswer]] = {way: [] for way in clients}
-        for number, ids in enumerate(prompts):
-            for way, client in clients.items():
-                answer = await ask(client, ids)
-                found[way].append(answer)
-                if answer.ids != found[options.ways[0]][number].ids:
+        spent = dict.fromkeys(clients, 0.0)
+        for some in _batches(prompts, options.at_once):
+            for way, askers in clients.items():
+                before = _cpu_seconds(server)
+                asked = (ask(client, ids) for client, ids in zip(askers, some, strict=False))
+                found[way] += await asyncio.gather(*asked)
+                spent[way] += _cpu_seconds(server) - before
+                if [a.ids for a in found[way]] != [a.ids for a in found[options.ways[0]][: len(found[way])]]:
                     raise MoaError(f"{way} over {cell.link}: another text than that of {options.ways[0]}")
-    return list(found.items())
+    return [(way, answers, spent[way]) for way, answers in found.items()]
 
 
-def figures(way: str, answers: Sequence[TimedAnswer]) -> dict[str, Any]:
+def _batches(prompts: Sequence[Sequence[int]], size: int) -> Iterator[list[Sequence[int]]]:
+    rest = iter(prompts)
+    while some := list(islice(rest, size)):
+        yield some
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def figures(way: str, answers: Sequence[TimedAnswer], server_seconds: float) -> dict[str, Any]:
     """What one way shows in a cell."""
     names = ("tokens", "seconds", "forwards", "drafted", "foresees", "sent_bytes", "received_bytes")
     total = {name: sum(answer.stats[name] for answer in answers) for name in names}
@@ -148,6 +172,7 @@ def figures(way: str, answers: Sequence[TimedAnswer]) -> dict[str, Any]:
         "way": way,
         "tokens_per_second": total["tokens"] / total["seconds"],
         "forwards_per_token": total["forwards"] / tokens,
+        "server_ms_per_token": 1000 * server_seconds / tokens,
         "up_bytes_per_token": total["sent_bytes"] / tokens,
         "down_bytes_per_token": total["received_bytes"] / tokens,
         "drafted_per_token": total["drafted"] / tokens,
@@ -183,11 +208,15 @@ def tables(result: Mapping[str, Any]) -> str:
     steps = values_of(runs, "step_ms")
     middle = [run for run in runs if run["step_ms"] == steps[len(steps) // 2]]
     parts += [(title, pivot(middle, "way", "where", cell, "")) for title, cell in _COSTS.items()]
+    if all(run["server_ms_per_token"] is not None for run in middle):
+        title = "Milliseconds of the verifier's processor a token"
+        parts.append((title, pivot(middle, "way", "where", "{server_ms_per_token:.2f}", "")))
+    several = f" {result['at_once']} conversations of a way at a time." if result["at_once"] > 1 else ""
     late = max(run["late_forwards"] for run in runs)
     return (
         f"{titled(*parts)}\n\nAll texts are the target's own; {result['prompts']} prompts of a kind, "
         f"{result['tokens']} tokens at most, the ways in turn at every prompt. At most {late:.0%} of forwards took "
-        "longer than stated."
+        f"longer than stated.{several}"
     )
 
 
