@@ -32,9 +32,10 @@ LAST = 50
 
 def train_preset(
     name: str, target: str, data: PackedRows, settings: LoopSettings, out: Path, *, shape: Mapping[str, Any],
-    distill: Mapping[str, Any], start: Sequence[int] = (), device: str = "cpu", stop_after: int | None = None,
-) -> dict[str, Any] | None:  # fmt: skip
-    """Train one preset to its end, from its checkpoint; returns its summary, or None if `stop_after` came first."""
+    distill: Mapping[str, Any], start: Sequence[int] = (), device: str = "cpu", stop: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Train one preset from its checkpoint to its end, or to the step `stop` of its schedule; returns its summary."""
+    last = min(settings.steps, stop or settings.steps)
     recipe: dict[str, Any] = {
         "preset": name,
         "loop": dataclasses.asdict(settings),
@@ -45,7 +46,8 @@ def train_preset(
     if (done := finished(out)) is not None:
         if done["recipe"] != recipe:
             raise UsageError(f"{out} holds a finished run with other settings", hint="use another --out")
-        return done
+        if done["steps"] >= last:
+            return done
     loaded = load_model(target, device=device)
     torch.manual_seed(settings.seed)
     # In bf16 a copy of the target runs a third faster than the same under autocast.
@@ -56,9 +58,7 @@ def train_preset(
     identity = {name: recipe[name] for name in ("preset", "shape", "distill", "start")}
     loop = Loop(task, data, settings, out, identity={**identity, "rows of data": len(data)})
     began = time.perf_counter()
-    history = loop.run(stop_after=stop_after)
-    if loop.step < settings.steps:
-        return None
+    history = loop.run(stop_after=max(0, last - loop.checkpointed_step()))
     save(drafter, out)
     shown = [key for key in history[-1] if key not in ("step", "tokens_per_s", "grad_norm")]
     summary = {
@@ -73,7 +73,7 @@ def train_preset(
         "peak_memory_mib": round(peak_memory_mib()),
     }
     write_result(out / SUMMARY, summary)
-    return finished(out)
+    return summary
 
 
 def finished(out: Path) -> dict[str, Any] | None:
@@ -124,6 +124,7 @@ def parser() -> argparse.ArgumentParser:
         "--out", required=True, type=Path, help="each preset's folder is OUT/PRESET, or OUT/PRESET-SEED"
     )
     parser.add_argument("--steps", required=True, type=int)
+    parser.add_argument("--stop", type=int, metavar="STEP", help="stop at this step of the schedule, and save")
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--shape", action="append", default=[], metavar="NAME=VALUE", help="change the MoA drafter's config"
@@ -160,9 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = f"{name}-{args.seed}" if args.seed else name
         summary = train_preset(
             name, args.target, data, settings, args.out / folder, shape=shape, distill=distill, start=args.start,
-            device=args.device,
+            device=args.device, stop=args.stop,
         )  # fmt: skip
-        assert summary is not None
         lines.append(line(name, summary))
         print(lines[-1], flush=True)
     if len(lines) > 1:

@@ -76,7 +76,7 @@ def by_position(generations: Sequence[Generation], depth: int) -> list[float | N
 def summary(categories: Sequence[str], generations: Sequence[Generation], depth: int) -> dict[str, Any]:
     """All figures of one run. The mean is over categories, each weighing the same, as the paper's is over tasks."""
     groups: dict[str, list[Generation]] = defaultdict(list)
-    for category, generation in zip(categories, generations, strict=True):
+    for category, generation in sorted(zip(categories, generations, strict=True), key=lambda one: one[0]):
         groups[category].append(generation)
     each = {category: acceptance_length(group) for category, group in groups.items()}
     error = math.sqrt(sum(c["se"] ** 2 for c in each.values())) / len(each)

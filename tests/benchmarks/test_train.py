@@ -55,10 +55,8 @@ def test_a_resumed_run_ends_where_a_whole_one_does(name: str, pair: tuple[str, P
     target, data = pair
     for out, stops in ((tmp_path / "whole", (None,)), (tmp_path / "parts", (2, None))):
         for stop in stops:
-            summary = train.train_preset(
-                name, target, data, SETTINGS, out, shape=WIDE, distill={}, stop_after=stop
-            )  # fmt: skip
-        assert summary is not None
+            summary = train.train_preset(name, target, data, SETTINGS, out, shape=WIDE, distill={}, stop=stop)
+            assert summary["steps"] == (stop or SETTINGS.steps)
     whole, parts = (load_file(tmp_path / out / "model.safetensors") for out in ("whole", "parts"))
     torch.testing.assert_close(whole, parts)
 
