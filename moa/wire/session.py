@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from moa.errors import ProtocolError
 from moa.logprobs import TokenLogprobs, unpack
 from moa.wire.codec import chain_hash
@@ -300,7 +302,9 @@ class ClientSession:
 
     def _gone(self) -> Recovered:
         opening = self._open(self.log[: self.settled or len(self.log)])
-        self.unsettled = [opening, *(r for r in self.unsettled if not isinstance(r, Open))]
+        # A stream that has brought tokens goes on behind them: the other verifier is told them by the opening.
+        rounds = (replace(r, base=self.base) if isinstance(r, Stream) else r for r in self.unsettled)
+        self.unsettled = [opening, *(r for r in rounds if not isinstance(r, Open))]
         return Recovered("gone", self.settled - 1, (), self.finish, tuple(self.unsettled))
 
     def _error(self, message: Error) -> Refused | Recovered:

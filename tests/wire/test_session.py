@@ -200,6 +200,19 @@ def test_reopening_goes_on_with_rounds_output_count_and_records() -> None:
     assert pair.session.log == text([3, 1, 4], 5)
 
 
+def test_a_stream_that_had_begun_goes_on_from_where_it_was_when_its_verifier_is_lost() -> None:
+    pair = Pair(max_new_tokens=5)
+    stream = pair.session.stream(speculate=False, waits=True)
+    pair.history.admit(stream)
+    pair.session.receive(pair.history.emit([says([3, 1, 4])], "", Timing(), drafted=0, done=False))
+    pair.server.known.clear()
+    event = pair.say(pair.session.recover()[0])
+    opening, again = event.resend
+    assert isinstance(pair.say(opening), Ready)
+    assert (again.round, again.base, again.waits) == (stream.round, stream.base + 1, True)
+    assert pair.history.admit(again) is None
+
+
 def test_another_prompt_under_a_known_id_is_a_conflict() -> None:
     pair = Pair()
     error = pair.server.handle(_changed(ClientSession([8, 8], id=pair.session.id).open()))
