@@ -47,7 +47,7 @@ def test_version_and_help_need_the_base_install_only(program: Any) -> None:
     [
         (("cloud-verifier", "serve", "--port", "0"), b"torch", b"verifier"),
         (("moa-train", "target", "--data", "x.jsonl", "--out", "out"), b"torch", b"train"),
-        (("moa-export", "build", "--out", "nowhere"), b"onnx", b"export"),
+        (("moa-export", "build", "--out", "nowhere"), b"torch", b"export"),
         (("moa-export", "doctor"), b"onnx", b"export"),
         (("edge-client", "generate", "--raw", "hi", "--verifier", "local"), b"torch", b"verifier"),
     ],

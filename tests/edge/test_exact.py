@@ -54,7 +54,9 @@ async def test_over_a_good_link(way: str, sampling: dict[str, Any], sync: Any) -
 async def test_one_connection_serves_one_conversation_after_another(draft: Any) -> None:
     async with (
         kit.verifier() as running,
-        EdgeClient(verifier=running.transport.url, device=kit.device(), draft=draft, max_new_tokens=COUNT) as client,
+        EdgeClient(
+            verifier=running.transport.url, device=kit.device(), draft=draft, foresee=False, max_new_tokens=COUNT
+        ) as client,
     ):
         for seed in range(3):
             ids = verifier_kit.prompt(seed, 12)
