@@ -18,6 +18,7 @@ from cloud_verifier.auth import Authenticator, TokenFile
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__
+from moa.command_line import CommandParser
 from moa.described import add_flags, given_fields
 from moa.errors import UsageError, run_cli
 from moa.wire.limits import Limits
@@ -46,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(
-        prog="cloud-verifier", description="Verify drafts of many edges with one large language model."
-    )
+    top = CommandParser(prog="cloud-verifier", description="Verify drafts of many edges with one large language model.")
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from moa import __version__
 from moa.bundle import Bundle
+from moa.command_line import CommandParser
 from moa.errors import UsageError, run_cli
 from moa.safe_text import safe_text
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog=PROGRAM, description="From a trained drafter to a bundle that a device runs.")
+    top = CommandParser(prog=PROGRAM, description="From a trained drafter to a bundle that a device runs.")
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 

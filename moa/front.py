@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from moa import __version__
+from moa.command_line import CommandParser
 from moa.errors import how_to_install, run_cli
 
 SHELLS = ("bash", "zsh", "fish")
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `moa-edge` itself."""
-    top = argparse.ArgumentParser(
+    top = CommandParser(
         prog="moa-edge",
         description="A large language model that keeps answering when the network does not.",
         epilog="Each has a --help of its own. Start with: edge-client demo",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 
 from moa import __version__
+from moa.command_line import CommandParser
 from moa.errors import UsageError, run_cli
 
 _COMMANDS = {
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def parser(words: Collection[str] = tuple(_COMMANDS)) -> argparse.ArgumentParser:
     """The command line; only subcommands that are among the `words` get their flags."""
-    top = argparse.ArgumentParser(
+    top = CommandParser(
         prog="edge-client",
         description="A large language model that keeps answering when the network does not.",
     )

@@ -1,0 +1,21 @@
+"""The argument parser of every program: a mistake is one line, and a program without a command shows what there is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn
+
+COMMAND = "COMMAND"
+"""What a program with subcommands calls them."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """`argparse`'s own parser puts its whole usage before a mistake: a screenful where there are many options."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2."""
+        if message.endswith(f"required: {COMMAND}"):
+            self.print_help(sys.stderr)
+            self.exit(2)
+        self.exit(2, f"{self.prog}: error: {message} (--help shows the options)\n")
