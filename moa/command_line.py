@@ -17,5 +17,5 @@ class CommandParser(argparse.ArgumentParser):
         """End with exit code 2."""
         if message.endswith(f"required: {COMMAND}"):
             self.print_help(sys.stderr)
-            self.exit(2)
+            self.exit(2, f"\n{self.prog}: error: {message}\n")
         self.exit(2, f"{self.prog}: error: {message} (--help shows the options)\n")
