@@ -6,6 +6,7 @@ the next position, and so on. A chain is a tree of breadth 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
@@ -169,14 +170,13 @@ class TreeGrower:
         A score that is no number is the worst there is: it would leave the order of the others undefined.
         """
         k = min(self.shape.breadth, top_tokens.shape[1])
-        top_scores = np.nan_to_num(top_scores, nan=-np.inf, posinf=-np.inf, neginf=-np.inf)
         first = len(self.tokens)
         guesses = zip(self.frontier, top_tokens[:, :k].tolist(), top_scores[:, :k].tolist(), strict=True)
         for node, tokens, scores in guesses:
             base = self.scores[node]
             self.tokens += tokens
             self.parents += [node] * k
-            self.scores += [base + score for score in scores]
+            self.scores += [base + score if score < math.inf else -math.inf for score in scores]
         self.fed += self.frontier
         self._level += 1
         best = sorted(range(first, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[: self.shape.breadth]

@@ -7,6 +7,7 @@ nodes of the latest tree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from typing import Protocol, TypeVar
 
@@ -280,7 +281,9 @@ class OnnxDrafter:
         else:
             call.scale[0] = 1.0 / sampling.temperature
             self.run_seconds += call.run(self._noise_after(sampling.seed, call))
-        if not np.isfinite(call.top_logp).all():  # a NaN row breaks all later ones, even if it is masked
+        if not all(
+            map(math.isfinite, call.top_logp[0, :, 0].tolist())
+        ):  # a NaN row breaks all later ones, though masked
             for rows in call.rows.arrays:
                 np.nan_to_num(rows, copy=False, posinf=0, neginf=0)
         self._rows.write(at, call.rows)
