@@ -23,8 +23,10 @@ from moa.wire.messages import Foresee, Stream, Welcome
 
 _BREADTH = 4
 """Nodes that a step of the drafter runs, and guesses that are kept after each at most."""
-_LEAST_WAITING, _LEAST_BESIDE = 0.02, 0.1
+_LEAST_WAITING, _LEAST_BESIDE = 0.01, 0.1
 """Chance that a guess comes true, below which it is not made: where the verifier waits for it; where it drafts too."""
+_KEPT = 0.25
+"""Share of that chance above which a guess is sent along, but nothing is guessed behind it."""
 _MOST = 256
 """Nodes of the tree."""
 _BUNCH, _PLENTY = 6, 16
@@ -111,17 +113,17 @@ class Foreseeing:
             return self._tell(session, chain, self._held.missing(chain), now)
         growth = self._growth
         if growth is None or self._about != len(session.log) or growth.root != session.log[-1]:
-            return Grow(session.log, _BREADTH, math.log(least))
+            return Grow(session.log, _BREADTH, math.log(_KEPT * least))
         done = len(growth.tree) >= _MOST or growth.likeliest_open < math.log(least)
         lead = 0 if stream.waits else self._lead()
         fresh = [
             node
             for node in self._held.missing(growth.tree)
-            if growth.depths[node] > lead and growth.tree.scores[node] >= math.log(least)
+            if growth.depths[node] > lead and growth.tree.scores[node] >= math.log(_KEPT * least)
         ]
         if fresh and (done or self._bunch(stream, growth, fresh)):
             return self._tell(session, growth.tree, fresh, now)
-        return None if done else Grow(session.log, _BREADTH, math.log(least))
+        return None if done else Grow(session.log, _BREADTH, math.log(_KEPT * least))
 
     def asks(self, now: float) -> bool:
         """Whether the latest message holds all guesses of the verifier, and was not sent before."""

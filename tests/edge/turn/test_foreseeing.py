@@ -44,7 +44,8 @@ def test_outcomes_are_counted_by_whether_they_were_foreseen() -> None:
     outcomes = world.machine.stats.outcomes
     assert {"likeliest", "branch", "missed"} <= set(outcomes)
     assert world.machine.stats.by == {"device": 100}
-    assert world.machine.stats.foresees == len(asked(world, Foresee))
+    sent = sum(isinstance(message, Foresee) for _, message in world.sent)
+    assert world.machine.stats.foresees == sent, "the last ones may still be on their way"
     assert world.machine.stats.rounds == world.verifier.forwards
 
 
@@ -62,7 +63,7 @@ def test_a_verifier_that_takes_no_guess_in_is_left_alone_by_and_by() -> None:
     world = World(foresee=True, patience=Patience(answer=20.0, settle=1.0))
     world.verifier.most = 0  # whatever it is told, it does nothing
     world.run(seconds=15)
-    assert len(asked(world, Foresee)) < 60, "a tree takes five messages, and is sent again ever more rarely"
+    assert len(asked(world, Foresee)) < 80, "a tree takes five messages, and is sent again ever more rarely"
     world.verifier.most = 12
     assert world.run(seconds=100) == "length"
     assert world.answer == world.expected
