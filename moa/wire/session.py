@@ -221,6 +221,8 @@ class ClientSession:
             return None
         if len(self.log) < message.length:
             raise ProtocolError(f"the server's log has {message.length} tokens, ours {len(self.log)}")
+        if message.length != (len(request.ids) if isinstance(request, Open) else request.base + len(request.ids)):
+            return None  # the answer to an earlier opening, once more
         self.unsettled.remove(request)
         self.settled, self.epoch = message.length, message.epoch
         return Ready(message.length)
@@ -310,7 +312,8 @@ class ClientSession:
     def _error(self, message: Error) -> Refused | Recovered:
         if message.code in (Code.UNKNOWN_SESSION, Code.QUARANTINED):
             return self._gone()
-        retry = message.code in RETRYABLE
+        # Only a round can be cancelled: an opening, or the ids of a turn, must not be forgotten for it.
+        retry = message.code in RETRYABLE or (message.code == Code.CANCELLED and not message.round)
         if not retry:
             self.unsettled = [r for r in self.unsettled if not message.round or getattr(r, "round", 0) != message.round]
             if not message.round:

@@ -15,6 +15,7 @@ from moa.wire.messages import (
     Activations,
     Error,
     Open,
+    Opened,
     StreamTokens,
     Verdict,
     Verify,
@@ -211,6 +212,25 @@ def test_a_stream_that_had_begun_goes_on_from_where_it_was_when_its_verifier_is_
     assert isinstance(pair.say(opening), Ready)
     assert (again.round, again.base, again.waits) == (stream.round, stream.base + 1, True)
     assert pair.history.admit(again) is None
+
+
+def test_an_opening_that_is_answered_twice_does_not_settle_the_append_behind_it() -> None:
+    pair = Pair(max_new_tokens=1)
+    pair.say(pair.session.verify([4]))
+    opened = Opened(pair.session.id, len(pair.session.log))
+    append = pair.session.append([5, 6], max_new_tokens=2)
+    assert pair.session.receive(opened) is None
+    assert pair.session.unsettled == [append]
+
+
+def test_an_append_that_is_refused_as_cancelled_still_stands() -> None:
+    pair = Pair(max_new_tokens=1)
+    pair.say(pair.session.verify([4]))
+    append = pair.session.append([5, 6], max_new_tokens=2)
+    refused = pair.session.receive(Error(Code.CANCELLED, "as it happens", pair.session.id))
+    assert isinstance(refused, Refused)
+    assert refused.retry
+    assert pair.session.unsettled == [append]
 
 
 def test_another_prompt_under_a_known_id_is_a_conflict() -> None:

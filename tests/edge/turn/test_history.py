@@ -86,7 +86,7 @@ class AnyHistory(RuleBasedStateMachine):
         world.verifier.forward = 0.01
         world.cut()
         world.run(seconds=30)
-        world.machine.continue_settling(world.now)
+        world.recheck()
         world.at(10.0, lambda: None)
         assert world.run(seconds=300)
         assert world.answer == world.expected

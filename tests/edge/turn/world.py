@@ -256,6 +256,12 @@ class World:
         self.is_up = True
         self.machine.link_up(WELCOME, self.connection, self.now)
 
+    def recheck(self) -> None:
+        """The user waits once more; as the shell does, the machine is told the state of the link again."""
+        self.machine.continue_settling(self.now)
+        if self.is_up:
+            self.machine.link_up(WELCOME, self.connection, self.now)
+
     def cut(self, why: MoaError | None = None) -> None:
         """The connection is lost, with all that is under way."""
         if not self.is_up:
