@@ -74,7 +74,7 @@ class Home:
 
 def talk(home: Home, lines: Sequence[str]) -> None:
     """A client that is typed these lines; the body of its process."""
-    flags = ["--verifier", home.url, "--config", os.devnull, "--max-new-tokens", "24", "--offline-after", "60"]
+    flags = ["--verifier", home.url, "--config", os.devnull, "--max-new-tokens", "8", "--offline-after", "60"]
     _run(home, ["chat", *flags, "--threads", "1", "--sync", "off"], "\n".join(lines) + "\n")
 
 

@@ -46,9 +46,9 @@ def saying_anything(seed: int, counts: Counter[str]) -> Behaviour:
             return right
         round, base = getattr(message, "round", 0), getattr(message, "base", 0)
         fuzzer.about(getattr(message, "session", bytes(16)), round=round, base=base, start=base, length=base + 1)
-        replies: list[Reply] = [_one(fuzzer, rng) for _ in range(rng.choice([0, 1, 2, 4]))]
+        replies: list[Reply] = [_one(fuzzer, rng) for _ in range(rng.choice([0, 1, 4, 12]))]
         replies += [fuzzer.mutated(encode(one)) if rng.random() < 0.05 else one for one in right if rng.random() < 0.97]
-        replies += [_one(fuzzer, rng) for _ in range(rng.choice([0, 1, 2, 4]))]
+        replies += [_one(fuzzer, rng) for _ in range(rng.choice([0, 1, 4, 12]))]
         counts["sent"] += len(replies)
         return replies
 

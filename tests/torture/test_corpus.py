@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+
+import pytest
+
+from cloud_verifier.channel import log
+from edge_client.drafter.cache import RecordBuffer
+from edge_client.drafter.graph import Heads
+from edge_client.turn.records import Records
+from moa.errors import ProtocolError
+from moa.wire import ClientSession, Refusal, decode_server, encode
+from moa.wire.events import Advanced, RecordsArrived
+from moa.wire.messages import Opened, Resume
+from tests.torture.corpus import TO_A_DEVICE, TO_A_VERIFIER
+from tests.torture.raw import BINARY, Raw, binary, frame
+from tests.torture.test_fuzz import OPEN_WIDE
+from tests.verifier import kit
+
+IDS = kit.prompt(1, 10)
+
+
+async def test_a_verifier_answers_what_has_once_done_harm_and_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "propagate", True)
+    settings = kit.Settings(port=0, slots=8, limits=OPEN_WIDE)
+    with caplog.at_level(logging.WARNING, logger="cloud_verifier"):
+        async with kit.verifier(settings) as running, kit.client(running) as good, Raw.of(running) as bad:
+            neighbour = await good.start(IDS, max_new_tokens=100)
+            for number, (name, make) in enumerate(TO_A_VERIFIER.items()):
+                session, marker = number.to_bytes(16, "big"), number.to_bytes(16, "little")
+                opened = ClientSession(IDS, id=session)
+                bad.write(binary(opened.open()) + frame(BINARY, make(session, IDS)) + binary(opened.close()))
+                bad.write(binary(Resume(marker, 1, marker, 0)))  # has its answer when all before it was looked at
+                while True:
+                    opcode, payload = await bad.receive()
+                    assert opcode == BINARY, name
+                    if getattr(decode_server(payload), "session", b"") == marker:
+                        break
+                assert isinstance(await good.advance(neighbour, [neighbour.log[-1]]), Advanced), name
+            assert neighbour.log[len(IDS) :] == kit.generated(IDS, len(TO_A_VERIFIER))
+            assert running.engine.running
+            assert "moa_quarantined_sessions_total 0.0" in running.service.metrics.page().decode()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("name", TO_A_DEVICE)
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_device_refuses_what_has_once_done_harm_or_is_unharmed(name: str, streams: bool) -> None:
+    session = ClientSession(IDS, max_new_tokens=20, vocab_size=kit.VOCAB)
+    session.open()
+    session.receive(Opened(session.id, len(IDS)))
+    request = session.stream() if streams else session.verify([session.log[-1], 5, 6])
+    records = Records(RecordBuffer(Heads(2, 32)))
+    with contextlib.suppress(Refusal, ProtocolError):
+        message = decode_server(encode(TO_A_DEVICE[name](session.id, request.round, request.base)))
+        event = session.receive(message)
+        if isinstance(event, RecordsArrived):
+            records.keep(event.message, len(session.log))
+        if isinstance(event, Advanced):
+            assert 0 <= event.forward_ms < math.inf
+            assert 0 <= event.queue_ms < math.inf
+    assert session.log[: len(IDS)] == IDS
+    assert len(session.log) <= len(IDS) + 20
+    assert max(session.log) < kit.VOCAB
+    assert records.buffer is not None
+    assert all(stop <= len(session.log) for _, stop in records.held())
