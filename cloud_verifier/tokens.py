@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 from cloud_verifier.auth import new_token, read_entries, token_line
 from moa.errors import UsageError
+from moa.files import write_whole
 
 _SHOWN = 12
 """Hexadecimal digits of a hash that identify a token in a list."""
@@ -67,19 +66,10 @@ def _revoke(arguments: argparse.Namespace) -> int:
             kept.append(line)
     if not gone:
         raise UsageError(f"no token of {arguments.which!r} in {arguments.file}", hint="see `cloud-verifier token list`")
-    _replace(arguments.file, "".join(kept))
+    write_whole(arguments.file, "".join(kept).encode())
     print(f"{gone} token{'s' * (gone > 1)} revoked", file=sys.stderr)
     return 0
 
 
 def _is(entry: str, beginning: str) -> bool:
     return len(beginning) >= _SHOWN and entry.removeprefix("sha256:").startswith(beginning.removeprefix("sha256:"))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write atomically, readable by the owner only, as the file was."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(file.name).replace(path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from edge_client.settings import read_config_file
 from moa.errors import ConfigError
+from moa.files import write_whole
 
 
 def remember(path: Path, changes: Mapping[str, str | None]) -> None:
@@ -24,15 +23,12 @@ def remember(path: Path, changes: Mapping[str, str | None]) -> None:
             text += ("" if not text or text.endswith("\n") else "\n") + line
     wanted = {name: value for name, value in {**before, **changes}.items() if value is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
-        file.write(text)
-    written = Path(file.name)
-    try:
+
+    def check(written: Path) -> None:
         if read_config_file(written) != wanted:  # a value over several lines is not supported
             raise ConfigError(f"{path} cannot be changed from here", hint=f"set {', '.join(changes)} in an editor")
-        os.replace(written, path)
-    finally:
-        written.unlink(missing_ok=True)
+
+    write_whole(path, text.encode(), check)
 
 
 def _quoted(value: str) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ import msgspec
 
 from edge_client.settings import ClientSettings, from_text
 from moa.errors import UsageError
+from moa.files import write_whole
 from moa.safe_text import safe_line
 
 COMMANDS = {
@@ -174,10 +173,7 @@ class Dialogue:
         said = msgspec.convert([*self._opening(), *self.messages], list[_Said])
         content = msgspec.json.format(msgspec.json.encode(_File(said)), indent=1)
         try:
-            # Write atomically: a full disk must not destroy an existing file.
-            with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=path.name, delete=False) as file:
-                file.write(content + b"\n")
-            os.replace(file.name, path)
+            write_whole(path, content + b"\n")
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
         return Say(f"{len(self.messages)} messages are in {path}")

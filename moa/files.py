@@ -1,0 +1,46 @@
+"""Files that are replaced as a whole: whatever ends the process, the old content or the new is there. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_SUFFIX = ".partial"
+_STALE_SECONDS = 60.0
+"""No write takes so long: the process of an older partial file was killed."""
+
+
+def write_whole(path: Path, content: bytes, check: Callable[[Path], object] = lambda written: None) -> None:
+    """Replace `path`, readable by its owner only. `check` may look at what was written, and raise: then nothing
+    changes."""
+    _remove_stale(path)
+    with tempfile.NamedTemporaryFile(
+        "wb", dir=path.parent, prefix=_prefix(path), suffix=_SUFFIX, delete=False
+    ) as partial:
+        written = Path(partial.name)
+    try:
+        with written.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        check(written)
+        os.replace(written, path)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
+
+
+def _prefix(path: Path) -> str:
+    return f".{path.name}."
+
+
+def _remove_stale(path: Path) -> None:
+    for old in path.parent.glob(f"{glob.escape(_prefix(path))}*{_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > _STALE_SECONDS:
+                old.unlink()

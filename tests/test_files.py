@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from moa.files import write_whole
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "a file"
+    for content in (b"one", b"two"):
+        write_whole(path, content)
+        assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == ["a file"]
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_what_goes_wrong_changes_nothing_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+
+    def refuse(written: Path) -> None:
+        assert written.read_bytes() == b"new"
+        raise ValueError("not so")
+
+    with pytest.raises(ValueError, match="not so"):
+        write_whole(path, b"new", refuse)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "file [1]"
+    old, young, other = (tmp_path / name for name in (".file [1].a.partial", ".file [1].b.partial", ".file.c.partial"))
+    for left in (old, young, other):
+        left.touch()
+    os.utime(old, (0, 0))
+    os.utime(other, (0, 0))
+    write_whole(path, b"new")
+    assert set(os.listdir(tmp_path)) == {path.name, young.name, other.name}
