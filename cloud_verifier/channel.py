@@ -35,6 +35,8 @@ from moa.wire.messages import (
 )
 from moa.wire.ranges import Ranges
 
+_RANGES_PER_FRAME = 16
+"""Ranges of held rows that take as much work as a small frame; an honest device has a few."""
 _TOKENS_PER_FRAME = 64
 """A resume is a small frame, but hashing its log is work: this many tokens count as one frame."""
 
@@ -138,6 +140,7 @@ class Channel:
         if not self.welcomed.is_set():
             raise Refusal(Code.BAD_MESSAGE, "the first message must be hello")
         check(message, self.service.limits, self.service.facts.vocab_size)
+        self._meter.spend(FRAMES, len(getattr(message, "held", None) or ()) // _RANGES_PER_FRAME)
         match message:
             case Open():
                 self._open(message)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edge_client.events import Event, Link, LinkState, Notice, Reason
@@ -241,6 +241,7 @@ class TurnMachine:
     # ---- what an answer means
 
     def _advanced(self, event: Advanced, now: float) -> None:
+        event = self._credible(event, now)
         self.measuring.answered(event, self.clockwork.asked_at, now)
         self.asking.foreseeing.advanced(event, self.session.log, now)
         if event.tokens:
@@ -248,6 +249,15 @@ class TurnMachine:
         elif event.done:  # after a round without tokens do not ask again at once
             self._try_again(now)
         self._absorb(now)
+
+    def _credible(self, event: Advanced, now: float) -> Advanced:
+        """Nobody works longer than he was waited for. What a verifier says of its time decides how long it is waited
+        for the next time."""
+        waited = 1000 * max(0.0, now - self.clockwork.asked_at)
+        if event.queue_ms + event.forward_ms <= waited:
+            return event
+        forward = min(event.forward_ms, waited)
+        return replace(event, forward_ms=forward, queue_ms=min(event.queue_ms, waited - forward))
 
     def _recovered(self, event: Recovered, now: float) -> None:
         self.measuring.asked = None

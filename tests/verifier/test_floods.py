@@ -245,6 +245,16 @@ async def test_a_principal_that_holds_every_slot_gives_one_to_another_between_tw
         assert session.log[len(IDS) :] == kit.generated(IDS, 10)
 
 
+async def test_ranges_of_held_rows_count_as_the_work_they_are() -> None:
+    held = [(2 * row, 2 * row + 1) for row in range(4000)]
+    async with kit.verifier(_settings(flood_seconds=0.2)) as running, Raw.of(running) as bad:
+        session = ClientSession(IDS)
+        bad.write(binary(session.open()))
+        bad.write(binary(Sync(session.id, held=held)) * 40)  # a megabyte: within the budget of bytes
+        await bad.listen()
+        assert bad.limits == ["max_empty_frames_per_second"]
+
+
 async def test_half_open_connections_do_not_keep_a_good_one_out() -> None:
     async with kit.verifier(_settings(max_half_open=8)) as running:
         silent = [await Raw.connect(running.transport.port) for _ in range(40)]

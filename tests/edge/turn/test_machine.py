@@ -97,6 +97,19 @@ def test_a_busy_verifier_is_asked_when_it_said() -> None:
     assert 0.25 <= second - first - 2 * world.latency - world.verifier.forward <= 0.35
 
 
+@BOTH
+def test_a_verifier_that_claims_to_need_hours_is_not_waited_for(draft: str) -> None:
+    world = World(draft=draft)  # type: ignore[arg-type]
+    world.verifier.claims = 10_000.0
+    world.at(0.3, lambda: setattr(world.verifier, "fault", "mute"))
+    world.run(seconds=10)
+    assert len(world.answer) == 40
+    world.verifier.fault = ""
+    world.cut()
+    world.run()
+    exact(world)
+
+
 def test_a_verifier_cannot_ask_for_an_hour() -> None:
     world = World(patience=Patience(offline_after=0.5, settle=700.0))
     world.verifier.fault, world.verifier.retry_after_ms = "busy", 3_600_000

@@ -86,6 +86,8 @@ class Verifier(SteppedHistories):
         """A code with which everything is refused, or `mute`: nothing is answered."""
         self.forward = 0.01
         self.retry_after_ms = 0
+        self.claims = 0.0
+        """Seconds that it says each answer took, beyond those it did."""
         self.requests: list[tuple[float, ClientMessage]] = []
         self.slots = 10**9
 
@@ -104,7 +106,7 @@ class Verifier(SteppedHistories):
             if isinstance(message, Resume):
                 return [Resumed(session, "gone")]
             return [Error(self.fault, "as the test has it", session, round, self.retry_after_ms)]
-        return self.answers(message, Timing(0.0, 1000 * self.forward))
+        return self.answers(message, Timing(1000 * self.claims, 1000 * (self.forward + self.claims)))
 
 
 class Reader:
