@@ -42,6 +42,8 @@ _COLOURS = (  # what a name begins with -> its colour in every picture
     ("a call a token", "#222222"),
     ("drafter", _BLUE),
     ("moa without", _SKY),
+    ("moa0", _SKY),
+    ("moa3", _PURPLE),
     ("moa", _BLUE),
     ("eagle3", _RED),
     ("eagle", _ORANGE),
