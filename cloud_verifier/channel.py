@@ -291,9 +291,10 @@ class Channel:
     def _foresee(self, message: Foresee, arrived: float) -> None:
         if "foresee" not in self.features:
             raise Refusal(Code.UNSUPPORTED, "guesses ahead of a stream were not agreed")
-        session = self.service.store.get(message.session, self.principal)
-        if session.owner is self:  # else it was taken over meanwhile
-            self.service.rounds.foresee(session, message, arrived)
+        session = self.service.store.find(message.session, self.principal)
+        # Guesses are never refused: their session may have been refused, closed or taken over while they were sent.
+        if session is not None and session.owner is self and self.service.rounds.foresee(session, message, arrived):
+            self._useful()
 
     def _sync(self, message: Sync) -> None:
         session = self._own(message.session)

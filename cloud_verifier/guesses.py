@@ -10,6 +10,8 @@ from moa.wire.messages import Foresee
 
 _MOST_WAITING = 64
 """Most messages that may wait; the oldest are dropped."""
+_USEFUL = 32
+"""Messages that count as work between two advances of a stream. More of them spend the connection's budget."""
 
 
 class Guesses:
@@ -18,15 +20,22 @@ class Guesses:
     def __init__(self) -> None:
         self._arrived: deque[Foresee] = deque(maxlen=_MOST_WAITING)
         self._foreseen = Foreseen()
+        self._since_advance = 0
 
     @property
     def waiting(self) -> bool:
         """Whether there are guesses that the model's thread has not read."""
         return bool(self._arrived)
 
-    def add(self, message: Foresee) -> None:
-        """Called by the event loop."""
+    def add(self, message: Foresee) -> bool:
+        """Called by the event loop. Whether the message counts as work."""
         self._arrived.append(message)
+        self._since_advance += 1
+        return self._since_advance <= _USEFUL
+
+    def advanced(self) -> None:
+        """Called by the event loop: the stream has brought tokens."""
+        self._since_advance = 0
 
     def pick(self, ids: Sequence[int], most: int, least: float) -> Picked:
         """Called by the model's thread: the best draft after these ids; only the pending token if there are no

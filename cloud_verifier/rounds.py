@@ -77,13 +77,15 @@ class Rounds:
         self._scheduler.submit(job)
         session.job = job
 
-    def foresee(self, session: Session, message: Foresee, arrived: float) -> None:
-        """Add the edge's guesses for its running stream; guesses for another round are ignored."""
+    def foresee(self, session: Session, message: Foresee, arrived: float) -> bool:
+        """Add the edge's guesses for its running stream; guesses for another round are ignored. Whether they count as
+        work."""
         if session.guesses is None or (running := session.history.running) is None or running.round != message.round:
-            return
-        session.guesses.add(message)
+            return False
+        useful = session.guesses.add(message)
         if session.job is None:
             self._go_on(session, arrived)
+        return useful
 
     def _tokens(self, message: Verify | Stream) -> int:
         """Tokens that the next forward of a round may write."""
@@ -180,6 +182,8 @@ class Rounds:
         session.used = self._clock()
         self._store.account(session)
         self._tell(session, message)
+        if report.tokens and session.guesses is not None:
+            session.guesses.advanced()
         if report.done:
             session.job = session.guesses = None
             self._store.pass_on(session)

@@ -100,7 +100,8 @@ class LiveView:
 def summary(done: Done) -> str:
     """One line about a turn."""
     stats = done.stats
-    parts = [f"{stats['tokens']} tokens", f"{stats['tokens_per_second']:.0f}/s", f"{stats['calls']} calls"]
+    calls = "1 call" if stats["calls"] == 1 else f"{stats['calls']} calls"
+    parts = [f"{stats['tokens']} tokens", f"{stats['tokens_per_second']:.0f}/s", calls]
     if stats["tokens_per_round"]:
         parts.append(f"{stats['tokens_per_round']:.2f} tokens a round")
     if "rtt_ms" in stats:

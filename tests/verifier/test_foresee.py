@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Sequence
 
+from cloud_verifier.guesses import Guesses
 from moa.foresight import doubts_of
 from moa.tree import DraftTree
 from moa.wire import ClientSession, Recovered
@@ -167,3 +169,36 @@ async def test_who_has_not_agreed_to_it_may_not_use_it() -> None:
         answer = await edge.receive()
         assert isinstance(answer, Error)
         assert answer.code == "unsupported"
+
+
+async def test_guesses_of_a_stream_that_advances_are_work_and_no_flood() -> None:
+    limits = dataclasses.replace(kit.LIMITS, max_empty_frames_per_second=4, burst_seconds=0.5, flood_seconds=0.1)
+    truth = kit.generated(IDS, COUNT)
+    settings = dataclasses.replace(kit.SETTINGS, limits=limits)
+    async with kit.verifier(settings, drafter=True) as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=COUNT)
+        await edge.send(session.stream(speculate=False, waits=True))
+        while not session.finish:
+            done = len(session.log) - len(IDS)
+            for depth in range(1, 9):
+                await edge.send(guesses(session, chain(session.log[-1], *truth[done : done + depth])))
+            await part(edge, session)
+        assert session.log[len(IDS) :] == truth
+
+
+def test_only_so_many_guesses_between_two_advances_count_as_work() -> None:
+    held = Guesses()
+    message = Foresee(bytes(16), 1, 0, [1, 2], [-1, 0], [0, 8])
+    assert sum(held.add(message) for _ in range(100)) == 32
+    held.advanced()
+    assert held.add(message)
+
+
+async def test_guesses_for_a_session_that_is_not_there_are_dropped_without_an_answer() -> None:
+    limits = dataclasses.replace(kit.LIMITS, max_refusals_per_second=1, burst_seconds=1.0, flood_seconds=0.1)
+    settings = dataclasses.replace(kit.SETTINGS, limits=limits)
+    async with kit.verifier(settings) as running, kit.client(running) as edge:
+        for _ in range(20):
+            await edge.send(Foresee(bytes(16), 1, 0, [1, 2], [-1, 0], [0, 8]))
+        session = await edge.start(IDS, max_new_tokens=3)  # the first answer is to the opening
+        assert session.settled
