@@ -166,7 +166,8 @@ class OnnxDrafter:
     def _expand(self, growth: Growth, nodes: Sequence[int], call: Call, breadth: int, least: float) -> None:
         """Add the guesses of a call after these nodes to the tree, as many as are likely enough."""
         tokens = call.top_tokens[0, :, :breadth].tolist()
-        scores = np.nan_to_num(call.top_logp[0, :, :breadth], nan=MASKED, neginf=MASKED).tolist()
+        logp = call.top_logp[0, :, :breadth].tolist()
+        scores = [[score if math.isfinite(score) else MASKED for score in row] for row in logp]
         for at, node in enumerate(nodes):
             kept = sum(growth.tree.scores[node] + score >= least for score in scores[at])
             tokens[at], scores[at] = tokens[at][: max(1, kept)], scores[at][: max(1, kept)]

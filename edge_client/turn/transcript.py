@@ -119,11 +119,6 @@ class Transcript:
         """Provisional text as a draft to check: a chain from the pending token on."""
         return [self.session.log[-1], *self.provisional[: limit - 1]]
 
-    def settle_unverified(self) -> None:
-        """Adopt the provisional text, in a new session that is not yet opened."""
-        if self.provisional:
-            self._replace(self.ids)
-
     def begin_anew(self) -> None:
         """Continue from the verified log in a new session."""
         provisional = self.provisional
