@@ -164,12 +164,12 @@ class Engine:
             return None
         room = min(self._most_guesses, self.target.pool.capacity - job.base - 1)
         picked = job.guesses.pick(job.ids, room, worth)
-        ours = self._drafting.matching(job) if request.speculate and not request.waits else 0.0
+        ours = self._drafting.matching(job) if request.speculate and not job.guesses.waits else 0.0
         return picked[:2] if len(picked.tokens) > 1 and picked.expected >= ours else None
 
     def _ready(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None]) -> list[Job]:
         """All but the streams that wait for more guesses, which are reported."""
-        wait = {job for job in jobs if isinstance(job.request, Stream) and job.request.waits and guesses[job] is None}
+        wait = {job for job in jobs if job.guesses is not None and job.guesses.waits and guesses[job] is None}
         if wait:
             self._post([Waiting(job) for job in wait])
         return [job for job in jobs if job not in wait]

@@ -17,7 +17,9 @@ _USEFUL = 32
 class Guesses:
     """The guesses of one stream round. Appending to a deque needs no lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: bool) -> None:
+        self.waits = waits
+        """Whether the stream waits for guesses where none fits. The event loop writes it, the model's thread reads it."""
         self._arrived: deque[Foresee] = deque(maxlen=_MOST_WAITING)
         self._foreseen = Foreseen()
         self._since_advance = 0
@@ -29,6 +31,8 @@ class Guesses:
 
     def add(self, message: Foresee) -> bool:
         """Called by the event loop. Whether the message counts as work."""
+        if message.waits is not None:
+            self.waits = message.waits  # first, so that who reads the guesses knows what to do without them
         self._arrived.append(message)
         self._since_advance += 1
         return self._since_advance <= _USEFUL

@@ -59,7 +59,7 @@ class Rounds:
         ids = session.history.ids
         self._store.make_room(session, session.history.base + self._tokens(message))
         if isinstance(message, Stream) and session.guesses is None:
-            session.guesses = Guesses()
+            session.guesses = Guesses(message.waits)
             if message.waits:
                 self.prepare_if_held(session)
                 return

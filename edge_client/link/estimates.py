@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+_PACE_SECONDS = 2.0
+"""How long a pace remembers."""
 
 
 @dataclass(slots=True)
@@ -42,3 +46,41 @@ class Smoothed:
         weight = max(self.weight, 1.0 / (self.samples + 1))
         self.value += (sample - self.value) * weight
         self.samples += 1
+
+
+@dataclass(slots=True)
+class Pace:
+    """Tokens a second, as a ratio of sums: they come in bunches, and the mean of the bunches' rates is far too high."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """So many came in so long."""
+        kept = math.exp(-seconds / _PACE_SECONDS)
+        self.tokens, self.seconds = self.tokens * kept + tokens, self.seconds * kept + seconds
+
+    @property
+    def rate(self) -> float:
+        """0 before the first measurement."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Streak:
+    """How many guesses in a row come true, at the share of right ones among the latest."""
+
+    right: float
+    wrong: float
+    judged: int = 0
+
+    def add(self, right: int, wrong: bool) -> None:
+        """So many were right, and then one was wrong, or it is not known yet."""
+        kept = 0.98 ** (right + wrong)
+        self.right, self.wrong = self.right * kept + right, self.wrong * kept + wrong
+        self.judged += right + wrong
+
+    @property
+    def length(self) -> float:
+        """Expected guesses before the next wrong one."""
+        return self.right / max(1e-3, self.wrong)

@@ -43,7 +43,7 @@ class Asking:
     def __post_init__(self) -> None:
         wanted = self.foresee and self.draft in ("auto", "device")
         wanted = wanted and self.prediction is None and self.spending.left is None
-        self.foreseeing = Foreseeing(self.measuring, wanted)
+        self.foreseeing = Foreseeing(self.measuring, wanted, chooses=self.draft == "auto")
 
     @property
     def spent(self) -> bool:
@@ -63,9 +63,9 @@ class Asking:
         if expected := self._predicted():
             return session.verify([session.log[-1], *expected])
         plan = self._plan = self._plan or self._next_plan()
+        self.foreseeing.shape = plan.shape
         match plan.draft:
             case "device" if self.foreseeing.on:
-                self.foreseeing.shape = plan.shape
                 self.measuring.streams("device")
                 return session.stream(speculate=False, waits=True)
             case "device":
@@ -83,7 +83,7 @@ class Asking:
         if not self.foreseeing.on or (wait := self.spending.wait(now)) > 0:
             self.not_before = now + wait if self.foreseeing.on else self.not_before
             return None
-        return self.foreseeing.next(self.transcript.session, self.transcript.provisional, now)
+        return self.foreseeing.next(self.transcript.session, self.transcript.provisional, self._remaining, now)
 
     @property
     def waits_for_records(self) -> bool:

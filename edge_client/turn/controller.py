@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
-from edge_client.link.estimates import RoundTrip, Smoothed
+from edge_client.link.estimates import Pace, RoundTrip, Smoothed, Streak
 from moa.tree import DraftTree, TreeShape
 from moa.wire.messages import Welcome
 
@@ -33,6 +33,8 @@ _BLIND_WINS = 4
 _PRIOR_ACCEPTANCE = {False: 0.65, True: 0.75}
 """Prior chance that one more level is accepted, of a chain and of a tree."""
 _PRIOR_WEIGHT = 4.0
+_PRIOR_GUESSES = 8.0
+"""How many guesses the expected length of a streak begins with."""
 _CALIBRATED_ROUNDS = 8.0
 _PRIOR_FORWARD = 0.03
 _SHORTEST = 1e-6
@@ -41,14 +43,22 @@ _PRIOR_STEP = 0.003
 _PER_NODE = 0.01
 """Prior cost of one more node in a verification, as a share of a single token's."""
 
+GUESSED = 4
+"""Guesses that a step of the drafter makes."""
 _PER_FORWARD = 8
 """Approximate nodes of a forward over guesses; most of them are accepted."""
 _WAITING_MARGIN = 1.15
 """The verifier waits for the device's guesses, and makes none of its own, only where that promises so much more."""
+_EVIDENCE = 12
+"""Guesses to judge before it waits at all."""
 _UNUSED, _FIRST_REST, _LONGEST_REST = 16, 32, 512
 """Forwards without a guess in time before the device stops guessing, and for how many: at first, and at last."""
 _SERVER_MARGIN = 1.05
 """Drafting on the device relieves the server: choose another way only for a gain of more than this."""
+
+
+def _streak(rate: float) -> Streak:
+    return Streak(_PRIOR_GUESSES * rate, _PRIOR_GUESSES * (1 - rate))
 
 
 @cache
@@ -132,8 +142,10 @@ class Controller:
     per_node: Smoothed = field(default_factory=lambda: Smoothed(weight=0.1))
     step: dict[int, Smoothed] = field(default_factory=dict)
     """Seconds of a step of the drafter, by width."""
-    stream_rate: Smoothed = field(default_factory=Smoothed)
-    plain_rate: Smoothed = field(default_factory=Smoothed)
+    pace: dict[str, Pace] = field(default_factory=lambda: {"server": Pace(), "none": Pace()})
+    """Of streams, by who drafts where no guess of the device fits."""
+    streak: Streak = field(default_factory=lambda: _streak(_PRIOR_ACCEPTANCE[True]))
+    """Of guesses for streams."""
     prefill: Smoothed = field(default_factory=Smoothed)
     """Seconds that the server needs for a token of a prompt."""
     beside: Usefulness = field(default_factory=Usefulness)
@@ -146,6 +158,8 @@ class Controller:
 
     def calibrate(self, chain: Sequence[float], tree: Sequence[float]) -> None:
         """Start from acceptance by level as it was measured when the bundle was made, deeper ones like the deepest."""
+        if tree:
+            self.streak = _streak(sum(tree) / len(tree))
         for branching, rates in ((False, chain), (True, tree)):
             table = self.acceptance[branching]
             for level in range(_DEPTHS if rates else 0):
@@ -181,11 +195,12 @@ class Controller:
     def guessed(self, won: int, wrong: bool) -> None:
         """Of what came, so many tokens were in the tree of guesses; `wrong`: the tree went on elsewhere."""
         self.acceptance[True].add(won, won + wrong)
+        self.streak.add(won, wrong)
 
     def streamed(self, tokens: int, seconds: float, *, drafts: WhoDrafts, server_seconds: float = 0.0) -> None:
         """So many tokens of a stream came in so long; the server ran the target for `server_seconds` of it."""
-        if tokens and seconds > 0 and drafts in ("server", "none"):
-            (self.stream_rate if drafts == "server" else self.plain_rate).add(tokens / seconds)
+        if drafts in self.pace:
+            self.pace[drafts].add(tokens, seconds)
         if server_seconds > 0:
             self.forward.add(server_seconds)
 
@@ -206,7 +221,7 @@ class Controller:
     ) -> Plan:
         """The next round, if at most `remaining` tokens and so many calls are left.
 
-        Where the device `foresees` streams, the server drafts only what is not there in time: it need not be spared.
+        Where the device `foresees` streams, they begin with the server's drafts, and then it `waits` or not.
         `blind` (made without the prompt's records) limits the depth of a draft; it does not change who drafts.
         """
         plan = self._plan(remaining, draft, calls_left, foresees)
@@ -224,22 +239,26 @@ class Controller:
         plain = Plan("none", device.shape, self._stream_speed("none", remaining))
         best = max(server, plain, key=lambda plan: plan.tokens_per_second)
         if foresees:
-            promise = self._foreseen_speed(remaining)
-            return device if promise > _WAITING_MARGIN * best.tokens_per_second else best
+            return best
         if calls_left is not None and calls_left * self._tokens(device.shape) < remaining:
             return best  # a stream is one call, however long
         if best.tokens_per_second > _SERVER_MARGIN * device.tokens_per_second:
             return best
         return device
 
+    def waits(self, remaining: int, otherwise: Literal["server", "none"], *, now: bool) -> bool:
+        """Whether the verifier of a running stream is to wait for the device's guesses; `now`: it does already."""
+        if self.streak.judged < _EVIDENCE:
+            return now
+        margin = 1.0 if now else _WAITING_MARGIN
+        return self._foreseen_speed(remaining) > margin * self.rate(otherwise)
+
     def _foreseen_speed(self, remaining: int) -> float:
         """Tokens a second if the verifier uses only our guesses: a round trip for every wrong one."""
-        totals = self.acceptance[True].by_depth()
-        reach, last = totals[-1] - totals[-2], (totals[-1] - totals[-2]) / max(_RARELY, totals[-2] - totals[-3])
-        run = min(max(1, remaining), totals[-1] + reach * last / max(0.01, 1 - last))
+        run = min(max(1, remaining), 1 + self.streak.length)
         forwards = 1 + run / _PER_FORWARD
-        drafting = self._step(1) + 3 * self._step(4)
-        return run / (self.rtt.smoothed + drafting + forwards * self._verify(_PER_FORWARD))
+        drafting = self._step(1) + 3 * self._step(GUESSED)
+        return run / max(run * self._step(GUESSED), self.rtt.smoothed + drafting + forwards * self._verify(_PER_FORWARD))
 
     def _best_device(self, remaining: int) -> Plan:
         round_trip = self.rtt.smoothed
@@ -260,19 +279,14 @@ class Controller:
     def _tokens(self, shape: TreeShape) -> float:
         return self.acceptance[shape.breadth > 1].by_depth()[shape.depth]
 
-    @property
-    def stream_speed(self) -> float:
-        """Tokens a second that the server drafts, once it has begun."""
-        return self._rate("server")
-
     def _stream_speed(self, kind: Literal["server", "none"], remaining: int) -> float:
         tokens = max(1, min(remaining, 64))
-        return tokens / (self.rtt.smoothed + tokens / self._rate(kind))
+        return tokens / (self.rtt.smoothed + tokens / self.rate(kind))
 
-    def _rate(self, kind: Literal["server", "none"]) -> float:
-        measured = self.stream_rate if kind == "server" else self.plain_rate
-        if measured.samples:
-            return measured.value
+    def rate(self, kind: Literal["server", "none"]) -> float:
+        """Tokens a second of a stream, once it has begun."""
+        if measured := self.pace[kind].rate:
+            return measured
         if kind == "server":
             tokens = self.acceptance[False].by_depth()[4]
             return tokens / (1.3 * self._verify(5))  # on the server, drafting is a small part of a round

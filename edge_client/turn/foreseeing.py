@@ -3,7 +3,7 @@
 The drafter grows a tree below the log's end while the device waits anyway. What is new of it, likely, and can still be
 there in time goes up as `Foresee`. If the server drafts too, it has advanced by the tokens of a round trip by then:
 only guesses beyond those are useful. If it does not, it waits for ours, and the first draft after a miss is sent when
-it is as deep as a round's.
+it is as deep as a round's. With `chooses` the device changes between the two as it learns how often it is right.
 
 `_held` mirrors what the verifier holds. A verifier without progress may have lost it: then everything is sent again.
 """
@@ -13,16 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from edge_client.turn.actions import Grow
+from edge_client.turn.controller import GUESSED
 from edge_client.turn.measuring import Measuring
 from moa.foresight import Foreseen, Growth, doubts_of
 from moa.tree import DraftTree, TreeShape
 from moa.wire import Advanced, ClientSession
 from moa.wire.messages import Foresee, Stream, Welcome
 
-_BREADTH = 4
-"""Nodes that a step of the drafter runs, and guesses that are kept after each at most."""
 _LEAST_WAITING, _LEAST_BESIDE = 0.01, 0.1
 """Chance that a guess comes true, below which it is not made: where the verifier waits for it; where it drafts too."""
 _KEPT = 0.25
@@ -43,11 +43,19 @@ class Foreseeing:
     measuring: Measuring
     wanted: bool = True
     """Whether the user and the budget allow it."""
+    chooses: bool = False
+    """Whether the server may draft, so that the device chooses when the verifier waits."""
     shape: TreeShape = field(default_factory=lambda: TreeShape.chain(4))
     """Of the draft that a round of the device would have."""
     _agreed: bool = False
     _held: Foreseen = field(default_factory=Foreseen)
     _round: tuple[bytes, int] | None = None
+    _waits: bool = False
+    """Whether the verifier is to wait for guesses."""
+    _told: bool = False
+    """Whether it knows that."""
+    _settled_at: float = 0.0
+    """When what it sends will be the answer to guesses, after it was told to wait."""
     _growth: Growth | None = None
     _about: int = 0
     """Length of the log that the tree was grown for."""
@@ -79,7 +87,7 @@ class Foreseeing:
         """Tokens of a stream have joined the log."""
         if not event.tokens or event.path:
             return
-        if self.measuring.drafts == "server" and self.on:
+        if not self._waits and self.on:
             self.measuring.controller.beside.forward(bool(event.foreseen))
         if self._round is not None:
             self.measuring.foresaw(self._held.judge(event.tokens))
@@ -92,38 +100,44 @@ class Foreseeing:
         self._held.follow(log)
         self._wait_again(now)
 
-    def next(self, session: ClientSession, provisional: Sequence[int], now: float) -> Foresee | Grow | None:
+    def next(
+        self, session: ClientSession, provisional: Sequence[int], remaining: int, now: float
+    ) -> Foresee | Grow | None:
         """The most useful action for the running stream, if any."""
         stream = session.streaming
-        if not self.on or stream is None or not (stream.waits or stream.speculate):
-            return None
-        if not stream.waits and self.measuring.controller.beside.rests:
+        if not self.on or stream is None:
             return None
         if self._round != (session.id, stream.round):
             self.lost()
-            self._round = session.id, stream.round
-        if stream.waits and now >= self._again_at:
+            self._round, self._waits, self._told = (session.id, stream.round), stream.waits, stream.waits
+        if self.chooses:
+            self._choose("server" if stream.speculate else "none", remaining, now)
+            if self._told != self._waits and (self._told or len(self._held)):
+                return self._tell(session, DraftTree([session.log[-1]], [-1], [0.0]), (), now)
+        if not self._waits and self.measuring.controller.beside.rests:
+            return None
+        if self._waits and now >= self._again_at:
             self._held.clear()
             self._again = min(self._again + 1, _MOST_AGAIN)
         self._held.follow(session.log)
-        least = _LEAST_WAITING if stream.waits else _LEAST_BESIDE
+        least = _LEAST_WAITING if self._waits else _LEAST_BESIDE
         if provisional:  # it is what the device would guess, and it must be checked
             tokens = [session.log[-1], *provisional[: self.measuring.controller.max_nodes]]
             chain = DraftTree(tokens, list(range(-1, len(tokens) - 1)), [0.0] * len(tokens))
             return self._tell(session, chain, self._held.missing(chain), now)
         growth = self._growth
         if growth is None or self._about != len(session.log) or growth.root != session.log[-1]:
-            return Grow(session.log, _BREADTH, math.log(_KEPT * least))
+            return Grow(session.log, GUESSED, math.log(_KEPT * least))
         done = len(growth.tree) >= _MOST or growth.likeliest_open < math.log(least)
-        lead = 0 if stream.waits else self._lead()
+        lead = 0.0 if self._waits else self._lead(stream)
         fresh = [
             node
             for node in self._held.missing(growth.tree)
             if growth.depths[node] > lead and growth.tree.scores[node] >= math.log(_KEPT * least)
         ]
-        if fresh and (done or self._bunch(stream, growth, fresh)):
+        if fresh and (done or self._bunch(growth, fresh)):
             return self._tell(session, growth.tree, fresh, now)
-        return None if done else Grow(session.log, _BREADTH, math.log(_KEPT * least))
+        return None if done else Grow(session.log, GUESSED, math.log(_KEPT * least))
 
     def asks(self, now: float) -> bool:
         """Whether the latest message holds all guesses of the verifier, and was not sent before."""
@@ -132,16 +146,23 @@ class Foreseeing:
     def due(self, session: ClientSession) -> float | None:
         """When to look again, if nothing happens."""
         stream = session.streaming
-        return self._again_at if self.on and stream is not None and stream.waits else None
+        return self._again_at if self.on and stream is not None and self._waits else None
 
-    def _lead(self) -> float:
+    def _choose(self, otherwise: Literal["server", "none"], remaining: int, now: float) -> None:
+        """Whether the verifier is to wait for guesses from now on."""
+        waits = self.measuring.controller.waits(remaining, otherwise, now=self._waits)
+        if waits != self._waits:
+            self._waits, self._settled_at = waits, now + self.measuring.rtt.smoothed
+            self.measuring.changes("device" if waits else otherwise, self._settled_at)
+
+    def _lead(self, stream: Stream) -> float:
         """Tokens that the server advances until a guess made now arrives."""
         controller = self.measuring.controller
-        return controller.stream_speed * controller.rtt.smoothed
+        return controller.rate("server" if stream.speculate else "none") * controller.rtt.smoothed
 
-    def _bunch(self, stream: Stream, growth: Growth, fresh: Sequence[int]) -> bool:
+    def _bunch(self, growth: Growth, fresh: Sequence[int]) -> bool:
         """Whether to send now rather than grow on."""
-        if len(self._held) or not stream.waits:
+        if len(self._held) or not self._waits:
             return len(fresh) >= (_PLENTY if len(self._held) > _PLENTY else _BUNCH)
         best = max(fresh, key=lambda node: (growth.depths[node], growth.tree.scores[node]))
         return growth.depths[best] >= self.shape.depth or growth.likeliest_open < self.shape.min_score
@@ -155,7 +176,8 @@ class Foreseeing:
                 path.append(tree.parents[path[-1]])
             if len(kept) + len(path) <= most:
                 kept.update(path)
-        if len(kept) < 2:
+        tells = self._waits if self._waits != self._told else None
+        if len(kept) < 2 and tells is None:
             return None
         order = sorted(kept)
         index = {node: i for i, node in enumerate(order)}
@@ -164,9 +186,9 @@ class Foreseeing:
             [index.get(tree.parents[node], -1) for node in order],
             [tree.scores[node] for node in order],
         )
-        message = session.foresee(part.tokens, part.parents, doubts_of(part))
-        stream = session.streaming
-        if stream is not None and stream.waits and not len(self._held):
+        message = session.foresee(part.tokens, part.parents, doubts_of(part), tells)
+        self._told = self._waits
+        if self._waits and not len(self._held) and now >= self._settled_at:
             self._asked_at = None if self._again else now  # of what was sent twice nobody knows which is answered
         self._held.add(session.log, message.base, message.tokens, message.parents, message.doubts)
         self._wait_again(now)

@@ -409,8 +409,7 @@ class TurnMachine:
     def _tell_ahead(self, message: Foresee, now: float) -> None:
         """Send guesses; a verifier that waits for them owes an answer from now on."""
         self.stats.foresees += 1
-        stream = self.session.streaming
-        if stream is not None and stream.waits and self.asking.foreseeing.asks(now):
+        if self.asking.foreseeing.asks(now):
             self.clockwork.asked(now, self.measuring.usual, writing=bool(self.transcript.provisional))
         self._outbox.append(message)
 

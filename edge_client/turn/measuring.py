@@ -31,6 +31,8 @@ class Measuring:
     _lesson: tuple[DraftTree, int, float, float] | None = None
     """A verified draft, how much of it was accepted, and the seconds of the round trip and of the verification."""
     _streamed_at: float | None = None
+    _settled_at: float = 0.0
+    """Until then tokens may come from who drafted before."""
 
     @property
     def usual(self) -> float:
@@ -40,6 +42,10 @@ class Measuring:
     def streams(self, drafts: Literal["server", "none", "device"]) -> None:
         """A stream is asked for."""
         self.asked, self.drafts, self._streamed_at = None, drafts, None
+
+    def changes(self, drafts: Literal["server", "none", "device"], settled_at: float) -> None:
+        """In the running stream somebody else drafts; what comes from then on was drafted so."""
+        self.drafts, self._settled_at = drafts, settled_at
 
     def foresaw(self, outcome: Foresight) -> None:
         """A forward of a stream that guesses were sent for, and whether what it brought was among them."""
@@ -78,7 +84,7 @@ class Measuring:
             self.rtt.add(round_trip)
 
     def _stream(self, event: Advanced, now: float) -> None:
-        if self._streamed_at is not None and event.tokens:
+        if self._streamed_at is not None and event.tokens and self._streamed_at >= self._settled_at:
             self.controller.streamed(
                 len(event.tokens),
                 now - self._streamed_at,

@@ -161,7 +161,7 @@ class Stream(Message, tag="stream", frozen=True):
     speculate: bool = True
     """If false, the server decodes one token a forward, as a plain API does. For comparison."""
     waits: bool = False
-    """If no guess fits, wait for more instead of drafting or decoding on the server (`foresee`)."""
+    """If no guess fits, wait for more instead of drafting or decoding on the server. `foresee` may change it."""
 
 
 class Foresee(Message, tag="foresee", frozen=True):
@@ -174,9 +174,11 @@ class Foresee(Message, tag="foresee", frozen=True):
     session: SessionId
     round: Round
     base: Position
-    tokens: Annotated[list[TokenId], Meta(min_length=2, max_length=4096)]
-    parents: Annotated[list[Parent], Meta(min_length=2, max_length=4096)]
-    doubts: Annotated[list[Doubt], Meta(min_length=2, max_length=4096)]
+    tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=4096)]
+    parents: Annotated[list[Parent], Meta(min_length=1, max_length=4096)]
+    doubts: Annotated[list[Doubt], Meta(min_length=1, max_length=4096)]
+    waits: bool | None = None
+    """Whether the stream `waits` from now on; null: as before."""
 
 
 class Cancel(Message, tag="cancel", frozen=True):

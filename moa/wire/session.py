@@ -158,12 +158,14 @@ class ClientSession:
         self._no_round()
         return self._ask(Stream(self.id, self.round + 1, self.base, speculate, waits))
 
-    def foresee(self, tokens: Sequence[int], parents: Sequence[int], doubts: Sequence[int]) -> Foresee:
+    def foresee(
+        self, tokens: Sequence[int], parents: Sequence[int], doubts: Sequence[int], waits: bool | None = None
+    ) -> Foresee:
         """What may come next in the running stream: a tree below the log's last token. Nothing waits for an answer."""
         stream = self.streaming
         if stream is None or tokens[0] != self.log[-1]:
             raise ProtocolError("guesses need a running stream, and begin at the log's end")
-        return Foresee(self.id, stream.round, self.base, list(tokens), list(parents), list(doubts))
+        return Foresee(self.id, stream.round, self.base, list(tokens), list(parents), list(doubts), waits)
 
     def cancel(self) -> Cancel | None:
         """Stop the running round, if any; its answer still comes."""

@@ -102,15 +102,20 @@ class Histories:
 
 
 class SteppedHistories(Histories):
-    """Its streams run a forward at a time, over what the edge foresees, or the pending token alone."""
+    """Its streams run a forward at a time, over what the edge foresees, its own draft, or the pending token alone."""
 
     forwards = 0
     most = 12
     """Nodes of a draft."""
+    drafter: Callable[[Sequence[int]], int] | None = None
+    """Guesses the token after a log."""
+    drafted = 4
+    """Tokens of an own draft."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._foreseen: dict[bytes, Foreseen] = {}
+        self._waits: dict[bytes, bool] = {}
 
     def answers(self, message: Any, timing: Timing) -> list[Any]:
         """What the verifier sends back at once."""
@@ -121,6 +126,8 @@ class SteppedHistories(Histories):
                 if running is not None and running.round == message.round:
                     where = message.base, message.tokens, message.parents, message.doubts
                     self._foreseen[message.session].add(history.ids, *where)
+                    if message.waits is not None:
+                        self._waits[message.session] = message.waits
                 return []
             case Cancel() if history is not None and running is not None and running.round == message.round:
                 return [history.emit([], "", Timing(), drafted=0, done=True)]
@@ -138,18 +145,22 @@ class SteppedHistories(Histories):
         history = self.known.get(session)
         if history is None or not isinstance(stream := history.running, Stream):
             return False
-        return not stream.waits or len(self._draft(history).tokens) > 1
+        return not self._waits[session] or len(self._guesses(history).tokens) > 1
 
     def step(self, session: bytes, timing: Timing) -> StreamTokens:
         """The next forward of a stream."""
         history = self.known[session]
-        tokens, parents, _ = self._draft(history)
+        tokens, parents, _ = guessed = self._guesses(history)
+        if len(tokens) == 1:
+            tokens, parents = self._own(history)
         found = self._accept(history, tokens, parents)
         new = [*(tokens[node] for node in found.path[1:]), found.next_token]
         count, finish = first_finish(history.rules, history.ids, new, self._decode)
         sent, told = len(tokens) - 1, rows(history, count)
         self.forwards += 1
-        return history.emit(new[:count], finish, timing, drafted=sent, done=bool(finish), logprobs=told, foreseen=sent)
+        foreseen = len(guessed.tokens) - 1
+        told_by = {"drafted": sent, "foreseen": foreseen, "logprobs": told}
+        return history.emit(new[:count], finish, timing, done=bool(finish), **told_by)
 
     def run(self, history: History, timing: Timing) -> list[Any]:
         """The answer of the admitted round; a stream's follow step by step."""
@@ -158,9 +169,16 @@ class SteppedHistories(Histories):
 
     def _stream(self, history: History, timing: Timing) -> list[Any]:
         self._foreseen[history.session] = Foreseen()
+        self._waits[history.session] = isinstance(history.running, Stream) and history.running.waits
         return []
 
-    def _draft(self, history: History) -> Picked:
+    def _own(self, history: History) -> tuple[list[int], list[int]]:
+        tokens, drafts = [history.ids[-1]], isinstance(history.running, Stream) and history.running.speculate
+        for _ in range(self.drafted if self.drafter is not None and drafts else 0):
+            tokens.append(self.drafter([*history.ids[:-1], *tokens]))
+        return tokens, list(range(-1, len(tokens) - 1))
+
+    def _guesses(self, history: History) -> Picked:
         foreseen = self._foreseen[history.session]
         foreseen.follow(history.ids)
         return foreseen.pick(self.most, 0.0)

@@ -177,6 +177,10 @@ class World:
     foresee: bool = False
     step: float = 0.001
     """Seconds of a draft, and of a guess."""
+    server_right: float | None = None
+    """How often the server's own drafter is right; None: it has none."""
+    forward: float = 0.01
+    """Seconds of a forward, and of the server's draft for it."""
 
     def __post_init__(self) -> None:
         self.now, self.verifier, self.random = 0.0, Verifier(), random.Random(self.seed)
@@ -185,6 +189,9 @@ class World:
         self.connection, self.is_up, self.down_since = 0, False, 0.0
         self.controller, self.rtt = Controller(), RoundTrip()
         self.controller.rtt = self.rtt
+        self.verifier.forward = self.forward
+        if self.server_right is not None:
+            self.verifier.drafter = lambda ids: self._guess(ids, self.server_right)
         self._line_free = 0.0
         self.sent: list[tuple[float, ClientMessage]] = []
         """What the device sent; the verifier may see a message twice, or not at all."""
@@ -318,9 +325,9 @@ class World:
 
     # ---- the drafter
 
-    def _guess(self, ids: Sequence[int]) -> int:
+    def _guess(self, ids: Sequence[int], right: float | None = None) -> int:
         chance = random.Random(f"{self.seed} {list(ids[-4:])} {len(ids)}")
-        return says(ids) if chance.random() < self.right else chance.randrange(2, VOCAB)
+        return says(ids) if chance.random() < (self.right if right is None else right) else chance.randrange(2, VOCAB)
 
     def _grow(self, ids: list[int], breadth: int, least: float) -> Growth:
         """As the real drafter does: what was grown before, as far as it is below the end of `ids`."""
