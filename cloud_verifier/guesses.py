@@ -19,7 +19,7 @@ class Guesses:
 
     def __init__(self, waits: bool) -> None:
         self.waits = waits
-        """Whether the stream waits for guesses where none fits. The event loop writes it, the model's thread reads it."""
+        """Whether the stream waits where no guess fits. The event loop writes it, the model's thread reads it."""
         self._arrived: deque[Foresee] = deque(maxlen=_MOST_WAITING)
         self._foreseen = Foreseen()
         self._since_advance = 0

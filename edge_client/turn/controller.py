@@ -258,7 +258,8 @@ class Controller:
         run = min(max(1, remaining), 1 + self.streak.length)
         forwards = 1 + run / _PER_FORWARD
         drafting = self._step(1) + 3 * self._step(GUESSED)
-        return run / max(run * self._step(GUESSED), self.rtt.smoothed + drafting + forwards * self._verify(_PER_FORWARD))
+        waited = self.rtt.smoothed + drafting + forwards * self._verify(_PER_FORWARD)
+        return run / max(waited, run * self._step(GUESSED))
 
     def _best_device(self, remaining: int) -> Plan:
         round_trip = self.rtt.smoothed

@@ -112,6 +112,27 @@ async def test_where_nothing_was_foreseen_the_server_goes_on_by_itself() -> None
         assert any(not one.foreseen for one in parts)
 
 
+async def test_the_edge_says_whether_the_server_drafts_meanwhile() -> None:
+    truth = kit.generated(IDS, COUNT)
+    async with kit.verifier(drafter=True) as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=COUNT)
+        stream = session.stream(waits=True)
+        await edge.send(stream)
+        await silence(edge)
+        assert not running.scheduler.queued
+        root = [session.log[-1]]
+        await edge.send(session.foresee(root, [-1], [0], waits=False))
+        own = await part(edge, session)
+        assert not own.foreseen
+        await edge.send(session.foresee([session.log[-1]], [-1], [0], waits=True))
+        await silence(edge)
+        while len(session.log) - len(IDS) < COUNT and session.busy:
+            done = len(session.log) - len(IDS)
+            await edge.send(guesses(session, chain(session.log[-1], *truth[done : done + 5])))
+            await part(edge, session)
+        assert session.log[len(IDS) :] == truth
+
+
 async def test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_and_when_the_server_drains() -> None:
     truth = kit.generated(IDS, COUNT)
     async with kit.verifier() as running:
@@ -187,7 +208,7 @@ async def test_guesses_of_a_stream_that_advances_are_work_and_no_flood() -> None
 
 
 def test_only_so_many_guesses_between_two_advances_count_as_work() -> None:
-    held = Guesses()
+    held = Guesses(waits=True)
     message = Foresee(bytes(16), 1, 0, [1, 2], [-1, 0], [0, 8])
     assert sum(held.add(message) for _ in range(100)) == 32
     held.advanced()

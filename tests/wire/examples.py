@@ -25,7 +25,7 @@ EXAMPLES: list[m.ClientMessage | m.ServerMessage] = [
     m.Append(ID, 12, [5, 6], 9, ["."], True, 0),
     m.Verify(ID, 3, 12, [5, 6, 7], [-1, 0, 0]),
     m.Stream(ID, 4, 14, False, True),
-    m.Foresee(ID, 4, 14, [9, 8, 7], [-1, 0, 0], [0, 3, 20]),
+    m.Foresee(ID, 4, 14, [9, 8, 7], [-1, 0, 0], [0, 3, 20], False),
     m.Cancel(ID, 4),
     m.Resume(ID, 14, bytes(16), 3, 1, "int4", 2000, [(0, 10), (12, 13)]),
     m.Sync(ID, "off", 500, [(3, 4)]),

@@ -111,6 +111,8 @@ class SteppedHistories(Histories):
     """Guesses the token after a log."""
     drafted = 4
     """Tokens of an own draft."""
+    matching: float = 0.0
+    """How many of them are right, as it expects; guesses that promise less are not used."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -143,22 +145,23 @@ class SteppedHistories(Histories):
     def streams(self, session: bytes) -> bool:
         """Whether there is a forward to run for a stream of this session."""
         history = self.known.get(session)
-        if history is None or not isinstance(stream := history.running, Stream):
+        if history is None or not isinstance(history.running, Stream):
             return False
         return not self._waits[session] or len(self._guesses(history).tokens) > 1
 
     def step(self, session: bytes, timing: Timing) -> StreamTokens:
         """The next forward of a stream."""
         history = self.known[session]
-        tokens, parents, _ = guessed = self._guesses(history)
-        if len(tokens) == 1:
+        tokens, parents, expected = self._guesses(history)
+        foreseen = len(tokens) - 1
+        if not foreseen or (expected < self.matching and not self._waits[session]):
+            foreseen = 0
             tokens, parents = self._own(history)
         found = self._accept(history, tokens, parents)
         new = [*(tokens[node] for node in found.path[1:]), found.next_token]
         count, finish = first_finish(history.rules, history.ids, new, self._decode)
         sent, told = len(tokens) - 1, rows(history, count)
         self.forwards += 1
-        foreseen = len(guessed.tokens) - 1
         told_by = {"drafted": sent, "foreseen": foreseen, "logprobs": told}
         return history.emit(new[:count], finish, timing, done=bool(finish), **told_by)
 

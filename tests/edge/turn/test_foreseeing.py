@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from edge_client.turn.budget import Budget
+from edge_client.turn.controller import WhoDrafts
 from edge_client.turn.patience import Patience
 from moa.wire import encode
 from moa.wire.messages import Foresee, Stream, Verify
@@ -36,6 +37,44 @@ def test_a_round_does_not_wait_for_the_link(latency: float, gain: float) -> None
 def test_guesses_never_slow_a_stream_down(latency: float) -> None:
     plain = seconds(latency=latency, draft="none")
     assert seconds(latency=latency, draft="auto", foresee=True) < plain
+
+
+def speeds(draft: WhoDrafts, right: float, latency: float, forward: float, *, foresee: bool) -> float:
+    """Tokens a second of three turns, after a first one."""
+    world = World(count=48, right=right, server_right=right, latency=latency, forward=forward, step=0.0025)
+    world.draft, world.foresee = draft, foresee
+    began = 0.0
+    for turn in range(4):
+        if turn:
+            world.standing, began = None, began or world.now
+        world.begin()
+        assert world.run() == "length"
+        assert world.answer == world.expected
+    return 3 * 48 / (world.now - began)
+
+
+@pytest.mark.parametrize("right", [0.6, 0.8, 0.97])
+@pytest.mark.parametrize("latency", [0.005, 0.03, 0.075])
+@pytest.mark.parametrize("forward", [0.02, 0.1])
+def test_auto_is_about_as_fast_as_the_best_way(right: float, latency: float, forward: float) -> None:
+    """The drafter is the same on both ends, so which way is best depends on link and target."""
+    ways: list[tuple[WhoDrafts, bool]] = [("server", False), ("device", True), ("none", False)]
+    best = max(speeds(draft, right, latency, forward, foresee=foresee) for draft, foresee in ways)
+    assert speeds("auto", right, latency, forward, foresee=True) > 0.93 * best
+
+
+def test_in_the_middle_of_an_answer_the_server_drafts_again() -> None:
+    """The drafter knows the beginning, and not what follows."""
+    world = World(count=200, draft="auto", foresee=True, right=0.99, server_right=0.99, latency=0.03, forward=0.06)
+    world.run(seconds=0.8)
+    assert asked(world, Foresee)[-1].waits is None
+    assert any(message.waits for message in asked(world, Foresee))
+    world.right = 0.3
+    assert world.run() == "length"
+    assert world.answer == world.expected
+    told = [message.waits for message in asked(world, Foresee) if message.waits is not None]
+    assert told[:2] == [True, False]
+    assert len(asked(world, Stream)) == 1
 
 
 def test_outcomes_are_counted_by_whether_they_were_foreseen() -> None:

@@ -22,11 +22,17 @@ class AnyHistory(RuleBasedStateMachine):
     """Turns of one conversation, with faults thrown in."""
 
     @initialize(
-        seed=st.integers(0, 2**32), draft=st.sampled_from(["device", "server", "auto", "single"]), foresee=st.booleans()
+        seed=st.integers(0, 2**32),
+        draft=st.sampled_from(["device", "server", "auto", "single"]),
+        foresee=st.booleans(),
+        right=st.sampled_from([0.7, 0.98]),
+        server_right=st.sampled_from([None, 0.7]),
     )
-    def begin(self, seed: int, draft: Any, foresee: bool) -> None:
+    def begin(self, seed: int, draft: Any, foresee: bool, right: float, server_right: float | None) -> None:
         patience = Patience(offline_after=0.3, settle=1.0)
-        self.world = World(seed=seed, draft=draft, count=30, right=0.7, patience=patience, foresee=foresee)
+        self.world = World(
+            seed=seed, draft=draft, count=30, right=right, patience=patience, foresee=foresee, server_right=server_right
+        )
         self.seed = seed
 
     @rule(seconds=st.sampled_from([0.01, 0.05, 0.3, 1.0, 3.0]))
@@ -60,7 +66,7 @@ class AnyHistory(RuleBasedStateMachine):
     def messages_are_lost_or_repeated(self, loss: float, repeat: float) -> None:
         self.world.loss, self.world.repeat = loss, repeat
 
-    @rule(draft=st.sampled_from(["device", "server", "none"]))
+    @rule(draft=st.sampled_from(["device", "server", "none", "auto"]))
     def the_next_turn_is_asked_for(self, draft: Any) -> None:
         """The reader leaves; the round that is running is cancelled; settings change."""
         world = self.world
@@ -122,7 +128,9 @@ def test_ten_thousand_steps(seed: int) -> None:
     """The same, with luck for a guide instead of Hypothesis: 500 steps a seed."""
     rng = random.Random(seed)
     history = AnyHistory()
-    history.begin(seed, rng.choice(["device", "server", "auto"]), seed % 4 > 0)
+    history.begin(
+        seed, rng.choice(["device", "server", "auto"]), seed % 4 > 0, rng.choice([0.7, 0.98]), rng.choice([None, 0.7])
+    )
     for _ in range(500):
         match rng.randrange(12):
             case 0:
@@ -138,7 +146,7 @@ def test_ten_thousand_steps(seed: int) -> None:
             case 5:
                 history.messages_are_lost_or_repeated(rng.choice([0.0, 0.3]), rng.choice([0.0, 0.5]))
             case 6:
-                history.the_next_turn_is_asked_for(rng.choice(["device", "server", "none"]))
+                history.the_next_turn_is_asked_for(rng.choice(["device", "server", "none", "auto"]))
             case _:
                 history.time_passes(rng.choice([0.01, 0.05, 0.3, 1.0]))
         if rng.random() < 0.1:

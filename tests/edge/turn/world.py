@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -192,6 +193,7 @@ class World:
         self.verifier.forward = self.forward
         if self.server_right is not None:
             self.verifier.drafter = lambda ids: self._guess(ids, self.server_right)
+            self.verifier.matching = sum(self.server_right**n for n in range(1, self.verifier.drafted + 1))
         self._line_free = 0.0
         self.sent: list[tuple[float, ClientMessage]] = []
         """What the device sent; the verifier may see a message twice, or not at all."""
@@ -263,6 +265,7 @@ class World:
             return
         self.connection += 1
         self.is_up = True
+        self.rtt.add(2 * self.latency)  # of the handshake
         self.machine.link_up(WELCOME, self.connection, self.now)
 
     def recheck(self) -> None:
@@ -344,7 +347,7 @@ class World:
             guess = self._guess(log)
             second = says(log) if says(log) != guess and len(log) % 2 else (guess + 7) % VOCAB
             tokens.append([guess, second])
-            scores.append([-0.2, -2.0])
+            scores.append([math.log(max(0.01, self.right)), math.log(max(0.01, (1 - self.right) / 2))])
         growth.expand(nodes, tokens, scores)
         self._growth = list(ids), growth
         return growth
