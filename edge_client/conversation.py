@@ -16,12 +16,13 @@ from edge_client.shared import Shared
 from edge_client.text.chat import ChatLog, Messages, empty_prompt, prompt_ids
 from edge_client.text.codec import TextStream
 from edge_client.turn.asking import Asking
+from edge_client.turn.deadlines import Deadlines
 from edge_client.turn.machine import TurnMachine
 from edge_client.turn.measuring import Measuring
-from edge_client.turn.patience import Clockwork
+from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
+from edge_client.turn.session_state import SessionState
 from edge_client.turn.shell import TurnShell
-from edge_client.turn.standing import Standing
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
 from edge_client.turn.worker import DrafterWorker
@@ -44,7 +45,7 @@ class Conversation:
         """All ids so far, prompts included."""
         self.chat = ChatLog(shared.device.codec)
         self._chatting = False
-        self._standing: Standing | None = None
+        self._session_state: SessionState | None = None
         self._left: list[bytes] = []
         """Sessions at the verifier that are no longer needed."""
         self._last: TurnShell | None = None
@@ -104,9 +105,9 @@ class Conversation:
     async def aclose(self) -> None:
         """End the conversation: the verifier can drop its sessions."""
         self._closed = True
-        if self._standing is not None:
-            self._left.append(self._standing.session.id)
-            self._standing = None
+        if self._session_state is not None:
+            self._left.append(self._session_state.session.id)
+            self._session_state = None
         await self._leave()
 
     async def __aenter__(self) -> Conversation:
@@ -150,7 +151,7 @@ class Conversation:
             if not over:
                 await self._cancel(machine)
                 self._left += machine.unsent_farewells()
-            self._standing = machine.standing
+            self._session_state = machine.session_state
             if machine.session.unsettled:  # it cannot be continued; the next session will share its cached prefix
                 self._abandon()
         yield Done(
@@ -167,9 +168,9 @@ class Conversation:
             await self._shared.link.send(cancel)
 
     def _abandon(self) -> None:
-        if self._standing is not None:
-            self._left.append(self._standing.session.id)
-            self._standing = None
+        if self._session_state is not None:
+            self._left.append(self._session_state.session.id)
+            self._session_state = None
 
     async def _leave(self) -> None:
         """Close sessions that are no longer needed."""
@@ -196,10 +197,10 @@ class Conversation:
     def _prepare(self, context: list[int], settings: ClientSettings, prediction: Sequence[int]) -> TurnShell:
         shared = self._shared
         self.records.precision, self.records.budget = settings.sync, settings.budget
-        standing = self._continue(context, settings) or self._begin(context, settings)
+        session_state = self._continue(context, settings) or self._begin(context, settings)
         codec, sampling, controller = shared.device.codec, settings.sampling, shared.controller
         transcript = Transcript(
-            session=standing.session,
+            session=session_state.session,
             rules=TurnRules(
                 start=len(context),
                 max_new_tokens=settings.max_new_tokens,
@@ -213,11 +214,11 @@ class Conversation:
         )
         now = perf_counter()
         expected = Prediction(prediction) if prediction else None
-        unsent = len(context) - standing.session.settled
+        unsent = len(context) - session_state.session.settled
         measuring = Measuring(Stats(started=now), controller, shared.controller.rtt, unsent, prediction=expected)
         machine = TurnMachine(
             transcript=transcript,
-            standing=standing,
+            session_state=session_state,
             asking=Asking(
                 transcript,
                 controller,
@@ -230,18 +231,18 @@ class Conversation:
             ),
             records=self.records,
             guard=shared.device.guard(settings.max_offline_tokens, lambda: bool(self.records.held())),
-            clockwork=Clockwork(settings.patience, waiting_since=now),
-            linked=shared.link is not None,
+            deadlines=Deadlines(settings.patience, waiting_since=now),
+            reach=Reachability(shared.link is not None),
             left=self._left,
         )
         worker = DrafterWorker(self.drafter, sampling, controller, shared.device.step_durations, shared.device.thread)
         return TurnShell(machine, worker, shared.link, shared.trace)
 
-    def _continue(self, context: list[int], settings: ClientSettings) -> Standing | None:
+    def _continue(self, context: list[int], settings: ClientSettings) -> SessionState | None:
         """The session of the previous turn with the new tokens appended, if it can be continued."""
-        if self._standing is None:
+        if self._session_state is None:
             return None
-        session = self._standing.session
+        session = self._session_state.session
         log, same = session.log, session.sampling == _wire_sampling(settings)
         settled = session.settled == len(log) and not session.unsettled
         if not (same and settled and len(context) > len(log) and context[: len(log)] == log):
@@ -254,9 +255,9 @@ class Conversation:
             ignore_eos=settings.ignore_eos,
             logprobs=settings.logprobs,
         )
-        return self._standing
+        return self._session_state
 
-    def _begin(self, context: list[int], settings: ClientSettings) -> Standing:
+    def _begin(self, context: list[int], settings: ClientSettings) -> SessionState:
         session = ClientSession(
             log=list(context),
             max_new_tokens=settings.max_new_tokens,
@@ -271,7 +272,7 @@ class Conversation:
         self.records.truncate(common_prefix(self.ids, context))
         for start, stop in self.records.held():
             session.held.add(start, stop)
-        return Standing(session)
+        return SessionState(session)
 
 
 def _wire_sampling(settings: ClientSettings) -> Sampling:

@@ -18,7 +18,7 @@ import msgspec
 
 from edge_client.turn.budget import Budget
 from edge_client.turn.controller import WhoDrafts
-from edge_client.turn.patience import Patience
+from edge_client.turn.deadlines import Patience
 from edge_client.turn.records import Precision
 from edge_client.turn.transcript import OnReconnect
 from moa.errors import ConfigError, UsageError

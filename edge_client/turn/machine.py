@@ -19,20 +19,19 @@ offline, and that text is checked as soon as the verifier can be asked.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
 from edge_client.events import Event, Link, LinkState, Notice, Reason
-from edge_client.link.retry import Retry
 from edge_client.turn.actions import Action, Draft, Drop, End, Grow, Guess, Send, Wait
 from edge_client.turn.asking import Asking
+from edge_client.turn.deadlines import Deadlines
 from edge_client.turn.failures import Failure, classify
 from edge_client.turn.guard import OfflineGuard
-from edge_client.turn.patience import Clockwork
+from edge_client.turn.measuring import credible
+from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
-from edge_client.turn.standing import Standing
+from edge_client.turn.session_state import SessionState
 from edge_client.turn.transcript import Transcript
 from moa.errors import MoaError, ProtocolError
 from moa.foresight import Growth
@@ -41,36 +40,21 @@ from moa.tree import DraftTree
 from moa.wire import Advanced, ClientSession, Ready, Recovered
 from moa.wire.messages import Activations, ClientMessage, Close, Error, Foresee, ServerMessage, Stream, Verify, Welcome
 
-_SETBACKS = 8
-"""Attempts to repair a session without a verified token in between; then the device continues offline in this turn."""
-_LOSSES = 32
-"""The same for connections: a bad link loses many."""
-
 
 @dataclass
 class TurnMachine:
     """Decides what a turn does next."""
 
     transcript: Transcript
-    standing: Standing
+    session_state: SessionState
     asking: Asking
     records: Records
     guard: OfflineGuard
-    clockwork: Clockwork
+    deadlines: Deadlines
     left: list[bytes] = field(default_factory=list)
     """Sessions of earlier turns to close, once this turn's own is open: it shares what the verifier has cached."""
-    linked: bool = True
-    """Whether there is a verifier at all; without one the device writes at once."""
-    retry: Retry = field(default_factory=lambda: Retry(0.1, 1.0))
-    _link: Literal["down", "up", "refused"] = "down"
-    _why_down: str = ""
-    _given_up: str = ""
-    """Why the verifier is not asked again in this turn."""
-    _setbacks: int = 0
-    _losses: int = 0
+    reach: Reachability = field(default_factory=Reachability)
     _outbox: list[ClientMessage] = field(default_factory=list)
-    _rows: deque[Activations] = field(default_factory=deque)
-    """Records that have arrived; they are stored while no request can be made."""
     _state: LinkState | None = None
     _events: list[Event] = field(default_factory=list)
 
@@ -87,22 +71,19 @@ class TurnMachine:
 
     def link_up(self, welcome: Welcome, connection: int, now: float) -> None:
         """A connection is up: open or resume the session on it."""
-        self._link, self.asking.welcome = "up", welcome
+        self.reach.link, self.asking.welcome = "up", welcome
         self.asking.controller.agreed(welcome)
         self.asking.foreseeing.agreed(welcome)
-        self.clockwork.connected()
-        if not self._given_up and not self.transcript.over:
+        self.deadlines.connected()
+        if self._usable:
             self._bring_up(connection, now)
 
     def link_down(self, since: float, why: MoaError | None, *, refused: bool = False) -> None:
         """The connection is down; `refused`: no attempt before the next turn."""
-        if self._link == "up":
-            self._losses += 1
-            if self._losses >= _LOSSES:
-                self._give_up("the connection is lost again and again")
-        self._link, self._why_down = "refused" if refused else "down", safe_line(why.line()) if why else ""
-        self.clockwork.lost(since)
-        self.standing.lost()
+        if self.reach.lost(why.line() if why else "", refused=refused):
+            self._give_up("the connection is lost again and again")
+        self.deadlines.lost(since)
+        self.session_state.lost()
         self.asking.forget()
         self.asking.foreseeing.lost()
         self.stats.overhead.void()
@@ -110,7 +91,7 @@ class TurnMachine:
     def receive(self, message: ServerMessage, now: float) -> None:
         """Take in a message that arrived at `now`."""
         if isinstance(message, Activations):
-            self._rows.append(message)
+            self.records.arrived.append(message)
         elif getattr(message, "session", b"") != self.session.id:
             pass  # of an abandoned session
         elif isinstance(message, Error):
@@ -123,7 +104,7 @@ class TurnMachine:
                 return
             match event:
                 case Ready():
-                    self.standing.established = True
+                    self.session_state.established = True
                 case Advanced():
                     self._advanced(event, now)
                 case Recovered():
@@ -150,7 +131,7 @@ class TurnMachine:
             return
         self.transcript.extend(token)
         self.stats.offline_tokens += 1
-        self.clockwork.written_at = now
+        self.deadlines.written_at = now
         self.asking.forget()
         if warning := self.guard.warning(len(self.transcript.provisional)):
             self._events.append(Notice(message=warning))
@@ -159,17 +140,17 @@ class TurnMachine:
 
     def next_action(self, now: float) -> Action:
         """The most useful thing to do now."""
-        if self._link == "up" and not self._given_up and not self.transcript.over:
-            if again := self.standing.due(now):
+        if self._usable:
+            if again := self.session_state.due(now):
                 self._repeat(again, now)
-            elif self.session.unsettled and now >= self.clockwork.give_up_at():
+            elif self.session.unsettled and now >= self.deadlines.give_up_at():
                 return Drop()
         if not self._outbox and self._may_ask:
             match self.asking.next(now):
                 case Draft() as draft:
                     self._say("online")
                     return draft
-                case None if self._rows:  # they may include what the turn waits for
+                case None if self.records.arrived:  # they may include what the turn waits for
                     self._take_rows()
                     return self.next_action(now)
                 case None:
@@ -190,13 +171,13 @@ class TurnMachine:
     def events_read(self, now: float) -> None:
         """The user has read the events: answers that arrived meanwhile are not late."""
         if not self.transcript.provisional:
-            self.clockwork.waiting_since = now
+            self.deadlines.waiting_since = now
 
     def wind_up(self) -> Sequence[ClientMessage]:
         """The turn is over: store remaining records; returns the last messages to send."""
         self._take_rows()
         self.measuring.learn()
-        ack = self.records.flow.acknowledge() if self._link == "up" else None
+        ack = self.records.flow.acknowledge() if self.reach.link == "up" else None
         return [*self._outbox, ack] if ack is not None else self._outbox
 
     def unsent_farewells(self) -> list[bytes]:
@@ -205,12 +186,17 @@ class TurnMachine:
 
     def continue_settling(self, now: float) -> None:
         """Wait once more for the check of unverified text at the end."""
-        self._given_up, self._setbacks, self._losses, self.clockwork.stuck_since = "", 0, 0, None
-        self.clockwork.waiting_since = now
+        self.reach.try_again()
+        self.deadlines.stuck_since, self.deadlines.waiting_since = None, now
+
+    @property
+    def _usable(self) -> bool:
+        """Whether the verifier can do something for this turn."""
+        return self.reach.usable and not self.transcript.over
 
     @property
     def _may_ask(self) -> bool:
-        return self._link == "up" and not self._given_up and self.standing.ready and not self.transcript.over
+        return self._usable and self.session_state.ready
 
     def _request(self, request: Verify | Stream, now: float) -> None:
         """Send a round, and set the time after which its answer is late."""
@@ -218,22 +204,22 @@ class TurnMachine:
         self.stats.calls += 1
         self.stats.drafted += len(request.tokens) - 1 if isinstance(request, Verify) else 0
         self.asking.forget()
-        self.clockwork.asked(now, self.measuring.usual, writing=bool(self.transcript.provisional))
+        self.deadlines.asked(now, self.measuring.usual, writing=bool(self.transcript.provisional))
         self._outbox.append(request)
 
     def _repeat(self, messages: Sequence[ClientMessage], now: float) -> None:
         """Send messages again; this does not restart `offline_after`."""
         self._outbox += messages
-        self.clockwork.asked_at = now
+        self.deadlines.asked_at = now
 
     def _bring_up(self, connection: int, now: float) -> None:
         self._agree()
-        self._repeat(self.standing.bring_up(connection), now)
+        self._repeat(self.session_state.bring_up(connection), now)
         while self.left:
             self._outbox.append(Close(self.left.pop()))
 
     def _agree(self) -> None:
-        """Register a request: its time and its expected duration."""
+        """What device and verifier have agreed on holds for this session."""
         self.session.records = self.records.dtype
         if self.asking.welcome is not None:
             self.session.vocab_size = self.asking.welcome.vocab_size
@@ -241,8 +227,8 @@ class TurnMachine:
     # ---- what an answer means
 
     def _advanced(self, event: Advanced, now: float) -> None:
-        event = self._credible(event, now)
-        self.measuring.answered(event, self.clockwork.asked_at, now)
+        event = credible(event, now - self.deadlines.asked_at)
+        self.measuring.answered(event, self.deadlines.asked_at, now)
         self.asking.foreseeing.advanced(event, self.session.log, now)
         if event.tokens:
             self._progressed(now, (event.queue_ms + event.forward_ms) / 1000)
@@ -250,31 +236,21 @@ class TurnMachine:
             self._try_again(now)
         self._absorb(now)
 
-    def _credible(self, event: Advanced, now: float) -> Advanced:
-        """Nobody works longer than he was waited for. What a verifier says of its time decides how long it is waited
-        for the next time."""
-        waited = 1000 * max(0.0, now - self.clockwork.asked_at)
-        if event.queue_ms + event.forward_ms <= waited:
-            return event
-        forward = min(event.forward_ms, waited)
-        return replace(event, forward_ms=forward, queue_ms=min(event.queue_ms, waited - forward))
-
     def _recovered(self, event: Recovered, now: float) -> None:
         self.measuring.asked = None
         if event.outcome == "gone":
             self._reopen(now)
             return
         self.stats.resumes += 1
-        self.standing.established = True
+        self.session_state.established = True
         if event.tokens:
             self._progressed(now)
         if self._absorb(now):
             self._repeat(event.resend, now)
 
     def _progressed(self, now: float, server: float = 0.0) -> None:
-        self.retry.progressed()
-        self._setbacks = self._losses = 0
-        self.clockwork.progressed(now, self.measuring.usual + server)
+        self.reach.progressed()
+        self.deadlines.progressed(now, self.measuring.usual + server)
 
     def _refused(self, error: Error, now: float) -> None:
         if error.round and not self.session.waits_for(error.round):
@@ -296,14 +272,13 @@ class TurnMachine:
 
     def _pause(self, now: float, asked_wait: float = 0.0) -> None:
         """After a pause, unanswered requests are sent again, or a new round."""
-        self.retry.failed(now, asked_wait=asked_wait)
-        self.standing.repeat(self.retry.not_before)
+        self.reach.retry.failed(now, asked_wait=asked_wait)
+        self.session_state.repeat(self.reach.retry.not_before)
         self.stats.overhead.void()
 
     def _try_again(self, now: float) -> None:
         """The same, for errors that should not happen: with a limit."""
-        self._setbacks += 1
-        if self._setbacks >= _SETBACKS:
+        if self.reach.setback():
             self._give_up("the verifier answers without progress")
         else:
             self._pause(now)
@@ -311,19 +286,19 @@ class TurnMachine:
     def _reopen(self, now: float) -> None:
         """The verifier has lost the session; its opening is among the unsettled requests."""
         self._try_again(now)
-        if self._setbacks == 1:
-            self.standing.repeat(now)
+        if self.reach.setbacks == 1:
+            self.session_state.repeat(now)
 
     def _broken(self, error: MoaError, now: float) -> None:
         """The logs differ, or the verifier broke a rule: continue from our log, which is complete."""
-        if not self._setbacks:
+        if not self.reach.setbacks:
             self._events.append(Notice(message=f"a new session is opened: {safe_line(error.line())}"))
         self.transcript.begin_anew()
         self._try_again(now)
         self._absorb(now)
 
     def _give_up(self, why: str) -> None:
-        self._given_up = safe_line(why)
+        self.reach.given_up = safe_line(why)
         self.session.unsettled.clear()
 
     def _absorb(self, now: float) -> bool:
@@ -339,15 +314,15 @@ class TurnMachine:
         self.asking.forget()
         self.asking.foreseeing.lost()
         self.records.truncate(max((stop for _, stop in self.session.held), default=0))
-        before, self.standing = self.standing, Standing(self.session)
-        if self._link != "up":
+        before, self.session_state = self.session_state, SessionState(self.session)
+        if self.reach.link != "up":
             return False
-        if not self.transcript.over and not self._given_up:
-            opening = self.standing.bring_up(before.connection)
+        if self._usable:
+            opening = self.session_state.bring_up(before.connection)
             if before.again_at is None:
                 self._repeat(opening, now)  # first the new session: it shares the cached prefix
             else:
-                self.standing.repeat(before.again_at)
+                self.session_state.repeat(before.again_at)
         self._outbox.append(Close(old.id))
         return False
 
@@ -360,27 +335,26 @@ class TurnMachine:
     @property
     def _alone(self) -> bool:
         """Whether waiting for the verifier is useless in this turn."""
-        spent = self.asking.spent and not self.session.busy
-        return not self.linked or self._link == "refused" or bool(self._given_up) or spent
+        return self.reach.hopeless or (self.asking.spent and not self.session.busy)
 
     def _meanwhile(self, now: float) -> Action:
         """Write offline after `offline_after`; until then wait, and use the time."""
-        deadlines = []
-        unreachable = self._link == "down" or self.standing.again_at is not None
+        moments = []
+        unreachable = self.reach.link == "down" or self.session_state.again_at is not None
         if self._may_write:
-            write_at = now if self._alone else self.clockwork.write_at()
+            write_at = now if self._alone else self.deadlines.write_at()
             if now >= write_at:
-                self._say(*self._news())
+                self._say(*self.reach.news(spent=self.asking.spent))
                 return Guess(self.transcript.ids)
-            deadlines.append(write_at)
-        elif self._alone or (unreachable and now >= self.clockwork.end_at(now)):
-            self._say(*self._news())
+            moments.append(write_at)
+        elif self._alone or (unreachable and now >= self.deadlines.end_at(now)):
+            self._say(*self.reach.news(spent=self.asking.spent))
             return End(self._reason())
         elif unreachable:
-            self._say(*self._news())
-            deadlines.append(self.clockwork.end_at(now))
+            self._say(*self.reach.news(spent=self.asking.spent))
+            moments.append(self.deadlines.end_at(now))
         else:
-            self.clockwork.stuck_since = None
+            self.deadlines.stuck_since = None
         self._use_the_wait(now)
         if self._can_foresee:
             match self.asking.ahead(now):
@@ -391,33 +365,34 @@ class TurnMachine:
                 case _:
                     pass
             if (due := self.asking.foreseeing.due(self.session)) is not None:
-                deadlines.append(due)
+                moments.append(due)
         if self._outbox:
             return self.next_action(now)
-        if self._link == "up":
-            deadlines += [at for at in (self.standing.again_at, self.asking.not_before) if at is not None and at > now]
+        if self.reach.link == "up":
+            moments += [
+                at for at in (self.session_state.again_at, self.asking.not_before) if at is not None and at > now
+            ]
             if self.session.unsettled:
-                deadlines.append(self.clockwork.give_up_at())
+                moments.append(self.deadlines.give_up_at())
         for_records = self._may_ask and self.asking.waits_for_records
-        return Wait(min(deadlines, default=None), "wait for records" if for_records else "wait")
+        return Wait(min(moments, default=None), "wait for records" if for_records else "wait")
 
     @property
     def _can_foresee(self) -> bool:
-        up = self._link == "up" and not self._given_up and not self.transcript.over
-        return up and self.standing.established and self.standing.again_at is None
+        return self._usable and self.session_state.established and self.session_state.again_at is None
 
     def _tell_ahead(self, message: Foresee, now: float) -> None:
         """Send guesses; a verifier that waits for them owes an answer from now on."""
         self.stats.foresees += 1
         if self.asking.foreseeing.asks(now):
-            self.clockwork.asked(now, self.measuring.usual, writing=bool(self.transcript.provisional))
+            self.deadlines.asked(now, self.measuring.usual, writing=bool(self.transcript.provisional))
         self._outbox.append(message)
 
     def _use_the_wait(self, now: float) -> None:
         """Idle: store records, learn from the last round, plan the next."""
         self._take_rows()
         self.measuring.learn()
-        if self._link != "up":
+        if self.reach.link != "up":
             return
         if self.session.busy:
             self.asking.plan_ahead()
@@ -427,29 +402,10 @@ class TurnMachine:
                 self._outbox.append(change)
 
     def _take_rows(self) -> None:
-        while self._rows:
-            message = self._rows.popleft()
-            self.records.flow.taken(len(message.payload))
-            if message.session != self.session.id:
-                continue
-            try:
-                self.records.keep(message, len(self.session.log))
-            except ProtocolError as error:
-                self._give_up(str(error))
-                return
-            self.session.receive(message)
-
-    def _news(self) -> tuple[LinkState, str]:
-        """The state of the link while the device writes offline."""
-        if not self.linked:
-            return "none", ""
-        if self._given_up:
-            return "refused", self._given_up
-        if self._link == "up":
-            return ("online", "the budget of calls is used up") if self.asking.spent else ("late", "")
-        if self._link == "refused":
-            return "refused", self._why_down
-        return ("offline", self._why_down) if self._why_down else ("connecting", "")
+        try:
+            self.records.take(self.session)
+        except ProtocolError as error:
+            self._give_up(str(error))
 
     def _say(self, state: LinkState, detail: str = "") -> None:
         if state != self._state:

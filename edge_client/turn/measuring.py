@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from edge_client.link.estimates import RoundTrip
@@ -12,6 +12,16 @@ from moa.foresight import Foresight
 from moa.prediction import Prediction
 from moa.tree import DraftTree
 from moa.wire import Advanced
+
+
+def credible(event: Advanced, waited: float) -> Advanced:
+    """Nobody works longer than he was waited for. What a verifier says of its time decides how long it is waited for
+    the next time."""
+    waited_ms = 1000 * max(0.0, waited)
+    if event.queue_ms + event.forward_ms <= waited_ms:
+        return event
+    forward = min(event.forward_ms, waited_ms)
+    return replace(event, forward_ms=forward, queue_ms=min(event.queue_ms, waited_ms - forward))
 
 
 @dataclass

@@ -36,6 +36,8 @@ class Records:
     budget: Budget = field(default_factory=Budget)
     rows: int = 0
     """Rows received."""
+    arrived: list[Activations] = field(default_factory=list)
+    """Records that are not stored yet: that is done while no request can be made."""
     _lowered: bool = False
     _judged_at: int = 0
     """Bandwidth samples there were when the precision was last changed."""
@@ -56,6 +58,15 @@ class Records:
     def misses(self, rows: int) -> bool:
         """Whether records of the first `rows` tokens are wanted, and not all of them are here."""
         return self.buffer is not None and self.dtype != "off" and self.buffer.held.newest_missing(rows, 1) is not None
+
+    def take(self, session: ClientSession) -> None:
+        """Store what has arrived, up to an error; records of another session are of an abandoned one."""
+        arrived, self.arrived = self.arrived, []
+        for message in arrived:
+            self.flow.taken(len(message.payload))
+            if message.session == session.id:
+                self.keep(message, len(session.log))
+                session.receive(message)
 
     def keep(self, message: Activations, length: int) -> None:
         """Put the rows into the buffer; the log has `length` tokens, and a record belongs to one of them."""

@@ -9,7 +9,7 @@ import pytest
 
 from edge_client.turn.budget import Budget
 from edge_client.turn.controller import WhoDrafts
-from edge_client.turn.patience import Patience
+from edge_client.turn.deadlines import Patience
 from moa.wire import encode
 from moa.wire.messages import Foresee, Stream, Verify
 from tests.edge.turn import world as worlds

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from edge_client.turn.patience import Patience
+from edge_client.turn.deadlines import Patience
 from tests.edge.turn.world import World
 
 FAULTS = ["", "busy", "quarantined", "unknown_session", "conflict", "draining", "internal", "cancelled", "mute"]
@@ -108,11 +108,11 @@ class AnyHistory(RuleBasedStateMachine):
         world, session = self.world, self.world.machine.session
         new = [2 + self.seed % 50, 7]
         ids = [*world.log, *new]
-        if world.standing is not None and not session.unsettled and session.settled == len(session.log):
+        if world.session_state is not None and not session.unsettled and session.settled == len(session.log):
             session.append(ids[len(session.log) :], max_new_tokens=30)
         else:
             world.left.append(session.id)
-            world.standing = None
+            world.session_state = None
         world.log = ids
         world.begin()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_client.turn.budget import Budget
-from edge_client.turn.patience import Patience
+from edge_client.turn.deadlines import Patience
 from moa.errors import RemoteError
 from moa.wire.messages import Close, Error, Open, StreamTokens, Verdict
 from tests.edge.turn.world import WELCOME, World, truth
@@ -153,7 +153,7 @@ def test_a_link_that_is_known_to_be_down_is_not_waited_for_again() -> None:
     assert len(world.answer) == 40
     before = world.now
     world.log = [*world.log, 5]
-    world.standing = None
+    world.session_state = None
     world.begin()
     world.run(seconds=0.05)
     assert world.answer, "written at once"
@@ -174,7 +174,7 @@ def test_a_slow_target_that_is_known_is_not_written_over() -> None:
     world.verifier.forward = 3.0
     world.run()
     world.log = [*world.log, 5]
-    world.standing = None
+    world.session_state = None
     world.begin(count=3)
     world.run()
     exact(world)
@@ -395,8 +395,8 @@ def test_the_next_turn_goes_on_in_the_same_session() -> None:
     for turn in range(3):
         world.run()
         exact(world)
-        assert world.standing is not None
-        world.standing.session.append([5, 6, 7 + turn], max_new_tokens=20)
+        assert world.session_state is not None
+        world.session_state.session.append([5, 6, 7 + turn], max_new_tokens=20)
         world.log = [*world.log, 5, 6, 7 + turn]
         world.begin(count=20)
     world.run()
@@ -410,7 +410,7 @@ def test_a_successor_is_opened_before_its_predecessor_is_closed() -> None:
     old = world.machine.session.id
     world.left.append(old)
     world.log = [9, 8, 7]
-    world.standing = None
+    world.session_state = None
     world.begin()
     world.run()
     exact(world)
@@ -472,8 +472,8 @@ def test_a_connection_number_is_what_a_session_stands_on() -> None:
     world = World()
     world.run()
     world.cut()
-    assert world.standing is not None
-    world.standing.session.append([5], max_new_tokens=10)
+    assert world.session_state is not None
+    world.session_state.session.append([5], max_new_tokens=10)
     world.log = [*world.log, 5]
     world.begin(count=10)
     assert WELCOME.version == 2

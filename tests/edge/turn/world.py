@@ -16,17 +16,19 @@ from typing import Any
 
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.link.estimates import RoundTrip
+from edge_client.link.retry import Retry
 from edge_client.text.codec import TextStream
 from edge_client.turn.actions import Draft, Drop, End, Grow, Guess, Send, Wait
 from edge_client.turn.asking import Asking
 from edge_client.turn.budget import Budget, Spending
 from edge_client.turn.controller import Controller, WhoDrafts
+from edge_client.turn.deadlines import Deadlines, Patience
 from edge_client.turn.guard import OfflineGuard, OfflineLimits
 from edge_client.turn.machine import TurnMachine
 from edge_client.turn.measuring import Measuring
-from edge_client.turn.patience import Clockwork, Patience
+from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
-from edge_client.turn.standing import Standing
+from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError
@@ -202,7 +204,7 @@ class World:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self.ends: deque[str] = deque()
-        self.standing: Standing | None = None
+        self.session_state: SessionState | None = None
         self.left: list[bytes] = []
         self.log = list(self.prompt)
         self.begin()
@@ -212,15 +214,17 @@ class World:
     def begin(self, *, count: int | None = None, **sampling: Any) -> None:
         """A turn begins; the log is its prompt."""
         self.count = count or self.count
-        if self.standing is None:
-            self.standing = Standing(ClientSession(list(self.log), max_new_tokens=self.count, stop=list(self.stop)))
+        if self.session_state is None:
+            self.session_state = SessionState(
+                ClientSession(list(self.log), max_new_tokens=self.count, stop=list(self.stop))
+            )
         codec: Any = Letters()
         rules = TurnRules(len(self.log), self.count, 8192, frozenset({EOS}), self.stop)
         self.transcript = Transcript(
-            self.standing.session, rules, codec.decode, TextStream(codec, self.stop), self.on_reconnect
+            self.session_state.session, rules, codec.decode, TextStream(codec, self.stop), self.on_reconnect
         )
         expected = Prediction(self.prediction) if self.prediction else None
-        unsent = len(self.log) - self.standing.session.settled
+        unsent = len(self.log) - self.session_state.session.settled
         measuring = Measuring(Stats(started=self.now), self.controller, self.rtt, unsent, prediction=expected)
         records = Records(None)
         asking = Asking(
@@ -235,15 +239,14 @@ class World:
         )
         self.machine = TurnMachine(
             transcript=self.transcript,
-            standing=self.standing,
+            session_state=self.session_state,
             asking=asking,
             records=records,
             guard=OfflineGuard(OfflineLimits(warn_at=0, stop_at=self.stop_at)),
-            clockwork=Clockwork(self.patience, waiting_since=self.now),
+            deadlines=Deadlines(self.patience, waiting_since=self.now),
             left=self.left,
-            linked=self.linked,
+            reach=Reachability(self.linked, Retry(0.1, 1.0, self.random.random)),
         )
-        self.machine.retry.jitter = self.random.random
         self.reader = Reader(len(self.log))
         if self.is_up:
             self.machine.link_up(WELCOME, self.connection, self.now)
@@ -397,7 +400,7 @@ class World:
                     for event in self.machine.drain():
                         self.reader.take(event)
                     self.log = self.transcript.ids
-                    self.standing = self.machine.standing
+                    self.session_state = self.machine.session_state
                     return reason
             if self.now >= until:
                 return ""

@@ -20,7 +20,7 @@ class Patience:
 
 
 @dataclass(slots=True)
-class Clockwork:
+class Deadlines:
     """The times from which the deadlines of one turn are computed."""
 
     patience: Patience

@@ -10,7 +10,7 @@ from moa.wire.messages import ClientMessage
 
 
 @dataclass
-class Standing:
+class SessionState:
     """One session on one connection at a time."""
 
     session: ClientSession
