@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from statistics import linear_regression
 
-from edge_client.tools.emulated_network.profiles import PROFILES
+import numpy as np
+
+from benchmarks.kit.lab import mean_over
+from edge_client.tools.emulated_network import PROFILES, Condition
 from moa.errors import UsageError
 
-_LOOSE = 8192
-"""Random numbers are drawn in advance in batches of this size: a simulation needs millions."""
+_DRAWN = 8192
+"""So many random numbers are drawn in advance, and used again and again: a simulation needs millions."""
 
 
 @dataclass(frozen=True)
@@ -80,49 +84,26 @@ class Work:
     @property
     def away(self) -> float:
         """Seconds between a verdict's leaving and the next draft's arrival, on average."""
-        return self.draft + sum(share * _link_seconds(name, self.round_bytes) for name, share in self.links)
+        return self.draft + sum(share * self.link(name) for name, share in self.links)
 
     def link(self, name: str) -> float:
         """Seconds of a round on a link, both ways."""
-        return _link_seconds(name, self.round_bytes)
+
+        def seconds(condition: Condition) -> float:
+            rates = [1e6 * mbps for mbps in (condition.up_mbps, condition.down_mbps) if mbps]
+            return condition.rtt_ms / 1000 + sum(4 * self.round_bytes / rate for rate in rates)
+
+        return mean_over(PROFILES[name], seconds)
 
 
 class Draws:
-    """Random numbers for one simulation, made beforehand."""
+    """Random numbers for one simulation: `won()`, tokens that a round wins; `away()`, seconds until the next draft."""
 
     def __init__(self, work: Work, seed: int) -> None:
-        rng = random.Random(seed)
-        self.rng = rng
-        self._won = [_won(rng, work.acceptance, work.nodes) for _ in range(_LOOSE)]
-        names = rng.choices([name for name, _ in work.links], [share for _, share in work.links], k=_LOOSE)
+        self.rng, rng = random.Random(seed), np.random.default_rng(seed)
+        won = rng.geometric(max(1e-9, 1 - work.acceptance), _DRAWN).clip(max=work.nodes)
+        names, shares = zip(*work.links, strict=True)
+        rounds = rng.choice([work.link(name) for name in names], _DRAWN, p=shares)
         # A link's delay varies from round to round, and so does a device's drafting.
-        self._away = [rng.gauss(1.0, 0.1) * (work.link(name) + work.draft) for name in names]
-        self._i = self._j = 0
-
-    def won(self) -> int:
-        """Tokens that a round wins."""
-        self._i = (self._i + 1) % _LOOSE
-        return self._won[self._i]
-
-    def away(self) -> float:
-        """Seconds until the next draft is there."""
-        self._j = (self._j + 1) % _LOOSE
-        return self._away[self._j]
-
-
-def _won(rng: random.Random, acceptance: float, nodes: int) -> int:
-    won = 1
-    while won < nodes and rng.random() < acceptance:
-        won += 1
-    return won
-
-
-def _link_seconds(name: str, size: int) -> float:
-    phases = PROFILES[name].phases
-    total = sum(seconds for seconds, _ in phases) or 1.0
-    mean = 0.0
-    for seconds, condition in phases:
-        bits = 8 * size / 2
-        rate = sum(bits / (mbps * 1e6) for mbps in (condition.up_mbps, condition.down_mbps) if mbps)
-        mean += (seconds / total if seconds else 1.0) * (condition.rtt_ms / 1000 + rate)
-    return mean
+        away = rng.normal(1.0, 0.1, _DRAWN) * (rounds + work.draft)
+        self.won, self.away = cycle(won.tolist()).__next__, cycle(away.tolist()).__next__

@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.fleet.model import Service, Work
 from benchmarks.fleet.world import Answer, Fleet
+from benchmarks.kit.figures import percentiles
 
 Figures = dict[str, Any]
 
@@ -41,15 +42,14 @@ class World:
 
 def told(fleet: Fleet, seconds: float) -> Figures:
     """Figures of users and verifiers in the last seconds."""
-    speeds = sorted(fleet.speeds)
     forwards = sum(verifier.forwards for verifier in fleet.verifiers)
     return {
         "tokens_per_second": round(fleet.tokens / seconds, 1),
         "busy": round(sum(verifier.busy for verifier in fleet.verifiers) / seconds / len(fleet.verifiers), 3),
         "rows_per_forward": round(sum(verifier.rows for verifier in fleet.verifiers) / max(1, forwards), 2),
-        "wait_ms": {f"p{q}": round(1000 * fleet.waits.quantile(q / 100), 1) for q in (50, 95, 99)},
-        "first_token_ms": {f"p{q}": round(1000 * fleet.first.quantile(q / 100), 1) for q in (50, 95)},
-        "reader_tokens_per_second_p5": round(speeds[len(speeds) // 20], 1) if speeds else 0.0,
+        "wait_ms": percentiles(1000 * np.asarray(fleet.waits), 50, 95, 99),
+        "first_token_ms": percentiles(1000 * np.asarray(fleet.first), 50, 95),
+        "reader_tokens_per_second_p5": percentiles(fleet.speeds, 5)["p5"],
     }
 
 

@@ -8,7 +8,8 @@ million devices are a few hundred verifiers with their forwards.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from array import array
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -16,34 +17,6 @@ from itertools import chain
 from typing import NamedTuple
 
 from benchmarks.fleet.model import Draws, Service, Work
-
-_BUCKETS_PER_DOUBLING = 8
-_SHORTEST = 1e-4
-
-
-class Durations:
-    """Durations in buckets of 9 %."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return self._counts.total()
-
-    def add(self, seconds: float) -> None:
-        """Count one."""
-        self._counts[int(_BUCKETS_PER_DOUBLING * math.log2(max(seconds, _SHORTEST) / _SHORTEST))] += 1
-
-    def quantile(self, q: float) -> float:
-        """The middle of the bucket that holds it; 0 without any."""
-        left = q * self.count
-        for bucket in sorted(self._counts):
-            left -= self._counts[bucket]
-            if left <= 0:
-                return float(_SHORTEST * 2 ** ((bucket + 0.5) / _BUCKETS_PER_DOUBLING)) if bucket else 0.0
-        return 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -162,13 +135,13 @@ class Verifier:
     def _land(self, flight: Flight) -> None:
         fleet, self._now, self._flight = self.fleet, flight.end, None
         for answer in flight.rows:
-            fleet.waits.add(flight.began - answer.ready)
+            fleet.waits.append(flight.began - answer.ready)
             won = min(fleet.draws.won(), answer.tokens)
             answer.tokens -= won
             fleet.tokens += won
             if not answer.began:
                 answer.began = self._now
-                fleet.first.add(self._now - answer.asked)
+                fleet.first.append(self._now - answer.asked)
             if answer.tokens > 0:
                 answer.ready = self._now + fleet.draws.away()
                 heappush(self.waiting, answer)
@@ -197,9 +170,9 @@ class Fleet:
 
     def count_anew(self) -> None:
         """Count from now on."""
-        self.waits, self.first = Durations(), Durations()
-        """From a draft's arrival to its forward; from a turn's beginning to its first token."""
-        self.speeds: list[float] = []
+        self.waits, self.first, self.speeds = array("d"), array("d"), array("d")
+        """Seconds from a draft's arrival to its forward, and from a turn's beginning to its first token; and readers'
+        tokens a second."""
         self.tokens = self.answers = self.moved = 0
         for verifier in self.verifiers:
             verifier.busy = 0.0

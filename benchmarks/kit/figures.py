@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 Result = Mapping[str, Any]
 
 
-def percentiles(values: Sequence[float], *shares: int) -> dict[str, float]:
+def percentiles(values: Sequence[float] | NDArray[np.float64], *shares: int) -> dict[str, float]:
     """p50, p90 and p99, or those that are named; zeros when there are no values."""
-    found = np.percentile(values or [0.0], shares or (50, 90, 99), method="higher")
-    return {f"p{share}": round(float(value), 3) for share, value in zip(shares or (50, 90, 99), found, strict=True)}
+    shares = shares or (50, 90, 99)
+    found = np.percentile(values if len(values) else [0.0], shares, method="higher")
+    return {f"p{share}": round(float(value), 3) for share, value in zip(shares, found, strict=True)}
 
 
 def values_of(runs: Iterable[Result], key: str) -> list[Any]:

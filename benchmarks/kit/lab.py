@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.settings import ClientSettings, SettingChanges
 from edge_client.tools.compare import TimedAnswer, ask
-from edge_client.tools.emulated_network import PROFILES, LinkProxy, Profile
+from edge_client.tools.emulated_network import PROFILES, Condition, LinkProxy, Profile
 from edge_client.turn.trace import Trace
 from moa.demo.skills import Example, is_right
 from moa.errors import UsageError
@@ -131,9 +131,14 @@ def turned(profile: Profile, share: float) -> Profile:
     return Profile(profile.name, ((first - ahead, condition), *others, *([(ahead, condition)] if ahead else [])))
 
 
-def mean_rtt(profile: Profile) -> float:
-    """Milliseconds of a round trip, over the whole cycle."""
+def mean_over(profile: Profile, figure: Callable[[Condition], float]) -> float:
+    """The mean of a link's figure over the whole cycle; a link of one phase has no end."""
     total = sum(seconds for seconds, _ in profile.phases)
     if not total:
-        return profile.phases[0][1].rtt_ms
-    return sum(seconds * condition.rtt_ms for seconds, condition in profile.phases) / total
+        return figure(profile.phases[0][1])
+    return sum(seconds * figure(condition) for seconds, condition in profile.phases) / total
+
+
+def mean_rtt(profile: Profile) -> float:
+    """Milliseconds of a round trip."""
+    return mean_over(profile, lambda condition: condition.rtt_ms)

@@ -205,6 +205,8 @@ class World:
         self._order = itertools.count()
         self.ends: deque[str] = deque()
         self.session_state: SessionState | None = None
+        self.begun: list[float] = []
+        """When each turn began."""
         self.left: list[bytes] = []
         self.log = list(self.prompt)
         self.begin()
@@ -214,6 +216,7 @@ class World:
     def begin(self, *, count: int | None = None, **sampling: Any) -> None:
         """A turn begins; the log is its prompt."""
         self.count = count or self.count
+        self.begun.append(self.now)
         if self.session_state is None:
             self.session_state = SessionState(
                 ClientSession(list(self.log), max_new_tokens=self.count, stop=list(self.stop))
@@ -417,6 +420,11 @@ class World:
         return truth(self.log[: self.reader.start], self.count)
 
     def most_requests_per_second(self) -> int:
-        """Openings, appends and resumes that the device sent in any second, of the last 200 messages."""
+        """Openings, appends and resumes that the device sent in any second beside the one of each turn that began in
+        it, of the last 200 messages."""
         times = [at for at, message in self.sent[-200:] if isinstance(message, Open | Append | Resume)]
-        return max((sum(1 for other in times if at <= other < at + 1) for at in times), default=0)
+
+        def within(moments: Sequence[float], at: float) -> int:
+            return sum(at <= moment < at + 1 for moment in moments)
+
+        return max((within(times, at) - within(self.begun, at) for at in times), default=0)
