@@ -85,8 +85,8 @@ def run(experiment: Experiment, args: argparse.Namespace) -> None:
     print(json.dumps({experiment.name: result}) if args.json else text)
     if args.out is not None:
         write_result(args.out / experiment.name, result, text)
-    if (faults := getattr(module, "faults", None)) and (found := faults(result)):
-        raise MoaError(found)
+    if faults := result.get("faults"):
+        raise MoaError(f"{faults} texts are not the target's own")
 
 
 async def _awaited(result: Any) -> Any:

@@ -1,7 +1,8 @@
 """Every experiment: its module, its title, and its approximate time on two idle cores.
 
 An experiment is a module with `Options` (a dataclass, each field a flag), `measure` (options in, a result out; it may
-be a coroutine) and `tables` (a result in, Markdown out). One that can find a fault has `faults`, the text of an error.
+be a coroutine) and `tables` (a result in, Markdown out). `faults` in a result counts texts that are not the target's
+own; any is an error.
 """
 
 from __future__ import annotations

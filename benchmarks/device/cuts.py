@@ -80,7 +80,7 @@ async def measure(options: Options) -> dict[str, Any]:
                 progress.step(f"{figures['answers']} answers, {figures['different']} differ")
 
         await asyncio.gather(*(keep_asking() for _ in range(options.at_once)))
-    return dict(figures)
+    return {**figures, "faults": figures["different"] + figures["not_verified"]}
 
 
 async def _keep_cutting(link: LinkProxy, rng: random.Random, most: int) -> None:
@@ -102,8 +102,3 @@ def tables(result: Mapping[str, Any]) -> str:
         "target's own, {ties} part at a numerical tie, {not_verified} are not wholly verified; no token was told twice "
         "or left out. {offline_tokens} tokens were written offline, {retracted_tokens} of them withdrawn."
     ).format(**result)
-
-
-def faults(result: Mapping[str, Any]) -> str:
-    """Texts that are not the target's own."""
-    return "a text is not the target's own" if result["different"] or result["not_verified"] else ""

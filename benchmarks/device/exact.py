@@ -160,6 +160,7 @@ async def measure(options: Options) -> dict[str, Any]:
         "at_once": options.at_once,
         "answers": outcomes.total(),
         "totals": {name: sum(n for (_, o), n in outcomes.items() if o == name) for name in ("same", "tie")},
+        "faults": sum(n for (_, outcome), n in outcomes.items() if outcome not in ("same", "tie")),
         "figures": dict(figures),
         "runs": [
             dict(zip(names, key, strict=True)) | {"outcomes": dict(counts)}
@@ -188,9 +189,3 @@ def tables(result: Mapping[str, Any]) -> str:
         "late, {figures[retracted]} of them withdrawn; {figures[resumes]} sessions were resumed."
     ).format(**result)
     return f"Answers equal to target-only decoding, by link, who drafts, records and sampling\n\n{shown}\n\n{told}"
-
-
-def faults(result: Mapping[str, Any]) -> str:
-    """Texts that are not the target's own."""
-    good = result["totals"]["same"] + result["totals"]["tie"]
-    return "" if good == result["answers"] else "a text differs from the target's own"

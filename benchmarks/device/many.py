@@ -49,7 +49,12 @@ async def measure(options: Options) -> dict[str, Any]:
                     "slowest_of_median": min(speeds) / median(speeds),
                 }
             )
-    return {"tokens": options.tokens, "bytes_each": await _memory(lab.device, options.tokens), "runs": runs}
+    return {
+        "tokens": options.tokens,
+        "bytes_each": await _memory(lab.device, options.tokens),
+        "faults": sum(run["asked"] - run["same"] for run in runs),
+        "runs": runs,
+    }
 
 
 async def _memory(device: Device, tokens: int) -> int:
@@ -79,8 +84,3 @@ def tables(result: Mapping[str, Any]) -> str:
         },
     )
     return f"{shown}\n\nA conversation takes {result['bytes_each'] / 1e6:.2f} MB of the device's memory."
-
-
-def faults(result: Mapping[str, Any]) -> str:
-    """Texts that are not the target's own."""
-    return "" if all(run["same"] == run["asked"] for run in result["runs"]) else "a text is not the target's own"

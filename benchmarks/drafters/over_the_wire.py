@@ -73,7 +73,14 @@ async def measure(options: Options) -> dict[str, Any]:
                 "standard_error": statistics.stdev(won) / len(won) ** 0.5 if len(won) > 1 else 0.0,
             }
         )
-    return {"tokens": options.tokens, "depth": options.depth, "variant": options.variant, "runs": runs}
+    faults = sum(run["pieces"] - run["same"] for run in runs)
+    return {
+        "tokens": options.tokens,
+        "depth": options.depth,
+        "variant": options.variant,
+        "faults": faults,
+        "runs": runs,
+    }
 
 
 def tables(result: Mapping[str, Any]) -> str:
@@ -86,8 +93,3 @@ def tables(result: Mapping[str, Any]) -> str:
             "texts the target's own": "{same} of {pieces}",
         },
     )
-
-
-def faults(result: Mapping[str, Any]) -> str:
-    """Texts that are not the target's own."""
-    return "" if all(run["same"] == run["pieces"] for run in result["runs"]) else "a text is not the target's own"

@@ -1,4 +1,4 @@
-"""Delays of a verdict: activation records, the order of a prompt's records, and another client's long prompt."""
+"""Delays of a verdict: activation records, and another client's long prompt."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from benchmarks.server.crowd import Served, crowd, scripts_for
 from moa.wire.messages import RecordDtype
 
 Figures = dict[str, Any]
-_RECORDED = 500
-"""Tokens of the prompt whose records are looked at."""
 _LONG = 8000
 """Tokens of the prompt that others wait beside, or as many as fit."""
 _ROOM = 512
@@ -25,7 +23,7 @@ _WAYS: tuple[RecordDtype, ...] = ("off", "int8")
 
 
 async def measure_records(served: Served, options: Any) -> Figures:
-    """The same clients with records off and on, in turns, at the fewest and the most clients; then a long prompt."""
+    """The same clients with records off and on, in turns, at the fewest and the most clients."""
     most = max(options.clients)
     kinds = [(clients, dtype) for clients in sorted({min(options.clients), most}) for dtype in _WAYS]
     waits: dict[tuple[int, str], list[float]] = {kind: [] for kind in kinds}
@@ -39,29 +37,7 @@ async def measure_records(served: Served, options: Any) -> Figures:
             {"clients": clients, "records": dtype, "verdicts": len(found), "client_ms": percentiles(found)}
             for (clients, dtype), found in waits.items()
         ]
-        return {"rows": rows, "prompt": await _order_of_records(running.url)}
-
-
-async def _order_of_records(url: str) -> Figures:
-    """In which order the records of a long prompt arrive, beside a client that goes on verifying."""
-    async with client(url) as edge:
-        ids = prompt(0, _RECORDED, edge.welcome.vocab_size)
-        session = await edge.start(ids, patient=True, max_new_tokens=40, ignore_eos=True)
-        while not session.finish:
-            await edge.advance(session, [session.log[-1]])
-        await edge.rows_come(len(session.log) - 1)
-        await edge.send(session.close())
-    last, runs = _RECORDED - 1, [(message.start, message.rows) for message in edge.rows]
-    # A prompt runs in chunks while its records are already on their way: from the row that completed it on, all that
-    # was not sent yet comes newest first.
-    complete = next(n for n, (start, count) in enumerate(runs) if start < last <= start + count)
-    back = [start for start, _ in runs[complete:] if start < last]
-    return {
-        "tokens": _RECORDED,
-        "rows": sum(min(start + count, last) - start for start, count in runs if start < last),
-        "rows_before_it_was_complete": sum(count for start, count in runs[:complete]),
-        "newest_first": back == sorted(back, reverse=True),
-    }
+    return {"rows": rows}
 
 
 def record_tables(figures: Figures) -> str:
@@ -74,13 +50,8 @@ def record_tables(figures: Figures) -> str:
             **{f"{q} ms": f"{{client_ms[{q}]:.2f}}" for q in ("p50", "p90", "p99")},
         },
     )
-    one = figures["prompt"]
-    return (
-        f"{shown}\n\nFrom a draft's sending to its verdict's reading, by the client. With records off the verifier "
-        f"neither makes nor sends any. Of a prompt of {one['tokens']} tokens, {one['rows']} rows arrived, "
-        f"{'newest first' if one['newest_first'] else 'NOT newest first'}, {one['rows_before_it_was_complete']} of "
-        "them while the prompt was still running."
-    )
+    told = "From a draft's sending to its verdict's reading, by the client. With records off the verifier neither makes"
+    return f"{shown}\n\n{told} nor sends any."
 
 
 async def measure_prompt(served: Served, options: Any) -> Figures:

@@ -24,6 +24,15 @@ async def look(url: str) -> Page:
     return {name: float(value) for name, _, value in lines}
 
 
+def gained(readings: Iterable[tuple[Page, Page]]) -> Page:
+    """What was counted between two readings, over all such pairs."""
+    found: dict[str, float] = {}
+    for before, after in readings:
+        for name, value in after.items():
+            found[name] = found.get(name, 0.0) + value - before.get(name, 0.0)
+    return found
+
+
 @dataclass(frozen=True)
 class Histogram:
     """Observations by bucket; the last bucket has no upper bound."""
@@ -33,25 +42,13 @@ class Histogram:
     total: float
 
     @classmethod
-    def between(cls, before: Page, after: Page, name: str, label: str = "") -> Histogram:
-        """What a histogram has gained; `label` is `name="value"`."""
+    def of(cls, gained: Page, name: str, label: str = "") -> Histogram:
+        """One of a page; `label` is `name="value"`."""
         pattern = re.compile(rf'{name}_bucket{{{label + "," if label else ""}le="(.+)"}}')
-        found = [(float(match[1]), sample) for sample in after if (match := pattern.fullmatch(sample))]
-        bounds, samples = zip(*sorted(found), strict=True)
-        upto = [0.0, *(after[sample] - before.get(sample, 0.0) for sample in samples)]
-        total = f"{name}_sum" + (f"{{{label}}}" if label else "")
-        return cls(
-            bounds=bounds,
-            counts=tuple(int(high - low) for low, high in pairwise(upto)),
-            total=after[total] - before.get(total, 0.0),
-        )
-
-    @classmethod
-    def sum(cls, parts: Iterable[Histogram]) -> Histogram:
-        """All of them as one; they have the same buckets."""
-        found = list(parts)
-        counts = tuple(sum(column) for column in zip(*(part.counts for part in found), strict=True))
-        return cls(found[0].bounds, counts, sum(part.total for part in found))
+        found = [(float(match[1]), upto) for sample, upto in gained.items() if (match := pattern.fullmatch(sample))]
+        bounds, upto = zip(*sorted(found), strict=True)
+        counts = tuple(int(high - low) for low, high in pairwise((0.0, *upto)))
+        return cls(bounds, counts, gained[f"{name}_sum" + (f"{{{label}}}" if label else "")])
 
     @property
     def count(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.kit.figures import listing, percentiles, table
 from benchmarks.kit.progress import steps
 from benchmarks.server.crowd import Run, Served, crowd, scripts_for
-from benchmarks.server.scrape import Histogram
+from benchmarks.server.scrape import Histogram, gained
 
 Figures = dict[str, Any]
 
@@ -29,9 +29,9 @@ async def measure(served: Served, options: Any) -> Figures:
 
 
 def _row(clients: int, found: list[Run]) -> Figures:
-    rates = [run.rate for run in found]
+    rates, page = [run.rate for run in found], gained((run.before, run.after) for run in found)
     histograms = {
-        name: Histogram.sum(Histogram.between(run.before, run.after, f"moa_{name}", label) for run in found)
+        name: Histogram.of(page, f"moa_{name}", label)
         for name, label in {
             "batch_rows": "",
             "forward_seconds": 'kind="draft"',

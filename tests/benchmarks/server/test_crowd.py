@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.kit.devices import scripts
 from benchmarks.server.crowd import crowd
-from benchmarks.server.scrape import Histogram, look
+from benchmarks.server.scrape import Histogram, gained, look
 from benchmarks.server.throughput import Figures, tables
 from tests.verifier import kit
 
@@ -16,7 +16,7 @@ from tests.verifier import kit
 def test_a_histogram_is_what_has_come_between_two_looks() -> None:
     before = {'h_bucket{le="1.0"}': 5.0, 'h_bucket{le="2.0"}': 5.0, 'h_bucket{le="+Inf"}': 5.0, "h_sum": 2.0}
     after = {'h_bucket{le="1.0"}': 5.0, 'h_bucket{le="2.0"}': 9.0, 'h_bucket{le="+Inf"}': 10.0, "h_sum": 11.0}
-    found = Histogram.between(before, after, "h")
+    found = Histogram.of(gained([(before, after)]), "h")
     assert found.counts == (0, 4, 1)
     assert (found.count, found.mean) == (5, 9.0 / 5)
     assert found.quantile(0.4) == pytest.approx(1.5)
@@ -25,7 +25,8 @@ def test_a_histogram_is_what_has_come_between_two_looks() -> None:
     labelled = {
         f'h_bucket{{kind="a",{name[9:]}' if "bucket" in name else 'h_sum{kind="a"}': n for name, n in after.items()
     }
-    assert Histogram.between({}, labelled | after, "h", 'kind="a"').counts == (5, 4, 1)
+    assert Histogram.of(labelled | after, "h", 'kind="a"').counts == (5, 4, 1)
+    assert gained([(before, after), (before, after)])["h_sum"] == 18.0
 
 
 async def test_a_crowd_is_told_the_targets_text_and_counted_while_it_is_complete() -> None:
@@ -38,7 +39,7 @@ async def test_a_crowd_is_told_the_targets_text_and_counted_while_it_is_complete
             assert 0 < run.tokens <= 4 * 24
             assert run.rounds == len(run.round_ms) <= run.tokens
             assert run.rate > 0
-        rows = Histogram.between(run.before, run.after, "moa_batch_rows")
+        rows = Histogram.of(gained([(run.before, run.after)]), "moa_batch_rows")
         assert rows.count > 0
         assert (await look(url))["moa_slots_free"] == 5
 
