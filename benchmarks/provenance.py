@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import torch
 
+from moa.files import write_whole
+
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("moa-edge", "torch", "transformers", "numpy", "safetensors")
 
@@ -72,9 +74,7 @@ def line(result: Mapping[str, Any]) -> str:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text + "\n", encoding="utf-8")
-    fresh.replace(path)
+    write_whole(path, f"{text}\n".encode())
 
 
 def _relative(arguments: list[str]) -> list[str]:

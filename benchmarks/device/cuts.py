@@ -13,14 +13,14 @@ from itertools import count
 from typing import Any
 
 from benchmarks.kit.lab import Asking, open_lab
-from benchmarks.kit.options import one_of
 from benchmarks.kit.progress import Progress
 from benchmarks.kit.truth import Truth, read
-from edge_client.tools.emulated_network import PROFILES, LinkProxy
+from edge_client.tools.emulated_network import LinkProxy
 from moa.sampling import SamplingSettings
 
 _SOON: dict[str, Any] = {"offline_after": 0.15, "reconnect_seconds": 0.05, "settle_seconds": 60.0}
 _DRAFTS = ("device", "server", "auto")
+_AT_ONCE = 8
 _COUNTED = {"tokens": "tokens", "offline_tokens": "offline_tokens", "retracted_tokens": "retracted"}
 
 
@@ -30,11 +30,8 @@ class Options(Asking):
 
     cuts: int = 200
     seed: int = 0
-    link: str = one_of("loopback", PROFILES)
     most_bytes: int = 1500
     """Each connection is cut within this many bytes."""
-    at_once: int = 8
-    """Conversations at a time."""
 
 
 async def measure(options: Options) -> dict[str, Any]:
@@ -56,7 +53,7 @@ async def measure(options: Options) -> dict[str, Any]:
             )
             settings = {"draft": _DRAFTS[number % len(_DRAFTS)], "max_new_tokens": options.tokens, **_SOON}
             async with (
-                lab.link(options.link, seed=number) as link,
+                lab.link("loopback", seed=number) as link,
                 lab.client(link, online=False, **settings, **dataclasses.asdict(sampling)) as client,
             ):
                 cutting = asyncio.create_task(_keep_cutting(link, rng, options.most_bytes))
@@ -79,7 +76,7 @@ async def measure(options: Options) -> dict[str, Any]:
             for _ in range(cuts):
                 progress.step(f"{figures['answers']} answers, {figures['different']} differ")
 
-        await asyncio.gather(*(keep_asking() for _ in range(options.at_once)))
+        await asyncio.gather(*(keep_asking() for _ in range(_AT_ONCE)))
     return {**figures, "faults": figures["different"] + figures["not_verified"]}
 
 

@@ -37,6 +37,7 @@ SYNCS = ("off", "int8", "int4", "late")
 """Records: none, precise, coarse, or used `_LATE_SECONDS` after they have arrived."""
 SAMPLINGS = ("greedy", "sampled")
 _LATE_SECONDS = 0.5
+_AT_ONCE = 32
 _PATIENCE: dict[str, Any] = {
     # Dozens of conversations share two cores here, so answers are slow but not lost.
     "offline_after": 20.0,
@@ -112,16 +113,14 @@ class Options(Asking):
     tokens: int = 48
     """Tokens of an answer at most."""
     links: tuple[str, ...] = one_of(tuple(PROFILES), PROFILES)
-    at_once: int = 32
-    """Conversations at a time."""
 
 
 async def measure(options: Options) -> dict[str, Any]:
     """All cases, many at once."""
     outcomes: Counter[tuple[Case, str]] = Counter()
     figures: Counter[str] = Counter()
-    gate = asyncio.Semaphore(options.at_once)
-    with open_lab(options, slots=options.at_once) as lab:
+    gate = asyncio.Semaphore(_AT_ONCE)
+    with open_lab(options, slots=_AT_ONCE) as lab:
         todo = cases(options.links, len(lab.prompts))
         truth = Truth(options.target, eos_ids=lab.device.codec.eos_ids, tokens=options.tokens)
         for number, sampling in steps({(case.prompt, case.settings) for case in todo}, "target-only decoding"):
@@ -157,7 +156,7 @@ async def measure(options: Options) -> dict[str, Any]:
     return {
         "prompts": len(lab.prompts),
         "tokens": options.tokens,
-        "at_once": options.at_once,
+        "at_once": _AT_ONCE,
         "answers": outcomes.total(),
         "totals": {name: sum(n for (_, o), n in outcomes.items() if o == name) for name in ("same", "tie")},
         "faults": sum(n for (_, outcome), n in outcomes.items() if outcome not in ("same", "tie")),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -16,21 +15,16 @@ from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.tools.compare import ask
 
-
-@dataclass(frozen=True, kw_only=True)
-class Options(Asking):
-    """How many."""
-
-    conversations: int = 16
+Options = Asking
+MANY = 16
 
 
 async def measure(options: Options) -> dict[str, Any]:
     """Conversations that begin together, of which each gets one answer."""
-    many = options.conversations
     settings: dict[str, Any] = {"max_new_tokens": options.tokens, "ignore_eos": True, "offline_after": 60.0}
     runs = []
-    with open_lab(options, slots=max(16, many)) as lab:
-        lab.prompts = [lab.prompts[i % len(lab.prompts)] for i in range(many)]
+    with open_lab(options, slots=MANY) as lab:
+        lab.prompts = [lab.prompts[i % len(lab.prompts)] for i in range(MANY)]
         truth = [answer.ids for answer in await lab.answers(draft="single", sync="off", **settings)]
         for draft in ("device", "server"):
             async with lab.client(draft=draft, **settings) as client:
@@ -42,7 +36,7 @@ async def measure(options: Options) -> dict[str, Any]:
                 {
                     "draft": draft,
                     "same": sum(answer.ids == ids for answer, ids in zip(answers, truth, strict=True)),
-                    "asked": many,
+                    "asked": MANY,
                     "tokens_per_second": sum(len(answer.ids) for answer in answers) / seconds,
                     "slowest": min(speeds),
                     "fastest": max(speeds),

@@ -1,8 +1,7 @@
 """The paper's third experiment: the link is cut after m tokens, and the finished answer is checked.
 
-MoA continues with the records of the verified text; `without records` is the same drafter without any; an
-independent drafter's bundle may be given; an API client stops where the link does. Answers that were over before the
-cut count as they are.
+MoA continues with the records of the verified text; `without records` is the same drafter without any; an API client
+stops where the link does. Answers that were over before the cut count as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.device.replay import Heard, fresh_drafter, hear
-from benchmarks.kit.figures import pivot
+from benchmarks.kit.figures import right_by_cut
 from benchmarks.kit.lab import Asking, open_lab
 from benchmarks.kit.progress import steps
 from edge_client.device import Device
@@ -29,8 +28,6 @@ class Options(Asking):
 
     per_skill: int = 2
     """Held-out prompts of every skill."""
-    independent: str = ""
-    """Bundle of an independent drafter for the same target."""
 
 
 def alone(device: Device, tokens: int, *, records: bool) -> Finish:
@@ -59,8 +56,6 @@ async def measure(options: Options) -> dict[str, Any]:
         "MoA without records": alone(lab.device, options.tokens, records=False),
         "API client (stops)": lambda one, cut: one.answer[:cut],
     }
-    if options.independent:
-        ways["independent"] = alone(Device.load(options.independent), options.tokens, records=False)
     runs = []
     for way, cut in steps([(way, cut) for way in ways for cut in CUTS], "ways and cuts"):
         answers = [one.answer if len(one.answer) <= cut else ways[way](one, cut) for one in heard]
@@ -72,7 +67,4 @@ async def measure(options: Options) -> dict[str, Any]:
 
 def tables(result: Mapping[str, Any]) -> str:
     """Shares of right answers by way and cut."""
-    runs = result["runs"]
-    error = 50 / runs[0]["asked"] ** 0.5
-    shown = pivot(runs, "way", "cut", lambda run: f"{run['right'] / run['asked']:.1%}", "cut after m tokens")
-    return f"{shown}\n\n{runs[0]['asked']} held-out prompts, greedy; a share is good to about ±{error:.0f} points."
+    return right_by_cut(result["runs"])

@@ -26,6 +26,7 @@ from edge_client.turn.transcript import OnReconnect
 from moa.errors import MoaError
 
 POLICIES: tuple[OnReconnect, ...] = get_args(OnReconnect)
+_AT_ONCE = 32
 _SERVER = ("--max-context-tokens=1024", "--max-prompt-tokens=512", "--max-chain-tokens=256")
 
 
@@ -40,8 +41,6 @@ class Options(Asking):
     speed: float = 10.0
     """Tokens a second that are read."""
     link: str = one_of("wifi", PROFILES)
-    at_once: int = 32
-    """Conversations at a time."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,13 @@ async def _restore(link: LinkProxy, gap: float) -> None:
 
 async def measure(options: Options) -> dict[str, Any]:
     """Every policy, cut and gap, over the same prompts."""
-    many = options.at_once + 4
+    many = _AT_ONCE + 4
     with open_lab(options, f"--max-batch-rows={many}", *_SERVER, slots=many) as lab:
         truth = await lab.answers(draft="none", sync="off", max_new_tokens=options.tokens)
         # The longest waits first, so that the shorter ones fill the gaps.
         gaps = sorted(options.gaps, reverse=True)
         cases = [Case(*way) for way in product(gaps, options.cuts, POLICIES, range(len(lab.prompts)))]
-        room, progress = asyncio.Semaphore(options.at_once), Progress(len(cases), "conversations")
+        room, progress = asyncio.Semaphore(_AT_ONCE), Progress(len(cases), "conversations")
 
         async def one(case: Case) -> Outcome:
             async with room:
@@ -129,7 +128,7 @@ async def measure(options: Options) -> dict[str, Any]:
         "tokens": options.tokens,
         "reading_speed": options.speed,
         "link": options.link,
-        "at_once": options.at_once,
+        "at_once": _AT_ONCE,
         "target_right": sum(lab.right(number, answer.text) for number, answer in enumerate(truth)),
         "runs": [
             row(lab, [one for one in outcomes if (one.case.policy, one.case.cut, one.case.gap) == kind])

@@ -146,10 +146,13 @@ def tables(result: Mapping[str, Any]) -> str:
         says = "Share of drafted tokens accepted at position k, given that all before it were:"
         title = f"Acceptance length (± standard error), {shape}, T = {temperature:g}"
         parts.append((title, f"{_by_category(runs)}\n\n{says}\n\n{positions}"))
-    ties = sum(run["texts_parted_at_a_tie"] for run in result["runs"])
-    checked = len(result["runs"]) * result["prompts"]
-    end = f"All {checked:,} texts equal plain decoding" + (f", {ties} up to a numerical tie." if ties else ".")
-    return f"{titled(*parts)}\n\n{end}"
+    return f"{titled(*parts)}\n\n{checked(result)}"
+
+
+def checked(result: Mapping[str, Any]) -> str:
+    """How many texts were compared with plain decoding's."""
+    ties, texts = sum(run["texts_parted_at_a_tie"] for run in result["runs"]), len(result["runs"]) * result["prompts"]
+    return f"All {texts:,} texts equal plain decoding" + (f", {ties} up to a numerical tie." if ties else ".")
 
 
 def _by_category(runs: Sequence[Mapping[str, Any]]) -> str:

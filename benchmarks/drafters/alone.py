@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.baselines.registry import load_target, open_drafting
 from benchmarks.kit import prompts as held_out
-from benchmarks.kit.figures import pivot
+from benchmarks.kit.figures import right_by_cut
 from benchmarks.kit.pair import Compared, shown_name
 from benchmarks.kit.progress import steps
 from moa.demo.skills import is_right
@@ -136,9 +136,4 @@ def measure(options: Options) -> dict[str, Any]:
 
 def tables(result: Mapping[str, Any]) -> str:
     """Right answers by drafter and cut."""
-    error = 50 / result["prompts"] ** 0.5
-    corner = "right answers, cut after m tokens"
-    return (
-        pivot(result["runs"], "way", "cut", lambda run: f"{run['right'] / run['asked']:.1%}", corner)
-        + f"\n\n{result['prompts']} held-out prompts, greedy; a share is good to about ±{error:.0f} points."
-    )
+    return right_by_cut(result["runs"])

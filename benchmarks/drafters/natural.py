@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.drafters.acceptance import SHAPES, Drafted, compare
+from benchmarks.drafters.acceptance import SHAPES, Drafted, checked, compare
 from benchmarks.kit import prompts as held_out
 from benchmarks.kit.figures import table, titled, values_of
 from benchmarks.kit.options import one_of
@@ -62,7 +62,4 @@ def tables(result: Mapping[str, Any]) -> str:
         + (f"; {run['parameters']:,} parameters on the device" if run["parameters"] else "")
         for name, run in told.items()
     ]
-    ties = sum(run["texts_parted_at_a_tie"] for run in result["runs"])
-    checked = len(result["runs"]) * result["prompts"]
-    end = f"All {checked:,} texts equal plain decoding" + (f", {ties} up to a numerical tie." if ties else ".")
-    return "\n\n".join([titled(*parts), "\n".join(sizes), end])
+    return "\n\n".join([titled(*parts), "\n".join(sizes), checked(result)])

@@ -23,6 +23,8 @@ from moa.errors import UsageError
 from moa.model.loading import load_tokenizer, locate
 from moa.tree import TreeShape
 
+_VARIANT, _PIECES = "cpu-int8", 32
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -32,10 +34,6 @@ class Options:
     """NAME=BUNDLE=DRAFTER of each pair."""
     target: str = str(paths().target)
     """Folder of the target."""
-    variant: str = "cpu-int8"
-    """Variant of the bundles."""
-    pieces: int = 32
-    """Held-out functions, without their ends."""
     tokens: int = 64
     """Tokens of a continuation."""
     depth: int = 6
@@ -49,13 +47,13 @@ class Options:
 async def measure(options: Options) -> dict[str, Any]:
     """Every bundle with a verifier of its own; the text of the first one, decoded plainly, is the truth."""
     tokenizer = load_tokenizer(locate(options.target))
-    examples = code_prompts(options.pieces)
+    examples = code_prompts(_PIECES)
     pieces = [encode(tokenizer, example) for example in examples]
     truth: list[list[int]] = []
     runs = []
     for pair in steps(options.pairs, "bundles"):
         name, bundle, drafter = pair.split("=")
-        device = Device.load(bundle, variant=options.variant, threads=1)
+        device = Device.load(bundle, variant=_VARIANT, threads=1)
         with verifier("--slots=4", pair=Pair(options.target, drafter)) as running:
             lab, length = Lab(running.url, device, examples, pieces), options.tokens
             if not truth:
@@ -77,7 +75,7 @@ async def measure(options: Options) -> dict[str, Any]:
     return {
         "tokens": options.tokens,
         "depth": options.depth,
-        "variant": options.variant,
+        "variant": _VARIANT,
         "faults": faults,
         "runs": runs,
     }

@@ -32,6 +32,9 @@ from moa.sampling import SamplingSettings
 from moa.speculate import Generation, GenerationSettings, Speculator
 from moa.tree import TreeShape
 
+RIGHT = {"chain": 0.7, "tree": 0.85}
+"""Assumed acceptance of a drafted token on a random target, with one guess and with eight."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Compared):
@@ -48,10 +51,6 @@ class Options(Compared):
     """Hidden size of a random target of 8 layers, in place of the trained pair."""
     vocabulary: int = 32000
     """Vocabulary of the random target."""
-    right_chain: float = 0.7
-    """Assumed acceptance of a drafted token there."""
-    right_tree: float = 0.85
-    """The same, with eight guesses."""
 
 
 def speculating(
@@ -136,20 +135,20 @@ def random_pair(options: Options) -> dict[str, Any]:
     texts = [prompt + plain(prompt).ids for prompt in prompts]
     drafter = new_drafter(moa_config(target.facts, {}), model).eval()
     one_layer = LlamaConfig.from_dict({**config.to_dict(), "num_hidden_layers": 1})
-    assistant = ReplayLlama(one_layer, texts, options.right_chain).to(options.place).eval().requires_grad_(False)
+    assistant = ReplayLlama(one_layer, texts, RIGHT["chain"]).to(options.place).eval().requires_grad_(False)
     ways = [
         Way("generate", "Hugging Face generate", partial(generate, for_generate, options.tokens, None)),
         Way(PLAIN, "our engine, no drafter", plain),
         Way(
             "assisted",
-            f"Hugging Face assisted generation, 1-layer assistant, right {options.right_chain:.0%} by assumption",
+            f"Hugging Face assisted generation, 1-layer assistant, right {RIGHT['chain']:.0%} by assumption",
             partial(generate, for_generate, options.tokens, assistant),
         ),
     ]
-    for (name, shape), right in zip(SHAPES.items(), (options.right_chain, options.right_tree), strict=True):
+    for name, right in RIGHT.items():
         speculator = Speculator(target, ReplayDrafting(drafter, texts, right, capacity=target.pool.capacity))
         # An assumed acceptance has no confidence estimates, so no draft ends early.
-        run = speculating(speculator, options.tokens, replace(shape, min_score=-1e9))
+        run = speculating(speculator, options.tokens, replace(SHAPES[name], min_score=-1e9))
         ways.append(
             Way(f"replay-{name}", f"our engine, MoA-sized drafter, {name}, right {right:.0%} by assumption", run)
         )

@@ -21,7 +21,7 @@ from benchmarks.export.share import measure as measured
 from benchmarks.kit.figures import table
 from benchmarks.kit.progress import Progress, say
 from benchmarks.kit.prompts import CODE, code_prompts, encode, skill_prompts
-from export.continuations import Continuation, encode_prompts, make_traces, read_prompts
+from export.continuations import Continuation, make_traces
 from export.describe import this_runtime
 from export.embedded import embedded_sources
 from export.runner import OrtRunner, Runner, TorchRunner
@@ -55,8 +55,6 @@ class Options:
     """Its drafter."""
     variants: tuple[str, ...] = ()
     """Only these variants."""
-    prompts_file: tuple[str, ...] = ()
-    """Prompts for pairs other than the embedded."""
     per_skill: int = 2
     """Held-out exercises of each skill."""
     code: int = 12
@@ -156,13 +154,9 @@ def row(bundle: Bundle, name: str, source: Source, texts: Texts, environments: P
 def read_texts(options: Options, source: Source, target: str, top_k: int) -> Texts:
     """Let the target answer, and the float32 drafter draft along."""
     model = Target.load(target, slots=16, capacity=1024)
-    if options.prompts_file:
-        prompts = encode_prompts(model, read_prompts([Path(file) for file in options.prompts_file]))
-        hard = [False] * len(prompts)
-    else:
-        chosen = [*skill_prompts(options.per_skill), *code_prompts(options.code)]
-        prompts = [encode(model.tokenizer, example) for example in chosen]
-        hard = [example.skill == CODE for example in chosen]
+    chosen = [*skill_prompts(options.per_skill), *code_prompts(options.code)]
+    prompts = [encode(model.tokenizer, example) for example in chosen]
+    hard = [example.skill == CODE for example in chosen]
     traces = make_traces(model, source, prompts, new_tokens=options.new_tokens)
     reference = TorchRunner(source, top_k)
     return Texts(traces, [measured(reference, trace) for trace in traces], hard)

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 
 from benchmarks.baselines.registry import open_drafting
+from benchmarks.kit.options import add_flags, options_from
+from benchmarks.kit.verifier import Emulated
 from cloud_verifier import cli, logs
 from cloud_verifier.app import Verifier
 from cloud_verifier.engine import Engine
@@ -33,7 +35,7 @@ from cloud_verifier.recording import Recorder
 from cloud_verifier.settings import Settings
 from cloud_verifier.stream_drafting import TreeDrafting
 from cloud_verifier.work import Job, Lease
-from moa.errors import MoaError, UsageError, run_cli
+from moa.errors import MoaError, run_cli
 from moa.model.drafting import Drafting
 from moa.model.target import Committed, Row, Step, Target
 from moa.tree import TreeShape
@@ -160,12 +162,9 @@ async def serve(settings: Settings, step_seconds: float, lanes: int, baseline: P
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step-ms", type=float, default=0.0, metavar="MS", help="of a forward (default: as it is)")
-    parser.add_argument("--lanes", type=int, default=1, metavar="N")
-    parser.add_argument("--baseline", default="", metavar="DIR", help="drafts for the server in place of MoA's drafter")
-    options, others = parser.parse_known_args(argv)
-    if options.lanes < 1 or options.step_ms < 0:
-        raise UsageError("--lanes must be at least 1, --step-ms at least 0")
+    add_flags(parser, Emulated)
+    arguments, others = parser.parse_known_args(argv)
+    options = options_from(Emulated, arguments)
     settings = cli.settings_from(cli.parser().parse_args(["serve", *others]))
     logs.configure("error", settings.limits)
     torch.set_num_threads(1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
 from benchmarks.kit.prompts import skill_prompts
-from benchmarks.kit.verifier import Pair, Running, verifier
+from benchmarks.kit.verifier import Pair, verifier
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.settings import ClientSettings, SettingChanges
@@ -34,8 +34,6 @@ class Asking:
     """Folder of the verifier's target; without it the embedded one."""
     drafter: str = ""
     """Folder of the verifier's drafter."""
-    verifier: str = ""
-    """Address of a verifier that runs already; without it one is started."""
     per_skill: int = 1
     """Held-out prompts of every skill."""
     prompts: int = 0
@@ -52,7 +50,6 @@ class Lab:
     device: Device
     examples: list[Example]
     prompts: list[list[int]]
-    running: Running | None = field(default=None, repr=False)
 
     def link(self, name: str, *, turn: float = 0.0, seed: int = 0, url: str = "") -> LinkProxy:
         """An emulated link to the verifier, begun at the share `turn` of its cycle."""
@@ -91,12 +88,8 @@ class Lab:
 def open_lab(options: Asking, *flags: str, slots: int = 16) -> Iterator[Lab]:
     """A verifier that holds so many sessions at once, and a device beside it, for as long as the context lasts."""
     device, examples, prompts = load(options)
-    with contextlib.ExitStack() as stack:
-        running = None
-        if not options.verifier:
-            pair = Pair(options.target, options.drafter)
-            running = stack.enter_context(verifier(f"--slots={slots}", *flags, pair=pair))
-        yield Lab(running.url if running else options.verifier, device, examples, prompts, running)
+    with verifier(f"--slots={slots}", *flags, pair=Pair(options.target, options.drafter)) as running:
+        yield Lab(running.url, device, examples, prompts)
 
 
 def load(options: Asking) -> tuple[Device, list[Example], list[list[int]]]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from benchmarks.kit.figures import Result, values_of
-from benchmarks.plots.kit import PALETTE, axes, bars, colour, lines, picture
+from benchmarks.plots.kit import PALETTE, axes, bars, colour, legend_above, lines, picture
 
 AUTO, PLAIN, PROMPT_ONLY = "auto", "plain API streaming", "prompt only"
 
@@ -78,8 +78,7 @@ def speed_by_step(result: Result) -> Figure:
     ticks = [2, 5, 10, 20, 50, 100, 200]
     panels[0].set_yticks(ticks, [str(tick) for tick in ticks])
     panels[0].set_ylabel("tokens/s")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=9)
+    legend_above(figure, panels[0], ncols=4, fontsize=9)
     return figure
 
 
@@ -135,29 +134,14 @@ def reconnection(result: Result) -> Figure:
 
 
 _LANES = ("device", "link up", "verifier", "link down", "records down")
-_SHADES = {
-    "draft": PALETTE[0],
-    "foresee": PALETTE[5],
-    "verify": PALETTE[3],
-    "verify on": PALETTE[1],
-    "queue": PALETTE[6],
-    "up": PALETTE[2],
-    "verdict": PALETTE[2],
-    "records": PALETTE[4],
-}
-_LABELS = {
-    "verify": "verify",
-    "verify on": "go on over what was foreseen",
-    "up": "guesses go up",
-    "verdict": "tokens",
-    "records": "records",
-}
-_LEGEND = {
-    "foresee": "guess what comes next",
-    "verify": "verify",
-    "verify on": "verify without a round trip",
-    "up": "tokens on the link",
-    "records": "activation records",
+_SPANS = {  # its colour, the words beside the first whole one, and the words of the legend
+    "draft": (PALETTE[0], "", ""),
+    "foresee": (PALETTE[5], "", "guess what comes next"),
+    "verify": (PALETTE[3], "verify", "verify"),
+    "verify on": (PALETTE[1], "go on over what was foreseen", "verify without a round trip"),
+    "up": (PALETTE[2], "guesses go up", "tokens on the link"),
+    "verdict": (PALETTE[2], "tokens", ""),
+    "records": (PALETTE[4], "records", "activation records"),
 }
 
 
@@ -167,22 +151,21 @@ def one_round(result: Result) -> Figure:
     events: Sequence[Result] = result["traceEvents"]
     begin, end = result["round"]["from_us"], result["round"]["to_us"]
     figure, (axis,) = axes(width=9.5, height=3.8)
-    labelled: set[str] = set()
+    beside = {name: words for name, (_, words, _) in _SPANS.items() if words}
     for span in events:
-        if span["ph"] != "X" or span["name"] not in _SHADES:
+        if span["ph"] != "X" or span["name"] not in _SPANS:
             continue
         start, stop = span["ts"], span["ts"] + span["dur"]
         if stop < begin or start > end:
             continue
         lane, left = span["tid"] - 1, (max(start, begin) - begin) / 1000
         width = (min(stop, end) - max(start, begin)) / 1000
-        axis.barh(lane, width, left=left, height=0.56, color=_SHADES[span["name"]])
-        if start >= begin and stop <= end and span["name"] in _LABELS and span["name"] not in labelled:
-            labelled.add(span["name"])
-            label = f"{_LABELS[span['name']]}, {span['dur'] / 1000:.1f} ms"
+        axis.barh(lane, width, left=left, height=0.56, color=_SPANS[span["name"]][0])
+        if start >= begin and stop <= end and (words := beside.pop(span["name"], "")):
+            label = f"{words}, {span['dur'] / 1000:.1f} ms"
             axis.text(left, lane - 0.32, label, ha="left", va="bottom", fontsize=8)
-    handles = [Rectangle((0, 0), 1, 1, color=_SHADES[name]) for name in _LEGEND]
-    figure.legend(handles, list(_LEGEND.values()), loc="outside upper center", ncols=5, fontsize=8.5)
+    legend = {words: Rectangle((0, 0), 1, 1, color=shade) for shade, _, words in _SPANS.values() if words}
+    figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=5, fontsize=8.5)
     axis.set_yticks(range(len(_LANES)), _LANES)
     xlabel = f"milliseconds; {result['link']}, a target of {result['step_ms']:g} ms a forward (emulated)"
     axis.set(ylim=(len(_LANES) - 0.4, -0.9), xlim=(0, (end - begin) / 1000), xlabel=xlabel)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from benchmarks.kit.figures import Result, values_of
 from benchmarks.kit.pair import shown_name
 from benchmarks.kit.seeds import methods
-from benchmarks.plots.kit import axes, bars, colour, lines, picture
+from benchmarks.plots.kit import axes, bars, colour, legend_above, lines, picture
 
 
 @picture("acceptance-by-position", "acceptance")
@@ -88,6 +88,5 @@ def step_times(result: Result) -> Figure:
         bars(axis, forms, series, form="{:.2g}")
         axis.set_xticks(range(len(forms)), [form.replace(", ", ",\n") for form in forms], rotation=30, ha="right")
         axis.set(title=f"drafter of the {shape} shape, {threads} threads", ylabel="ms a step")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    legend_above(figure, panels[0], ncols=2)
     return figure

@@ -13,7 +13,6 @@ target is the embedded one with forwards of --step-ms whatever their size, as on
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +42,8 @@ WAYS: dict[str, tuple[Way, RecordDtype]] = {
 }
 HF = "plain, Hugging Face"
 DEPTH = 6
+_TEXTS = 12
+"""Different conversations."""
 _DRIVER_LAG_MS = 50.0
 """If this process itself is this late, a failed trial does not count against the verifier."""
 
@@ -67,12 +68,8 @@ class Options:
     """Readers of the first trial."""
     most: int = 1024
     """Readers at most."""
-    texts: int = 12
-    """Number of different conversations."""
     threads: int = 1
     """Threads of the verifier's process."""
-    flags: str = ""
-    """More flags of `cloud-verifier serve`, in quotes."""
 
     def __post_init__(self) -> None:
         if self.start > self.most:
@@ -110,7 +107,7 @@ async def embedded_scripts(url: str, count: int) -> list[Script]:
 @contextlib.contextmanager
 def targets(options: Options) -> Iterator[dict[str, contextlib.AbstractContextManager[Running]]]:
     """How to start the verifier of each target asked for."""
-    flags = [*many_short(options.most), *shlex.split(options.flags)]
+    flags = many_short(options.most)
     with contextlib.ExitStack() as stack:
         found: dict[str, contextlib.AbstractContextManager[Running]] = {}
         if options.embedded:
@@ -134,9 +131,9 @@ async def measure(options: Options) -> dict[str, Any]:
             with starting as running:
                 if is_random:  # prompts shorter than what two sessions share
                     how: dict[str, Any] = {"length": 16, "tokens": TOKENS + 1, "rate": options.rate, "nodes": DEPTH + 1}
-                    said = await scripts(running.url, options.texts, **how)
+                    said = await scripts(running.url, _TEXTS, **how)
                 else:
-                    said = await embedded_scripts(running.url, options.texts)
+                    said = await embedded_scripts(running.url, _TEXTS)
                 for way in WAYS:
                     if not (is_random and way == "server-drafted"):  # a random drafter is never right
                         runs.append(await of_way(name, way, running.url, said, options))

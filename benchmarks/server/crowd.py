@@ -4,28 +4,13 @@ verifier shares the machine with them."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.kit.devices import Script, ScriptedDevice, scripts, together
-from benchmarks.kit.verifier import Pair, Running, verifier
 from benchmarks.server.scrape import Page, look
 from moa.wire.messages import RecordDtype
-
-
-@dataclass(frozen=True)
-class Served:
-    """What is served, and how."""
-
-    pair: Pair
-    flags: Sequence[str] = ()
-    threads: int = 0
-
-    def running(self, *flags: str) -> contextlib.AbstractContextManager[Running]:
-        """A verifier; what the user asked for comes last."""
-        return verifier(*flags, *self.flags, pair=self.pair, threads=self.threads)
 
 
 @dataclass(frozen=True)

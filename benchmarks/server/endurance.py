@@ -11,7 +11,8 @@ from benchmarks.kit.client import client
 from benchmarks.kit.devices import ScriptedDevice, prompt, run_all, scripts
 from benchmarks.kit.figures import table
 from benchmarks.kit.progress import Progress
-from benchmarks.server.crowd import Served, scripts_for
+from benchmarks.kit.verifier import Pair, verifier
+from benchmarks.server.crowd import scripts_for
 from benchmarks.server.scrape import look
 
 Figures = dict[str, Any]
@@ -24,15 +25,17 @@ _FORGOTTEN = 5.0
 _FEW, _OVER, _QUEUE = 8, 10, 4
 """Slots, clients for each of them, and places in the queue where there are too many clients."""
 _MOVING = 8
+_THINK = 0.02
+"""Seconds that a client takes between two rounds."""
 _HEARD = 0.3
 """Of its text, by the first client to have so much: then the verifier is told to stop."""
 
 
-async def measure_sessions(served: Served, options: Any) -> Figures:
+async def measure_sessions(pair: Pair, options: Any) -> Figures:
     """Open, use and drop sessions; a third of them without a word."""
     every = max(1, options.sessions // _SAMPLES // _AT_ONCE)
     memory: list[tuple[int, int]] = []
-    with served.running(f"--slots={_SLOTS}", *_TIMES) as running:
+    with verifier(f"--slots={_SLOTS}", *_TIMES, pair=pair) as running:
         idle = running.stats.num_fds()
         rounds = -(-options.sessions // _AT_ONCE)
         progress = Progress(rounds, f"times {_AT_ONCE} sessions")
@@ -85,10 +88,10 @@ def session_tables(figures: Figures) -> str:
     return f"{shown}\n\n{told}"
 
 
-async def measure_overload(served: Served, options: Any) -> Figures:
+async def measure_overload(pair: Pair, options: Any) -> Figures:
     """All clients at once, each until it has its text, with typed refusals and bounded memory."""
     tight = (f"--slots={_FEW}", f"--max-queue={_QUEUE}", "--idle-seconds=0.2")
-    with served.running(*tight) as running:
+    with verifier(*tight, pair=pair) as running:
         said = []
         for _ in range(_OVER):  # as many at a time as there is room for
             said += await scripts(running.url, _FEW, length=16, tokens=8, rate=0.5, nodes=3)
@@ -126,12 +129,12 @@ def overload_tables(figures: Figures) -> str:
     return table([f"{figures['clients']} clients, {figures['slots']} slots, a queue of {_QUEUE}", ""], rows)
 
 
-async def measure_stop(served: Served, options: Any) -> Figures:
+async def measure_stop(pair: Pair, options: Any) -> Figures:
     """Two replicas; the first is told to stop while all of its clients are in the middle of their texts: everybody
     gets a goaway, resumes on the other one, and ends with the same text."""
-    with served.running() as first, served.running() as second:
+    with verifier(pair=pair) as first, verifier(pair=pair) as second:
         said = await scripts_for(second.url, _MOVING, options)
-        devices = [ScriptedDevice((first.url, second.url), script, think=options.think) for script in said]
+        devices = [ScriptedDevice((first.url, second.url), script, think=_THINK) for script in said]
 
         async def stop() -> None:
             while max(len(device.tokens) for device in devices) < _HEARD * options.tokens:

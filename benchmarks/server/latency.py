@@ -11,7 +11,8 @@ from benchmarks.kit.client import client
 from benchmarks.kit.devices import Script, prompt
 from benchmarks.kit.figures import listing, percentiles
 from benchmarks.kit.progress import steps
-from benchmarks.server.crowd import Served, crowd, scripts_for
+from benchmarks.kit.verifier import Pair, verifier
+from benchmarks.server.crowd import crowd, scripts_for
 from moa.wire.messages import RecordDtype
 
 Figures = dict[str, Any]
@@ -22,12 +23,12 @@ _ROOM = 512
 _WAYS: tuple[RecordDtype, ...] = ("off", "int8")
 
 
-async def measure_records(served: Served, options: Any) -> Figures:
+async def measure_records(pair: Pair, options: Any) -> Figures:
     """The same clients with records off and on, in turns, at the fewest and the most clients."""
     most = max(options.clients)
     kinds = [(clients, dtype) for clients in sorted({min(options.clients), most}) for dtype in _WAYS]
     waits: dict[tuple[int, str], list[float]] = {kind: [] for kind in kinds}
-    with served.running(f"--slots={most + 1}") as running:
+    with verifier(f"--slots={most + 1}", pair=pair) as running:
         said = await scripts_for(running.url, most, options)
         await crowd(running.url, said[:1])  # warm
         for _ in steps(range(options.repeats), "repeats"):
@@ -54,12 +55,12 @@ def record_tables(figures: Figures) -> str:
     return f"{shown}\n\n{told} nor sends any."
 
 
-async def measure_prompt(served: Served, options: Any) -> Figures:
+async def measure_prompt(pair: Pair, options: Any) -> Figures:
     """The same crowd with nobody else there, and while a long prompt is read."""
     most, room = max(options.clients), _LONG + _ROOM
     flags = (f"--slots={most + 2}", f"--max-context-tokens={room}", f"--max-prompt-tokens={room}")
     rows = []
-    with served.running(*flags) as running:
+    with verifier(*flags, pair=pair) as running:
         said = await scripts_for(running.url, most, options)
         await crowd(running.url, said[:1])  # warm
         for clients in steps(sorted({min(options.clients), most}), "clients"):

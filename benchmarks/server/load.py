@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from benchmarks.kit.options import one_of
 from benchmarks.kit.progress import steps
 from benchmarks.kit.verifier import Pair, random_pair
 from benchmarks.server import endurance, latency, throughput, wire_bytes
-from benchmarks.server.crowd import Served
 from moa.errors import UsageError
 
 Figures = dict[str, Any]
@@ -29,7 +27,7 @@ class Scenario:
     """Something that is measured, and how it is told."""
 
     says: str
-    measure: Callable[[Served, Any], Coroutine[Any, Any, Figures]]
+    measure: Callable[[Pair, Any], Coroutine[Any, Any, Figures]]
     tables: Callable[[Figures], str]
 
 
@@ -70,12 +68,6 @@ class Options:
     """Of batching, verdicts and prompts, interleaved."""
     sessions: int = 10_000
     """Sessions of the scenario of that name."""
-    think: float = 0.02
-    """Seconds that a client takes between two rounds, where the scenario is not about speed."""
-    threads: int = 0
-    """Of the verifier's process; 0 leaves them to it, as a user would."""
-    flags: str = ""
-    """More flags of `cloud-verifier serve`, in quotes."""
 
     def __post_init__(self) -> None:
         if self.tokens < 2:
@@ -87,10 +79,10 @@ async def measure(options: Options) -> Figures:
     shown = options.random or (Path(options.target).name if options.target else "the embedded target")
     figures: Figures = {}
     with contextlib.ExitStack() as stack:
-        pair = stack.enter_context(random_pair(options.random)) if options.random else None
-        served = Served(pair or Pair(options.target, options.drafter), shlex.split(options.flags), options.threads)
+        own = Pair(options.target, options.drafter)
+        pair = stack.enter_context(random_pair(options.random)) if options.random else own
         for name in steps(options.scenarios, "scenarios"):
-            figures[name] = await SCENARIOS[name].measure(served, options)
+            figures[name] = await SCENARIOS[name].measure(pair, options)
     return {"target": shown, "options": dataclasses.asdict(options), "server_load": figures}
 
 

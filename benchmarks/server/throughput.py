@@ -8,17 +8,18 @@ from typing import Any
 
 from benchmarks.kit.figures import listing, percentiles, table
 from benchmarks.kit.progress import steps
-from benchmarks.server.crowd import Run, Served, crowd, scripts_for
+from benchmarks.kit.verifier import Pair, verifier
+from benchmarks.server.crowd import Run, crowd, scripts_for
 from benchmarks.server.scrape import Histogram, gained
 
 Figures = dict[str, Any]
 
 
-async def measure(served: Served, options: Any) -> Figures:
+async def measure(pair: Pair, options: Any) -> Figures:
     """Every number of clients once in every repeat, so that a machine that slows down slows all of them."""
     clients = sorted(set(options.clients))
     runs: dict[int, list[Run]] = {count: [] for count in clients}
-    with served.running(f"--slots={clients[-1] + 1}") as running:
+    with verifier(f"--slots={clients[-1] + 1}", pair=pair) as running:
         said = await scripts_for(running.url, clients[-1], options)
         await crowd(running.url, said[:1])  # warm
         for _, count in steps(product(range(options.repeats), clients), "crowds"):

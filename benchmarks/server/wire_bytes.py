@@ -6,7 +6,8 @@ from typing import Any
 
 from benchmarks.kit.client import client
 from benchmarks.kit.figures import table
-from benchmarks.server.crowd import Served, scripts_for
+from benchmarks.kit.verifier import Pair, verifier
+from benchmarks.server.crowd import scripts_for
 from moa.demo import paths
 from moa.model.partial_target import read_facts
 from moa.wire.messages import RecordDtype
@@ -15,11 +16,11 @@ Figures = dict[str, Any]
 _PRECISIONS: tuple[RecordDtype, ...] = ("off", "int4", "int8", "fp16")
 
 
-async def measure(served: Served, options: Any) -> Figures:
+async def measure(pair: Pair, options: Any) -> Figures:
     """One conversation for each precision, with every record of it waited for."""
-    facts, _ = read_facts(served.pair.target or paths().target)
+    facts, _ = read_facts(pair.target or paths().target)
     rows = []
-    with served.running() as running:
+    with verifier(pair=pair) as running:
         (said,) = await scripts_for(running.url, 1, options)
         for dtype in _PRECISIONS:
             async with client(running.url) as edge:
