@@ -46,7 +46,7 @@ def speeds(draft: WhoDrafts, right: float, latency: float, forward: float, *, fo
     began = 0.0
     for turn in range(4):
         if turn:
-            world.standing, began = None, began or world.now
+            world.session_state, began = None, began or world.now
         world.begin()
         assert world.run() == "length"
         assert world.answer == world.expected
