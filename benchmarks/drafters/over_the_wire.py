@@ -60,7 +60,7 @@ async def measure(options: Options) -> dict[str, Any]:
                 truth = [answer.ids for answer in await lab.answers(draft="none", sync="off", max_new_tokens=length)]
             plan = Plan("device", TreeShape.chain(options.depth))
             with mock.patch.object(Controller, "plan", return_value=plan):
-                answers = await lab.answers(draft="device", max_new_tokens=length)
+                answers = await lab.answers(draft="device", foresee=False, max_new_tokens=length)
         won = [len(answer.ids) / max(1, answer.stats["rounds"]) for answer in answers]
         runs.append(
             {

@@ -7,6 +7,8 @@ import random
 import pytest
 
 from cloud_verifier.forward_time import ForwardTime
+from cloud_verifier.guesses import Guesses
+from moa.wire.messages import Foresee
 
 
 def learned(fixed: float, each: float, noise: float = 0.0) -> ForwardTime:
@@ -47,3 +49,19 @@ def test_where_tokens_cost_nothing_as_many_go_along_as_may() -> None:
 
 def test_before_anything_has_run_it_knows_something() -> None:
     assert 0 < ForwardTime().seconds(1) < ForwardTime().seconds(256) < 1
+
+
+def test_the_fuller_a_batch_the_likelier_a_guess_must_be_to_go_along() -> None:
+    """So guesses yield first under load: alone almost any of them pays, beside many rows only the likely ones."""
+    forward_time = learned(0.020, 0.0005)
+    worth = [forward_time.worth(rows) for rows in (1, 8, 32, 64)]
+    assert worth == sorted(worth)
+    assert worth[0] < 0.05
+    assert worth[-1] == 0.5
+    held = Guesses(waits=False)
+    tokens, parents = list(range(10, 21)), list(range(-1, 10))
+    held.add(Foresee(b"s" * 16, 1, 0, tokens, parents, [0, *[2] * 10]))  # each 0.78 as likely as the one before
+    taken = [len(held.pick([10], 62, least).tokens) - 1 for least in worth]
+    assert taken == sorted(taken, reverse=True)
+    assert taken[0] == 10
+    assert 0 < taken[-1] < 4
