@@ -2,7 +2,8 @@
 
     device   the drafter here proposes a chain or tree, the verifier checks it: a round trip a round
     server   the verifier drafts for itself and streams: a round trip in all
-    none     the verifier decodes token by token and streams: where drafting loses on both ends
+    none     the verifier decodes token by token and streams, as a plain API does: never chosen here, because a verifier
+             that may draft stops by itself where that loses
     single   a call for every token: never the best, but what others are measured against
 
 All inputs are measured while it runs; until then it uses the priors below.
@@ -33,7 +34,7 @@ _BLIND_WINS = 4
 _PRIOR_ACCEPTANCE = {False: 0.65, True: 0.75}
 """Prior chance that one more level is accepted, of a chain and of a tree."""
 _PRIOR_WEIGHT = 4.0
-_PRIOR_GUESSES = 8.0
+_PRIOR_GUESSES = 4.0
 """How many guesses the expected length of a streak begins with."""
 _CALIBRATED_ROUNDS = 8.0
 _PRIOR_FORWARD = 0.03
@@ -49,7 +50,7 @@ _PER_FORWARD = 8
 """Approximate nodes of a forward over guesses; most of them are accepted."""
 _WAITING_MARGIN = 1.15
 """The verifier waits for the device's guesses, and makes none of its own, only where that promises so much more."""
-_EVIDENCE = 12
+_EVIDENCE = 16
 """Guesses to judge before it waits at all."""
 _UNUSED, _FIRST_REST, _LONGEST_REST = 16, 32, 512
 """Forwards without a guess in time before the device stops guessing, and for how many: at first, and at last."""
@@ -142,8 +143,8 @@ class Controller:
     per_node: Smoothed = field(default_factory=lambda: Smoothed(weight=0.1))
     step: dict[int, Smoothed] = field(default_factory=dict)
     """Seconds of a step of the drafter, by width."""
-    pace: dict[str, Pace] = field(default_factory=lambda: {"server": Pace(), "none": Pace()})
-    """Of streams, by who drafts where no guess of the device fits."""
+    pace: Pace = field(default_factory=Pace)
+    """Of streams that the server drafts where no guess of the device fits."""
     streak: Streak = field(default_factory=lambda: _streak(_PRIOR_ACCEPTANCE[True]))
     """Of guesses for streams."""
     prefill: Smoothed = field(default_factory=Smoothed)
@@ -199,8 +200,8 @@ class Controller:
 
     def streamed(self, tokens: int, seconds: float, *, drafts: WhoDrafts, server_seconds: float = 0.0) -> None:
         """So many tokens of a stream came in so long; the server ran the target for `server_seconds` of it."""
-        if drafts in self.pace:
-            self.pace[drafts].add(tokens, seconds)
+        if drafts == "server":
+            self.pace.add(tokens, seconds)
         if server_seconds > 0:
             self.forward.add(server_seconds)
 
@@ -235,28 +236,25 @@ class Controller:
             return Plan(draft, device.shape)
         if not self.can_stream:
             return device
-        server = Plan("server", device.shape, self._stream_speed("server", remaining))
-        plain = Plan("none", device.shape, self._stream_speed("none", remaining))
-        best = max(server, plain, key=lambda plan: plan.tokens_per_second)
-        if foresees:
-            return best
-        if calls_left is not None and calls_left * self._tokens(device.shape) < remaining:
-            return best  # a stream is one call, however long
-        if best.tokens_per_second > _SERVER_MARGIN * device.tokens_per_second:
-            return best
+        tokens = max(1, min(remaining, 64))
+        server = Plan("server", device.shape, tokens / (self.rtt.smoothed + tokens / self.rate))
+        # A stream is one call, however long.
+        short = calls_left is not None and calls_left * self._tokens(device.shape) < remaining
+        if foresees or short or server.tokens_per_second > _SERVER_MARGIN * device.tokens_per_second:
+            return server
         return device
 
-    def waits(self, remaining: int, otherwise: Literal["server", "none"], *, now: bool) -> bool:
+    def waits(self, remaining: int, *, now: bool) -> bool:
         """Whether the verifier of a running stream is to wait for the device's guesses; `now`: it does already."""
         if self.streak.judged < _EVIDENCE:
             return now
         margin = 1.0 if now else _WAITING_MARGIN
-        return self._foreseen_speed(remaining) > margin * self.rate(otherwise)
+        return self._foreseen_speed(remaining) > margin * self.rate
 
     def _foreseen_speed(self, remaining: int) -> float:
         """Tokens a second if the verifier uses only our guesses: a round trip for every wrong one."""
         run = min(max(1, remaining), 1 + self.streak.length)
-        forwards = 1 + run / _PER_FORWARD
+        forwards = max(1.0, 0.5 + run / _PER_FORWARD)
         drafting = self._step(1) + 3 * self._step(GUESSED)
         waited = self.rtt.smoothed + drafting + forwards * self._verify(_PER_FORWARD)
         return run / max(waited, run * self._step(GUESSED))
@@ -280,18 +278,13 @@ class Controller:
     def _tokens(self, shape: TreeShape) -> float:
         return self.acceptance[shape.breadth > 1].by_depth()[shape.depth]
 
-    def _stream_speed(self, kind: Literal["server", "none"], remaining: int) -> float:
-        tokens = max(1, min(remaining, 64))
-        return tokens / (self.rtt.smoothed + tokens / self.rate(kind))
-
-    def rate(self, kind: Literal["server", "none"]) -> float:
-        """Tokens a second of a stream, once it has begun."""
-        if measured := self.pace[kind].rate:
+    @property
+    def rate(self) -> float:
+        """Tokens a second of a stream that the server drafts, once it has begun."""
+        if measured := self.pace.rate:
             return measured
-        if kind == "server":
-            tokens = self.acceptance[False].by_depth()[4]
-            return tokens / (1.3 * self._verify(5))  # on the server, drafting is a small part of a round
-        return 1 / self._verify(1)
+        tokens = self.acceptance[False].by_depth()[4]
+        return tokens / (1.3 * self._verify(5))  # on the server, drafting is a small part of a round
 
     def _verify(self, nodes: int) -> float:
         base = max(_SHORTEST, self.forward.value) if self.forward.samples else _PRIOR_FORWARD

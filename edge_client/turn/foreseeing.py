@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from edge_client.turn.actions import Grow
 from edge_client.turn.controller import GUESSED
@@ -21,7 +20,7 @@ from edge_client.turn.measuring import Measuring
 from moa.foresight import Foreseen, Growth, doubts_of
 from moa.tree import DraftTree, TreeShape
 from moa.wire import Advanced, ClientSession
-from moa.wire.messages import Foresee, Stream, Welcome
+from moa.wire.messages import Foresee, Welcome
 
 _LEAST_WAITING, _LEAST_BESIDE = 0.01, 0.1
 """Chance that a guess comes true, below which it is not made: where the verifier waits for it; where it drafts too."""
@@ -111,7 +110,7 @@ class Foreseeing:
             self.lost()
             self._round, self._waits, self._told = (session.id, stream.round), stream.waits, stream.waits
         if self.chooses:
-            self._choose("server" if stream.speculate else "none", remaining, now)
+            self._choose(remaining, now)
             if self._told != self._waits and (self._told or len(self._held)):
                 return self._tell(session, DraftTree([session.log[-1]], [-1], [0.0]), (), now)
         if not self._waits and self.measuring.controller.beside.rests:
@@ -129,7 +128,7 @@ class Foreseeing:
         if growth is None or self._about != len(session.log) or growth.root != session.log[-1]:
             return Grow(session.log, GUESSED, math.log(_KEPT * least))
         done = len(growth.tree) >= _MOST or growth.likeliest_open < math.log(least)
-        lead = 0.0 if self._waits else self._lead(stream)
+        lead = 0.0 if self._waits else self._lead()
         fresh = [
             node
             for node in self._held.missing(growth.tree)
@@ -148,17 +147,16 @@ class Foreseeing:
         stream = session.streaming
         return self._again_at if self.on and stream is not None and self._waits else None
 
-    def _choose(self, otherwise: Literal["server", "none"], remaining: int, now: float) -> None:
+    def _choose(self, remaining: int, now: float) -> None:
         """Whether the verifier is to wait for guesses from now on."""
-        waits = self.measuring.controller.waits(remaining, otherwise, now=self._waits)
+        waits = self.measuring.controller.waits(remaining, now=self._waits)
         if waits != self._waits:
             self._waits, self._settled_at = waits, now + self.measuring.rtt.smoothed
-            self.measuring.changes("device" if waits else otherwise, self._settled_at)
+            self.measuring.changes("device" if waits else "server", self._settled_at)
 
-    def _lead(self, stream: Stream) -> float:
+    def _lead(self) -> float:
         """Tokens that the server advances until a guess made now arrives."""
-        controller = self.measuring.controller
-        return controller.rate("server" if stream.speculate else "none") * controller.rtt.smoothed
+        return self.measuring.controller.rate * self.measuring.rtt.smoothed
 
     def _bunch(self, growth: Growth, fresh: Sequence[int]) -> bool:
         """Whether to send now rather than grow on."""
