@@ -114,7 +114,7 @@ class Engine:
             return
         started = self._clock()
         try:
-            drafts = self._drafts(jobs, guesses)
+            drafts = self._drafts(jobs, chunks, guesses)
             drafted = self._clock()
             rows = [self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
             step = self.target.forward([*rows, *(_chunk_row(chunk) for chunk in chunks)])
@@ -133,12 +133,15 @@ class Engine:
             return
         self.alive_at = ended = self._clock()
         reports: list[Report] = []
+        won: dict[Job, int] = {}
         for b, (job, draft) in enumerate(zip(jobs, drafts, strict=True)):
             began = drafted if isinstance(job.request, Verify) else started
             timing = Timing(1000 * (began - job.enqueued), 1000 * (ended - began), len(jobs))
             try:
                 foreseen = len(draft[0]) - 1 if guesses[job] is not None else 0
                 reports.append(self._settle(step, b, job, draft, accepted[b], timing, foreseen))
+                if isinstance(job.request, Stream) and guesses[job] is None:
+                    won[job] = len(accepted[b].path) - 1
             except Exception as error:
                 self._fail(job.lease, job, error)
         if reports:
@@ -147,6 +150,7 @@ class Engine:
             self._commit(step, b, chunk.lease, range(step.batch.sizes[b]))
             self._scheduler.prefilled(chunk.lease)
         self._count(jobs, sum(step.batch.sizes[len(jobs) :]), ended - drafted)
+        self._drafting.ran(won, sum(step.batch.sizes), ended - drafted, self._clock() - ended)
         for report in reports:
             if isinstance(report, Streamed) and not report.done:
                 report.job.enqueued = ended
@@ -174,15 +178,17 @@ class Engine:
             self._post([Waiting(job) for job in wait])
         return [job for job in jobs if job not in wait]
 
-    def _drafts(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None]) -> list[FlatTree]:
+    def _drafts(
+        self, jobs: Sequence[Job], chunks: Sequence[Chunk], guesses: Mapping[Job, FlatTree | None]
+    ) -> list[FlatTree]:
         made = {job: draft for job in jobs if (draft := guesses[job]) is not None}
-        if made:
-            self._drafting.passed_over()
-        streams = [job for job in jobs if isinstance(job.request, Stream) and job not in made]
-        made |= dict(zip(streams, self._drafting.draft(streams), strict=True)) if streams else {}
+        made |= {job: _as_sent(job) for job in jobs if isinstance(job.request, Verify)}
+        streams = [job for job in jobs if job not in made]
+        beside = sum(len(tokens) for tokens, _ in made.values()) + sum(chunk.size for chunk in chunks)
+        made |= dict(zip(streams, self._drafting.draft(streams, beside), strict=True))
         for job, draft in made.items():
             job.nodes = len(draft[0])
-        return [made[job] if job in made else _as_sent(job) for job in jobs]
+        return [made[job] for job in jobs]
 
     def _row(self, job: Job, draft: FlatTree) -> Row:
         if job.lease.slot is None:
@@ -329,6 +335,5 @@ def _chunk_row(chunk: Chunk) -> Row:
 
 
 def _as_sent(job: Job) -> FlatTree:
-    if not isinstance(job.request, Verify):
-        raise RuntimeError("only a verify round brings its draft along")
+    assert isinstance(job.request, Verify)
     return job.request.tokens, job.request.parents or range(-1, len(job.request.tokens) - 1)

@@ -18,6 +18,8 @@ from moa.wire.ranges import Ranges
 
 _LEASES_AT_ONCE = 64
 _LINGER = 0.02  # seconds that records may wait for an idle moment
+_UNASKED = 16
+"""So many batches of a session's rows may wait while nobody has asked for them: the server's own drafter may never."""
 
 
 @dataclass(slots=True)
@@ -33,14 +35,13 @@ class _Backlog:
     def take_newest(self, most: int) -> _Backlog:
         """Cut up to `most` rows off the end."""
         cut = max(0, len(self) - most)
-        newest = _Backlog(self.start + cut, _rows(self.rows, cut, len(self)))
-        self.rows = _rows(self.rows, 0, cut)
+        newest = _Backlog(self.start + cut, self.rows.part(cut, len(self)))
+        self.rows = self.rows.part(0, cut)
         return newest
 
-    def head(self, most: int) -> _Backlog:
-        """A copy of the first rows, `most` at most."""
-        rows = _rows(self.rows, 0, min(most, len(self)))
-        return _Backlog(self.start, replace(rows, k=rows.k.clone(), v=rows.v.clone()))
+    def head(self, most: int, slot: int) -> _Backlog:
+        """The first rows, `most` at most, as another slot holds them too."""
+        return _Backlog(self.start, replace(self.rows.part(0, min(most, len(self))), slot=slot))
 
 
 class Recorder:
@@ -59,7 +60,7 @@ class Recorder:
         self._post, self._rows, self._metrics, self._clock = post, rows, metrics or Metrics(), clock
         self._pending: dict[Lease, None] = {}
         self._waiting: dict[Lease, None] = {}
-        """Leases whose records nobody has asked for yet, with less than a go of them."""
+        """Leases whose records nobody has asked for yet."""
         self._since = 0.0
         self._untold: list[Report] = []
 
@@ -77,8 +78,11 @@ class Recorder:
         """Remember tokens that were committed at positions from `start` on."""
         if self._drafter is None or lease.records is None:
             return
+        if not lease.eager_records:  # these wait long, and must not keep the whole batch's states
+            committed = replace(committed, hidden=committed.hidden.clone())
         lease.backlog.append(_Backlog(start, committed))
-        if not lease.eager_records and sum(map(len, lease.backlog)) < self._rows:
+        held = start + len(committed.positions) - lease.backlog[0].start
+        if not lease.eager_records and held < _UNASKED * self._rows:
             self._waiting[lease] = None
             return
         self._waiting.pop(lease, None)
@@ -134,8 +138,8 @@ class Recorder:
                 lease.records.write(start, *source.records.read(start, min(stop, rows)))
                 lease.made.add(start, min(stop, rows))
                 self._untold.append(Recorded(lease, start, min(stop, rows)))
-        # Copy, because the source's slot may be zeroed before they are used.
-        lease.backlog = [piece.head(rows - piece.start) for piece in source.backlog if piece.start < rows]
+        assert lease.slot is not None
+        lease.backlog = [piece.head(rows - piece.start, lease.slot) for piece in source.backlog if piece.start < rows]
         if lease.backlog:
             self._pending[lease] = None
 
@@ -183,7 +187,3 @@ class Recorder:
                 self._untold.append(Recorded(lease, piece.start, piece.start + n))
             at += n
         self._metrics.forward_seconds.labels("records").observe(self._clock() - started)
-
-
-def _rows(rows: Committed, start: int, stop: int) -> Committed:
-    return Committed(rows.k[:, start:stop], rows.v[:, start:stop], rows.hidden[start:stop], rows.positions[start:stop])

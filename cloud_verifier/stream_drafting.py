@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -11,11 +11,12 @@ import torch
 
 from cloud_verifier.recording import Recorder
 from cloud_verifier.work import Job, Lease
+from moa.batch_costs import Round
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
 from moa.model.target import Target
 from moa.tree import TreeShape
-from moa.utility import Costs, Utility
+from moa.utility import AcceptanceTracker, Utility
 from moa.wire.messages import Stream
 
 FlatTree = tuple[Sequence[int], Sequence[int]]
@@ -25,14 +26,15 @@ FlatTree = tuple[Sequence[int], Sequence[int]]
 class ServerDrafting(Protocol):
     """The engine's interface to a drafter."""
 
-    def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
-        """A draft for the pending token of each stream round."""
+    def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
+        """A draft for the pending token of each of a batch's streams; `beside` other tokens are in its forward."""
+
+    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float) -> None:
+        """The batch of the latest drafts has run: how many nodes were accepted of each stream's, the tokens of the
+        forward, its seconds, and the seconds of what followed."""
 
     def matching(self, job: Job) -> float:
         """The accepted nodes that a draft of the edge must promise, to be verified in place of one of ours."""
-
-    def passed_over(self) -> None:
-        """A batch included drafts of edges: its time is no measurement of ours."""
 
     def close(self, lease: Lease) -> None:
         """The lease is given back."""
@@ -41,40 +43,41 @@ class ServerDrafting(Protocol):
 class NoDrafting:
     """Without a drafter a stream is plain decoding: one token a forward."""
 
-    def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
+    def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
         """Only the pending token."""
         return [([job.ids[-1]], [-1]) for job in jobs]
+
+    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float) -> None:
+        """There is nothing to learn."""
 
     def matching(self, job: Job) -> float:
         """Any draft is better than none."""
         return 0.0
-
-    def passed_over(self) -> None:
-        """There is nothing to measure."""
 
     def close(self, lease: Lease) -> None:
         """There is nothing to give back."""
 
 
 @dataclass
-class _Drafted:
-    """A session's latest draft, evaluated by the session's position when the next one is requested."""
+class _Text:
+    """A session's text: how well drafts for it do, and what the drafter has read of it."""
 
-    utility: Utility
-    base: int = 0
-    levels: int = 0
+    acceptance: AcceptanceTracker
+    latest: int = 0
+    """Tokens of its latest round: to read them is a part of any drafted round."""
     missed: int = 0
-    """Tokens that the drafter has not read yet, without the latest round's."""
-
-    def judge(self, base: int) -> None:
-        """Evaluate: the session is now at `base`."""
-        if base > self.base:
-            self.utility.record(self.levels, max(0, min(self.levels, base - self.base - 1)))
+    """Tokens before these that the drafter has not read yet."""
+    reading: float = 0.0
+    """Seconds of reading these so far."""
+    levels: int = 0
+    """Levels asked for in the latest round; 0: none."""
+    nodes: int = 0
+    """Nodes of the draft that came of it."""
 
 
 class TreeDrafting:
-    """Trees by any drafter of the engine; their depth follows measured cost and acceptance, down to none. Subclasses
-    give the drafter a session's text: `_known` and `_catch_up`."""
+    """Trees by any drafter of the engine; who drafts, and how deep, follows measured cost and acceptance, down to none.
+    Subclasses give the drafter a session's text: `_able`, `_known` and `_catch_up`."""
 
     def __init__(
         self,
@@ -85,85 +88,102 @@ class TreeDrafting:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._target, self._drafting, self._shape, self._clock = target, drafting, shape, clock
-        self._costs: dict[float, Costs] = {}
-        """By temperature, which decides how well drafts do."""
-        self._drafted: dict[Lease, _Drafted] = {}
-        self._began, self._reading = 0.0, 0.0
-        """When the latest round began, and how much of it was spent on reading what earlier ones had said."""
-        self._before: dict[Lease, _Drafted] = {}
-        """The sessions of the latest round."""
+        self.utility = Utility(shape)
+        self._texts: dict[Lease, _Text] = {}
+        self._round: dict[Lease, _Text] = {}
+        """The sessions of the latest round that may draft."""
+        self._took, self._reading, self._steps = 0.0, 0.0, 0
+        """Seconds of the latest drafts, those spent on reading what earlier rounds had said, and the levels run."""
 
-    def draft(self, jobs: Sequence[Job]) -> list[FlatTree]:
+    def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
         """Trees for all stream rounds of a batch, level by level together."""
-        worth = self._worth(jobs)
+        began, self._reading, self._steps = self._clock(), 0.0, 0
+        asked = [job for job in jobs if isinstance(job.request, Stream) and job.request.speculate]
+        self._round = {job.lease: self._text(job) for job in asked}
+        wanted = self.utility.levels(
+            [text.acceptance for text in self._round.values()],
+            [self._missed(job) for job in asked],
+            beside + len(jobs) - len(asked),
+        )
         requests, able = [], []
-        for job, levels in zip(jobs, worth, strict=True):
+        for job, levels in zip(asked, wanted, strict=True):
+            text = self._round[job.lease]
+            text.levels = 0
             room = self._target.pool.capacity - job.base - 1
-            if not levels or room < 1 or not self._ready(job):
+            if not levels or room < 1 or not self._ready(job, text):
                 continue
+            text.levels = levels
             shape = replace(self._shape, depth=levels, nodes=min(self._shape.nodes, room))
             requests.append(DraftRequest(job.lease.drafting, job.ids[-1], shape, job.sampling))
             able.append(job)
         trees = dict(zip(able, self._drafting.draft(requests), strict=True)) if requests else {}
         for job, tree in trees.items():
-            self._drafted[job.lease].levels = int(max(tree.depths()))
+            self._round[job.lease].nodes = len(tree) - 1
+            self._steps = max(self._steps, int(max(tree.depths())))
+        self._took = self._clock() - began - self._reading
         return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
+
+    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float) -> None:
+        """Learn what the round cost and won."""
+        drafts = []
+        for job, count in accepted.items():
+            if (text := self._round.get(job.lease)) is not None:
+                text.latest = count + 1
+                if text.levels:
+                    drafts.append((text.acceptance, text.levels, text.nodes, count))
+        ran = Round(
+            texts=len(self._round),
+            drafting=len(drafts),
+            steps=self._steps,
+            tokens=tokens,
+            drafted=sum(nodes for _, _, nodes, _ in drafts),
+            won=len(self._round) + sum(count for _, _, _, count in drafts),
+            draft_seconds=self._took,
+            forward_seconds=forward,
+            rest_seconds=rest,
+        )
+        self.utility.record(drafts, ran)
 
     def matching(self, job: Job) -> float:
         """As many as ours win beyond plain decoding, in the same time."""
-        one = self._drafted.get(job.lease)
-        return one.utility.matching() if one is not None else 1.0
-
-    def passed_over(self) -> None:
-        """The edge drafted for some sessions: discard the measurement of the latest round."""
-        self._before = {}
+        return self.utility.matching(self._text(job).acceptance)
 
     def close(self, lease: Lease) -> None:
         """Give the drafting slot back."""
-        self._drafted.pop(lease, None)
-        self._before.pop(lease, None)
+        self._texts.pop(lease, None)
         if lease.drafting is not None:
             self._drafting.close(lease.drafting)
             lease.drafting = None
 
-    def _worth(self, jobs: Sequence[Job]) -> list[int]:
-        """How many levels to draft for each; first learns from the latest round."""
-        now, before = self._clock(), self._before
-        asked = {job.lease: job for job in jobs if not isinstance(job.request, Stream) or job.request.speculate}
-        if before and all(lease in asked for lease in before):
-            # If the same sessions take part again, the time between the calls is the time of a round.
-            levels = sum(one.levels for one in before.values()) / len(before)
-            won = sum(asked[lease].base - one.base for lease, one in before.items()) / len(before)
-            for costs in {id(one.utility.costs): one.utility.costs for one in before.values()}.values():
-                costs.add(now - self._began - self._reading, levels, won)
-        self._began, self._reading, self._before = now, 0.0, {}
-        for lease, job in asked.items():
-            if lease not in self._drafted:
-                costs = self._costs.setdefault(job.sampling.temperature, Costs())
-                self._drafted[lease] = _Drafted(Utility(costs, self._shape.depth), job.base)
-            one = self._before[lease] = self._drafted[lease]
-            latest = 0
-            if lease in before:  # else the session has gone on in other ways since
-                one.judge(job.base)
-                latest = max(0, job.base - one.base)
-            one.missed = max(0, lease.length - self._known(lease) - latest)
-            one.base, one.levels = job.base, 0
-        drafted = [self._drafted[job.lease] if job.lease in asked else None for job in jobs]
-        return [one.utility.levels(one.missed) if one else 0 for one in drafted]
+    def _text(self, job: Job) -> _Text:
+        if job.lease not in self._texts:
+            self._texts[job.lease] = _Text(self.utility.text(job.sampling.temperature))
+        return self._texts[job.lease]
 
-    def _ready(self, job: Job) -> bool:
+    def _missed(self, job: Job) -> int | None:
+        """What the drafter has to read of earlier rounds; None if it cannot draft for this one."""
+        text = self._round[job.lease]
+        text.missed = max(0, job.lease.length - self._known(job.lease) - text.latest)
+        return text.missed if self._able(job.lease) else None
+
+    def _ready(self, job: Job, text: _Text) -> bool:
         """Whether the drafter knows the session's text now. Reading what the latest round said is a part of every
         drafted round; what was missed before that has a price of its own."""
-        one = self._drafted[job.lease]
-        if one.missed:
+        if text.missed:
             began = self._clock()
-            read = self._catch_up(job, self._known(job.lease) + one.missed)
+            read = self._catch_up(job, self._known(job.lease) + text.missed)
             took = self._clock() - began
             self._reading += took
+            text.reading += took
             if not read:
                 return False
-            one.utility.costs.read(took, one.missed)
+            self.utility.costs.read(text.reading, text.missed)
+            text.reading = 0.0
         return self._catch_up(job, job.lease.length)
+
+    def _able(self, lease: Lease) -> bool:
+        """Whether the drafter has, or can get, memory for this session."""
+        return True
 
     def _known(self, lease: Lease) -> int:
         """How much of the session's text the drafter has read."""
@@ -192,17 +212,18 @@ class MoaServerDrafting(TreeDrafting):
         super().__init__(target, drafting, shape)
         self._drafter, self._recorder = drafter, recorder
 
+    def _able(self, lease: Lease) -> bool:
+        return lease.records is not None and (lease.drafting is not None or bool(self._drafting.pool.free))
+
     def _known(self, lease: Lease) -> int:
         return 0 if lease.drafting is None else self._drafting.pool.lengths[lease.drafting]
 
     @torch.inference_mode()
     def _catch_up(self, job: Job, stop: int) -> bool:
         lease, drafting = job.lease, self._drafting
-        if lease.records is None:
+        if not self._able(lease) or lease.records is None:  # others have taken the last slot in this round
             return False
         if lease.drafting is None:
-            if not drafting.pool.free:
-                return False
             lease.drafting = drafting.open()
         slot, start = lease.drafting, drafting.pool.lengths[lease.drafting]
         if start == stop or lease.slot is None:

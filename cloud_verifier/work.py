@@ -91,8 +91,8 @@ class Lease:
     records: RecordRows | None = None
     """Where to put activation records; None if they are not wanted."""
     eager_records: bool = True
-    """Whether records are made at the next idle moment. Those that the server's own drafter alone may want wait until a
-    batch is full or it drafts: made one by one they would cost a plain stream a tenth of its speed."""
+    """Whether records are made at the next idle moment. Those that the server's own drafter alone may want wait until
+    it drafts for this session, or there are very many: made anyway they would cost a plain stream a twentieth."""
     share: Lease | None = None
     """Another lease of the same principal with a common prefix, which can be shared instead of computed."""
     share_tokens: int = 0

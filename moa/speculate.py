@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from moa.batch_costs import Round
 from moa.errors import UsageError
 from moa.model.choosing import Judged, accept_rows
 from moa.model.drafting import Drafting, DraftRequest
 from moa.model.target import Committed, Row, Step, Target
 from moa.sampling import SamplingSettings
-from moa.tree import DraftTree, TreeShape
-from moa.utility import Costs, Utility
+from moa.tree import Accepted, DraftTree, TreeShape
+from moa.utility import AcceptanceTracker, Utility
 from moa.wire.finish import Decode, TurnRules, first_finish
 
 PREFILL_CHUNK = 512
@@ -78,9 +79,11 @@ class _Sequence:
     slot: int
     draft_slot: int | None
     out: Generation
-    utility: Utility | None
+    acceptance: AcceptanceTracker | None
     unseen: list[tuple[Sequence[int], Committed]] = field(default_factory=list)
     """Committed tokens that the drafter has not seen yet; it gets them before it drafts again."""
+    levels: int = 0
+    """Levels asked for in the latest round; 0: none."""
     latest: int = 0
     """How many pieces of that are the latest round's, 0 or 1: reading it is a part of any drafted round."""
 
@@ -101,8 +104,7 @@ class Speculator:
     def __init__(self, target: Target, drafting: Drafting | None = None) -> None:
         self.target, self.drafting = target, drafting
         self.seconds = Seconds()
-        self._costs: dict[float, Costs] = {}
-        """By temperature, which decides how well drafts do."""
+        self._utilities: dict[TreeShape, Utility] = {}
         self._caught_up = 0.0
         """Seconds of this round that were spent to catch up with earlier rounds: they are no cost of drafting in this
         one."""
@@ -142,6 +144,10 @@ class Speculator:
             for sequence in active:
                 self._close(sequence)
 
+    def utility(self, shape: TreeShape) -> Utility:
+        """What is known of the costs of such trees, over all calls."""
+        return self._utilities.setdefault(shape, Utility(shape))
+
     def _open(self, index: int, prompt: Sequence[int], settings: GenerationSettings, out: Generation) -> _Sequence:
         if not prompt:
             raise UsageError(f"prompt {index} is empty: it needs at least one token")
@@ -154,10 +160,10 @@ class Speculator:
         rules = TurnRules(len(prompt), settings.max_new_tokens, capacity, frozenset(eos), settings.stop)
         slot = self.target.pool.acquire()
         draft_slot = self.drafting.open() if self.drafting is not None and settings.shape else None
-        utility = None
+        acceptance = None
         if settings.adapt and settings.shape is not None and draft_slot is not None:
-            utility = Utility(self._costs.setdefault(settings.sampling.temperature, Costs()), settings.shape.depth)
-        sequence = _Sequence(index, list(prompt), rules, slot, draft_slot, out, utility)
+            acceptance = self.utility(settings.shape).text(settings.sampling.temperature)
+        sequence = _Sequence(index, list(prompt), rules, slot, draft_slot, out, acceptance)
         began = time.perf_counter()
         for start in range(0, sequence.base, PREFILL_CHUNK):
             chunk = sequence.log[start : min(start + PREFILL_CHUNK, sequence.base)]
@@ -176,7 +182,7 @@ class Speculator:
         if sequence.draft_slot is not None:
             sequence.unseen.append((tokens, committed))
 
-    def _catch_up(self, sequence: _Sequence) -> int:
+    def _catch_up(self, sequence: _Sequence, utility: Utility) -> int:
         """Give the drafter the text it has not seen; returns its slot. What it missed before the latest round is timed
         by itself."""
         assert sequence.draft_slot is not None
@@ -189,8 +195,7 @@ class Speculator:
             self.drafting.observe(sequence.draft_slot, tokens, whole)
             took = time.perf_counter() - began
             self._caught_up += took
-            if sequence.utility is not None:
-                sequence.utility.costs.read(took, missed)
+            utility.costs.read(took, missed)
         if sequence.latest and sequence.unseen:
             tokens_now, committed = sequence.unseen[-1]
             self.drafting.observe(sequence.draft_slot, tokens_now, committed)
@@ -224,39 +229,67 @@ class Speculator:
         self.seconds.draft += drafted - began
         self.seconds.verify += verified - drafted
         self.seconds.observe += ended - verified
-        self._learn(ended - began - self._caught_up, active, trees, [accepted.path for accepted in chosen])
+        self._learn(
+            settings, active, trees, chosen, drafted - began - self._caught_up, verified - drafted, ended - verified
+        )
         return results
 
     def _learn(
-        self, seconds: float, active: list[_Sequence], trees: list[DraftTree], paths: Sequence[Sequence[int]]
+        self,
+        settings: GenerationSettings,
+        active: list[_Sequence],
+        trees: list[DraftTree],
+        chosen: Sequence[Accepted],
+        draft: float,
+        forward: float,
+        rest: float,
     ) -> None:
         """Record the time and the accepted tokens of the round, which decide how far to draft next."""
-        levels = [max(tree.depths()) for tree in trees]
-        for sequence, level, path in zip(active, levels, paths, strict=True):
-            if sequence.utility is not None:
-                sequence.utility.record(level, len(path) - 1)
-        costs = {id(s.utility.costs): s.utility.costs for s in active if s.utility is not None}
-        for one in costs.values():
-            one.add(seconds, sum(levels) / len(levels), sum(map(len, paths)) / len(paths))
+        if settings.shape is None:
+            return
+        drafts = [
+            (sequence.acceptance, sequence.levels, len(tree) - 1, len(one.path) - 1)
+            for sequence, tree, one in zip(active, trees, chosen, strict=True)
+            if sequence.acceptance is not None and sequence.levels
+        ]
+        ran = Round(
+            texts=len(active),
+            drafting=len(drafts),
+            steps=max(int(max(tree.depths())) for tree in trees),
+            tokens=sum(map(len, trees)),
+            drafted=sum(map(len, trees)) - len(trees),
+            won=sum(len(one.path) for one in chosen),
+            draft_seconds=draft,
+            forward_seconds=forward,
+            rest_seconds=rest,
+        )
+        self.utility(settings.shape).record(drafts, ran)
 
     def _draft(self, active: list[_Sequence], settings: GenerationSettings) -> list[DraftTree]:
         requests: list[DraftRequest] = []
         trees = [DraftTree([s.log[-1]], [-1], [0.0]) for s in active]
-        wishes: list[int] = []
-        for place, sequence in enumerate(active):
+        shape, wishes = settings.shape, []
+        if self.drafting is None or shape is None:
+            return trees
+        for place, (sequence, levels) in enumerate(zip(active, self._levels(active, settings, shape), strict=True)):
             # The pending token needs a place in the cache, and no draft may outgrow what is left.
             room = self.target.pool.capacity - sequence.base - 1
-            if sequence.draft_slot is None or not settings.shape or room < 1:
-                continue
-            depth = settings.shape.depth if sequence.utility is None else sequence.utility.levels(sequence.missed)
-            if depth > 0:
-                shape = replace(settings.shape, depth=depth, nodes=min(settings.shape.nodes, room))
-                requests.append(DraftRequest(self._catch_up(sequence), sequence.log[-1], shape, settings.sampling))
+            sequence.levels = levels if room > 0 else 0
+            if sequence.levels:
+                fitting = replace(shape, depth=levels, nodes=min(shape.nodes, room))
+                slot = self._catch_up(sequence, self.utility(shape))
+                requests.append(DraftRequest(slot, sequence.log[-1], fitting, settings.sampling))
                 wishes.append(place)
-        if requests and self.drafting is not None:
+        if requests:
             for place, tree in zip(wishes, self.drafting.draft(requests), strict=True):
                 trees[place] = tree
         return trees
+
+    def _levels(self, active: list[_Sequence], settings: GenerationSettings, shape: TreeShape) -> list[int]:
+        texts = [sequence.acceptance for sequence in active if sequence.acceptance is not None]
+        if len(texts) < len(active):
+            return [0 if sequence.draft_slot is None else shape.depth for sequence in active]
+        return self.utility(shape).levels(texts, [sequence.missed for sequence in active])
 
     def _decode(self, settings: GenerationSettings) -> Decode | None:
         if not settings.stop:

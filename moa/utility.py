@@ -1,40 +1,39 @@
 """How deep to draft, or not at all, by expected gain and cost. Pure: the caller passes times.
 
-A round is one forward of the target over the pending token and a draft of so many levels. A level costs drafter and
-target time whether it is accepted or not, so plain decoding is faster where drafts are rejected. Both are measured
-while decoding: acceptance for each text, times over all texts. A drafter that was not used for a while must first read
-the missed text, which costs time too. Where drafting lost, it is tried again when plain decoding has taken so long that
-the trial, reading included, is a small share of it.
+A round is one forward of the target over the pending tokens of some texts and their drafts. A level costs drafter and
+target time whether it is accepted or not, and the more texts share the forward, the more a draft takes from the others:
+so plain decoding is faster where drafts are rejected, or where the batch is full. Acceptance is measured for each text,
+times over all (`moa.batch_costs`). A drafter that was not used for a while must first read the missed text, which costs
+time too. Where drafting lost, it is tried again when plain decoding has taken so long that the trial, reading included,
+is a small share of it.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moa.batch_costs import BatchCosts, Floats, Round
+from moa.tree import TreeShape
 
 _KEEP, _KEEP_USUAL = 0.9, 0.98
 """Weight that older rounds keep in the acceptance rate when a new round is added: of one text, and of all."""
-_LATEST = 31
-"""The times of this many latest rounds of a depth are used."""
 _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
-"""Plain rounds before the first draft, and drafts after which one plain round measures the baseline again."""
+"""Plain rounds before the first draft, and rounds with drafts after which a plain one measures the baseline again."""
 _DEEPER_EVERY = 8
-"""After this many drafts, one is a level deeper than the estimated optimum."""
+"""After this many rounds with drafts, one is a level deeper than the estimated optimum."""
 _PRIOR, _USUAL_ROUNDS = 0.7, 3.0
 """Prior chance that a level is accepted, with the weight of one round; and the weight in rounds, for a new text, of the
 usual rates."""
-_TRIAL = 1
-"""Levels of a trial draft."""
 _SHARE = 0.005
 """Share of the time of plain decoding that trials may take."""
 _HORIZON = 16
 """Rounds within which drafting has to save what the drafter's reading costs."""
-_CREDIT = 12.0
-"""Plain rounds that drafting may lose against what was estimated, before it is off until plain decoding has made up for
-it: times of a busy machine are noisy, and an estimate that is wrong by luck stays wrong for a while."""
-_OUTLIER = 2.0
-"""A round counts as at most so many times its usual time: a machine that slept says nothing of drafting."""
+_STALL = 0.25
+"""How much longer than a plain round one may take for the drafter's reading: the other texts wait for it."""
 _UNKNOWN_MATCH = 1.0
 """What a draft of others must promise before our own rounds were measured."""
 _MARGIN = 1.05
@@ -49,9 +48,11 @@ class AcceptanceTracker:
     """Rates over all texts so far, which a new text starts with."""
     tried: list[float] = field(default_factory=list)
     won: list[float] = field(default_factory=list)
+    _gains: Floats | None = None
 
     def add(self, accepted: int, levels: int) -> None:
         """Count a round that drafted `levels`, of which `accepted` were accepted."""
+        self._gains = None
         while len(self.tried) < levels:
             self.tried.append(0.0)
             self.won.append(0.0)
@@ -71,110 +72,102 @@ class AcceptanceTracker:
         tried, won = (self.tried[at], self.won[at]) if 0 <= at < len(self.tried) else (0.0, 0.0)
         return (won + weight * prior) / (tried + weight)
 
-
-@dataclass
-class Costs:
-    """Seconds of a round by drafted levels: medians of the latest rounds, because other load makes single rounds
-    slow."""
-
-    plain: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
-    drafted: dict[int, deque[float]] = field(default_factory=dict)
-    reading: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
-    """Seconds a token of text that the drafter had missed."""
-    usual: AcceptanceTracker = field(default_factory=AcceptanceTracker)
-    """Rates over all texts so far, from which a new text starts."""
-    since: float = 0.0
-    """Seconds of plain decoding, of whatever text, since the latest draft."""
-    credit: float = _CREDIT
-    """Plain rounds that drafting may still lose."""
-    pace: float = 0.0
-    """Seconds of a plain round: a slow mean, for what credit is counted in."""
-
-    def add(self, seconds: float, levels: float, won: float) -> None:
-        """Add a round with so many drafted levels and tokens won (their means if several texts share the round)."""
-        if levels == 0:
-            self.plain.append(seconds)
-            self.since += seconds
-            self.credit = min(_CREDIT, self.credit + _SHARE)
-            usual = min(seconds, _OUTLIER * median(self.plain))
-            self.pace = _KEEP_USUAL * self.pace + (1 - _KEEP_USUAL) * usual if self.pace else usual
-            return
-        self.since = 0.0
-        took = self.drafted.setdefault(max(1, round(levels)), deque(maxlen=_LATEST))
-        took.append(seconds)
-        if self.plain:
-            self.credit = min(_CREDIT, self.credit + won - min(seconds, _OUTLIER * median(took)) / self.pace)
-
-    def read(self, seconds: float, tokens: int) -> None:
-        """The drafter read so many tokens of text, of rounds that it had no part in."""
-        self.reading.append(seconds / tokens)
-
-    def price(self, tokens: int) -> float:
-        """Seconds of reading so many; nothing before any was measured."""
-        return tokens * median(self.reading) if self.reading else 0.0
-
-    @property
-    def known(self) -> bool:
-        """Whether rounds with and without a draft were measured."""
-        return bool(self.plain and self.drafted)
-
-    def seconds(self, levels: int) -> float:
-        """Seconds of a round, interpolated linearly between measured depths, extrapolated beyond them."""
-        points = [(0, median(self.plain))]
-        points += [(depth, max(points[0][1], median(took))) for depth, took in sorted(self.drafted.items())]
-        after = next((n for n, (depth, _) in enumerate(points) if depth >= levels), len(points) - 1)
-        (low, less), (high, more) = points[max(0, after - 1)], points[max(1, after)]
-        return max(points[0][1], less + (more - less) * (levels - low) / (high - low))
+    def gains(self, deepest: int) -> Floats:
+        """Accepted tokens expected of drafts of 1 to `deepest` levels. Without drafts yet, a text has the usual ones;
+        else they are computed when a round is added, which is often enough."""
+        if self.usual is not None and not self.tried:
+            return self.usual.gains(deepest)
+        if self._gains is None or len(self._gains) != deepest:
+            self._gains = np.cumsum(np.cumprod([self.chance(level) for level in range(deepest)]))
+        return self._gains
 
 
 class Utility:
-    """How many levels the next round of one text should draft."""
+    """How many levels each text of the next round should draft."""
 
-    def __init__(self, costs: Costs, deepest: int) -> None:
-        self.costs, self.deepest = costs, deepest
-        self.acceptance = AcceptanceTracker(costs.usual)
+    def __init__(self, shape: TreeShape) -> None:
+        self.costs = BatchCosts()
+        self._deepest = shape.depth
+        breadth, levels = shape.breadth, np.arange(1, shape.depth + 1, dtype=np.float64)
+        # What a draft of so many levels really has, for it also ends where the drafter is unsure.
+        self._nodes = np.minimum(shape.nodes, breadth + breadth * breadth * (levels - 1))
+        self._steps = levels
+        self._usual: dict[float, AcceptanceTracker] = {}
         self._drafted = 0
+        """Rounds with drafts since the latest plain one."""
+        self._worth: Floats | None = None
 
-    def levels(self, missed: int = 0) -> int:
-        """Levels to draft; 0: plain decoding. `missed` tokens of the text, the latest round's left out, were not yet
-        read by the drafter."""
-        costs = self.costs
-        if len(costs.plain) < _FIRST_PLAIN or self._drafted >= _PLAIN_EVERY:
-            return 0
-        if not costs.known:
-            return self.deepest
-        best, plain, price = 0, costs.seconds(0), costs.price(missed)
-        most, saved = _MARGIN / plain, 0.0
-        tokens, reach = 1.0, 1.0
-        for levels in range(1, self.deepest + 1):
-            reach *= self.acceptance.chance(levels - 1)
-            tokens += reach
-            rate = tokens / costs.seconds(levels)
-            if rate > most:
-                best, most, saved = levels, rate, tokens * plain - costs.seconds(levels)
-        if best and costs.credit >= 0 and saved * _HORIZON >= price:
+    def text(self, temperature: float) -> AcceptanceTracker:
+        """A new text: it starts with the rates of all at its temperature, which decides how well drafts do."""
+        return AcceptanceTracker(self._usual.setdefault(temperature, AcceptanceTracker()))
+
+    def levels(self, texts: Sequence[AcceptanceTracker], missed: Sequence[int | None], beside: int = 0) -> list[int]:
+        """Levels to draft for each; 0: plain decoding. `missed` tokens of a text, the latest round's left out, were not
+        yet read by the drafter (None: it cannot draft for this one); `beside` other tokens are in the forward."""
+        costs, found = self.costs, np.zeros(len(texts), dtype=np.int64)
+        able = np.array([place for place, tokens in enumerate(missed) if tokens is not None], dtype=np.int64)
+        if not len(able) or costs.rounds < _FIRST_PLAIN:
+            return found.tolist()
+        reading = np.array([costs.price * (missed[place] or 0) for place in able])
+        unread = np.array([bool(missed[place]) for place in able])
+        gains = np.stack([texts[place].gains(self._deepest) for place in able])
+        plain = float(costs.plain(len(texts), len(texts) + beside))
+        self._worth = plain / np.maximum(plain, self._seconds(len(texts), beside, np.full((1, 1), len(texts)))[0])
+        if self._drafted >= _PLAIN_EVERY:
+            return found.tolist()
+        best, levels = self._best(len(texts), beside, plain, gains, reading)
+        if len(best) and costs.credit >= 0:
             # Deeper levels must be tried now and then, or their estimates are never updated.
-            return min(best + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self.deepest)
-        trial = min(_TRIAL, self.deepest)
-        return trial if costs.since * _SHARE >= price + costs.seconds(trial) - plain else 0
+            levels = min(levels + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self._deepest)
+            # The price of reading is not known before the first: it reads alone.
+            late = unread[best] & (not costs.reading or np.cumsum(reading[best]) > _STALL * plain)
+            late[np.flatnonzero(late)[:1]] = late.sum() < unread[best].sum()  # one at least goes on
+            found[able[best[~late]]] = levels
+        elif (
+            costs.since * _SHARE
+            >= reading.min() + float(self._seconds(len(texts), beside, np.ones((1, 1)))[0, 0]) - plain
+        ):
+            found[able[reading.argmin()]] = 1
+        return found.tolist()
 
-    def matching(self) -> float:
-        """Accepted tokens that a draft must promise which costs nothing to make, to be worth as much as one of ours."""
+    def _best(
+        self, texts: int, beside: int, plain: float, gains: Floats, reading: Floats
+    ) -> tuple[NDArray[np.int64], int]:
+        """Which texts should draft, the likeliest first, and how many levels: the most tokens a second."""
+        spread = reading / _HORIZON
+        order = np.argsort((texts / plain) * spread[:, None] - gains, axis=0, kind="stable")
+        won = texts + np.cumsum(np.take_along_axis(gains, order, 0), 0)
+        drafting = np.arange(1, len(gains) + 1)[:, None]
+        seconds = self._seconds(texts, beside, drafting) + np.cumsum(spread[order], 0)
+        rate = won / np.maximum(plain, seconds)
+        count, level = np.unravel_index(int(rate.argmax()), rate.shape)
+        if rate[count, level] <= _MARGIN * texts / plain:
+            return np.zeros(0, dtype=np.int64), 0
+        return order[: count + 1, level], int(level) + 1
+
+    def _seconds(self, texts: int, beside: int, drafting: NDArray[np.int64] | Floats) -> Floats:
+        """Seconds `[n, levels]` of a round in which `drafting` `[n, 1]` of the texts draft, by number of levels."""
         costs = self.costs
-        if not costs.known:
-            return _UNKNOWN_MATCH
-        plain, tokens, reach, most = costs.seconds(0), 1.0, 1.0, 1.0
-        for levels in range(1, self.deepest + 1):
-            reach *= self.acceptance.chance(levels - 1)
-            tokens += reach
-            most = max(most, tokens * plain / costs.seconds(levels))
-        return most - 1.0
+        forward = costs.forward.at(texts + beside + drafting * self._nodes) + costs.rest.at(texts)
+        return forward + self._steps * costs.step.at(drafting)
 
-    def record(self, levels: int, accepted: int) -> None:
-        """Record the result of a round."""
-        if not levels:
-            self._drafted = 0
+    def matching(self, text: AcceptanceTracker) -> float:
+        """Accepted tokens that a draft must promise which costs nothing to make, to be worth as much as one of ours."""
+        if self._worth is None or not self.costs.step:
+            return _UNKNOWN_MATCH
+        return max(0.0, float(((1.0 + text.gains(self._deepest)) * self._worth).max()) - 1.0)
+
+    def record(self, texts: Sequence[tuple[AcceptanceTracker, int, int, int]], ran: Round) -> None:
+        """Learn from a round: the levels that were asked for of each text that drafted, its nodes, and how many tokens
+        of them were accepted."""
+        self.costs.add(ran)
+        if not ran.texts:
             return
-        self._drafted += 1
-        self.acceptance.add(accepted, levels)
-        self.costs.usual.add(accepted, levels)
+        self._drafted = self._drafted + 1 if texts else 0
+        for text, levels, nodes, accepted in texts:
+            at = levels - 1
+            self._nodes[at] = _KEEP * self._nodes[at] + (1 - _KEEP) * nodes
+            self._steps[at] = _KEEP * self._steps[at] + (1 - _KEEP) * ran.steps
+            text.add(accepted, levels)
+            if text.usual is not None:
+                text.usual.add(accepted, levels)

@@ -240,7 +240,8 @@ def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(monkeypatch: pytes
     assert again.ids == first.ids
     assert first.drafted > 0
     assert rounds / (clock.now - began) > 0.98
-    costs = engine._costs[0.0]
+    costs = engine.utility(TreeShape.chain(6)).costs
     assert list(costs.reading) == pytest.approx([0.02] * len(costs.reading))
     # A round with a draft costs the draft and reading the round before it, not the text before that.
-    assert costs.drafted[6][0] == pytest.approx(1.6 + 6 * 0.5 + 0.02)
+    assert 0.5 < costs.step.at(1) <= 0.53
+    assert costs.forward.at([1, 7]).tolist() == pytest.approx([1.0, 1.6])

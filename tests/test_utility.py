@@ -4,44 +4,66 @@ import random
 
 import pytest
 
-from moa.utility import AcceptanceTracker, Costs, Utility
+from moa.batch_costs import Curve, Round
+from moa.tree import TreeShape
+from moa.utility import AcceptanceTracker, Utility
+
+
+def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], accepted: list[int], *,
+           level: float = 0.1, token: float = 0.0, noise: float = 1.0) -> float:  # fmt: skip
+    """Record a round of these texts, in which a forward takes a second and `token` more for each of its tokens beyond
+    one, and a level `level` for each text that drafts. Returns its seconds."""
+    drafting, drafted = sum(map(bool, levels)), sum(levels)
+    ran = Round(
+        texts=len(texts),
+        drafting=drafting,
+        steps=max(levels),
+        tokens=len(texts) + drafted,
+        drafted=drafted,
+        won=len(texts) + sum(accepted),
+        draft_seconds=noise * level * max(levels) * drafting,
+        forward_seconds=noise * (1.0 + token * (len(texts) + drafted - 1)),
+    )
+    drafts = zip(texts, levels, levels, accepted, strict=True)
+    utility.record([(text, deep, nodes, right) for text, deep, nodes, right in drafts if deep], ran)
+    return ran.draft_seconds + ran.forward_seconds
 
 
 def decode(
-    right: float, *, level: float, tokens: int = 4000, costs: Costs | None = None, reading: float = 0.0,
-    text: int = 10**9, deepest: int = 8, noise: float = 0.06,
+    right: float, *, level: float, tokens: int = 3000, utility: Utility | None = None, reading: float = 0.0,
+    text: int = 10**9, noise: float = 0.06, texts: int = 1, token: float = 0.0,
 ) -> float:  # fmt: skip
-    """Tokens a second beside plain decoding's, of texts whose levels are accepted with this chance. A plain
-    round takes a second; `reading` is what a token that the drafter had no part in costs it, the prompt's 100 too."""
-    rng, costs = random.Random(0), costs or Costs()
+    """Tokens a second beside plain decoding's, of texts whose levels are accepted with this chance, `texts` at a
+    time. A plain round takes a second; `reading` is what a token that the drafter had no part in costs it, the prompt's
+    100 too."""
+    rng, utility = random.Random(0), utility or Utility(TreeShape.chain(8))
     spent, won = 0.0, 0
     while won < tokens:
-        utility, missed, begun = Utility(costs, deepest), 100, won
-        while won < tokens and won - begun < text:
-            levels = utility.levels(missed)
-            if levels:
-                spent += missed * reading
-                costs.read(missed * reading, missed) if missed else None
-                missed = 0
-            accepted = 0
-            while accepted < levels and rng.random() < right:
-                accepted += 1
+        batch = [utility.text(0.0) for _ in range(texts)]
+        missed: list[int | None] = [100 for _ in batch]
+        begun = won
+        while won < tokens and won - begun < text * texts:
+            levels = utility.levels(batch, missed)
+            for place, deep in enumerate(levels):
+                if deep and missed[place]:
+                    spent += missed[place] * reading  # type: ignore[operator]
+                    utility.costs.read(missed[place] * reading, missed[place])  # type: ignore[operator,arg-type]
+                    missed[place] = 0
+            accepted = [next((n for n in range(deep) if rng.random() >= right), deep) for deep in levels]
             # Of mean 1, with a long tail as on a machine that does other things too.
-            seconds = (1.0 + levels * level) * rng.lognormvariate(-(noise**2) / 2, noise)
-            costs.add(seconds, levels, accepted + 1)
-            utility.record(levels, accepted)
-            spent += seconds
-            won += accepted + 1
-            missed += 0 if levels else 1
-    return won / spent
+            luck = rng.lognormvariate(-(noise**2) / 2, noise)
+            spent += played(utility, batch, levels, accepted, level=level, token=token, noise=luck)
+            won += texts + sum(accepted)
+            missed = [0 if deep else (before or 0) + 1 for deep, before in zip(levels, missed, strict=True)]
+    return won / spent / texts * (1.0 + token * (texts - 1))
 
 
 @pytest.mark.parametrize("right", [0.0, 0.1, 0.3, 0.5])
 @pytest.mark.parametrize("level", [0.3, 0.6])
 def test_it_is_never_slower_than_plain_decoding(right: float, level: float) -> None:
-    costs = Costs()
-    decode(0.5, level=level, costs=costs, tokens=200)
-    assert decode(right, level=level, costs=costs) > 0.98
+    utility = Utility(TreeShape.chain(8))
+    decode(0.5, level=level, utility=utility, tokens=200)
+    assert decode(right, level=level, utility=utility) > 0.98
 
 
 @pytest.mark.parametrize("right", [0.0, 0.2, 0.5, 0.7, 0.8])
@@ -49,17 +71,17 @@ def test_it_is_never_slower_than_plain_decoding(right: float, level: float) -> N
 @pytest.mark.parametrize("text", [40, 150])
 def test_a_drafter_that_has_to_read_first_makes_nothing_slower(right: float, level: float, text: int) -> None:
     """A prompt is read in the time of three plain rounds; beside a small target a level costs two thirds of one."""
-    costs = Costs()
-    decode(right, level=level, costs=costs, tokens=200, reading=0.03, text=text)
-    assert decode(right, level=level, costs=costs, tokens=2500, reading=0.03, text=text) > 0.98
+    utility = Utility(TreeShape.chain(8))
+    decode(right, level=level, utility=utility, tokens=200, reading=0.03, text=text)
+    assert decode(right, level=level, utility=utility, tokens=2500, reading=0.03, text=text) > 0.98
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.7, 0.85])
 @pytest.mark.parametrize("level", [0.3, 1.0])
 def test_a_noisy_machine_does_not_make_drafting_look_good_for_long(right: float, level: float) -> None:
-    costs = Costs()
-    decode(right, level=level, costs=costs, tokens=600, noise=0.7)
-    assert decode(right, level=level, costs=costs, tokens=6000, noise=0.7) > 0.96
+    utility = Utility(TreeShape.chain(8))
+    decode(right, level=level, utility=utility, tokens=600, noise=0.7)
+    assert decode(right, level=level, utility=utility, tokens=4000, noise=0.7) > 0.96
 
 
 def test_reading_is_worth_it_where_drafts_hit() -> None:
@@ -72,18 +94,16 @@ def test_where_drafts_hit_it_drafts_far() -> None:
 
 
 def test_a_text_that_becomes_easy_is_drafted_for_again() -> None:
-    costs = Costs()
-    utility = Utility(costs, 8)
+    utility = Utility(TreeShape.chain(8))
+    text = utility.text(0.0)
     for _ in range(400):
-        levels = utility.levels()
-        costs.add(1.0 + 0.4 * levels, levels, 1)
-        utility.record(levels, 0)
-    assert utility.levels() <= 2
+        levels = utility.levels([text], [0])
+        played(utility, [text], levels, [0], level=0.4)
+    assert utility.levels([text], [0])[0] <= 2
     rounds = 0
-    while utility.levels() < 4:
-        levels, rounds = utility.levels(), rounds + 1
-        costs.add(1.0 + 0.1 * levels, levels, levels + 1)
-        utility.record(levels, levels)
+    while (levels := utility.levels([text], [0]))[0] < 4:
+        played(utility, [text], levels, levels)
+        rounds += 1
         assert rounds < 2000
 
 
@@ -93,61 +113,96 @@ def test_a_new_text_expects_what_the_others_had_but_learns_soon() -> None:
         usual.add(0, 4)
     fresh = AcceptanceTracker(usual)
     assert fresh.chance(0) < 0.45
+    assert fresh.gains(4)[0] == fresh.chance(0)
     for _ in range(12):
         fresh.add(4, 4)
     assert fresh.chance(0) > 0.7
-
-
-def test_one_slow_round_changes_nothing() -> None:
-    costs = Costs()
-    for _ in range(20):
-        costs.add(1.0, 0, 1)
-        costs.add(1.4, 4, 1)
-    costs.add(500.0, 4, 1)
-    costs.add(500.0, 0, 1)
-    assert costs.seconds(0) == 1.0
-    assert costs.seconds(4) == pytest.approx(1.4)
-
-
-def test_seconds_lie_on_a_line_between_the_depths_that_were_measured() -> None:
-    costs = Costs()
-    for levels, seconds in ((0, 1.0), (2, 1.6), (6, 2.0)):
-        costs.add(seconds, levels, 1)
-    assert [costs.seconds(n) for n in (0, 1, 2, 4, 8)] == pytest.approx([1.0, 1.3, 1.6, 1.8, 2.2])
+    assert fresh.gains(4)[3] > 1.5
 
 
 def test_the_first_rounds_are_plain_and_the_next_drafts() -> None:
-    utility = Utility(Costs(), 6)
+    utility = Utility(TreeShape.chain(6))
+    text = utility.text(0.0)
     for _ in range(2):
-        assert utility.levels() == 0
-        utility.costs.add(1.0, 0, 1)
-        utility.record(0, 0)
-    assert utility.levels() == 6
+        assert utility.levels([text], [0]) == [0]
+        played(utility, [text], [0], [0])
+    assert utility.levels([text], [0]) == [6]
+    assert utility.levels([text], [None]) == [0], "the drafter has no memory for this one"
 
 
 def test_what_drafting_has_to_beat_is_measured_again() -> None:
     """A slow start must not make drafting look good for ever."""
-    costs = Costs()
-    costs.add(9.0, 0, 1)
-    costs.add(9.0, 0, 1)
-    utility, plain = Utility(costs, 4), 0
+    utility = Utility(TreeShape.chain(4))
+    text, plain = utility.text(0.0), 0
+    for _ in range(2):
+        played(utility, [text], [0], [0], noise=9.0)
     for _ in range(400):
-        levels = utility.levels()
-        plain += levels == 0
-        costs.add(1.0 + 0.5 * levels, levels, 1)
-        utility.record(levels, 0)
+        levels = utility.levels([text], [0])
+        plain += levels == [0]
+        played(utility, [text], levels, [0], level=0.5)
     assert plain > 280
 
 
 def test_a_draft_that_costs_nothing_must_promise_what_ours_win_in_the_same_time() -> None:
-    costs = Costs()
-    utility = Utility(costs, 4)
-    assert utility.matching() == 1.0, "before anything is known"
+    utility = Utility(TreeShape.chain(4))
+    text = utility.text(0.0)
+    assert utility.matching(text) == 1.0, "before anything is known"
     for _ in range(20):
-        costs.add(0.1, 0, 1.0)
-        costs.add(0.125, 4, 5.0)
-        utility.record(4, 4)
-    assert 2.8 < utility.matching() < 3.0, "5 tokens in 125 ms are 4 in 100"
+        played(utility, [text], [0], [0])
+        played(utility, [text], [4], [4], level=0.25 / 4)
+    utility.levels([text], [0])
+    assert 2.8 < utility.matching(text) < 3.0, "5 tokens in 1.25 s are 4 in 1"
     for _ in range(40):
-        utility.record(4, 0)
-    assert utility.matching() < 0.2
+        played(utility, [text], [4], [0], level=0.25 / 4)
+    assert utility.matching(text) < 0.2
+
+
+@pytest.mark.parametrize("token", [0.1, 1.0])
+@pytest.mark.parametrize("right", [0.3, 0.8])
+def test_where_a_full_batch_pays_for_every_token_nothing_is_slower_than_plain_decoding(
+    right: float, token: float
+) -> None:
+    utility = Utility(TreeShape.chain(8))
+    assert decode(right, level=0.02, utility=utility, tokens=400) > 0.98, "a single text learns that drafts are cheap"
+    decode(right, level=0.02, utility=utility, texts=48, token=token, tokens=10000, reading=0.01)
+    assert decode(right, level=0.02, utility=utility, texts=48, token=token, tokens=20000, reading=0.01) > 0.98
+
+
+def test_among_many_texts_those_draft_whose_drafts_hit() -> None:
+    utility = Utility(TreeShape.chain(4))
+    sure, lost = ([utility.text(0.0) for _ in range(8)] for _ in range(2))
+    for right, texts in ((4, sure), (0, lost)):
+        for text in texts:
+            for _ in range(20):
+                text.add(right, 4)
+    for tokens in (16, 80, 48):
+        utility.costs.add(Round(texts=0, tokens=tokens, won=0, forward_seconds=1.0 + 0.02 * tokens))
+    levels = utility.levels([*sure, *lost], [0] * 16)
+    assert all(deep > 0 for deep in levels[:8])
+    assert not any(levels[8:])
+
+
+def test_what_the_drafter_must_read_first_holds_the_other_texts_up_by_a_quarter_at_most() -> None:
+    utility = Utility(TreeShape.chain(4))
+    texts = [utility.text(0.0) for _ in range(10)]
+    for text in texts:
+        for _ in range(20):
+            text.add(4, 4)
+    for _ in range(2):
+        played(utility, texts, [0] * 10, [0] * 10)
+    assert sum(map(bool, utility.levels(texts, [10] * 10))) == 1, "what reading costs is not known yet"
+    utility.costs.read(0.1, 10)
+    assert sum(map(bool, utility.levels(texts, [10] * 10))) == 2
+    assert sum(map(bool, utility.levels(texts, [0] * 5 + [10] * 5))) == 7
+
+
+def test_one_slow_round_changes_nothing_and_nothing_larger_is_cheaper() -> None:
+    curve = Curve()
+    for _ in range(20):
+        curve.add(1, 1.0)
+        curve.add(5, 1.4)
+        curve.add(9, 1.2)
+    curve.add(5, 500.0)
+    curve.add(1, 500.0)
+    assert curve.at([1, 3, 5, 9]).tolist() == pytest.approx([1.0, 1.2, 1.4, 1.4])
+    assert curve.at(17) == pytest.approx(1.8), "beyond what was measured as steep as on average"

@@ -125,8 +125,8 @@ class PagePool(Slots):
             self.versions[slot] += 1
         return [self.versions[slot] for slot in slots]
 
-    def commit(self, slot: int, nodes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Append the scratch tokens `nodes`, in this order, to the prefix; returns their K, V `[layers,n,Hkv,D]`."""
+    def commit(self, slot: int, nodes: Sequence[int]) -> None:
+        """Append the scratch tokens `nodes`, in this order, to the prefix."""
         start = self.lengths[slot]
         end = start + len(nodes)
         if list(nodes) != list(range(len(nodes))):
@@ -136,7 +136,6 @@ class PagePool(Slots):
                 memory.index_copy_(1, place, memory.index_select(1, found))
         self.lengths[slot] = end
         self.versions[slot] += 1
-        return self.read(slot, start, end)
 
     def read(self, slot: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """K, V `[layers,n,Hkv,D]` of a slot's tokens; a view if its pages are contiguous, else a copy."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -35,24 +35,37 @@ _LOGITS_AT_ONCE = 2**25  # numbers; bounds the memory of the LM head to 128 MiB 
 
 @dataclass(frozen=True)
 class Committed:
-    """Accepted tokens: their rotated keys and values `[layers,n,Hkv,D]`, final states `[n,hidden]` and positions `[n]`.
+    """Accepted tokens: their final states `[n,hidden]` and positions `[n]`, and where their keys and values are."""
 
-    Keys and values are views into the pool: use them, or copy them, before the slot is released.
-    """
-
-    k: Tensor
-    v: Tensor
+    pool: PagePool
+    slot: int
+    start: int
     hidden: Tensor
     positions: Tensor
 
+    @property
+    def k(self) -> Tensor:
+        """Rotated keys `[layers,n,Hkv,D]`; a view into the pool if it can be: copy it before the slot is released."""
+        return self.pool.read(self.slot, self.start, self.start + len(self.hidden))[0]
+
+    @property
+    def v(self) -> Tensor:
+        """Values, like `k`."""
+        return self.pool.read(self.slot, self.start, self.start + len(self.hidden))[1]
+
+    def part(self, start: int, stop: int) -> Committed:
+        """Tokens start..stop of these."""
+        return replace(
+            self, start=self.start + start, hidden=self.hidden[start:stop], positions=self.positions[start:stop]
+        )
+
     @classmethod
     def joined(cls, pieces: Sequence[Committed]) -> Committed:
-        """Join consecutive pieces."""
+        """Join consecutive pieces of a slot."""
         if len(pieces) == 1:
             return pieces[0]
-        k, v = (torch.cat(half, 1) for half in zip(*((piece.k, piece.v) for piece in pieces), strict=True))
         hidden, positions = (torch.cat(half) for half in zip(*((p.hidden, p.positions) for p in pieces), strict=True))
-        return cls(k, v, hidden, positions)
+        return replace(pieces[0], hidden=hidden, positions=positions)
 
 
 class Step:
@@ -216,12 +229,13 @@ class Target:
                 raise UsageError(f"slot {slot}: node {node} does not continue the path")
             before = node
         start = self.pool.lengths[slot]
-        k, v = self.pool.commit(slot, path)
+        self.pool.commit(slot, path)
         straight = len(path) == 0 or path[-1] == len(path) - 1
         hidden = step.hidden(b)
         return Committed(
-            k=k,
-            v=v,
+            pool=self.pool,
+            slot=slot,
+            start=start,
             hidden=hidden[: len(path)] if straight else hidden[torch.tensor(path, device=self.device)],
             positions=torch.arange(start, start + len(path), device=self.device),
         )

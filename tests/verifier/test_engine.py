@@ -154,7 +154,7 @@ def test_a_stream_begins_before_the_records_that_its_own_drafts_need() -> None:
     assert {row for r in bench.of(Recorded) for row in range(r.start, r.stop)} >= set(range(20))
 
 
-def test_records_that_only_the_server_s_drafter_may_want_are_made_by_the_batch(
+def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench()
@@ -174,9 +174,10 @@ def test_records_that_only_the_server_s_drafter_may_want_are_made_by_the_batch(
         bench.run()
         (settled,) = [report for report in bench.of(Settled) if report.job is job]
         ids = [*ids, settled.next_token]
-    assert made == [16, 16]
-    bench.submit(lease, ids, None)  # a stream that drafts asks for the others too
+    assert made == []
+    bench.submit(lease, ids, None)
     bench.run()
+    assert made[:3] == [16, 16, 13]
     assert lease.made.newest_missing(43, 1) is None
 
 
@@ -352,14 +353,17 @@ def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
     for number in range(1, 1201):
         lease.length = job.base
         (draft,) = drafting.draft([job])
-        now[0] += 1.0 + 0.1 * (len(draft[0]) - 1)
+        forward = 1.0 + 0.1 * (len(draft[0]) - 1)
+        now[0] += forward
+        drafting.ran({job: 0}, len(draft[0]), forward, 0.0)
         job.ids.append(5)  # nothing of the draft was right
         if number == 200:
             began, rounds = now[0], 200.0
     assert (1200 - rounds) / (now[0] - began) > 0.98
-    (costs,) = drafting._costs.values()
+    costs = drafting.utility.costs
     assert list(costs.reading) == pytest.approx([0.02] * len(costs.reading))
-    assert costs.drafted[6][0] == pytest.approx(1.6 + 6 * 0.5 + 0.02)
+    assert 0.5 < costs.step.at(1) <= 0.53
+    assert costs.forward.at([1, 7]).tolist() == pytest.approx([1.0, 1.6])
 
 
 @pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=0.7, seed=1)])

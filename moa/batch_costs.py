@@ -1,0 +1,138 @@
+"""What a batch of texts costs, by parts and sizes, learned from the batches that ran. Pure: the caller measures.
+
+The forward is known by its tokens, whoever they belong to, and drafting by the number of texts that draft together. So
+what was measured with few texts, or while prompts were read, says what a draft costs among many. Nothing is assumed of
+the shape of these curves: a mixture of experts reads more weights with every token, an accelerator hardly more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import log2, sqrt
+from statistics import median
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_LATEST = 31
+"""The latest measurements of a size that count: their median, because other load makes single ones slow."""
+_FINE = 2
+"""Sizes are told apart by the powers of two, and so many steps between them."""
+_CREDIT = 12.0
+"""Plain rounds that drafting may lose against what was estimated, before it is off until plain decoding has made up for
+it: times of a busy machine are noisy, and an estimate that is wrong by luck stays wrong for a while. The more texts
+share a round, the less is luck: among n of them it is less by the root of n."""
+_EARNED = 0.005
+"""What a plain round adds to the credit."""
+_OUTLIER = 2.0
+"""A round counts as at most so many times its usual time: a machine that slept says nothing of drafting."""
+_SLOW = 0.98
+"""Weight of the past in the slow mean of how much longer rounds take than their parts' medians say."""
+
+Floats = NDArray[np.float64]
+
+
+class Curve:
+    """Seconds by size: medians of like sizes, straight lines between them. Nothing larger is ever cheaper."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, deque[tuple[float, float]]] = {}
+        self._line: tuple[Floats, Floats] | None = np.zeros(1), np.zeros(1)
+
+    def add(self, size: float, seconds: float) -> None:
+        """So much took so long."""
+        self._seen.setdefault(round(_FINE * log2(size)), deque(maxlen=_LATEST)).append((size, seconds))
+        self._line = None
+
+    def at(self, size: ArrayLike) -> Floats:
+        """Seconds of these sizes; 0 before anything was measured. Beyond the largest, as steep as on average."""
+        if self._line is None:
+            middles = sorted((median(s for s, _ in seen), median(t for _, t in seen)) for seen in self._seen.values())
+            self._line = np.array([s for s, _ in middles]), np.maximum.accumulate([t for _, t in middles])
+        wanted, (sizes, seconds) = np.asarray(size, dtype=np.float64), self._line
+        run = sizes[-1] - sizes[0]
+        steep = (seconds[-1] - seconds[0]) / run if run > 0 else 0.0
+        found: Floats = np.interp(wanted, sizes, seconds) + steep * np.maximum(0.0, wanted - sizes[-1])
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self._seen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What a batch took. Texts that draft are among its `texts`; other work may be among its `tokens`."""
+
+    texts: int
+    drafting: int = 0
+    """Texts that drafted."""
+    steps: int = 0
+    """Levels that the drafter ran for them, one after another."""
+    tokens: int
+    """Of the target's forward."""
+    drafted: int = 0
+    """Of these, nodes of our drafts."""
+    won: int
+    """Tokens that the texts gained."""
+    draft_seconds: float = 0.0
+    """Without what the drafter had to read of earlier rounds."""
+    forward_seconds: float
+    rest_seconds: float = 0.0
+
+
+class BatchCosts:
+    """Seconds of a round's parts, and whether drafting has kept what they promised."""
+
+    def __init__(self) -> None:
+        self.forward, self.step, self.rest = Curve(), Curve(), Curve()
+        """By the forward's tokens; of one level, by the texts that draft; by the texts."""
+        self.reading: deque[float] = deque(maxlen=_LATEST)
+        """Seconds a token of text that the drafter had missed."""
+        self.since = 0.0
+        """Seconds of plain decoding since the latest draft."""
+        self.rounds = 0
+        self.credit = _CREDIT
+        """Plain rounds that drafting may still lose."""
+        self._longer = 1.0
+
+    def add(self, ran: Round) -> None:
+        """Learn from a round."""
+        self.rounds += 1
+        self.forward.add(ran.tokens, ran.forward_seconds)
+        if ran.drafting and ran.steps:
+            self.step.add(ran.drafting, ran.draft_seconds / ran.steps)
+        if not ran.texts:
+            return
+        self.rest.add(ran.texts, ran.rest_seconds)
+        seconds = ran.draft_seconds + ran.forward_seconds + ran.rest_seconds
+        plain = float(self.plain(ran.texts, ran.tokens - ran.drafted))
+        if not ran.drafting:
+            self.since += seconds
+            self.credit = min(_CREDIT, self.credit + sqrt(ran.texts) * _EARNED)
+            if plain > 0:
+                self._longer = _SLOW * self._longer + (1 - _SLOW) * min(_OUTLIER, seconds / plain)
+            return
+        self.since = 0.0
+        usual = (
+            plain
+            + ran.steps * float(self.step.at(ran.drafting))
+            + float(self.forward.at(ran.tokens))
+            - float(self.forward.at(ran.tokens - ran.drafted))
+        )
+        if plain > 0:
+            lost = min(seconds, _OUTLIER * usual) / (self._longer * plain)
+            self.credit = min(_CREDIT, self.credit + sqrt(ran.texts) * (ran.won / ran.texts - lost))
+
+    def plain(self, texts: int, tokens: int) -> Floats:
+        """Seconds of a round of so many texts without drafts, with so many tokens in its forward."""
+        return self.forward.at(tokens) + self.rest.at(texts)
+
+    def read(self, seconds: float, tokens: int) -> None:
+        """The drafter read so many tokens of text, of rounds that it had no part in."""
+        self.reading.append(seconds / tokens)
+
+    @property
+    def price(self) -> float:
+        """Seconds of reading a token; nothing before any was measured."""
+        return median(self.reading) if self.reading else 0.0
