@@ -39,6 +39,7 @@ WAYS: dict[str, tuple[Way, RecordDtype]] = {
     "plain decoding": ("none", "off"),
     "server-drafted": ("server", "int8"),
     "device-drafted": ("device", "int8"),
+    "device-drafted, guesses ahead": ("ahead", "int8"),
 }
 HF = "plain, Hugging Face"
 DEPTH = 6

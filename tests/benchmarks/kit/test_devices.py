@@ -27,7 +27,7 @@ async def test_devices_get_their_answers_through_drops_and_refusals() -> None:
         assert found["tokens"] == sum(one.tokens for device in devices for one in device.rounds) == 4 * 24
 
 
-@pytest.mark.parametrize("way", ["device", "server", "none"])
+@pytest.mark.parametrize("way", ["device", "ahead", "server", "none"])
 async def test_another_text_than_the_targets_is_a_loud_failure(way: str) -> None:
     async with kit.verifier() as running:
         url = running.transport.url
