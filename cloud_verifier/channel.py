@@ -10,7 +10,7 @@ import asyncio
 from cloud_verifier.budgets import BYTES, FRAMES, REFUSALS, Meter
 from cloud_verifier.handshake import answer_hello, sampling_settings
 from cloud_verifier.logs import log
-from cloud_verifier.outbox import HangUp, Outbox
+from cloud_verifier.outbox import CloseConnection, Outbox
 from cloud_verifier.service import Service
 from cloud_verifier.sessions import Session
 from cloud_verifier.work import Spent
@@ -84,7 +84,7 @@ class Channel:
         self.service.metrics.cuts.labels(limit).inc()
         most = getattr(self.service.limits, limit)
         self.outbox.answer(Refusal(Code.LIMIT, f"more than {most} a second on this connection", limit=limit).error())
-        self.outbox.end(HangUp(CloseCode.POLICY, limit))
+        self.outbox.end(CloseConnection(CloseCode.POLICY, limit))
 
     # ---- in
 
@@ -107,9 +107,9 @@ class Channel:
             if refusal.code == Code.BAD_MESSAGE:
                 self._bad += 1
                 if self._bad > self.service.limits.max_bad_messages:
-                    raise HangUp(CloseCode.PROTOCOL_ERROR, "too many invalid messages") from None
+                    raise CloseConnection(CloseCode.PROTOCOL_ERROR, "too many invalid messages") from None
             if not self.welcomed.is_set():
-                raise HangUp(CloseCode.PROTOCOL_ERROR, "hello was refused") from None
+                raise CloseConnection(CloseCode.PROTOCOL_ERROR, "hello was refused") from None
 
     def _refuse(self, refusal: Refusal, session: bytes, round: int) -> None:
         self.service.metrics.refusals.labels(refusal.code.value, refusal.limit).inc()

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from cloud_verifier.budgets import Meter
 from cloud_verifier.channel import Channel
 from cloud_verifier.logs import log
-from cloud_verifier.outbox import HangUp
+from cloud_verifier.outbox import CloseConnection
 from cloud_verifier.service import Service
 from moa.wire.codes import CloseCode
 
@@ -64,10 +64,10 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
     try:
         async for frame in socket:
             if not isinstance(frame, bytes):
-                raise HangUp(CloseCode.BAD_DATA, "frames are binary")
+                raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
             await channel.receive(frame, socket.arrived)
             await asyncio.sleep(0)  # between frames that arrived together, other connections get their turn
-    except HangUp as end:
+    except CloseConnection as end:
         channel.outbox.end(end)
         await writer
     except ConnectionClosed:
@@ -98,13 +98,13 @@ async def _write(socket: Socket, channel: Channel) -> None:
             outbox.sent(spent)
     except ConnectionClosed:
         pass
-    except HangUp as end:
+    except CloseConnection as end:
         log.info("hung up: %s", end, extra=_who(channel, "hang_up"))
         await socket.close(end.code, end.reason)
     except Exception:
         await _failed(socket, channel)
     finally:
-        outbox.end(HangUp(CloseCode.NORMAL, "the connection is gone"))
+        outbox.end(CloseConnection(CloseCode.NORMAL, "the connection is gone"))
 
 
 async def _failed(socket: Socket, channel: Channel) -> None:

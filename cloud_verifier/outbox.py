@@ -20,7 +20,7 @@ from moa.wire.limits import Limits
 from moa.wire.messages import Message, RecordContract
 
 
-class HangUp(Exception):
+class CloseConnection(Exception):
     """Close the connection with this code and reason, after sending what is queued."""
 
     def __init__(self, code: int, reason: str) -> None:
@@ -49,7 +49,7 @@ class Outbox:
         self._waiting = 0
         self._room = asyncio.Event()
         self._room.set()
-        self._end: HangUp | None = None
+        self._end: CloseConnection | None = None
 
     def carry(self, contract: RecordContract | None) -> None:
         """Send records from now on, if the feature was agreed."""
@@ -67,7 +67,7 @@ class Outbox:
 
     async def room(self) -> None:
         """Return when few enough answers wait, so that no requests are read from a client that does not read its
-        answers. Raises `HangUp` if the connection ends."""
+        answers. Raises `CloseConnection` if the connection ends."""
         await self._room.wait()
         if self._end is not None:
             raise self._end
@@ -81,7 +81,7 @@ class Outbox:
         self._waiting += len(frame)
         if self._waiting > self._most_bytes:
             self._answers.clear()
-            self.end(HangUp(CloseCode.POLICY, "max_waiting_bytes: answers are not being read"))
+            self.end(CloseConnection(CloseCode.POLICY, "max_waiting_bytes: answers are not being read"))
             return 0
         self._answers.append(Outgoing(frame, None, spent))
         if self._waiting > self._room_bytes:
@@ -89,14 +89,14 @@ class Outbox:
         self.wake.set()
         return len(frame)
 
-    def end(self, end: HangUp) -> None:
+    def end(self, end: CloseConnection) -> None:
         """Close the connection after the answers that wait now."""
         self._end = self._end or end
         self._room.set()
         self.wake.set()
 
     def next(self) -> Outgoing:
-        """What to send now; raises `HangUp` when the connection ends and everything was sent."""
+        """What to send now; raises `CloseConnection` when the connection ends and everything was sent."""
         if self._answers:
             out = self._answers.popleft()
             self._waiting -= len(out.frame or b"")

@@ -243,7 +243,7 @@ class Scheduler:
 
     def _pick(self) -> ForwardBatch | None:
         if ready := self._ready():
-            self._await_company(ready)
+            self._wait_for_more_rounds(ready)
             if self._releases:
                 return None
             jobs, expired = self._drafts()
@@ -271,7 +271,7 @@ class Scheduler:
         now = self._clock()
         self._recent = {lease: round for lease, round in self._recent.items() if now - round[0] < _RECENT}
 
-    def _await_company(self, ready: int) -> None:
+    def _wait_for_more_rounds(self, ready: int) -> None:
         """A larger batch costs hardly more than a small one, and the verdicts of one bring the drafts of the next in a
         burst: wait while others are about to be ready and drafts keep coming, for a part of a batch's time at most."""
         now = self._clock()

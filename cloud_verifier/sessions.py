@@ -203,7 +203,7 @@ class SessionStore:
             victim = self._slots.victim(session, self._sessions.values(), now)
             if victim is None:
                 raise self._busy(session.id, f"all {self._facts.slots} slots are busy", "slots")
-            self.chill(victim, "slot_needed")
+            self.evict(victim, "slot_needed")
         session.lease = Lease(session.id, session.principal)
         session.ready = Ranges()
         self.fit_records(session)
@@ -218,7 +218,7 @@ class SessionStore:
     def pass_on(self, session: Session) -> None:
         """Called between two of its rounds: give the slot to a principal that waits for its share, if there is one."""
         if self.must_yield(session):
-            self.chill(session, "fair_share")
+            self.evict(session, "fair_share")
 
     def make_room(self, session: Session, tokens: int) -> None:
         """Reserve memory for so many tokens of the session; `busy` if others need it."""
@@ -230,7 +230,7 @@ class SessionStore:
             if victim is None:
                 self._pages.undo(session.lease, before)
                 raise self._busy(session.id, "the key/value memory is in use", "kv_tokens")
-            self.chill(victim, "pages_needed")
+            self.evict(victim, "pages_needed")
 
     def fit_records(self, session: Session) -> None:
         """Make records from now on, if the edge or the server's own drafter needs them."""
@@ -241,7 +241,7 @@ class SessionStore:
         if lease is not None:
             lease.eager_records = session.records != "off"
 
-    def chill(self, session: Session, reason: str) -> None:
+    def evict(self, session: Session, reason: str) -> None:
         """Take the session's slot away; its log stays."""
         if session.lease is None:
             return
@@ -264,7 +264,7 @@ class SessionStore:
     def remove(self, session: Session, reason: str) -> None:
         """Forget the session."""
         if session.lease is not None:
-            self.chill(session, reason)
+            self.evict(session, reason)
         if self._sessions.pop((session.principal, session.id), None) is not None:
             self._owned[session.principal] -= 1
             self._log_bytes -= session.counted
@@ -286,7 +286,7 @@ class SessionStore:
         for session in list(self._sessions.values()):
             idle = now - session.used
             if session.state == "detached" and idle >= self._limits.detached_seconds and session.job is None:
-                self.chill(session, "detached_too_long")
+                self.evict(session, "detached_too_long")
             elif session.state == "cold" and idle >= self._limits.cold_seconds:
                 self.remove(session, "cold_too_long")
 

@@ -150,7 +150,7 @@ class Conversation:
                 self.chat.answered(self.ids, machine.transcript.stream.text)
             if not over:
                 await self._cancel(machine)
-                self._left += machine.unsent_farewells()
+                self._left += machine.unsent_closes()
             self._session_state = machine.session_state
             if machine.session.unsettled:  # it cannot be continued; the next session will share its cached prefix
                 self._abandon()
@@ -175,7 +175,7 @@ class Conversation:
     async def _leave(self) -> None:
         """Close sessions that are no longer needed."""
         while self._left and self._shared.link is not None:
-            await self._shared.link.farewell(self._left.pop())
+            await self._shared.link.close_session(self._left.pop())
 
     def _check_free(self) -> None:
         if self._closed or not self._shared.is_open:

@@ -123,7 +123,7 @@ class Front:
         while True:
             await asyncio.sleep(1.0)
             for worker in self.workers:
-                if worker.unwell_seconds > _STUCK_SECONDS:
+                if worker.unhealthy_seconds > _STUCK_SECONDS:
                     log.error("worker %d is stuck: killed", worker.index, extra={"event": "worker_stuck"})
                     worker.kill()
 

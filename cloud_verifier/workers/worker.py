@@ -38,7 +38,7 @@ class Worker:
         self._process: BaseProcess | None = None
         self._line: Line | None = None
         self._beat = Heartbeat(0, 0, "starting")
-        self._well_at = 0.0
+        self._healthy_at = 0.0
         self._given = 0
         self._waiting: deque[asyncio.Future[bytes]] = deque()
 
@@ -53,9 +53,9 @@ class Worker:
         return self._beat.open + self._given - self._beat.taken
 
     @property
-    def unwell_seconds(self) -> float:
+    def unhealthy_seconds(self) -> float:
         """Seconds for which it has been unhealthy."""
-        return self._clock() - self._well_at if self.ready.is_set() else 0.0
+        return self._clock() - self._healthy_at if self.ready.is_set() else 0.0
 
     async def live(self, start: Start) -> None:
         """Run a process from its start to its end."""
@@ -112,7 +112,7 @@ class Worker:
             case Heartbeat():
                 self._beat = message
                 if not message.wrong or not self.ready.is_set() or message.wrong == "draining":
-                    self._well_at = self._clock()
+                    self._healthy_at = self._clock()
                 self.ready.set()
             case WorkerMetrics():
                 self._tell(message.page)

@@ -37,7 +37,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Talk until the end of the input."""
+    """Chat until the end of the input."""
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed)
     options.tell_seed(settings, seed)
@@ -52,10 +52,10 @@ async def _talk(dialogue: Dialogue) -> None:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
         if reader.interactive:
             console.print(_HINT, style="dim")
-        await Talk(client, conversation, dialogue, reader, console).run()
+        await ChatLoop(client, conversation, dialogue, reader, console).run()
 
 
-class Talk:
+class ChatLoop:
     """Reads messages, asks, shows answers; between answers, offline text is checked."""
 
     def __init__(

@@ -34,7 +34,7 @@ _MAX_FRAME = 4 * 1024 * 1024
 _MAX_WAITING = 16_384
 _MAX_WAITING_BYTES = 16 * 1024 * 1024
 """Most bytes that may wait for a conversation with a slow reader; a normal verifier does not send more."""
-_MAX_FAREWELLS = 256
+_MAX_TO_CLOSE = 256
 _SEND_SECONDS = 5.0
 
 
@@ -109,7 +109,7 @@ class VerifierLink:
     """The Date header of the handshake, if there was one."""
     _mailboxes: dict[bytes, Mailbox] = field(default_factory=dict)
     _listening: set[Mailbox] = field(default_factory=set)
-    _farewells: deque[bytes] = field(default_factory=deque)
+    _to_close: deque[bytes] = field(default_factory=deque)
     """Sessions to close on the next connection."""
     _connection: ClientConnection | None = None
     _redial: asyncio.Event = field(default_factory=asyncio.Event)
@@ -177,12 +177,12 @@ class VerifierLink:
         except (ConnectionClosed, TimeoutError, OSError):
             self.drop()
 
-    async def farewell(self, session: bytes) -> None:
+    async def close_session(self, session: bytes) -> None:
         """Close a session: now, or on the next connection."""
         if self.up:
             await self.send(Close(session))
-        elif len(self._farewells) < _MAX_FAREWELLS:
-            self._farewells.append(session)
+        elif len(self._to_close) < _MAX_TO_CLOSE:
+            self._to_close.append(session)
 
     def drop(self) -> None:
         """Abort the connection: it seems dead. A new one is opened."""
@@ -285,8 +285,8 @@ class VerifierLink:
         self.dialling.welcomed(now)
         self.welcome, self.up = message, True
         self.connections += 1
-        while self._farewells:
-            await self.send(Close(self._farewells.popleft()))
+        while self._to_close:
+            await self.send(Close(self._to_close.popleft()))
         self._tell_all()
         while True:
             size, message = await self._receive(connection)

@@ -44,7 +44,9 @@ async def _greedy(
 ) -> float | None:
     # A seed whose noise favours `other`: at a high temperature it is chosen, if only these two are likely.
     seed = next(
-        seed for seed in count() if _ENOUGH_NOISE[0] < _favours(other, chosen, seed, len(context)) < _ENOUGH_NOISE[1]
+        seed
+        for seed in count()
+        if _ENOUGH_NOISE[0] < _noise_difference(other, chosen, seed, len(context)) < _ENOUGH_NOISE[1]
     )
     probe = dataclasses.replace(sampling, top_k=2, top_p=1.0, min_p=0.0, seed=seed)
     cold, warm = _COLD, _WARM
@@ -56,14 +58,14 @@ async def _greedy(
             warm = middle
         else:
             cold = middle
-    return warm * _favours(other, chosen, seed, len(context))
+    return warm * _noise_difference(other, chosen, seed, len(context))
 
 
 async def _sampled(
     client: EdgeClient, context: Sequence[int], chosen: int, other: int, sampling: SamplingSettings
 ) -> float | None:
     # The noise favours one token, the logits the other; the noise shows in which direction to change the temperature.
-    favour = _favours(other, chosen, sampling.seed, len(context))
+    favour = _noise_difference(other, chosen, sampling.seed, len(context))
     same, moved = sampling.temperature, sampling.temperature * (_NARROW if favour > 0 else 1 / _NARROW)
     if (instead := await _says(client, context, sampling, moved)) == chosen:
         return None
@@ -76,7 +78,7 @@ async def _sampled(
     return favour * (moved / sampling.temperature - 1) if instead == other else None
 
 
-def _favours(one: int, other: int, seed: int, position: int) -> float:
+def _noise_difference(one: int, other: int, seed: int, position: int) -> float:
     """The difference between the noise of `one` and of `other`."""
     first, second = gumbel(seed, position, np.array([one, other]))
     return float(first - second)

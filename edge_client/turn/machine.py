@@ -161,7 +161,7 @@ class TurnMachine:
         if self._outbox:
             messages, self._outbox = tuple(self._outbox), []
             return Send(messages)
-        return End(self._reason()) if self.transcript.over else self._meanwhile(now)
+        return End(self._reason()) if self.transcript.over else self._while_waiting(now)
 
     def drain(self) -> list[Event]:
         """The events for the user since the last call."""
@@ -173,14 +173,14 @@ class TurnMachine:
         if not self.transcript.provisional:
             self.deadlines.waiting_since = now
 
-    def wind_up(self) -> Sequence[ClientMessage]:
+    def last_messages(self) -> Sequence[ClientMessage]:
         """The turn is over: store remaining records; returns the last messages to send."""
         self._take_rows()
         self.measuring.learn()
         ack = self.records.flow.acknowledge() if self.reach.link == "up" else None
         return [*self._outbox, ack] if ack is not None else self._outbox
 
-    def unsent_farewells(self) -> list[bytes]:
+    def unsent_closes(self) -> list[bytes]:
         """Sessions to close after the turn was cancelled."""
         return [message.session for message in self._outbox if isinstance(message, Close)]
 
@@ -337,7 +337,7 @@ class TurnMachine:
         """Whether waiting for the verifier is useless in this turn."""
         return self.reach.hopeless or (self.asking.spent and not self.session.busy)
 
-    def _meanwhile(self, now: float) -> Action:
+    def _while_waiting(self, now: float) -> Action:
         """Write offline after `offline_after`; until then wait, and use the time."""
         moments = []
         unreachable = self.reach.link == "down" or self.session_state.again_at is not None

@@ -68,7 +68,7 @@ class TurnShell:
                 case End(reason):
                     self.reason = reason
                     break
-        await self._send(*machine.wind_up())
+        await self._send(*machine.last_messages())
         machine.stats.finished = perf_counter()
         for event in self._drain():
             yield event

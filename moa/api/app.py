@@ -20,7 +20,7 @@ from moa.api.access import Access
 from moa.api.answer import Answerer
 from moa.api.errors import ApiError
 from moa.api.guard import Guard
-from moa.api.http import EventStream, HungUp, Json, read_body, while_connected
+from moa.api.http import ClientDisconnected, EventStream, Json, read_body, while_connected
 from moa.api.load import Counted
 from moa.api.metrics import ApiMetrics
 from moa.api.replay import Recording, Recordings, position
@@ -270,7 +270,7 @@ class Api:
             principal = self.access.principal(request.headers.getlist("authorization"))
             try:
                 response: Response = await endpoint(request, principal)
-            except HungUp:
+            except ClientDisconnected:
                 self.metrics.hang_ups.inc()
                 return Response(status_code=499)  # the client has left
             return response

@@ -26,7 +26,7 @@ _SEND_SECONDS = 30.0
 """Close the connection of a client that reads nothing for this long."""
 
 
-class HungUp(Exception):
+class ClientDisconnected(Exception):
     """The client has closed its connection."""
 
 
@@ -45,13 +45,13 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of the work. If the client disconnects first, the work is cancelled and `HungUp` raised."""
+    """The result of the work; `ClientDisconnected`, and the work cancelled, if the client disconnects first."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_hang_up(receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise HungUp
+            raise ClientDisconnected
         return task.result()
     finally:
         for each in (task, watch):
@@ -85,7 +85,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the frames."""
-        with contextlib.suppress(HungUp, TimeoutError, OSError):
+        with contextlib.suppress(ClientDisconnected, TimeoutError, OSError):
             await while_connected(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:

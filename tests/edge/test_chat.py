@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from edge_client.cli.chat import Talk
+from edge_client.cli.chat import ChatLoop
 from edge_client.cli.dialogue import Dialogue
 from edge_client.events import Done, Event, Prompt, Token
 from edge_client.screen.reader import Interrupted
@@ -95,7 +95,7 @@ async def talk(played: Played, *lines: str | type[Exception], online: Sequence[b
     dialogue = Dialogue(ClientSettings(max_new_tokens=20))
     console = Console(file=screen, width=200, markup=False, highlight=False)
     parts: Any = (client, played, dialogue, Lines(*lines), console)
-    await Talk(*parts).run()
+    await ChatLoop(*parts).run()
     return dialogue, screen.getvalue()
 
 

@@ -175,7 +175,7 @@ async def test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_
         async with asyncio.timeout(kit.PATIENCE):
             while not own.at_rest:
                 await asyncio.sleep(0.01)
-        store.chill(own, "the test")
+        store.evict(own, "the test")
         await rest(edge, session, truth)
 
 

@@ -263,7 +263,7 @@ async def test_a_session_whose_slot_was_taken_is_prefilled_again_under_a_new_epo
         await edge.advance(session, [session.log[-1]])
         held = running.service.store.find(session.id, "anonymous")
         assert held is not None
-        running.service.store.chill(held, "test")
+        running.service.store.evict(held, "test")
         await edge.send(*session.recover())
         event = await edge.event(session)
         assert isinstance(event, Recovered)

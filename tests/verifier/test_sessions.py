@@ -142,7 +142,7 @@ def test_token_logs_have_a_budget_and_cold_ones_go_first() -> None:
     one = world.session(1, live=False)
     world.now = 1
     world.session(2, live=False)
-    world.store.chill(one, "test")
+    world.store.evict(one, "test")
     world.now = 2
     world.session(3)
     world.now = 3

@@ -398,7 +398,7 @@ class World:
                     assert times, "waits for what never comes"
                     self.now = max(self.now, min(*times, until) if len(times) > 1 else min(times[0], until))
                 case End(reason):
-                    for message in self.machine.wind_up():
+                    for message in self.machine.last_messages():
                         self._send(message)
                     for event in self.machine.drain():
                         self.reader.take(event)
