@@ -7,13 +7,13 @@ import random
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from statistics import linear_regression
+from statistics import fmean, linear_regression
 
 import numpy as np
 
 from benchmarks.kit.lab import mean_over
+from benchmarks.kit.options import one_of
 from edge_client.tools.emulated_network import PROFILES, Condition
-from moa.errors import UsageError
 
 _DRAWN = 8192
 """So many random numbers are drawn in advance, and used again and again: a simulation needs millions."""
@@ -54,26 +54,26 @@ class Service:
         return cls(result["target"], base / 1000, per_row / 1000, per_row / 1000 / nodes, **keywords)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """The behaviour of devices. An idle device costs only its connection."""
 
     turns_per_hour: float = 6.0
+    """Turns of a device an hour."""
     tokens: int = 96
+    """Tokens of an answer."""
     prompt: int = 64
+    """Tokens of a prompt."""
     nodes: int = 8
+    """Tokens in a draft."""
     acceptance: float = 0.7
     """Probability that a drafted token is the target's, given that those before it were."""
     draft: float = 0.06
     """Seconds that a device drafts between a verdict and its next draft."""
-    links: tuple[tuple[str, float], ...] = (("wifi", 0.5), ("5g", 0.2), ("4g", 0.2), ("4g-weak", 0.1))
-    """Link profiles and their shares."""
+    links: tuple[str, ...] = one_of(("wifi",) * 5 + ("5g",) * 2 + ("4g",) * 2 + ("4g-weak",), PROFILES)
+    """Link profiles; a device has one of them, each as likely as the others."""
     round_bytes: int = 110
     """Bytes of a round, up and down."""
-
-    def __post_init__(self) -> None:
-        if unknown := [name for name, _ in self.links if name not in PROFILES]:
-            raise UsageError(f"unknown link {unknown[0]!r}", hint=f"known: {', '.join(PROFILES)}")
 
     @property
     def tau(self) -> float:
@@ -84,7 +84,7 @@ class Work:
     @property
     def away(self) -> float:
         """Seconds between a verdict's leaving and the next draft's arrival, on average."""
-        return self.draft + sum(share * self.link(name) for name, share in self.links)
+        return self.draft + fmean(map(self.link, self.links))
 
     def link(self, name: str) -> float:
         """Seconds of a round on a link, both ways."""
@@ -102,8 +102,7 @@ class Draws:
     def __init__(self, work: Work, seed: int) -> None:
         self.rng, rng = random.Random(seed), np.random.default_rng(seed)
         won = rng.geometric(max(1e-9, 1 - work.acceptance), _DRAWN).clip(max=work.nodes)
-        names, shares = zip(*work.links, strict=True)
-        rounds = rng.choice([work.link(name) for name in names], _DRAWN, p=shares)
+        rounds = rng.choice([work.link(name) for name in work.links], _DRAWN)
         # A link's delay varies from round to round, and so does a device's drafting.
         away = rng.normal(1.0, 0.1, _DRAWN) * (rounds + work.draft)
         self.won, self.away = cycle(won.tolist()).__next__, cycle(away.tolist()).__next__

@@ -58,7 +58,7 @@ async def measure(options: Options) -> dict[str, Any]:
 
 def _simulate(options: Options, homes: Sequence[int], said: Sequence[Script]) -> dict[str, float]:
     """The same devices: all begin at once, and the clock stops with the last token."""
-    work = Work(tokens=options.tokens, nodes=_NODES, acceptance=_RATE, draft=_DRAFT, links=(("loopback", 1.0),))
+    work = Work(tokens=options.tokens, nodes=_NODES, acceptance=_RATE, draft=_DRAFT, links=("loopback",))
     service = Service("emulated", options.step_ms / 1000, 0.0, 0.0, slots=options.devices + 2)
     seconds = []
     for seed in range(20):

@@ -24,7 +24,7 @@ _MEASURED = Path(__file__).parents[1] / "results" / "server_load.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Work):
     """What verifiers take, and what devices do."""
 
     measured: str = str(_MEASURED)
@@ -41,16 +41,6 @@ class Options:
     """Sizes of the fleets."""
     load: float = 0.7
     """Share of a verifier's capacity."""
-    turns: float = Work.turns_per_hour
-    """Turns of a device an hour."""
-    tokens: int = Work.tokens
-    """Tokens of an answer."""
-    prompt: int = Work.prompt
-    """Tokens of a prompt."""
-    acceptance: float = Work.acceptance
-    """Probability that a drafted token is accepted."""
-    draft_ms: float = 1000 * Work.draft
-    """Milliseconds of a device for a draft."""
     price: float = 2.0
     """Price of a verifier's hour."""
     seed: int = 0
@@ -66,29 +56,18 @@ class Options:
         if not base:
             return Service.measured(Path(self.measured), slots=self.slots, handshake=handshake)
         name = f"stated: {self.forward_ms:g} ms + {self.row_ms:g} ms a row"
-        return Service(name, base, row, row / Work.nodes, slots=self.slots, handshake=handshake)
-
-    @property
-    def work(self) -> Work:
-        """What devices do."""
-        return Work(
-            turns_per_hour=self.turns,
-            tokens=self.tokens,
-            prompt=self.prompt,
-            acceptance=self.acceptance,
-            draft=self.draft_ms / 1000,
-        )
+        return Service(name, base, row, row / self.nodes, slots=self.slots, handshake=handshake)
 
 
 def measure(options: Options) -> dict[str, Any]:
     """Run every scenario."""
-    service, work = options.service, options.work
-    world, load, began = World(service, work, options.seed), options.load, time.process_time()
+    service, load, began = options.service, options.load, time.process_time()
+    world = World(service, options, options.seed)
     say("how many devices one verifier serves well")
     users = scenarios.capacity(world)
     figures: dict[str, Any] = {
         "service": dataclasses.asdict(service),
-        "work": dataclasses.asdict(work) | {"tau": round(work.tau, 3), "away": round(work.away, 4)},
+        "work": dataclasses.asdict(options) | {"tau": round(options.tau, 3), "away": round(options.away, 4)},
         "load": load,
         "price": options.price,
         "users": users,

@@ -13,7 +13,7 @@ from benchmarks.fleet.scenarios import World, told
 from benchmarks.fleet.world import Answer, Fleet
 
 SERVICE = Service("test", base=0.02, per_row=0.001, per_prompt_token=0.0001, slots=16)
-WORK = Work(links=(("loopback", 1.0),), draft=0.05)
+WORK = Work(links=("loopback",), draft=0.05)
 
 
 def test_service_times_come_from_a_result(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_round_wins_what_acceptance_says() -> None:
 
 
 def test_one_device_alone_takes_the_time_of_its_rounds() -> None:
-    work = Work(links=(("loopback", 1.0),), draft=0.05, acceptance=0.0, tokens=20, prompt=100)
+    work = Work(links=("loopback",), draft=0.05, acceptance=0.0, tokens=20, prompt=100)
     fleet = Fleet(SERVICE, work, verifiers=1, devices=0)
     fleet.verifiers[0].bring([Answer(0.0, work.tokens, work.prompt)])
     fleet.run(60)
@@ -88,8 +88,7 @@ def test_nobody_can_be_reached_for_a_while() -> None:
 
 def test_more_acceptance_serves_more_devices() -> None:
     few, many = (
-        scenarios.capacity(World(SERVICE, Work(acceptance=p, links=(("wifi", 1.0),), turns_per_hour=60)))
-        for p in (0.4, 0.9)
+        scenarios.capacity(World(SERVICE, Work(acceptance=p, links=("wifi",), turns_per_hour=60))) for p in (0.4, 0.9)
     )
     assert many > 1.5 * few
 
