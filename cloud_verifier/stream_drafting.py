@@ -11,7 +11,7 @@ import torch
 
 from cloud_verifier.recording import Recorder
 from cloud_verifier.work import Job, Lease
-from moa.batch_costs import Round
+from moa.batch_costs import BatchRun
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
 from moa.model.target import Target
@@ -131,7 +131,7 @@ class TreeDrafting:
                 text.latest = count + 1
                 if text.levels:
                     drafts.append((text.acceptance, text.levels, text.nodes, count))
-        ran = Round(
+        ran = BatchRun(
             texts=len(self._round),
             drafting=len(drafts),
             steps=self._steps,

@@ -61,7 +61,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class BatchRun:
     """What a batch took. Texts that draft are among its `texts`; other work may be among its `tokens`."""
 
     texts: int
@@ -96,7 +96,7 @@ class BatchCosts:
         """Plain rounds that drafting may still lose."""
         self._longer = 1.0
 
-    def add(self, ran: Round) -> None:
+    def add(self, ran: BatchRun) -> None:
         """Learn from a round."""
         self.rounds += 1
         self.forward.add(ran.tokens, ran.forward_seconds)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from moa.batch_costs import Round
+from moa.batch_costs import BatchRun
 from moa.errors import UsageError
 from moa.model.choosing import Judged, accept_rows
 from moa.model.drafting import Drafting, DraftRequest
@@ -252,7 +252,7 @@ class Speculator:
             for sequence, tree, one in zip(active, trees, chosen, strict=True)
             if sequence.acceptance is not None and sequence.levels
         ]
-        ran = Round(
+        ran = BatchRun(
             texts=len(active),
             drafting=len(drafts),
             steps=max(int(max(tree.depths())) for tree in trees),

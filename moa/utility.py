@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from moa.batch_costs import BatchCosts, Floats, Round
+from moa.batch_costs import BatchCosts, BatchRun, Floats
 from moa.tree import TreeShape
 
 _KEEP, _KEEP_USUAL = 0.9, 0.98
@@ -157,7 +157,7 @@ class Utility:
             return _UNKNOWN_MATCH
         return max(0.0, float(((1.0 + text.gains(self._deepest)) * self._worth).max()) - 1.0)
 
-    def record(self, texts: Sequence[tuple[AcceptanceTracker, int, int, int]], ran: Round) -> None:
+    def record(self, texts: Sequence[tuple[AcceptanceTracker, int, int, int]], ran: BatchRun) -> None:
         """Learn from a round: the levels that were asked for of each text that drafted, its nodes, and how many tokens
         of them were accepted."""
         self.costs.add(ran)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from moa.batch_costs import Curve, Round
+from moa.batch_costs import BatchRun, Curve
 from moa.tree import TreeShape
 from moa.utility import AcceptanceTracker, Utility
 
@@ -14,7 +14,7 @@ def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], 
     """Record a round of these texts, in which a forward takes a second and `token` more for each of its tokens beyond
     one, and a level `level` for each text that drafts. Returns its seconds."""
     drafting, drafted = sum(map(bool, levels)), sum(levels)
-    ran = Round(
+    ran = BatchRun(
         texts=len(texts),
         drafting=drafting,
         steps=max(levels),
@@ -176,7 +176,7 @@ def test_among_many_texts_those_draft_whose_drafts_hit() -> None:
             for _ in range(20):
                 text.add(right, 4)
     for tokens in (16, 80, 48):
-        utility.costs.add(Round(texts=0, tokens=tokens, won=0, forward_seconds=1.0 + 0.02 * tokens))
+        utility.costs.add(BatchRun(texts=0, tokens=tokens, won=0, forward_seconds=1.0 + 0.02 * tokens))
     levels = utility.levels([*sure, *lost], [0] * 16)
     assert all(deep > 0 for deep in levels[:8])
     assert not any(levels[8:])
