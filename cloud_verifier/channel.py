@@ -280,7 +280,7 @@ class Channel:
             return
         try:
             self._no_draining()
-            self.service.charge(self.principal, len(message.tokens) if isinstance(message, Verify) else 1)
+            self.service.charge(self.principal, len(message.tokens) if isinstance(message, Verify) else 0)
             self.service.rounds.submit(session, message, arrived)
             self._useful()
         except Refusal:

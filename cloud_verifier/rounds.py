@@ -28,9 +28,11 @@ class Rounds:
         metrics: Metrics,
         limits: Limits,
         clock: Callable[[], float],
+        spend: Callable[[str, int], bool],
     ) -> None:
+        """`spend` counts tokens that a principal has had run, and says whether it may go on."""
         self._store, self._scheduler, self._metrics = store, scheduler, metrics
-        self._limits, self._clock = limits, clock
+        self._limits, self._clock, self._spend = limits, clock, spend
         self._draining = False
 
     # ---- to the engine
@@ -184,10 +186,11 @@ class Rounds:
         self._tell(session, message)
         if report.tokens and session.guesses is not None:
             session.guesses.advanced()
+        paid = self._spend(session.principal, report.drafted + 1)
         if report.done:
             session.job = session.guesses = None
             self._store.pass_on(session)
-        elif session.job is not None and self._store.must_yield(session):
+        elif session.job is not None and (not paid or self._store.must_yield(session)):
             session.job.cancelled = True  # it ends with the tokens it has sent; the edge asks for the rest
         elif session.job is not None:
             with contextlib.suppress(Refusal):  # if there is no room the engine ends the stream

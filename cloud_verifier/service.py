@@ -53,7 +53,7 @@ class Service:
             evicted=lambda reason: self.metrics.evictions.labels(reason).inc(),
             free_pages=free_pages,
         )
-        self.rounds = Rounds(self.store, scheduler, self.metrics, limits, clock)
+        self.rounds = Rounds(self.store, scheduler, self.metrics, limits, clock, self.spend)
         self.channels: set[Connected] = set()
         self.instance = secrets.token_hex(8)
         self.draining = False
@@ -120,6 +120,12 @@ class Service:
                 retry_after_ms=int(1000 * wait) + 1,
             )
         budget.spend(tokens)
+
+    def spend(self, name: str, tokens: int) -> bool:
+        """Count what a stream has had run against the principal's rate; whether it may go on now."""
+        budget = self.principal(name).tokens
+        budget.spend(tokens)
+        return budget.wait(0, self.clock()) == 0
 
     def observe(self) -> None:
         """Update the gauges."""

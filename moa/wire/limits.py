@@ -77,7 +77,8 @@ class Limits:
     max_queue_per_principal: int = 64
     """Queued rounds of one principal."""
     max_tokens_per_second: float = 0.0
-    """Prompt and draft tokens a principal may have run in a second, on average; 0 is no limit."""
+    """Tokens a principal may have run in a second, on average: of prompts, of its drafts, and of streams with all that
+    is drafted for them here. 0 is no limit."""
     max_burst_tokens: int = 32768
     """Burst size of `max_tokens_per_second`, in tokens."""
 

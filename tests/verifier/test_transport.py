@@ -321,6 +321,33 @@ async def test_a_rate_of_tokens_is_kept_per_principal(tokens: tuple[Authenticato
             await edge.start(kit.prompt(0, 28))
 
 
+async def test_a_stream_pays_for_what_it_has_run_and_goes_on_when_it_has_paid(
+    tokens: tuple[Authenticator, str, str],
+) -> None:
+    auth, alice, bob = tokens
+    truth = kit.generated(IDS, 40)
+    settings = _settings(max_tokens_per_second=5.0, max_burst_tokens=len(IDS) + 10)
+    async with kit.verifier(settings, auth=auth) as running:
+        now = running.service.clock()
+        running.service.clock = lambda: now
+        async with kit.client(running, token=alice) as edge:
+            session = await edge.start(IDS, max_new_tokens=40)
+            refused = 0
+            while not session.finish:
+                if not session.unsettled:
+                    await edge.send(session.stream())
+                event = await edge.event(session)
+                if isinstance(event, Refused):
+                    assert (event.error.code, event.error.limit) == ("busy", "max_tokens_per_second")
+                    refused += 1
+                    now += event.error.retry_after_ms / 1000
+                    await edge.send(*session.unsettled)
+            assert session.log[len(IDS) :] == truth
+            assert refused > 5
+        async with kit.client(running, token=bob) as edge:
+            await edge.start(IDS)
+
+
 async def test_more_sessions_than_slots_get_a_typed_busy() -> None:
     async with kit.verifier(_settings(idle_seconds=100.0)) as running, kit.client(running) as edge:
         for i in range(kit.SETTINGS.slots):
