@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test torture audit newest clients check fix bench docs clean
+.PHONY: help demo test torture audit newest clients ray check fix bench docs clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -37,6 +37,13 @@ clients: $(STAMP) ## clients that others wrote, a browser, and OpenAI's specific
 	$(VENV)-clients/bin/python -m pip install --quiet -c constraints.txt axe-playwright-python langchain-openai litellm llm playwright schemathesis
 	$(VENV)-clients/bin/python -m pytest --numprocesses 0 tests/clients
 
+# Ray brings a hundred packages of which nothing else needs one: an environment of its own, as for `clients`.
+ray: $(STAMP) ## replicas on Ray Serve: killed, scaled up and down, on this machine
+	test -x $(VENV)-ray/bin/python || $(PYTHON) -m venv $(VENV)-ray
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > "$$($(VENV)-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	$(VENV)-ray/bin/python -m pip install --quiet -c constraints.txt -e ".[ray]"
+	$(VENV)-ray/bin/python -m pytest --numprocesses 0 -m slow tests/ray
+
 check: $(STAMP) ## formatting, lint, types, import arrows
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -57,7 +64,7 @@ docs: $(STAMP) ## regenerate the pictures, the trees, the command reference and 
 	$(BIN)/python -m tools.readme
 
 clean: ## remove the environment, builds and caches
-	rm -rf $(VENV) $(VENV)5 $(VENV)-clients build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)5 $(VENV)-clients $(VENV)-ray build dist *.egg-info .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Device and verifier alone: the tools of a developer take minutes more, and nobody needs them to look.

@@ -45,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(run_cli("cloud-verifier", lambda: arguments.run(arguments), extra="verifier"))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
     """The command line."""
-    top = CommandParser(prog="cloud-verifier", description="Verify drafts of many edges with one large language model.")
+    top = kind(prog="cloud-verifier", description="Verify drafts of many edges with one large language model.")
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 

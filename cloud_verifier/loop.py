@@ -7,13 +7,13 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
-_SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0005
 """A verdict should not wait the default 5 ms for the engine's thread to yield."""
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run `main` to its end, on uvloop where there is one."""
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         import uvloop
     except ImportError:  # uvloop is optional

@@ -1,0 +1,124 @@
+"""The verifier behind a server that owns the sockets: the same answers as on its own port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
+
+from benchmarks.kit import client as wire_client
+from cloud_verifier.app import Verifier
+from cloud_verifier.asgi import AsgiVerifier
+from cloud_verifier.auth import Authenticator, new_token, token_line
+from moa.api.http import serving
+from moa.wire import SUBPROTOCOL, encode
+from moa.wire.messages import Cancel, Error
+from tests.verifier import kit
+
+IDS = kit.prompt(1, 10)
+
+
+@contextlib.asynccontextmanager
+async def behind_uvicorn(auth: Authenticator | None = None, **limits: Any) -> AsyncIterator[str]:
+    settings = dataclasses.replace(kit.SETTINGS, limits=dataclasses.replace(kit.LIMITS, **limits))
+    verifier = Verifier(kit.served(settings), settings, auth)
+    app = AsgiVerifier(verifier, ["https://here"])
+    async with verifier.running(), serving(app, "127.0.0.1", 0, ws="websockets-sansio") as address:
+        yield address.replace("http://", "ws://")
+
+
+def bare(url: str, **options: Any) -> connect:
+    return connect(url, **({"subprotocols": [Subprotocol(SUBPROTOCOL)], "proxy": None} | options))
+
+
+async def test_its_text_is_the_targets_own() -> None:
+    async with behind_uvicorn() as url, wire_client.client(url) as edge:
+        session = await edge.start(IDS, max_new_tokens=12, ignore_eos=True)
+        await edge.stream(session)
+        assert session.log[len(IDS) :] == kit.generated(IDS, 12)
+
+
+async def test_http_and_refused_handshakes_are_answered_as_on_its_own_port(tmp_path: Any) -> None:
+    token, file = new_token(), tmp_path / "tokens"
+    file.write_text(token_line("alice", token))
+    known = {"Authorization": f"Bearer {token}"}
+    async with behind_uvicorn(Authenticator.read(file)) as url:
+        for path, status in {"/health/live": 200, "/health/ready": 200, "/metrics": 401, "/": 401}.items():
+            assert await _status(url, path) == status
+        for path, status in {"/metrics": 200, "/nothing": 404, "/": 426}.items():
+            assert await _status(url, path, known) == status
+        for status, options in (
+            (401, {}),
+            (400, {"additional_headers": known, "subprotocols": None}),
+            (403, {"additional_headers": known, "origin": "https://elsewhere"}),
+        ):
+            with pytest.raises(InvalidStatus) as refused:
+                await bare(url, **options)
+            assert refused.value.response.status_code == status
+        async with bare(url, additional_headers=known, origin="https://here") as raw:
+            assert raw.subprotocol == SUBPROTOCOL
+
+
+@pytest.mark.parametrize(("frame", "code"), [("text", 1003), (b"\0" * 9000, 1009)])
+async def test_a_frame_that_breaks_the_rules_ends_its_connection(frame: Any, code: int) -> None:
+    async with behind_uvicorn(max_frame_bytes=8192) as url, bare(url) as raw:
+        await raw.send(frame)
+        assert (await _until_closed(raw))[1] == code
+
+
+async def test_a_flood_is_told_its_limit_and_closed() -> None:
+    limits = {"max_empty_frames_per_second": 20, "burst_seconds": 0.5, "flood_seconds": 0.2}
+    async with behind_uvicorn(**limits) as url, wire_client.client(url) as edge:
+        for _ in range(200):
+            await edge.connection.send(encode(Cancel(bytes(16), 1)))
+        frames, code = await _until_closed(edge.connection)
+        told = {message.limit for message in map(kit.decode_server, frames) if isinstance(message, Error)} - {""}
+        assert told
+        assert told <= {"max_empty_frames_per_second", "max_refusals_per_second"}
+        assert code == 1008
+
+
+async def test_the_engine_runs_as_long_as_the_server() -> None:
+    verifier = Verifier(kit.served(), kit.SETTINGS)
+    said: asyncio.Queue[Any] = asyncio.Queue()
+    heard: asyncio.Queue[Any] = asyncio.Queue()
+    life = asyncio.create_task(AsgiVerifier(verifier)({"type": "lifespan"}, said.get, heard.put))
+    async with asyncio.timeout(kit.PATIENCE):
+        await said.put({"type": "lifespan.startup"})
+        assert (await heard.get())["type"] == "lifespan.startup.complete"
+        assert verifier.engine.running
+        await said.put({"type": "lifespan.shutdown"})
+        assert (await heard.get())["type"] == "lifespan.shutdown.complete"
+        await life
+    assert not verifier.engine.running
+
+
+async def _until_closed(raw: ClientConnection) -> tuple[list[bytes], int | None]:
+    frames: list[Any] = []
+    async with asyncio.timeout(kit.PATIENCE):
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                frames.append(await raw.recv())
+    return frames, raw.close_code
+
+
+async def _status(url: str, path: str, headers: dict[str, str] | None = None) -> int:
+    def fetch() -> int:
+        request = urllib.request.Request(url.replace("ws://", "http://") + path, headers=headers or {})
+        try:
+            with urllib.request.urlopen(request, timeout=kit.PATIENCE) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    return await asyncio.to_thread(fetch)
