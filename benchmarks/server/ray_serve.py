@@ -21,6 +21,8 @@ from moa.errors import MoaError
 _DROP_EVERY = 3
 _THINK = 0.5
 """Seconds between rounds of answers that should last while replicas come and go."""
+_REST = 4.0
+"""The same, while there should be no load."""
 _PATIENCE = 300.0
 _SCALING = {"look_back_period_s": 4, "metrics_interval_s": 1, "upscale_delay_s": 2, "downscale_delay_s": 6}
 """Quicker than a service would want it, so that it can be watched."""
@@ -96,7 +98,7 @@ async def _with_a_kill(served: Serving, said: Sequence[Script]) -> dict[str, Any
 
 async def _there_and_back(served: Serving, said: Sequence[Script], long: Sequence[Script], most: int) -> dict[str, Any]:
     """Long answers are under way all the time; short ones load the verifier until there are `most` replicas."""
-    devices = [ScriptedDevice((served.url,), one, think=4 * _THINK) for one in long]
+    devices = [ScriptedDevice((served.url,), one, think=_REST) for one in long]
     async with _all_under_way(devices) as life:
         crowd = [asyncio.create_task(_again_and_again(served.url, one)) for one in said]
         await asyncio.to_thread(served.wait, most, _PATIENCE)
