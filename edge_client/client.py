@@ -52,7 +52,7 @@ class EdgeClient:
 
     async def __aenter__(self) -> Self:
         settings, controller = self._settings, Controller()
-        device = self._device or Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
+        device = self._device or Device.of(settings)
         self._device = device
         controller.calibrate(*device.acceptance())
         time_steps(device.new_drafter(), controller)  # if the drafter fails, nothing needs to be closed

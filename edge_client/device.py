@@ -10,7 +10,8 @@ from pathlib import Path
 import onnxruntime
 
 from edge_client.drafter.graph import StepGraph
-from edge_client.drafter.onnx import DeviceDrafter, OnnxDrafter
+from edge_client.drafter.onnx import DeviceDrafter, OnePass, OnnxDrafter
+from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from edge_client.turn.guard import OfflineGuard
 from edge_client.turn.worker import StepDurations
@@ -33,8 +34,14 @@ class Device:
     """The thread for long steps: one, because several would only compete for the same cores."""
 
     @classmethod
-    def load(cls, folder: str | Path = "", *, variant: str = "", threads: int = 0) -> Device:
-        """Load a bundle, by default the embedded one. Sizes are checked; `doctor` also checks contents."""
+    def of(cls, settings: ClientSettings) -> Device:
+        """The one that the settings name."""
+        return cls.load(settings.bundle, variant=settings.variant, threads=settings.threads, one_pass=settings.one_pass)
+
+    @classmethod
+    def load(cls, folder: str | Path = "", *, variant: str = "", threads: int = 0, one_pass: bool = True) -> Device:
+        """Load a bundle, by default the embedded one. Sizes are checked; `doctor` also checks contents. `one_pass`
+        drafts a block in one run of the graph, if the drafter has learnt to."""
         bundle = Bundle.open(folder or embedded_bundle())
         name = variant or bundle.manifest.default_variant
         chosen = bundle.variant(name)
@@ -48,12 +55,15 @@ class Device:
         graph, draft_tokens = StepGraph(bundle.path(chosen.model), threads=threads), bundle.draft_to_target()
         vocabulary = manifest.vocabulary.target
         borrowed = len(manifest.records.borrowed) if manifest.records else 0
-        return cls(
-            bundle,
-            name,
-            TextCodec.of(bundle),
-            lambda: OnnxDrafter(graph, vocab_size=vocabulary, draft_tokens=draft_tokens, borrowed=borrowed),
-        )
+        pairs = bundle.pairs() if one_pass else None
+        whole = OnePass(manifest.block.positions, pairs) if manifest.block and pairs else None
+
+        def new_drafter() -> OnnxDrafter:
+            return OnnxDrafter(
+                graph, vocab_size=vocabulary, draft_tokens=draft_tokens, borrowed=borrowed, one_pass=whole
+            )
+
+        return cls(bundle, name, TextCodec.of(bundle), new_drafter)
 
     def guard(self, stop_at: int, informed: Callable[[], bool]) -> OfflineGuard:
         """The calibrated guard; `stop_at` >= 0 overrides where it stops. `informed`: whether there are records."""

@@ -76,6 +76,8 @@ class ClientSettings:
     # how
     draft: WhoDrafts = "auto"
     """Who drafts: auto, device, server, none or single."""
+    one_pass: bool = True
+    """Draft a block in one run of the drafter, if the bundle's has learnt to; else a run a token."""
     foresee: bool = True
     """Send guesses ahead of the answers, so that the verifier need not wait for the link."""
     on_reconnect: OnReconnect = "rewind"
@@ -178,6 +180,7 @@ class TurnChanges(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int
     draft: WhoDrafts
+    one_pass: bool
     foresee: bool
     on_reconnect: OnReconnect
     max_offline_tokens: int

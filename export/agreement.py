@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from export.continuations import Continuation
 from export.runner import Float, Runner, StepInput
+from moa.block import Pairs, Said, draft_block
 from moa.manifest import Acceptance, Offline, TreeUsed
-from moa.tree import TreeGrower, TreeShape, accept
+from moa.tree import DraftTree, TreeGrower, TreeShape, accept
 
 TREE = TreeShape(breadth=4, depth=6, nodes=24)
 CHAIN = TreeShape.chain(6)
@@ -46,8 +47,9 @@ class AcceptedRounds:
 class Replay:
     """One continuation and the drafter's cache, at any point of the text."""
 
-    def __init__(self, runner: Runner, trace: Continuation) -> None:
-        self.runner, self.trace = runner, trace
+    def __init__(self, runner: Runner, trace: Continuation, pairs: Pairs | None = None) -> None:
+        """With `pairs`, a draft is one pass over a block."""
+        self.runner, self.trace, self.pairs = runner, trace, pairs
         self.rows: list[Float] = [
             np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32) for layer in runner.spec.cache for _ in "kv"
         ]
@@ -71,7 +73,14 @@ class Replay:
         """Draft after the text's token `pending`; returns how many drafts the target would accept."""
         self.advance(pending)
         text = self.trace.ids
-        grower, drafted = TreeGrower(text[pending], shape), [row[:, :pending] for row in self.rows]
+        best = self._step_by_step(pending, shape) if self.pairs is None else self._in_one_pass(pending, shape)
+        depths = best.depths()
+        following = [*text[pending + 1 :], *[-1] * (shape.depth + 1)]  # after the text's end nothing counts as accepted
+        return len(accept(best.tokens, best.parents, lambda node: following[int(depths[node])]).path) - 1
+
+    def _step_by_step(self, pending: int, shape: TreeShape) -> DraftTree:
+        grower = TreeGrower(self.trace.ids[pending], shape)
+        drafted = [row[:, :pending] for row in self.rows]
         while grower.frontier:
             tree = grower.mask()
             mask = np.concatenate([np.ones((len(tree), pending), np.bool_), tree], axis=1)
@@ -79,10 +88,16 @@ class Replay:
             out = self.runner.step(self._step(grower.frontier_tokens, at, mask, drafted, pending, range(len(tree))))
             drafted = [np.concatenate(pair, axis=1) for pair in zip(drafted, out.rows, strict=True)]
             grower.expand(out.top_tokens, out.top_logp)
-        best = grower.tree()
-        depths = best.depths()
-        following = [*text[pending + 1 :], *[-1] * (shape.depth + 1)]  # after the text's end nothing counts as accepted
-        return len(accept(best.tokens, best.parents, lambda node: following[int(depths[node])]).path) - 1
+        return grower.tree()
+
+    def _in_one_pass(self, pending: int, shape: TreeShape) -> DraftTree:
+        assert self.pairs is not None
+        depth, root = min(self.runner.spec.block, shape.depth), self.trace.ids[pending]
+        causal = np.tril(np.ones((depth, pending + depth), np.bool_), pending)
+        ids, past = [root, *range(-1, -depth, -1)], [row[:, :pending] for row in self.rows]
+        out = self.runner.step(self._step(ids, range(pending, pending + depth), causal, past, pending, range(depth)))
+        assert out.gates is not None
+        return draft_block(root, shape, Said(out.top_tokens, out.top_logp, out.gates), self.pairs)
 
     def rounds(self, shape: TreeShape) -> list[int]:
         """Speculative decoding to the end of the text: accepted drafts of every round."""
@@ -125,9 +140,12 @@ class Replay:
         )
 
 
-def rounds(runner: Runner, traces: Sequence[Continuation], shape: TreeShape) -> AcceptedRounds:
+def rounds(
+    runner: Runner, traces: Sequence[Continuation], shape: TreeShape, pairs: Pairs | None = None
+) -> AcceptedRounds:
     """Speculative decoding of every continuation, to the end of its text."""
-    return AcceptedRounds([drafts for trace in traces for drafts in Replay(runner, trace).rounds(shape)], shape.depth)
+    each = (Replay(runner, trace, pairs).rounds(shape) for trace in traces)
+    return AcceptedRounds([drafts for found in each for drafts in found], shape.depth)
 
 
 def first_guesses(runner: Runner, traces: Sequence[Continuation]) -> Iterator[tuple[int, int]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from export.atomic_folder import new_folder
 from export.card import model_card
 from export.continuations import encode_prompts, make_traces, read_prompts
-from export.describe import describe, public_name, tool_versions, write_shared
+from export.describe import Shared, describe, public_name, tool_versions, write_shared
 from export.forms import OPSET, Workshop
 from export.golden import golden_cases
 from export.measure import step_times
@@ -43,9 +43,7 @@ from moa.manifest import (
     RecordFormat,
     StepTime,
     TargetIdentity,
-    TokenizerFiles,
     Variant,
-    Vocabulary,
 )
 from moa.model.target import Target
 
@@ -122,8 +120,8 @@ class _Build:
             variants = {kind.name: self._variant(shop, kind, difference, reference) for kind in self.kinds}
             self._golden(variants)
             calibration = reference.calibration() if reference else None
-        tokenizer, vocabulary = write_shared(self.source, chosen, self.folder)
-        self._manifest(shop.top_k, variants, tokenizer, vocabulary, calibration)
+        shared = write_shared(self.source, chosen, self.folder)
+        self._manifest(shop.top_k, variants, shared, calibration)
 
     def _target(self) -> Target | None:
         """The whole target, loaded only if needed."""
@@ -167,7 +165,8 @@ class _Build:
         traces = make_traces(target, self.source, prompts, new_tokens=self.settings.new_tokens)
         names = ", ".join(path.name for path in self.settings.calibration) or "held-out prompts of the embedded pair"
         # The float32 drafter with its whole vocabulary: the ratio then includes the cost of a smaller one.
-        return Reference(traces, TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary)), names)
+        runner = TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary))
+        return Reference(traces, runner, names, self.source.pairs())
 
     def _variant(self, shop: Workshop, kind: VariantKind, difference: float, reference: Reference | None) -> Variant:
         self.say(f"variant {kind.name}")
@@ -204,8 +203,7 @@ class _Build:
         self,
         top_k: int,
         variants: dict[str, Variant],
-        tokenizer: TokenizerFiles,
-        vocabulary: Vocabulary,
+        shared: Shared,
         calibration: Calibration | None,
     ) -> None:
         source = self.source
@@ -221,10 +219,11 @@ class _Build:
                 weights_id=source.drafter_id,
                 config=source.config,
             ),
-            tokenizer=tokenizer,
-            vocabulary=vocabulary,
+            tokenizer=shared.tokenizer,
+            vocabulary=shared.vocabulary,
             cache=tuple(KVHeads(kv_heads=layer.kv_heads, head_dim=layer.head_dim) for layer in source.spec.cache),
             records=self._records(),
+            block=shared.block,
             top_k=top_k,
             default_variant=next(name for name, _ in sorted(variants.items(), key=lambda v: v[1].form != "dynamic")),
             variants=variants,

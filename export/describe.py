@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from export.runner import open_session
 from export.source import INDEPENDENT, Source
 from export.variants import Made, VariantKind
 from moa.bundle import OPSETS
-from moa.manifest import Agreement, StepTime, TokenizerFiles, Variant, Vocabulary
+from moa.manifest import Agreement, BlockFormat, StepTime, TokenizerFiles, Variant, Vocabulary
 
 _TOOLS = ("moa-edge", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "optimum", "optimum-onnx", "numpy")
 _MAP = "shared/draft_to_target.npy"
+_PAIRS = "shared/pairs.npy"
 
 
 def tool_versions() -> dict[str, str]:
@@ -77,8 +79,17 @@ def describe(
     )
 
 
-def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path) -> tuple[TokenizerFiles, Vocabulary]:
-    """Write tokenizer, chat template and draft vocabulary."""
+@dataclass(frozen=True)
+class Shared:
+    """What all variants share."""
+
+    tokenizer: TokenizerFiles
+    vocabulary: Vocabulary
+    block: BlockFormat | None
+
+
+def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path) -> Shared:
+    """Write tokenizer, chat template, draft vocabulary and pair head."""
     shared = folder / "shared"
     shared.mkdir()
     (shared / "tokenizer.json").write_bytes(source.tokenizer.json)
@@ -96,7 +107,16 @@ def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path)
         special_tokens=source.tokenizer.special_tokens,
     )
     draft = source.facts.vocab_size if chosen is None else len(chosen)
-    return tokenizer, Vocabulary(target=source.facts.vocab_size, draft=draft, map=None if chosen is None else _MAP)
+    vocabulary = Vocabulary(target=source.facts.vocab_size, draft=draft, map=None if chosen is None else _MAP)
+    return Shared(tokenizer, vocabulary, _write_pairs(source, chosen, folder))
+
+
+def _write_pairs(source: Source, chosen: NDArray[np.int64] | None, folder: Path) -> BlockFormat | None:
+    pairs = source.pairs(chosen)
+    if pairs is None:
+        return None
+    np.save(folder / _PAIRS, np.stack([pairs.before, pairs.after]).astype(np.float16), allow_pickle=False)
+    return BlockFormat(positions=source.spec.block, pair_rank=source.spec.pair_rank, pairs=_PAIRS)
 
 
 def _signature(model: Path) -> tuple[dict[str, tuple[int | str, ...]], dict[str, tuple[int | str, ...]]]:

@@ -10,14 +10,18 @@ import numpy as np
 from export.agreement import CHAIN, TREE, AcceptedRounds, acceptance, first_guesses, offline, rounds
 from export.continuations import Continuation
 from export.runner import Runner, TorchRunner
+from moa.block import Pairs
 from moa.manifest import Agreement, Calibration
 
 
 class Reference:
     """Recorded texts of the target, and the float32 drafter's acceptance on them."""
 
-    def __init__(self, traces: Sequence[Continuation], reference: TorchRunner, origin: str) -> None:
-        self.traces, self.reference, self.origin = traces, reference, origin
+    def __init__(
+        self, traces: Sequence[Continuation], reference: TorchRunner, origin: str, pairs: Pairs | None = None
+    ) -> None:
+        """With `pairs`, drafts are made in one pass, as on the device."""
+        self.traces, self.reference, self.origin, self.pairs = traces, reference, origin, pairs
 
     @property
     def tokens(self) -> int:
@@ -26,7 +30,7 @@ class Reference:
 
     @cached_property
     def _reference_rounds(self) -> AcceptedRounds:
-        return rounds(self.reference, self.traces, TREE)
+        return rounds(self.reference, self.traces, TREE, self.pairs)
 
     @cached_property
     def _reference_guesses(self) -> list[int]:
@@ -35,7 +39,7 @@ class Reference:
     def judge(self, runner: Runner) -> Agreement:
         """Compare a form with the float32 drafter."""
         pairs = list(first_guesses(runner, self.traces))
-        found = rounds(runner, self.traces, TREE).tokens_per_round
+        found = rounds(runner, self.traces, TREE, self.pairs).tokens_per_round
         same = [guess == wanted for (guess, _), wanted in zip(pairs, self._reference_guesses, strict=True)]
         return Agreement(
             prompts=len(self.traces),
@@ -52,7 +56,7 @@ class Reference:
             prompts=len(self.traces),
             tokens=self.tokens,
             source=self.origin,
-            acceptance=acceptance(rounds(self.reference, self.traces, CHAIN), self._reference_rounds),
+            acceptance=acceptance(rounds(self.reference, self.traces, CHAIN, self.pairs), self._reference_rounds),
             offline=offline(self.reference, self.traces, cold=False),
             cold=offline(self.reference, self.traces, cold=True),
         )

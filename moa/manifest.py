@@ -168,8 +168,20 @@ class Calibration(Part, frozen=True, kw_only=True):
     """Asked without a connection: there are no records."""
 
 
-class Manifest(Part, frozen=True, kw_only=True):
-    """Everything about a bundle."""
+class BlockFormat(Part, frozen=True, kw_only=True):
+    """Drafting in one pass: ids below zero are masks, -k the one k places after the last token; the graph's `gates`
+    and these tables are the pair head (`moa/block.py`)."""
+
+    positions: int
+    """Of one pass: the last token's and its masks'."""
+    pair_rank: int
+    pairs: str
+    """A float16 .npy file `[2, V, rank]` of the draft vocabulary: before, and after."""
+
+
+class Manifest(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything about a bundle. What has a default is written only where it differs: older readers refuse what they
+    do not know."""
 
     schema: int
     created: str
@@ -184,6 +196,7 @@ class Manifest(Part, frozen=True, kw_only=True):
     cache: tuple[KVHeads, ...]
     """Layers with a cache, in the order of the graph's past_k_0, past_k_1, ..."""
     records: RecordFormat | None
+    block: BlockFormat | None = None
     top_k: int
     default_variant: str
     variants: dict[str, Variant]

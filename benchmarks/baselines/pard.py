@@ -9,17 +9,17 @@ so that a row costs three times a plain one and not `BLOCK` times. The loss is t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moa.config import DrafterConfig
 from moa.model.drafter import Drafter
 from moa.model.drafting import DraftRequest, Level, MoaDrafting
 from moa.model.shared import SharedWeights
+from moa.training.block import Blocks
 from moa.training.data import Batch
 from moa.training.distill import Distillation
 from moa.training.loop import Loss
@@ -82,38 +82,6 @@ class PardDrafting(MoaDrafting):
         return self.drafter.logits(hidden)
 
 
-@dataclass(frozen=True)
-class Masks:
-    """Masks that follow a packed row's own tokens: `anchors` `[B, M]` say after which token a block was begun, and
-    `places` `[M]` how far behind that token each stands."""
-
-    anchors: NDArray[np.int64]
-    places: NDArray[np.int64]
-
-    @classmethod
-    def draw(cls, batch: Batch, seed: int, step: int) -> Masks:
-        """Every further place of the block keeps a share of the anchors of the place before it."""
-        length = batch.ids.shape[1]
-        counts = [round(length * KEPT**place) for place in range(1, BLOCK)]
-        orders = [np.random.default_rng([seed, step, int(row)]).permutation(length) for row in batch.rows]
-        anchors = np.stack([np.concatenate([order[:count] for count in counts]) for order in orders])
-        return cls(anchors, np.repeat(np.arange(1, BLOCK), counts))
-
-    def seen(self, batch: Batch) -> Tensor:
-        """`[B, L + M, L + M]`: the row's own tokens causally, a mask those up to its anchor and its own block."""
-        segments, anchors = torch.from_numpy(batch.segments), torch.from_numpy(self.anchors)
-        places = torch.from_numpy(self.places)
-        length, count = segments.shape[1], len(places)
-        allowed = torch.zeros(len(segments), length + count, length + count, dtype=torch.bool)
-        own = token_mask(batch, None)
-        allowed[:, :length, :length] = own
-        # What the anchor sees, its masks see.
-        allowed[:, length:, :length] = own.gather(1, anchors.unsqueeze(2).expand(-1, -1, length))
-        same = anchors.unsqueeze(2) == anchors.unsqueeze(1)
-        allowed[:, length:, length:] = same & (places.view(1, -1) <= places.view(-1, 1))
-        return allowed
-
-
 class PardTraining(Distillation):
     """Every position predicts its next token, from tokens alone or as a place of a block."""
 
@@ -123,35 +91,21 @@ class PardTraining(Distillation):
         """The sum over tokens and masks; what is shown is the tokens', which other drafters have too."""
         lesson = self.teacher(batch)
         device = lesson.hidden.device
-        masks = Masks.draw(batch, self.seed, step)
+        masks = Blocks.draw(batch, self.seed, step, block=BLOCK, share=KEPT, kept=KEPT)
         ids = np.concatenate([batch.ids, np.full_like(masks.anchors, MASK)], axis=1)
-        at = np.concatenate([np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape),
-                             masks.anchors + masks.places], axis=1)  # fmt: skip
-        start = np.arange(batch.ids.shape[1]) - batch.positions
-        first = np.concatenate([start, np.take_along_axis(start, masks.anchors, 1)], axis=1)
-        counted = _counted(batch, at, first)
         inputs = torch.from_numpy(ids).to(device)
-        positions = torch.from_numpy(at - first).to(device)
-        mask = additive(masks.seen(batch)).unsqueeze(1).to(device)
+        positions = torch.cat([torch.from_numpy(batch.positions), masks.positions(batch)], 1).to(device)
+        mask = additive(masks.seen(token_mask(batch, None))).unsqueeze(1).to(device)
         hidden, _ = self.module.features(inputs, positions, mask, self.module.empty_rows(inputs))
         own = batch.ids.shape[1]
+        every = np.broadcast_to(np.arange(own), batch.ids.shape)
+        tokens = Blocks(every, np.zeros(own, np.int64))
         total, plain = torch.zeros((), device=device), None
-        for part in (slice(0, own), slice(own, None)):
-            row, column = np.nonzero(counted[:, part])
-            theirs = lesson.hidden[torch.from_numpy(row), torch.from_numpy(at[:, part][row, column])]
-            mine = hidden[:, part][torch.from_numpy(row), torch.from_numpy(column)]
+        for states, part in ((hidden[:, :own], tokens), (hidden[:, own:], masks)):
+            row, column = np.nonzero(part.counted(batch))
+            theirs = lesson.hidden[torch.from_numpy(row), torch.from_numpy(part.at[row, column])]
+            mine = states[torch.from_numpy(row), torch.from_numpy(column)]
             found = self._compare(mine, theirs, torch.ones(len(mine), device=device))
             total, plain = total + found.total, plain or found
         assert plain is not None
         return Loss(total, plain.weight, plain.shown)
-
-
-def _counted(batch: Batch, at: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which positions `at` have a wanted next token in the document that begins at `first`."""
-    length = batch.ids.shape[1]
-    inside = at + 1 < length
-    following = np.minimum(at + 1, length - 1)
-    begins = np.take_along_axis(np.arange(length) - batch.positions, following, 1)
-    wanted = np.take_along_axis(batch.wanted & (batch.segments > 0), following, 1)
-    counted: NDArray[np.bool_] = inside & wanted & (begins == first)
-    return counted

@@ -53,6 +53,7 @@ PRESETS: dict[str, Preset] = {
     "moa0": Preset("MoA, TLI = 0", distill=ALONE),
     "moa1": Preset("MoA, TLI = 1", shape={"tli": 1, "final_norm": False}, distill=ALONE),
     "moa3": Preset("MoA, TLI = 3", shape={"tli": 3, "final_norm": False}, distill=ALONE),
+    "moa0-block": Preset("MoA, TLI = 0, also 16 tokens in one pass", shape={"block": 16}, distill=ALONE),
     "moa0-lk": Preset("KL / overlap hybrid instead of KL", distill=replace(ALONE, loss="lk")),
     "eagle2": Preset("EAGLE-2, public recipe: smooth-L1 + 0.1 KL", kind="eagle2"),
     "eagle2-kl": Preset("EAGLE-2, KL alone", kind="eagle2", distill=DistillSettings()),

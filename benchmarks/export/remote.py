@@ -98,5 +98,5 @@ class RemoteDynamic:
 
     def step(self, step: StepInput) -> StepOutput:
         """One step."""
-        logp, tokens, *rows = self._remote.run(step.feeds(self.spec))
-        return StepOutput(logp[0], tokens[0], [row[0] for row in rows])
+        logp, tokens, *rest = self._remote.run(step.feeds(self.spec))
+        return StepOutput.of(self.spec, logp[0], tokens[0], [value[0] for value in rest])

@@ -91,7 +91,7 @@ class Audit:
 
 
 async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
-    device = Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
+    device = Device.of(settings)
     async with contextlib.AsyncExitStack() as stack:
         if settings.verifier == "local":
             address = await stack.enter_async_context(LocalVerifier().running())

@@ -98,7 +98,7 @@ def _table(results: dict[str, dict[str, Any]]) -> Table:
 async def _measure(
     settings: ClientSettings, ways: list[str], texts: list[str], profile: str | None
 ) -> dict[str, dict[str, Any]]:
-    device = Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
+    device = Device.of(settings)
     results: dict[str, dict[str, Any]] = {}
     reference: list[list[int]] | None = None
     async with contextlib.AsyncExitStack() as stack:

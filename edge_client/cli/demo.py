@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _story(settings: ClientSettings, serve: list[str], profile: str, console: Console) -> int:
-    device = Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
+    device = Device.of(settings)
     async with contextlib.AsyncExitStack() as stack:
         console.print("Starting a verifier on this machine ...", style="dim")
         address = await stack.enter_async_context(LocalVerifier(serve).running())

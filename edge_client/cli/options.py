@@ -60,6 +60,9 @@ def add_generation(command: argparse.ArgumentParser) -> None:
     behaviour.add_argument("--offline", action="store_const", const=True, help="only this device: nothing is verified")
     add_flags(behaviour, ClientSettings, _BEHAVIOUR)
     behaviour.add_argument(
+        "--one-pass", action=argparse.BooleanOptionalAction, help="draft a block in one run where the bundle can"
+    )
+    behaviour.add_argument(
         "--foresee", action=argparse.BooleanOptionalAction, help="send guesses ahead of the verifier's answers"
     )
     behaviour.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev")

@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from moa.block import GATES
 from moa.errors import BundleError
 from moa.masking import MASKED, additive
 
@@ -64,6 +65,9 @@ class StepGraph:
         """Guesses after each token."""
         self.cache_inputs = [f"past_{part}_{layer}" for layer in range(self.layers) for part in "kv"]
         self.outputs = ["top_logp", "top_tokens", *(f"new_{p}_{layer}" for layer in range(self.layers) for p in "kv")]
+        last = {node.name: node.shape[-1] for node in self.session.get_outputs()}
+        self.gates = int(last.get(GATES, 0))
+        """Gates of the pair head after each token; 0: it has none."""
 
 
 class LayerRows:
@@ -81,16 +85,23 @@ class LayerRows:
 
 
 class Call:
-    """Calls with `tokens` tokens at a time, over fixed arrays.
+    """Calls with `tokens` tokens at a time, over fixed arrays: those of a text, or of one level of a tree.
 
     All arrays are bound once (IOBinding). Before a run the small inputs are filled in place; the next run overwrites
     the results.
     """
 
     def __init__(
-        self, graph: StepGraph, tokens: int, *, cache: Sequence[Float], records: Mapping[str, Float], last_only: bool
+        self,
+        graph: StepGraph,
+        tokens: int,
+        *,
+        cache: Sequence[Float],
+        records: Mapping[str, Float],
+        text: bool,
+        asked: int,
     ) -> None:
-        """`cache` and `records` are read at every run; with `last_only` only the last token's guesses are computed."""
+        """`cache` and `records` are read at every run; guesses are computed after the last `asked` tokens."""
         self._graph = graph
         self.cache, self.records = cache, records
         self.masked_for = -1
@@ -100,9 +111,9 @@ class Call:
         self.mask = np.full((1, 1, tokens, cache[0].shape[2] + tokens), MASKED, np.float32)
         """What each token sees: of the cache, as the caller says; of these tokens, those of a text see the ones before
         them and themselves, those of a tree's level only themselves."""
-        self.mask[0, 0, :, -tokens:] = additive((np.tri if last_only else np.eye)(tokens, dtype=np.bool_))
+        self.mask[0, 0, :, -tokens:] = additive((np.tri if text else np.eye)(tokens, dtype=np.bool_))
         self.scale = np.ones(1, np.float32)
-        queries = np.arange(tokens - 1 if last_only else 0, tokens)
+        queries = np.arange(tokens - asked, tokens)
         self._binding: Any = graph.session.io_binding()
         inputs = {"ids": self.ids, "positions": self.positions, "mask": self.mask, "scale": self.scale}
         inputs |= {"queries": queries, **dict(zip(graph.cache_inputs, cache, strict=True)), **records}
@@ -114,8 +125,13 @@ class Call:
         self.top_tokens = np.empty((1, count, graph.top), np.int64)
         self.rows = LayerRows(graph.cache, tokens)
         """The new cache rows."""
-        results: list[Array] = [self.top_logp, self.top_tokens, *self.rows.arrays]
-        for name, out in zip(graph.outputs, results, strict=True):
+        self.gates = np.empty((1, count, graph.gates), np.float32)
+        results: list[tuple[str, Array]] = list(
+            zip(graph.outputs, [self.top_logp, self.top_tokens, *self.rows.arrays], strict=True)
+        )
+        if graph.gates:
+            results.append((GATES, self.gates))
+        for name, out in results:
             self._binding.bind_output(name, "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
         self._noise: Float | None = None
 

@@ -56,7 +56,7 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
     )
     started = time.perf_counter()
     try:
-        device = Device.load(settings.bundle, variant=settings.variant, threads=settings.threads)
+        device = Device.of(settings)
     except MoaError as error:
         yield Check("drafter", "failed", str(error), error.hint)
         return
@@ -120,7 +120,7 @@ def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> list[Che
     checks = [Check("placement", "ok" if placed[0] == "CPUExecutionProvider" else "warning", f"runs on {placed[0]}")]
     times: dict[int, float] = {}
     for threads in sorted({1, settings.threads or default_threads()}):
-        other = Device.load(bundle.folder, variant=device.variant, threads=threads)
+        other = Device.load(bundle.folder, variant=device.variant, threads=threads, one_pass=settings.one_pass)
         drafter, ids = other.new_drafter(), list(range(8, 24))
         shape, sampling = TreeShape.chain(4), SamplingSettings()
         samples = []

@@ -47,16 +47,22 @@ class StepDurations:
 
 def time_steps(drafter: DeviceDrafter, controller: Controller) -> None:
     """Measure the drafter's steps, over one token and over a few, before the first draft is planned."""
+    controller.block = drafter.block
     for books in (Controller(), controller):  # the first run allocates memory and is slow: it does not count
-        steps = drafter.draft([0], _TRIED, SamplingSettings())
-        while True:
-            start = perf_counter()
-            try:
-                next(steps)
-            except StopIteration:
-                break
-            finally:
-                books.drafted(drafter.run_tokens, perf_counter() - start)
+        _time(drafter, drafter.draft([0], _TRIED, SamplingSettings()), books, whole=drafter.block > 0)
+        if drafter.block:
+            _time(drafter, drafter.guess([0, 0], SamplingSettings()), books, whole=False)
+
+
+def _time(drafter: DeviceDrafter, steps: Generator[None, None, Any], books: Controller, *, whole: bool) -> None:
+    while True:
+        start = perf_counter()
+        try:
+            next(steps)
+        except StopIteration:
+            return
+        finally:
+            books.drafted(drafter.run_tokens, perf_counter() - start, whole=whole)
 
 
 @dataclass
@@ -135,7 +141,8 @@ class DrafterWorker:
         seconds, tokens = perf_counter() - start, self.drafter.run_tokens
         self.step_durations.took(tokens, seconds)
         if tokens <= _PIECE:
-            self.controller.drafted(tokens, seconds)
+            whole = done and self._what == "draft" and self.drafter.block > 0
+            self.controller.drafted(tokens, seconds, whole=whole)
         self._new -= tokens
         return done, result
 

@@ -244,6 +244,18 @@ class MoaDrafting(LevelDrafting):
 
     def logits(self, level: Level) -> Tensor:
         """One step of the drafter over the frontier of every tree."""
+        hidden, rows = self.features(level, level.ids, level.positions, level.mask)
+        self._agreement = self.drafter.agreement(hidden) if self.drafter.config.confidence else None
+        layers = self.drafter.config.layers
+        level.keep(self.pool, rows[:layers])
+        if self.borrowed is not None:
+            level.keep(self.borrowed, rows[layers:])
+        return self.drafter.logits(hidden)[..., : self.vocab_size]
+
+    def features(
+        self, level: Level, ids: Tensor, positions: Tensor, mask: Tensor
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The drafter's states over tokens after those that a level sees, and their rows."""
         past = level.past(self.pool)
         if self.borrowed is not None:
             past += level.past(self.borrowed)
@@ -252,13 +264,7 @@ class MoaDrafting(LevelDrafting):
             known = max(1, *level.lengths)
             visible = np.arange(known) < np.array(level.lengths)[:, None]
             records = *self._records(level.slots, known), _mask(visible[:, None, None], level.device)
-        hidden, rows = self.drafter.features(level.ids, level.positions, level.mask, past, *records)
-        self._agreement = self.drafter.agreement(hidden) if self.drafter.config.confidence else None
-        layers = self.drafter.config.layers
-        level.keep(self.pool, rows[:layers])
-        if self.borrowed is not None:
-            level.keep(self.borrowed, rows[layers:])
-        return self.drafter.logits(hidden)[..., : self.vocab_size]
+        return self.drafter.features(ids, positions, mask, past, *records)
 
     def scores(self, level: Level, logits: Tensor) -> Tensor:
         """With a confidence head, the top token gets the probability that the head predicts, and the others share the

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from moa.errors import ConfigError
 from moa.model.borrowed import Rows
 from moa.model.drafter import Drafter
+from moa.training.block import BlockRule, Blocks
 from moa.training.data import Batch
 from moa.training.loop import Loss
 from moa.training.losses import LossKind, compare
@@ -38,6 +40,9 @@ class DistillSettings:
     lag_decay: float = 1.0
     """Weight of a position by its distance d from the newest activation: lag_decay ** (d - 1). Tokens after the first
     rejected one are not used, so early ones matter more."""
+
+    blocks: BlockRule = field(default_factory=BlockRule)
+    """Masks beside the tokens, for a drafter that drafts in one pass."""
 
     def __post_init__(self) -> None:
         if self.loss_weight < 0 or self.feature_weight < 0 or self.loss_weight + self.feature_weight == 0:
@@ -75,30 +80,52 @@ class Distillation:
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The drafter's loss at every position whose next token is wanted."""
+        config, rule = self.module.config, self.settings.blocks
+        blocks = Blocks.draw(batch, self.seed, step, block=config.block, share=rule.share, kept=rule.kept)
         lesson = self.teacher(batch)
-        hidden, lag = self._draft(batch, lesson, step, progress)
+        hidden, lag = self._draft(batch, lesson, step, progress, blocks)
+        hidden, masks = hidden.split([batch.ids.shape[1], len(blocks.places)], 1)
         device = hidden.device
         segments = torch.from_numpy(batch.segments).to(device)
         # No loss for a document's last token, and for a token before one that the user wrote.
         wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
         mine, theirs = hidden[:, :-1][wanted], lesson.hidden[:, :-1][wanted]
         weights = self.settings.lag_decay ** (lag.to(device)[:, :-1][wanted] - 1).clamp(0, 64).float()
-        return self._compare(mine, theirs, weights)
+        found = self._compare(mine, theirs, weights)
+        if not config.block:
+            return found
+        more = self._block_loss(batch, lesson, blocks, masks, step)
+        # What is shown is divided by the tokens' weight.
+        share = more.shown["agree"] / more.weight.clamp(min=1) * found.weight
+        return Loss(found.total + rule.weight * more.total, found.weight, found.shown | {"block_agree": share})
 
-    def _draft(self, batch: Batch, lesson: Lesson, step: int, progress: float) -> tuple[Tensor, Tensor]:
+    def _block_loss(self, batch: Batch, lesson: Lesson, blocks: Blocks, masks: Tensor, step: int) -> Loss:
+        """The masks' loss, most of them with the pair head, which is told the text's token at their position."""
+        row, column = np.nonzero(blocks.counted(batch))
+        at = blocks.at[row, column]
+        mine = masks[torch.from_numpy(row), torch.from_numpy(column)]
+        theirs = lesson.hidden[torch.from_numpy(row), torch.from_numpy(at)]
+        previous = self.module.embed(torch.from_numpy(batch.ids[row, at]).to(mine.device))
+        luck = np.random.default_rng([self.seed, step]).random(len(row))
+        paired = torch.from_numpy(luck >= self.settings.blocks.unpaired).to(mine.device)
+        mine = torch.where(paired.unsqueeze(1), self.module.block_head.informed(mine, previous), mine)
+        return self._compare(mine, theirs, torch.ones(len(mine), device=mine.device))
+
+    def _draft(self, batch: Batch, lesson: Lesson, step: int, progress: float, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """States of the tokens, then of the masks; and how far back each token's newest activation is."""
         drafter, settings = self.module, self.settings
         device = lesson.hidden.device
-        ids = torch.from_numpy(batch.ids).to(device)
-        positions = torch.from_numpy(batch.positions).to(device)
+        positions = torch.from_numpy(batch.positions)
         latest = settings.anchors.latest(batch, self.seed, step)
         seen = record_mask(batch, latest, strict=settings.anchors.strict)
         luck = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         stairs = settings.staircase and float(torch.rand((), generator=luck)) < 1 - 2 * progress
-        tokens = additive(token_mask(batch, latest if stairs else None)).unsqueeze(1).to(device)
+        tokens = additive(blocks.seen(token_mask(batch, latest if stairs else None))).unsqueeze(1).to(device)
         records: tuple[Tensor, ...] = ()
         if drafter.config.use_ca and seen.any():
-            rows = self._records(lesson, positions, seen.any(1).to(device))
-            records = *rows, additive(seen).unsqueeze(1).to(device)
+            rows = self._records(lesson, positions.to(device), seen.any(1).to(device))
+            records = *rows, additive(blocks.reading(seen)).unsqueeze(1).to(device)
+        ids = torch.cat([torch.from_numpy(batch.ids), blocks.ids], 1).to(device)
         past = drafter.empty_rows(ids)
         borrowed = None
         if count := drafter.config.tli:
@@ -106,14 +133,15 @@ class Distillation:
                 (k.transpose(1, 2), v.transpose(1, 2))
                 for k, v in zip(lesson.keys[-count:], lesson.values[-count:], strict=True)
             ]
-            borrowed = additive(borrowed_mask(batch, seen)).unsqueeze(1).to(device)
-        inputs: tuple[Any, ...] = (ids, positions, tokens, past, *records)
+            borrowed = additive(blocks.seen(borrowed_mask(batch, seen))).unsqueeze(1).to(device)
+        at = torch.cat([positions, blocks.positions(batch)], 1).to(device)
+        inputs: tuple[Any, ...] = (ids, at, tokens, past, *records)
         if self.gradient_checkpointing:
             hidden, _ = checkpoint(drafter.features, *inputs, borrowed_mask=borrowed, use_reentrant=False)
         else:
             hidden, _ = drafter.features(*inputs, borrowed_mask=borrowed)
-        index = torch.arange(ids.shape[1])
-        newest = torch.where(seen.any(-1), seen.long().mul(index).amax(-1), index - positions.cpu() - 1)
+        index = torch.arange(positions.shape[1])
+        newest = torch.where(seen.any(-1), seen.long().mul(index).amax(-1), index - positions - 1)
         return hidden, index - newest
 
     def _records(self, lesson: Lesson, positions: Tensor, read: Tensor) -> Rows:

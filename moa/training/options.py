@@ -35,7 +35,7 @@ SHAPE = (
     *(f"{part}_{what}" for part in ("self_attention", "cross_attention", "layer_self_attention")
       for what in ("intermediate_size", "num_key_value_heads")),
     "num_attention_heads", "layers", "cross_attention_after", "final_norm", "final_state", "confidence", "use_lsa",
-    "use_ca",
+    "use_ca", "block", "pair_rank",
 )  # fmt: skip
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Torch's names of them."""
@@ -114,6 +114,8 @@ def _add_shape(group: argparse._ArgumentGroup) -> None:
     yes_or_no = argparse.BooleanOptionalAction
     group.add_argument("--final-norm", action=yes_or_no, help="a norm of the drafter's own before the head")
     group.add_argument("--final-state", action=yes_or_no, help="give activations the target's final hidden state too")
+    group.add_argument("--block", type=int, metavar="N", help="learn to draft N tokens in one pass, too (default: not)")
+    group.add_argument("--pair-rank", type=int, metavar="N", help="of the head that fits a block's tokens (default 64)")
     group.add_argument("--confidence", action=yes_or_no, help="a head that learns how often the target agrees")
     group.add_argument("--lsa", action=yes_or_no, dest="use_lsa", help="layer self-attention (ablation)")
     group.add_argument("--ca", action=yes_or_no, dest="use_ca", help="cross-attention (ablation)")

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from benchmarks.baselines.independent import as_llama
-from benchmarks.baselines.pard import BLOCK, MASK, Masks, Pard, PardDrafting, PardTraining
+from benchmarks.baselines.pard import BLOCK, KEPT, MASK, Pard, PardDrafting, PardTraining
 from moa.model.drafting import DraftRequest, Level, MoaDrafting
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
+from moa.training.block import Blocks
 from moa.training.data import Batch
 from moa.training.distill import DistillSettings
-from moa.training.masks import additive
+from moa.training.masks import additive, token_mask
 from moa.training.teacher import Teacher
 from moa.tree import TreeGrower, TreeShape
 from tests.benchmarks.pairs import body, packed, prompts, target_for, tiny_target, whole
@@ -65,23 +66,13 @@ def test_one_pass_says_what_training_computes_for_its_masks() -> None:
         grower.expand(np.array([[ids[0]]]), np.zeros((1, 1)))
 
     batch = whole(ids)
-    masks = Masks(np.array([[3, KNOWN, KNOWN, 3, KNOWN]]), np.array([1, 1, 2, 2, 3]))
+    masks = Blocks(np.array([[3, KNOWN, KNOWN, 3, KNOWN]]), np.array([1, 1, 2, 2, 3]))
     inputs = torch.tensor([[*ids, *[MASK] * 5]])
     positions = torch.tensor([[*range(20), *(masks.anchors + masks.places)[0]]])
-    seen = additive(masks.seen(batch)).unsqueeze(1)
+    seen = additive(masks.seen(token_mask(batch, None))).unsqueeze(1)
     hidden, _ = model.features(inputs, positions, seen, model.empty_rows(inputs))
     wanted = model.logits(hidden)[0, [KNOWN, 21, 22, 24]]
     torch.testing.assert_close(torch.stack(found), wanted, atol=1e-4, rtol=1e-4)
-
-
-def test_masks_see_their_own_document_alone() -> None:
-    segments = np.array([[1, 1, 1, 2, 2, 2]])
-    positions = np.array([[0, 1, 2, 0, 1, 2]])
-    batch = Batch(segments, segments, positions, segments > 0, np.zeros(1, np.int64))
-    seen = Masks(np.array([[4, 4]]), np.array([1, 2])).seen(batch)[0]
-    assert seen[6].nonzero().flatten().tolist() == [3, 4, 6]
-    assert seen[7].nonzero().flatten().tolist() == [3, 4, 6, 7]
-    assert not seen[:6, 6:].any()
 
 
 def test_the_loss_counts_only_tokens_of_the_block_s_document(tmp_path: Any) -> None:
@@ -93,7 +84,7 @@ def test_the_loss_counts_only_tokens_of_the_block_s_document(tmp_path: Any) -> N
     batch = rows.rows(np.arange(2))
     whole_loss = task.loss(batch, 0, 0.0)
     assert whole_loss.weight == (batch.wanted[:, 1:] & (batch.segments[:, 1:] == batch.segments[:, :-1])).sum()
-    assert Masks.draw(batch, 0, 0).places.max() == BLOCK - 1
+    assert Blocks.draw(batch, 0, 0, block=BLOCK, share=KEPT, kept=KEPT).places.max() == BLOCK - 1
     # Of a document of three tokens, the last wanted, nothing two places ahead is left to learn.
     short = Batch(
         np.array([[5, 6, 7]]), np.ones((1, 3), np.int64), np.arange(3)[None], np.array([[False, False, True]]),

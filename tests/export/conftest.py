@@ -52,7 +52,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="session")
 def tied_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
+    """It drafts in one pass, too."""
+    return make_pair(tmp_path_factory.mktemp("tied"), shape={"block": 4, "pair_rank": 32}, tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="session")
