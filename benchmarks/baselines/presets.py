@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from benchmarks.baselines.registry import baseline_size, matched, new_baseline, 
 from moa.config import DrafterConfig, TargetFacts
 from moa.demo.recipe import ALONE
 from moa.errors import ConfigError, UsageError
-from moa.model.checkpoint import new_drafter
+from moa.model.checkpoint import LEARNT_LATER, load_weights, new_drafter
 from moa.model.drafter import Drafter
 from moa.model.shared import SharedWeights
 from moa.training.data import PackedRows
@@ -112,11 +113,13 @@ def moa_config(facts: TargetFacts, changes: Mapping[str, Any]) -> DrafterConfig:
 
 def build(
     name: str, target: PreTrainedModel, facts: TargetFacts, shape: Mapping[str, Any], distill: Mapping[str, Any],
-    seed: int, *, start: Sequence[int] = (), data: PackedRows | None = None, dtype: torch.dtype | None = None,
+    seed: int, *, start: Sequence[int] = (), init: Path | None = None, data: PackedRows | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Drafter | BaselineModel, Distillation]:  # fmt: skip
     """A preset's drafter and its task. `shape` and `distill` change the MoA drafter's settings in every preset that
     leaves them alone; all others have as many parameters on the device as the MoA drafter of TLI = 0 that comes of it.
-    A body starts as the layers `start` of the target's, measured on `data`; EAGLE's layer starts from nothing."""
+    A body starts as the layers `start` of the target's, measured on `data`; EAGLE's layer starts from nothing. With
+    `init`, a MoA drafter goes on from that trained one, in its shape."""
     chosen = preset(name)
     if start:
         shape = {**shape, "layers": len(start)}
@@ -128,7 +131,7 @@ def build(
         model = _eagle(chosen.kind, like, size, target, facts)
         return model, training_task(model, teacher, settings, seed)
     if chosen.kind == "moa":
-        drafter = new_drafter(moa_config(facts, {**shape, **chosen.shape}), target)
+        drafter = _moa(init, {**shape, **chosen.shape}, target, facts)
     else:
         drafter = _without_records(facts, shape, size, target, one_pass=chosen.kind == "pard")
     if start:
@@ -136,6 +139,16 @@ def build(
             raise UsageError("a body that starts from the target's layers needs data to measure their units on")
         inherit(drafter, teacher, start, data.batch(0, 0, CALIBRATION_ROWS))
     return drafter, training_task(drafter, teacher, settings, seed)
+
+
+def _moa(init: Path | None, shape: Mapping[str, Any], target: PreTrainedModel, facts: TargetFacts) -> Drafter:
+    """A new MoA drafter, or a trained one, which may learn to draft in one pass."""
+    if init is None:
+        return new_drafter(moa_config(facts, shape), target)
+    config = DrafterConfig.read(init, facts)
+    drafter = new_drafter(replace(config, block=shape.get("block", config.block)), target)
+    load_weights(drafter, init, new=LEARNT_LATER)
+    return drafter
 
 
 def _eagle(kind: Kind, like: DrafterConfig, size: int, target: PreTrainedModel, facts: TargetFacts) -> BaselineModel:

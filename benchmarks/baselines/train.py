@@ -32,7 +32,8 @@ LAST = 50
 
 def train_preset(
     name: str, target: str, data: PackedRows, settings: LoopSettings, out: Path, *, shape: Mapping[str, Any],
-    distill: Mapping[str, Any], start: Sequence[int] = (), device: str = "cpu", stop: int | None = None,
+    distill: Mapping[str, Any], start: Sequence[int] = (), init: Path | None = None, device: str = "cpu",
+    stop: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train one preset from its checkpoint to its end, or to the step `stop` of its schedule; returns its summary."""
     last = min(settings.steps, stop or settings.steps)
@@ -43,6 +44,8 @@ def train_preset(
         "distill": dict(distill),
     }
     recipe["start"] = list(start)
+    if init is not None:
+        recipe["init"] = init.name
     if (done := finished(out)) is not None:
         if done["recipe"] != recipe:
             raise UsageError(f"{out} holds a finished run with other settings", hint="use another --out")
@@ -52,7 +55,8 @@ def train_preset(
     torch.manual_seed(settings.seed)
     # In bf16 a copy of the target runs a third faster than the same under autocast.
     drafter, task = build(
-        name, loaded.model, loaded.facts, shape, distill, settings.seed, start=start, data=data,
+        name, loaded.model, loaded.facts, shape, distill, settings.seed, start=start, init=init,
+        data=data,
         dtype=torch.bfloat16 if settings.precision == "bf16" else None,
     )  # fmt: skip
     identity = {name: recipe[name] for name in ("preset", "shape", "distill", "start")}
@@ -135,6 +139,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--start", nargs="+", type=int, default=[], metavar="LAYER", help="the target's layers that a body starts from"
     )
+    parser.add_argument("--init", type=Path, metavar="DIR", help="a trained MoA drafter that the run goes on from")
     for name in ("batch", "accumulate", "warmup", "seed", "checkpoint_every"):
         default = getattr(LoopSettings(steps=1), name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"default {default}")
@@ -161,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = f"{name}-{args.seed}" if args.seed else name
         summary = train_preset(
             name, args.target, data, settings, args.out / folder, shape=shape, distill=distill, start=args.start,
-            device=args.device, stop=args.stop,
+            init=args.init, device=args.device, stop=args.stop,
         )  # fmt: skip
         lines.append(line(name, summary))
         print(lines[-1], flush=True)

@@ -212,11 +212,13 @@ def inherited_layers(args: argparse.Namespace) -> tuple[int, ...] | None:
 
 
 def initial_config(args: argparse.Namespace, config: DrafterConfig) -> DrafterConfig:
-    """The shape of `--init`'s drafter. Only the number of borrowed layers may be changed: they are not part of its
-    weights."""
-    if given := sorted(shape_overrides(args)):
+    """The shape of `--init`'s drafter. The number of borrowed layers may be changed, which are not part of its weights,
+    and one that drafts step by step may learn to draft in one pass."""
+    shape = shape_overrides(args)
+    added = {} if config.block else {name: shape.pop(name) for name in ("block", "pair_rank") if name in shape}
+    if given := sorted(shape):
         raise UsageError(f"--init brings its own shape, {given[0].replace('_', ' ')} cannot be changed")
-    return config if args.tli is None else dataclasses.replace(config, tli=args.tli)
+    return dataclasses.replace(config, **added, **({} if args.tli is None else {"tli": args.tli}))
 
 
 def parse_spacings(text: str) -> AnchorRule:

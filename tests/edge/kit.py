@@ -49,12 +49,12 @@ def pair() -> Path:
     return folder
 
 
-def make_pair(folder: Path) -> None:
-    """Save the pair and export its bundle."""
+def make_pair(folder: Path, **shape: Any) -> None:
+    """Save the pair, its drafter of this shape, and export its bundle."""
     save_tiny("llama", folder / "target")
     loaded = load_model(folder / "target")
     torch.manual_seed(0)
-    save_drafter(new_drafter(DrafterConfig.for_target(loaded.facts), loaded.model), folder / "drafter")
+    save_drafter(new_drafter(DrafterConfig.for_target(loaded.facts, **shape), loaded.model), folder / "drafter")
     settings = BuildSettings(
         target=str(folder / "target"),
         drafter=str(folder / "drafter"),
