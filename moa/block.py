@@ -33,14 +33,8 @@ class Pairs:
     after: Float
     ids: Ids | None = None
 
-    def fit(self, previous: Sequence[int], gates: Float, candidates: Ids) -> NDArray[np.float32]:
-        """How much likelier each candidate is after each of the previous tokens: `[previous, candidates]`."""
-        left, right = self.before[self._rows(np.array(previous))], self.after[self._rows(candidates)]
-        left, right = left.astype(np.float32) * gates, right.astype(np.float32)
-        fit: NDArray[np.float32] = left @ right.T
-        return fit
-
-    def _rows(self, tokens: Ids) -> Ids:
+    def rows(self, tokens: Ids) -> Ids:
+        """Where their vectors are."""
         return tokens if self.ids is None else np.searchsorted(self.ids, tokens)
 
 
@@ -53,26 +47,37 @@ class Said:
     logp: NDArray[np.float32]
     gates: NDArray[np.float32]
 
-    def after(self, place: int, previous: Sequence[int], pairs: Pairs, scale: float) -> tuple[Ids, NDArray[np.float32]]:
+
+class Walk:
+    """The choice of a token at each position, given the one before it."""
+
+    def __init__(self, said: Said, pairs: Pairs, scale: float = 1.0) -> None:
+        """`scale` is what the logits were multiplied by, as for a temperature."""
+        self._said, self._pairs = said, pairs
+        after = pairs.after[pairs.rows(said.tokens)].astype(np.float32)
+        self._likes = after * (scale * said.gates)[:, None]
+        self._others = np.maximum(1e-9, 1.0 - np.exp(said.logp).sum(axis=1))
+
+    def after(self, place: int, previous: Sequence[int]) -> tuple[Ids, NDArray[np.float32]]:
         """The tokens at `place` behind each of the `previous` ones, best first, with their log-probabilities.
 
-        Only these tokens are weighed anew: all others together keep their probability from the pass.
+        Only the likeliest tokens are weighed anew: all others together keep their probability from the pass.
         """
-        tokens, logp = self.tokens[place], self.logp[place]
+        tokens, logp = self._said.tokens[place], self._said.logp[place]
         if place == 0:
-            return self.tokens[:1], self.logp[:1]
-        scores = logp + scale * pairs.fit(previous, self.gates[place], tokens)
-        others = max(1e-9, 1.0 - float(np.exp(logp).sum()))
-        whole = np.logaddexp(np.logaddexp.reduce(scores, axis=1, keepdims=True), np.log(others))
-        scores = (scores - whole).astype(np.float32)
-        order = np.argsort(-scores, axis=1, kind="stable")
-        return tokens[order], np.take_along_axis(scores, order, axis=1)
+            return tokens[None], logp[None]
+        known = self._pairs.before[self._pairs.rows(np.array(previous))].astype(np.float32)
+        scores = logp + known @ self._likes[place].T
+        best = scores.max(axis=1, keepdims=True)
+        whole = best + np.log(np.exp(scores - best).sum(axis=1, keepdims=True) + self._others[place] * np.exp(-best))
+        order = (-scores).argsort(axis=1, kind="stable")
+        return tokens[order], np.take_along_axis(scores - whole, order, axis=1)
 
 
 def draft_block(root: int, shape: TreeShape, said: Said, pairs: Pairs, scale: float = 1.0) -> DraftTree:
-    """The tree of this shape, no deeper than the block. `scale` is what the logits were multiplied by, as for a
-    temperature."""
+    """The tree of this shape, no deeper than the block."""
+    walk = Walk(said, pairs, scale)
     grower = TreeGrower(root, replace(shape, depth=min(shape.depth, len(said.tokens))))
     while grower.frontier:
-        grower.expand(*said.after(grower.level, grower.frontier_tokens, pairs, scale))
+        grower.expand(*walk.after(grower.level, grower.frontier_tokens))
     return grower.tree()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from moa.block import Pairs, Said
+from moa.block import Said, Walk
 from moa.config import DrafterConfig
 from moa.errors import ConfigError
 from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
@@ -81,12 +81,11 @@ def test_the_walk_computes_the_pair_head() -> None:
     every = torch.arange(vocabulary).expand(2, -1).numpy()
     said = Said(every, logits.numpy(), head.gates(hidden).numpy())
     pairs = head.pairs(drafter.shared, vocabulary)
-    tokens, found = said.after(1, previous.tolist(), pairs, 1.0)
+    tokens, found = Walk(said, pairs).after(1, previous.tolist())
     informed = head.informed(hidden[1:], drafter.embed(previous))
     wanted = drafter.logits(informed).log_softmax(-1).sort(descending=True, stable=True)
     np.testing.assert_allclose(found, wanted.values.numpy(), atol=1e-4)
     assert (tokens[:, :20] == wanted.indices[:, :20].numpy()).all()
-    assert isinstance(pairs, Pairs)
 
 
 @pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=1.0, seed=5)], ids=["T0", "T1"])
