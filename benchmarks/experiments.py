@@ -34,6 +34,7 @@ _ON_REQUEST = (
     Experiment("acceptance_long", "tokens won per verification, with room for sixteen", "drafters.acceptance", 2,
                {"shapes": ["long-chain"], "temperatures": [0.0]}),
     Experiment("drafters_natural", "drafters of equal training on natural text, by kind", "drafters.natural", 8),
+    Experiment("one_pass", "one pass over a block beside steps of the same weights", "drafters.one_pass", 6),
     Experiment("speed_1024", "tokens per second, with a larger random target", "drafters.speed", 2,
                {"random": 1024, "tokens": 64}),
     Experiment("natural_loss", "loss per token on natural text", "drafters.natural_loss", 0.5),

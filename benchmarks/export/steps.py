@@ -49,6 +49,8 @@ class Shape:
 
 SHAPES = {"2k": Shape(2048, 32_000, 16, 4, 16, 8_000), "8b": Shape(4096, 128_256, 32, 8, 32, 32_000)}
 
+BLOCK = 16
+"""Positions of one pass: with random weights, a step over so many tokens is one."""
 TITLES = {
     "embedded": "The embedded drafter: hidden 256, vocabulary 4,096",
     "2k": "Hidden 2,048, vocabulary 32,000, random weights",
@@ -86,7 +88,7 @@ def random_pair(shape: Shape, folder: Path) -> tuple[str, str]:
     save_file({name: _random(size).bfloat16() for name, size in sizes.items()}, target / "model.safetensors")
     for file in ("tokenizer.json", "tokenizer_config.json"):  # any will do: no text is read
         (target / file).write_bytes((paths().tokenizer / file).read_bytes())
-    settings = DrafterConfig.for_target(read_facts(target)[0])
+    settings = DrafterConfig.for_target(read_facts(target)[0], block=BLOCK)
     save_file({name: _random(size) for name, size in _weights(settings)}, drafter / "model.safetensors")
     settings.write(drafter)
     return str(target), str(drafter)
@@ -156,7 +158,7 @@ def rows_of(
         read, size = bytes_read(graph), sum(file.stat().st_size for file in files)
         del graph
         same_size = {threads: read_speed(read, threads) for threads in (1, 2)}
-        for time in step_times(path, source.spec, source.vocabulary, seconds=1.0):
+        for time in step_times(path, source.spec, source.vocabulary, tokens=(1, 8, BLOCK), seconds=1.0):
             row = {
                 "form": name,
                 "mb": round(size / 1e6, 1),
@@ -192,8 +194,9 @@ def measure(options: Options) -> dict[str, Any]:
 def tables(result: Mapping[str, Any]) -> str:
     """A table for each shape: a form a row."""
     speeds = " and ".join(f"{speed} GB/s with {n}" for n, speed in result["memory_gb_s"].items())
+    widths = values_of([row for rows in result["shapes"].values() for row in rows], "tokens")
     header = ["form", "MB", "read a step, MB"]
-    header += [f"T={tokens}, {n} thread{'s' * (n > 1)}, ms" for n in (1, 2) for tokens in (1, 8)]
+    header += [f"T={tokens}, {n} thread{'s' * (n > 1)}, ms" for n in (1, 2) for tokens in widths]
     header += ["of memory's speed", "of the speed at that size", "against fp32"]
     parts = []
     for shape, rows in result["shapes"].items():
@@ -204,7 +207,7 @@ def tables(result: Mapping[str, Any]) -> str:
             one = [times[n, 1] for n in (1, 2)]
             lines.append(
                 [form, f"{one[0]['mb']:,.1f}", f"{one[0]['read_mb']:,.1f}"]
-                + [f"{times[n, tokens]['ms']:.2f}" for n in (1, 2) for tokens in (1, 8)]
+                + [f"{times[n, tokens]['ms']:.2f}" for n in (1, 2) for tokens in widths]
                 + [" / ".join(f"{row[bound]:.0%}" for row in one) for bound in ("of_memory", "of_same_size")]
                 + [" / ".join(f"{first[row['threads']] / row['ms']:.1f}x" for row in one)]
             )
