@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from export.atomic_folder import new_folder
 from export.card import model_card
 from export.continuations import encode_prompts, make_traces, read_prompts
-from export.describe import Shared, describe, public_name, tool_versions, write_shared
+from export.describe import SharedParts, describe, public_name, tool_versions, write_shared
 from export.forms import OPSET, Workshop
 from export.golden import golden_cases
 from export.measure import step_times
@@ -203,7 +203,7 @@ class _Build:
         self,
         top_k: int,
         variants: dict[str, Variant],
-        shared: Shared,
+        shared: SharedParts,
         calibration: Calibration | None,
     ) -> None:
         source = self.source

@@ -80,7 +80,7 @@ def describe(
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedParts:
     """What all variants share."""
 
     tokenizer: TokenizerFiles
@@ -88,7 +88,7 @@ class Shared:
     block: BlockFormat | None
 
 
-def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path) -> Shared:
+def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path) -> SharedParts:
     """Write tokenizer, chat template, draft vocabulary and pair head."""
     shared = folder / "shared"
     shared.mkdir()
@@ -108,7 +108,7 @@ def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path)
     )
     draft = source.facts.vocab_size if chosen is None else len(chosen)
     vocabulary = Vocabulary(target=source.facts.vocab_size, draft=draft, map=None if chosen is None else _MAP)
-    return Shared(tokenizer, vocabulary, _write_pairs(source, chosen, folder))
+    return SharedParts(tokenizer, vocabulary, _write_pairs(source, chosen, folder))
 
 
 def _write_pairs(source: Source, chosen: NDArray[np.int64] | None, folder: Path) -> BlockFormat | None:

@@ -21,19 +21,17 @@ from moa.tree import DraftTree, TreeGrower, TreeShape
 
 GATES = "gates"
 """Name of the graphs' output."""
-Float = NDArray[np.floating[Any]]
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Pairs:
     """The pair head's two vectors of every token `[V, rank]`; of a reduced vocabulary, `ids` are the tokens, rising."""
 
-    before: Float
-    after: Float
-    ids: Ids | None = None
+    before: NDArray[np.floating[Any]]
+    after: NDArray[np.floating[Any]]
+    ids: NDArray[np.int64] | None = None
 
-    def rows(self, tokens: Ids) -> Ids:
+    def rows(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where their vectors are."""
         return tokens if self.ids is None else np.searchsorted(self.ids, tokens)
 
@@ -43,7 +41,7 @@ class Said:
     """What one pass says of each position: its likeliest tokens `[N, K]`, best first, their log-probabilities, and the
     pair head's gates `[N, rank]`."""
 
-    tokens: Ids
+    tokens: NDArray[np.int64]
     logp: NDArray[np.float32]
     gates: NDArray[np.float32]
 
@@ -58,7 +56,7 @@ class Walk:
         self._likes = after * (scale * said.gates)[:, None]
         self._others = np.maximum(1e-9, 1.0 - np.exp(said.logp).sum(axis=1))
 
-    def after(self, place: int, previous: Sequence[int]) -> tuple[Ids, NDArray[np.float32]]:
+    def after(self, place: int, previous: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The tokens at `place` behind each of the `previous` ones, best first, with their log-probabilities.
 
         Only the likeliest tokens are weighed anew: all others together keep their probability from the pass.

@@ -15,7 +15,7 @@ from benchmarks.baselines.features import FeatureModel, shifted
 from benchmarks.baselines.layers import run_layer, self_rows
 from moa.model.borrowed import Rows
 from moa.model.shared import SharedWeights
-from moa.training.block import Blocks
+from moa.training.block import MaskBlocks
 from moa.training.data import Batch
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.masks import additive, token_mask
@@ -60,7 +60,9 @@ class EagleTraining(Distillation):
         super().__init__(model, teacher, settings, seed)  # type: ignore[arg-type]
         self.model = model
 
-    def _draft(self, batch: Batch, lesson: Lesson, step: int, progress: float, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def _draft(
+        self, batch: Batch, lesson: Lesson, step: int, progress: float, blocks: MaskBlocks
+    ) -> tuple[Tensor, Tensor]:
         device = lesson.hidden.device
         ids, positions = torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.positions).to(device)
         luck = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 1_000_003 + int(batch.rows[0]))

@@ -19,7 +19,7 @@ from moa.config import DrafterConfig
 from moa.model.drafter import Drafter
 from moa.model.drafting import DraftRequest, Level, MoaDrafting
 from moa.model.shared import SharedWeights
-from moa.training.block import Blocks
+from moa.training.block import MaskBlocks
 from moa.training.data import Batch
 from moa.training.distill import Distillation
 from moa.training.loop import Loss
@@ -91,7 +91,7 @@ class PardTraining(Distillation):
         """The sum over tokens and masks; what is shown is the tokens', which other drafters have too."""
         lesson = self.teacher(batch)
         device = lesson.hidden.device
-        masks = Blocks.draw(batch, self.seed, step, block=BLOCK, share=KEPT, kept=KEPT)
+        masks = MaskBlocks.draw(batch, self.seed, step, block=BLOCK, share=KEPT, kept=KEPT)
         ids = np.concatenate([batch.ids, np.full_like(masks.anchors, MASK)], axis=1)
         inputs = torch.from_numpy(ids).to(device)
         positions = torch.cat([torch.from_numpy(batch.positions), masks.positions(batch)], 1).to(device)
@@ -99,7 +99,7 @@ class PardTraining(Distillation):
         hidden, _ = self.module.features(inputs, positions, mask, self.module.empty_rows(inputs))
         own = batch.ids.shape[1]
         every = np.broadcast_to(np.arange(own), batch.ids.shape)
-        tokens = Blocks(every, np.zeros(own, np.int64))
+        tokens = MaskBlocks(every, np.zeros(own, np.int64))
         total, plain = torch.zeros((), device=device), None
         for states, part in ((hidden[:, :own], tokens), (hidden[:, own:], masks)):
             row, column = np.nonzero(part.counted(batch))

@@ -37,7 +37,7 @@ class BlockRule:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class MaskBlocks:
     """The masks of a batch: `anchors` `[B, M]` say after which token a block was begun, and `places` `[M]` how far
     behind that token each mask stands."""
 
@@ -45,7 +45,7 @@ class Blocks:
     places: NDArray[np.int64]
 
     @classmethod
-    def draw(cls, batch: Batch, seed: int, step: int, *, block: int, share: float, kept: float) -> Blocks:
+    def draw(cls, batch: Batch, seed: int, step: int, *, block: int, share: float, kept: float) -> MaskBlocks:
         """A function of seed, step and row. For a block of 0 there are no masks."""
         length = batch.ids.shape[1]
         counts = np.array([round(length * share * kept**place) for place in range(block - 1)], np.int64)

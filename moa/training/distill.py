@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from moa.errors import ConfigError
 from moa.model.borrowed import Rows
 from moa.model.drafter import Drafter
-from moa.training.block import BlockRule, Blocks
+from moa.training.block import BlockRule, MaskBlocks
 from moa.training.data import Batch
 from moa.training.loop import Loss
 from moa.training.losses import LossKind, compare
@@ -81,7 +81,7 @@ class Distillation:
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The drafter's loss at every position whose next token is wanted."""
         config, rule = self.module.config, self.settings.blocks
-        blocks = Blocks.draw(batch, self.seed, step, block=config.block, share=rule.share, kept=rule.kept)
+        blocks = MaskBlocks.draw(batch, self.seed, step, block=config.block, share=rule.share, kept=rule.kept)
         lesson = self.teacher(batch)
         hidden, lag = self._draft(batch, lesson, step, progress, blocks)
         hidden, masks = hidden.split([batch.ids.shape[1], len(blocks.places)], 1)
@@ -99,7 +99,7 @@ class Distillation:
         share = more.shown["agree"] / more.weight.clamp(min=1) * found.weight
         return Loss(found.total + rule.weight * more.total, found.weight, found.shown | {"block_agree": share})
 
-    def _block_loss(self, batch: Batch, lesson: Lesson, blocks: Blocks, masks: Tensor, step: int) -> Loss:
+    def _block_loss(self, batch: Batch, lesson: Lesson, blocks: MaskBlocks, masks: Tensor, step: int) -> Loss:
         """The masks' loss, most of them with the pair head, which is told the text's token at their position."""
         row, column = np.nonzero(blocks.counted(batch))
         at = blocks.at[row, column]
@@ -111,7 +111,9 @@ class Distillation:
         mine = torch.where(paired.unsqueeze(1), self.module.block_head.informed(mine, previous), mine)
         return self._compare(mine, theirs, torch.ones(len(mine), device=mine.device))
 
-    def _draft(self, batch: Batch, lesson: Lesson, step: int, progress: float, blocks: Blocks) -> tuple[Tensor, Tensor]:
+    def _draft(
+        self, batch: Batch, lesson: Lesson, step: int, progress: float, blocks: MaskBlocks
+    ) -> tuple[Tensor, Tensor]:
         """States of the tokens, then of the masks; and how far back each token's newest activation is."""
         drafter, settings = self.module, self.settings
         device = lesson.hidden.device

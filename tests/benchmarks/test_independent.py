@@ -13,7 +13,7 @@ from benchmarks.baselines.pard import BLOCK, KEPT, MASK, Pard, PardDrafting, Par
 from moa.model.drafting import DraftRequest, Level, MoaDrafting
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
-from moa.training.block import Blocks
+from moa.training.block import MaskBlocks
 from moa.training.data import Batch
 from moa.training.distill import DistillSettings
 from moa.training.masks import additive, token_mask
@@ -66,7 +66,7 @@ def test_one_pass_says_what_training_computes_for_its_masks() -> None:
         grower.expand(np.array([[ids[0]]]), np.zeros((1, 1)))
 
     batch = whole(ids)
-    masks = Blocks(np.array([[3, KNOWN, KNOWN, 3, KNOWN]]), np.array([1, 1, 2, 2, 3]))
+    masks = MaskBlocks(np.array([[3, KNOWN, KNOWN, 3, KNOWN]]), np.array([1, 1, 2, 2, 3]))
     inputs = torch.tensor([[*ids, *[MASK] * 5]])
     positions = torch.tensor([[*range(20), *(masks.anchors + masks.places)[0]]])
     seen = additive(masks.seen(token_mask(batch, None))).unsqueeze(1)
@@ -84,7 +84,7 @@ def test_the_loss_counts_only_tokens_of_the_block_s_document(tmp_path: Any) -> N
     batch = rows.rows(np.arange(2))
     whole_loss = task.loss(batch, 0, 0.0)
     assert whole_loss.weight == (batch.wanted[:, 1:] & (batch.segments[:, 1:] == batch.segments[:, :-1])).sum()
-    assert Blocks.draw(batch, 0, 0, block=BLOCK, share=KEPT, kept=KEPT).places.max() == BLOCK - 1
+    assert MaskBlocks.draw(batch, 0, 0, block=BLOCK, share=KEPT, kept=KEPT).places.max() == BLOCK - 1
     # Of a document of three tokens, the last wanted, nothing two places ahead is left to learn.
     short = Batch(
         np.array([[5, 6, 7]]), np.ones((1, 3), np.int64), np.arange(3)[None], np.array([[False, False, True]]),

@@ -19,7 +19,7 @@ from moa.model.one_pass import OnePassDrafting
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
 from moa.speculate import GenerationSettings, Speculator
-from moa.training.block import Blocks
+from moa.training.block import MaskBlocks
 from moa.training.data import Batch
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.masks import AnchorRule
@@ -64,7 +64,7 @@ def test_a_pass_says_what_training_computes_for_its_masks(shape: dict[str, Any])
     task = Distillation(drafter, Teacher(target.model), DistillSettings(anchors=AnchorRule(())))
     at = np.arange(20)[None]
     batch = Batch(np.array([ids]), np.ones((1, 20), np.int64), at, at >= KNOWN, np.zeros(1, np.int64))
-    masks = Blocks(np.full((1, BLOCK - 1), KNOWN), np.arange(1, BLOCK))
+    masks = MaskBlocks(np.full((1, BLOCK - 1), KNOWN), np.arange(1, BLOCK))
     hidden, _ = task._draft(batch, task.teacher(batch), 0, 0.0, masks)
     wanted = drafter.logits(hidden[:, [KNOWN, *range(20, 20 + BLOCK - 1)]]).log_softmax(-1)[0]
     top = wanted.topk(said.tokens.shape[1])

@@ -12,7 +12,7 @@ from moa.config import DrafterConfig
 from moa.errors import ConfigError
 from moa.model.checkpoint import new_drafter
 from moa.model.loading import load_model
-from moa.training.block import BlockRule, Blocks
+from moa.training.block import BlockRule, MaskBlocks
 from moa.training.data import Batch
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.teacher import Teacher
@@ -22,7 +22,7 @@ def test_masks_see_their_own_document_alone() -> None:
     segments = np.array([[1, 1, 1, 2, 2, 2]])
     positions = np.array([[0, 1, 2, 0, 1, 2]])
     batch = Batch(segments, segments, positions, segments > 0, np.zeros(1, np.int64))
-    blocks = Blocks(np.array([[4, 4, 1]]), np.array([1, 2, 1]))
+    blocks = MaskBlocks(np.array([[4, 4, 1]]), np.array([1, 2, 1]))
     causal = torch.ones(1, 6, 6, dtype=torch.bool).tril() & torch.from_numpy(segments[:, :, None] == segments[:, None])
     seen = blocks.seen(causal)[0]
     assert seen[6].nonzero().flatten().tolist() == [3, 4, 6]
@@ -38,7 +38,7 @@ def test_a_mask_counts_while_its_next_token_is_wanted_and_in_the_document() -> N
     positions = np.array([[0, 1, 2, 3, 0, 1, 2]])
     wanted = np.array([[False, True, True, True, True, True, True]])
     batch = Batch(segments, segments, positions, wanted, np.zeros(1, np.int64))
-    blocks = Blocks(np.array([[0, 0, 2, 4, 5]]), np.array([1, 3, 1, 1, 1]))
+    blocks = MaskBlocks(np.array([[0, 0, 2, 4, 5]]), np.array([1, 3, 1, 1, 1]))
     assert blocks.counted(batch).tolist() == [[True, False, False, False, False]]
 
 
@@ -68,7 +68,7 @@ def test_masks_are_learnt_beside_the_tokens_and_change_nothing_of_them(
 
 
 def test_as_many_masks_as_the_rule_says(batch: Batch) -> None:
-    blocks = Blocks.draw(batch, 0, 0, block=4, share=0.5, kept=0.5)
+    blocks = MaskBlocks.draw(batch, 0, 0, block=4, share=0.5, kept=0.5)
     length = batch.ids.shape[1]
     counts = np.bincount(blocks.places, minlength=4)
     assert counts.tolist() == [0, round(length / 2), round(length / 4), round(length / 8)]
@@ -76,7 +76,7 @@ def test_as_many_masks_as_the_rule_says(batch: Batch) -> None:
         per_anchor = {(a, p) for a, p in zip(row, blocks.places, strict=True)}
         assert len(per_anchor) == len(row), "no mask twice"
         assert all((a, p - 1) in per_anchor for a, p in per_anchor if p > 1), "a far mask has the nearer ones"
-    none = Blocks.draw(batch, 0, 0, block=0, share=0.5, kept=0.5)
+    none = MaskBlocks.draw(batch, 0, 0, block=0, share=0.5, kept=0.5)
     assert none.ids.shape == (len(batch.ids), 0)
 
 
