@@ -116,6 +116,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     auth = TokenFile(settings.auth_tokens) if settings.auth_tokens else Authenticator()
     logs.configure(arguments.log_level, settings.limits)
+    if arguments.workers > 1 and settings.tensor_parallel > 1:
+        raise UsageError("--workers and --tensor-parallel do not go together")
     if arguments.workers > 1 and settings.openai:
         raise UsageError("--openai is served by one process", hint="leave --workers away")
     if arguments.workers > 1:
@@ -123,6 +125,26 @@ def _serve(arguments: argparse.Namespace) -> int:
 
         loop.run(serve(settings, auth, arguments.workers, arguments.log_level))
         return 0
+    return _in_all_processes(settings, functools.partial(_serve_here, settings, auth))
+
+
+def _in_all_processes(settings: Settings, here: Callable[[], int]) -> int:
+    """Run `here`; with --tensor-parallel in the first of its processes, while the others follow."""
+    if settings.tensor_parallel == 1:
+        return here()
+    from cloud_verifier import tensor_parallel
+
+    if not tensor_parallel.launched():
+        return tensor_parallel.launch(settings.tensor_parallel)
+    if not tensor_parallel.enter():
+        return tensor_parallel.follow(settings)
+    try:
+        return here()
+    finally:
+        tensor_parallel.dismiss()
+
+
+def _serve_here(settings: Settings, auth: Authenticator | TokenFile) -> int:
     from cloud_verifier.app import Verifier
     from cloud_verifier.model import load
 
@@ -159,11 +181,14 @@ async def _until_stopped(verifier: Any, beside: ApiEndpoint) -> None:
 def _check(arguments: argparse.Namespace) -> int:
     """Load the target, verify trees of several sizes, and print capacity and speed."""
     settings = settings_from(arguments)
-    from cloud_verifier.check import measure, show
 
-    figures = measure(settings)
-    show(figures, as_json=arguments.json)
-    return 0
+    def here() -> int:
+        from cloud_verifier.check import measure, show
+
+        show(measure(settings), as_json=arguments.json)
+        return 0
+
+    return _in_all_processes(settings, here)
 
 
 def _add_model_flags(command: argparse.ArgumentParser) -> None:
@@ -172,4 +197,9 @@ def _add_model_flags(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--drafter", default="", metavar="DIR", help="its MoA drafter, for activation records")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
+    add_flags(
+        command.add_argument_group("weights"),
+        Settings,
+        {"quantize": "int8", "resident_layers": "N", "offload_folder": "DIR", "tensor_parallel": "N"},
+    )
     command.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (default: %(default)s)")

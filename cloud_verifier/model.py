@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from moa.model.checkpoint import load_drafter
 from moa.model.drafter import Drafter
 from moa.model.identity import weights_id
 from moa.model.pages import PAGE
+from moa.model.placement import Placement
 from moa.model.target import Target
 from moa.records import DTYPES
 from moa.wire.messages import RecordContract
@@ -51,26 +53,15 @@ def load(settings: Settings) -> Served:
     """Load everything that `settings` names; errors are one clear line."""
     began = time.monotonic()
     log.info("starting", extra={"event": "start", "version": __version__, "target": settings.target or "embedded"})
-    source, drafter_folder = settings.target, settings.drafter
-    if not source:
-        source, drafter_folder = _embedded(drafter_folder)
-    device = pick_device(settings.device)
-    dtype = pick_dtype(settings.dtype, device)
-    try:
-        target = Target.load(
-            source,
-            device=device,
-            dtype=dtype,
-            slots=settings.slots,
-            capacity=settings.slot_capacity,
-            kv_tokens=settings.kv_tokens,
-            pack_weights=True,
-        )
-    except (MemoryError, RuntimeError) as error:
-        # Errors of loading the model were reported before: here it is the KV cache that does not fit.
-        raise UsageError(
-            f"no memory on {device} for the keys and values of {settings.kv_tokens} tokens", hint="lower --kv-tokens"
-        ) from error
+    kind = Target
+    if settings.tensor_parallel > 1:
+        from cloud_verifier.tensor_parallel import SharedTarget
+
+        kind = SharedTarget
+    target = load_target(settings, kind)
+    drafter_folder = settings.drafter
+    if not settings.target:
+        drafter_folder = drafter_folder or str(_embedded().drafter)
     folder = Path(drafter_folder) if drafter_folder else None
     if folder is not None and not folder.is_dir():
         raise UsageError(f"no drafter at {folder}: there is no such folder")
@@ -82,7 +73,7 @@ def load(settings: Settings) -> Served:
         "the model is loaded",
         extra={
             "event": "loaded",
-            "device": device,
+            "device": str(target.device),
             "seconds": round(time.monotonic() - began, 3),
             "slots": target.pool.slots,
             "megabytes": round(target.pool.slots * target.pool.capacity * target.pool.bytes_per_token / 1e6),
@@ -90,6 +81,27 @@ def load(settings: Settings) -> Served:
         },
     )
     return served
+
+
+def load_target(settings: Settings, kind: type[Target]) -> Target:
+    """The target alone."""
+    device = pick_device(settings.device)
+    try:
+        return kind.load(
+            settings.target or str(_embedded().target),
+            device=device,
+            dtype=pick_dtype(settings.dtype, device),
+            placement=Placement(**settings.placement),
+            slots=settings.slots,
+            capacity=settings.slot_capacity,
+            kv_tokens=settings.kv_tokens,
+            pack_weights=True,
+        )
+    except (MemoryError, RuntimeError) as error:
+        # Errors of loading the model were reported before: here it is the KV cache that does not fit.
+        raise UsageError(
+            f"no memory on {device} for the keys and values of {settings.kv_tokens} tokens", hint="lower --kv-tokens"
+        ) from error
 
 
 def serve_model(
@@ -141,8 +153,7 @@ def pick_dtype(name: str, device: str) -> torch.dtype:
     return names[name]
 
 
-def _embedded(drafter: str) -> tuple[str, str]:
+def _embedded() -> Any:
     from moa import demo  # imported here: verifiers of other models do not need it
 
-    paths = demo.paths()
-    return str(paths.target), drafter or str(paths.drafter)
+    return demo.paths()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from moa.api.access import is_loopback
 from moa.errors import ConfigError
@@ -23,6 +24,14 @@ class Settings:
     drafter: str = ""
     device: str = "auto"
     dtype: str = "auto"
+    quantize: str = ""
+    """int8: hold the target's matrices in eight bits a weight (torchao)."""
+    resident_layers: int = -1
+    """Decoder layers that stay on the device; the others are brought there for every forward (accelerate). -1: all."""
+    offload_folder: str = ""
+    """A folder on a fast disk that those others are read from; without it they wait in the host's memory."""
+    tensor_parallel: int = 1
+    """Processes, each with a device of its own where there are several, that share every layer."""
 
     host: str = "127.0.0.1"
     port: int = 8765
@@ -92,6 +101,16 @@ class Settings:
             raise ConfigError(f"slots must be at most 65536, not {self.slots}")
         if not 0 <= self.batch_wait_ms <= 1000:
             raise ConfigError(f"batch_wait_ms must be 0..1000, not {self.batch_wait_ms}")
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """The arguments of `moa.model.placement.Placement`, which needs torch."""
+        return {
+            "quantize": self.quantize,
+            "resident_layers": self.resident_layers,
+            "offload_folder": Path(self.offload_folder) if self.offload_folder else None,
+            "ranks": self.tensor_parallel,
+        }
 
     @property
     def openai_address(self) -> tuple[str, int]:

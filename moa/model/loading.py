@@ -20,9 +20,11 @@ from moa.errors import UnsupportedModelError, UsageError
 from moa.model.attention import ATTENTION
 from moa.model.families import facts_of, refuse_unsupported
 from moa.model.identity import stored_tensors, tokenizer_hash, weights_id
+from moa.model.placement import Placement
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _WANTED = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model"]  # no pickles, no other forms of the same
+_WHOLE = Placement()
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,19 @@ class LoadedModel:
 
 
 def load_model(
-    source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    source: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    placement: Placement = _WHOLE,
 ) -> LoadedModel:
     """Load a causal language model of a supported family, in eval mode, without running code from its folder."""
     where = _checked_device(device)
     folder = locate(source)
-    refuse_unsupported(read_config(folder))
+    config = read_config(folder)
+    refuse_unsupported(config)
     stored_tensors(folder)  # find missing or damaged files before any is loaded
+    placed = placement.arguments(folder, config, where)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -51,9 +59,11 @@ def load_model(
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **placed,
         )
         model, report = loaded
-        model.to(where)
+        if not placed:
+            model.to(where)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
         raise UsageError(f"cannot load the model in {folder}: {_first_line(error)}") from error
     if missing := sorted(report["missing_keys"]):

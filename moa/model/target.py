@@ -23,6 +23,7 @@ from moa.model.library import LibraryDecoder
 from moa.model.loading import load_model, load_tokenizer, prepare
 from moa.model.packed import PACKED_FAMILIES, PackedDecoder
 from moa.model.pages import PagePool
+from moa.model.placement import Placement
 from moa.model.products import can_pack
 from moa.model.rows import Row, RowBatch
 from moa.sampling import NO_LOGITS
@@ -118,6 +119,8 @@ class Step:
 class Target:
     """A causal language model with a pool of slots, verifying trees of drafted tokens for many sequences at once."""
 
+    Pool: type[PagePool] = PagePool
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -130,12 +133,14 @@ class Target:
         fp32_head: bool = True,
         packed: bool = True,
         pack_weights: bool = False,
+        ranks: int = 1,
     ) -> None:
         """Use a model prepared by `moa.model.loading`. The capacity is limited to the model's positions.
 
         `kv_tokens` is the total of all slots (0: each can be full). `fp32_head` computes logits of lower-precision
         weights in float32, which makes numerical ties rarer. `packed` uses the packed decoder if the family has one;
-        `pack_weights` then stores the weights in oneDNN's layout instead of torch's.
+        `pack_weights` then stores the weights in oneDNN's layout instead of torch's. Where `ranks` processes share the
+        model, each holds its part of the heads' keys and values.
         """
         head: Any = model.get_output_embeddings()
         embedding: Any = model.get_input_embeddings()
@@ -145,7 +150,7 @@ class Target:
         self.facts = facts
         self.folder = folder
         self.fp32_head = fp32_head
-        self.head_weight: Tensor = head.weight
+        self.head_weight: Tensor = _whole(head.weight)
         self.embedding_weight: Tensor = embedding.weight
         self.device = self.embedding_weight.device
         self.dtype = self.embedding_weight.dtype
@@ -153,10 +158,10 @@ class Target:
         self.embedding_scale = float(torch.tensor(embedding_scale(model.config), dtype=self.dtype))
         self.logit_softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         capacity = min(capacity, facts.max_positions)
-        self.pool = PagePool(
+        self.pool = self.Pool(
             layers=facts.layers,
             slots=slots,
-            kv_heads=facts.kv_heads,
+            kv_heads=facts.kv_heads // ranks,
             capacity=capacity,
             tokens=min(kv_tokens, slots * capacity),
             head_dim=facts.head_dim,
@@ -180,10 +185,13 @@ class Target:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
+        placement: Placement | None = None,
         **how: Any,
     ) -> Self:
         """Load from a hub id or a folder; `how` is passed to the constructor."""
-        loaded = load_model(source, device=device, dtype=dtype)
+        placement = placement or Placement()
+        loaded = load_model(source, device=device, dtype=dtype, placement=placement)
+        how = {"packed": placement.whole, "ranks": placement.ranks} | how
         return cls(loaded.model, loaded.facts, folder=loaded.folder, **how)
 
     @classmethod
@@ -260,6 +268,11 @@ class Target:
         the best logit is none."""
         at_once = max(1, _LOGITS_AT_ONCE // self.facts.vocab_size)
         return torch.cat([_best(self.logits(part)) for part in hidden.split(at_once)])
+
+
+def _whole(weight: Any) -> Tensor:
+    """A weight that several processes share, on each of them: logits are then made by one alone."""
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
 def _best(logits: Tensor) -> Tensor:

@@ -1,0 +1,96 @@
+"""How a target's weights are held: quantized when they are loaded, partly outside the device, or over several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from moa.errors import ConfigError, UsageError
+
+QUANTIZED = ("", "int8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where the weights are. The default: all on one device, as they are stored."""
+
+    quantize: str = ""
+    """`int8`: the decoder's matrices in eight bits a weight, by torchao; embedding, norms and head stay as they are."""
+    resident_layers: int = -1
+    """Decoder layers that stay on the device; the others are brought there for every forward. -1: all stay."""
+    offload_folder: Path | None = None
+    """Where those others are read from; None is the host's memory."""
+    ranks: int = 1
+    """Processes that share every layer, by the library's plan for the model."""
+
+    def __post_init__(self) -> None:
+        if self.quantize not in QUANTIZED:
+            raise ConfigError(f"unknown quantization {self.quantize!r}", hint="the only one made here is int8")
+        if self.resident_layers < -1:
+            raise ConfigError(f"resident_layers must be at least 0, not {self.resident_layers}")
+        if self.offload_folder is not None and not self.offloads:
+            raise ConfigError("an offload folder needs --resident-layers N: how many layers are not read from it")
+        if self.ranks < 1:
+            raise ConfigError(f"tensor_parallel must be at least 1, not {self.ranks}")
+        if sum((bool(self.quantize), self.offloads, self.ranks > 1)) > 1:
+            raise ConfigError("choose one of --quantize, --resident-layers and --tensor-parallel")
+
+    @property
+    def offloads(self) -> bool:
+        """Whether some layers are not on the device."""
+        return self.resident_layers >= 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether one device holds every weight, as the packed decoder needs."""
+        return not self.offloads and self.ranks == 1
+
+    def arguments(self, folder: Path, config: dict[str, Any], device: torch.device) -> dict[str, Any]:
+        """What `from_pretrained` must be told, beside dtype and attention."""
+        if self.quantize:
+            return self._quantized(folder, config, device)
+        if self.offloads:
+            return self._offloaded(folder, device)
+        if self.ranks > 1:
+            heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+            if heads % self.ranks:
+                raise UsageError(f"the {heads} key/value heads of {folder} cannot be shared by {self.ranks} processes")
+            return {"tp_plan": "auto"}
+        return {}
+
+    def _quantized(self, folder: Path, config: dict[str, Any], device: torch.device) -> dict[str, Any]:
+        if "quantization_config" in config:
+            raise UsageError(f"the weights in {folder} are quantized already", hint="leave --quantize away")
+        _need("torchao", "--quantize", "quantize")
+        from torchao.quantization import Int8WeightOnlyConfig
+        from transformers import TorchAoConfig
+
+        return {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig()), "device_map": {"": device}}
+
+    def _offloaded(self, folder: Path, device: torch.device) -> dict[str, Any]:
+        _need("accelerate", "--resident-layers", "offload")
+        if device.type == "cpu" and self.offload_folder is None:
+            raise UsageError("on a CPU layers can only be offloaded to a disk", hint="give --offload-folder DIR")
+        away = "cpu" if self.offload_folder is None else "disk"
+        with torch.device("meta"):
+            empty: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+        decoder = empty.get_decoder()
+        where: dict[str, Any] = {}
+        for name, part in empty.named_children():
+            if part is not decoder:
+                where[name] = str(device)
+                continue
+            where |= {f"{name}.{inner}": str(device) for inner, _ in part.named_children() if inner != "layers"}
+            for layer in range(len(part.layers)):
+                where[f"{name}.layers.{layer}"] = str(device) if layer < self.resident_layers else away
+        return {"device_map": where, "offload_folder": self.offload_folder}  # a device's name: accelerate hands it on
+
+
+def _need(package: str, flag: str, extra: str) -> None:
+    if find_spec(package) is None:
+        raise UsageError(f"{flag} needs {package}", hint=f"pip install 'moa-edge[{extra}]'")
