@@ -36,6 +36,8 @@ _COMMON: dict[str, Any] = {
 _HYBRID_LAYERS = ["sliding_attention", "full_attention"] * 2
 _PER_FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": WINDOW},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     "gemma2": {
         "sliding_window": WINDOW,
         "layer_types": _HYBRID_LAYERS,

@@ -16,7 +16,7 @@ PATIENCE = 300.0
 
 @pytest.mark.slow  # two processes that import torch
 @pytest.mark.timeout(2 * PATIENCE)
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_two_processes_are_exact_and_hold_a_half_each(family: str, tmp_path: Path) -> None:
     folder = save_tiny(family, tmp_path / "model")
     how = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--module", "tests.verifier.ranks"]
