@@ -28,7 +28,7 @@ from moa.errors import MoaError
 _ROOT = Path(__file__).parents[2]
 _CONFIG = _ROOT / "deploy" / "ray" / "serve.yaml"
 _RUN = ("-c", "from ray.serve.scripts import cli; cli()", "run")
-_START_SECONDS = 300.0
+_START_SECONDS = 600.0
 _FAREWELL_SECONDS = 20.0
 
 
@@ -103,6 +103,7 @@ def serving(
             "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one to the home folder
             "RAY_TMPDIR": folder,
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_raylet_start_wait_time_s": f"{_START_SECONDS:.0f}",
             "RAY_worker_niceness": "0",  # Ray's own 15 starves replicas beside other work on the machine
         }
         process = subprocess.Popen(
