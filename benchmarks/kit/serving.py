@@ -103,7 +103,6 @@ def serving(
             "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one to the home folder
             "RAY_TMPDIR": folder,
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_raylet_start_wait_time_s": f"{_START_SECONDS:.0f}",
             "RAY_worker_niceness": "0",  # Ray's own 15 starves replicas beside other work on the machine
         }
         process = subprocess.Popen(
