@@ -27,7 +27,12 @@ from moa.errors import MoaError
 
 _ROOT = Path(__file__).parents[2]
 _CONFIG = _ROOT / "deploy" / "ray" / "serve.yaml"
-_RUN = ("-c", "from ray.serve.scripts import cli; cli()", "run")
+_RUN = """
+import ray  # as `serve run` starts it, but without a dashboard, and with little shared memory
+ray.init(namespace="serve", include_dashboard=False, object_store_memory=100 << 20)
+from ray.serve.scripts import cli
+cli()
+"""
 _START_SECONDS = 600.0
 _FAREWELL_SECONDS = 20.0
 
@@ -106,7 +111,7 @@ def serving(
             "RAY_worker_niceness": "0",  # Ray's own 15 starves replicas beside other work on the machine
         }
         process = subprocess.Popen(
-            [sys.executable, *_RUN, str(file)],
+            [sys.executable, "-c", _RUN, "run", str(file)],
             stdout=subprocess.DEVNULL,
             cwd=_ROOT,
             env=os.environ | own | dict(environment or {}),
