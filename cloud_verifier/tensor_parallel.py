@@ -99,7 +99,7 @@ def follow(settings: Settings) -> int:
         name, *what = order
         try:
             if name == _FORWARD:
-                target.forward([Row(*row, judged="none") for row in what[0]])
+                target.forward([Row(slot, tokens, parents, judged="none") for slot, tokens, parents in what[0]])
             elif name == "read":
                 _gathered(*pool.read(*what))
             else:

@@ -203,6 +203,7 @@ def test_check_prints_figures(pair: tuple[Path, Path], capsys: pytest.CaptureFix
     figures = json.loads(capsys.readouterr().out)
     assert figures["slots"] == 4
     assert figures["kv_tokens"] == 4 * (128 + 256), "no more than all slots can hold"
+    assert figures["unlike"]["sessions"] >= figures["unlike"]["whole_contexts"]
     assert figures["fits"] == [{"tokens": 256, "sessions": 4}]
     assert figures["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 4
     assert [tree["nodes"] for tree in figures["trees"]] == [1, 8, 16, 32, 64]
