@@ -204,7 +204,6 @@ class Controller:
     def guessed(self, won: int, wrong: bool) -> None:
         """Of what came, so many tokens were in the tree of guesses; `wrong`: the tree went on elsewhere."""
         self.acceptance[True].add(won, won + wrong)
-        self.streak.add(won, wrong)
 
     def streamed(self, tokens: int, seconds: float, *, drafts: WhoDrafts, server_seconds: float = 0.0) -> None:
         """So many tokens of a stream came in so long; the server ran the target for `server_seconds` of it."""

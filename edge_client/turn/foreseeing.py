@@ -86,12 +86,21 @@ class Foreseeing:
         """Tokens of a stream have joined the log."""
         if not event.tokens or event.path:
             return
+        controller = self.measuring.controller
         if not self._waits and self.on:
-            self.measuring.controller.beside.forward(bool(event.foreseen))
-        if self._round is not None:
-            self.measuring.foresaw(self._held.judge(event.tokens))
+            controller.beside.forward(bool(event.foreseen))
+        won: tuple[int, bool] | None = None
         if self._growth is not None and self._about == len(log) - len(event.tokens):
-            self.measuring.controller.guessed(*self._growth.won(event.tokens))
+            won = self._growth.won(event.tokens)
+            controller.guessed(*won)
+        if self._round is not None:
+            outcome = self._held.judge(event.tokens)
+            self.measuring.foresaw(outcome)
+            if self._waits and self._told:  # a verifier that waits stands still where guesses end, whatever the reason
+                ended = outcome in ("missed", "beyond")
+                won = len(event.tokens) - ended, ended
+        if won is not None:
+            controller.streak.add(*won)
         if self._asked_at is not None:
             self.measuring.rtt.add(now - self._asked_at - (event.queue_ms + event.forward_ms) / 1000)
             self._asked_at = None

@@ -403,7 +403,8 @@ class TurnMachine:
 
     def _take_rows(self) -> None:
         try:
-            self.records.take(self.session)
+            rules = self.transcript.rules
+            self.records.take(self.session, rules.start + rules.max_new_tokens)
         except ProtocolError as error:
             self._give_up(str(error))
 

@@ -24,6 +24,8 @@ _TOO_SLOW, _FAST_ENOUGH = 1.5, 4.0
 for int8."""
 _SAMPLES = 8
 """Bandwidth samples needed before the precision is changed, and before it is changed back."""
+_MOST_EARLY = 64
+"""Messages whose tokens may be unknown; more of them break the protocol."""
 
 
 @dataclass
@@ -38,6 +40,8 @@ class Records:
     """Rows received."""
     arrived: list[Activations] = field(default_factory=list)
     """Records that are not stored yet: that is done while no request can be made."""
+    _early: list[Activations] = field(default_factory=list)
+    """Records of tokens that have not been told."""
     _lowered: bool = False
     _judged_at: int = 0
     """Bandwidth samples there were when the precision was last changed."""
@@ -59,12 +63,21 @@ class Records:
         """Whether records of the first `rows` tokens are wanted, and not all of them are here."""
         return self.buffer is not None and self.dtype != "off" and self.buffer.held.newest_missing(rows, 1) is not None
 
-    def take(self, session: ClientSession) -> None:
-        """Store what has arrived, up to an error; records of another session are of an abandoned one."""
-        arrived, self.arrived = self.arrived, []
-        for message in arrived:
+    def take(self, session: ClientSession, longest: int) -> None:
+        """Store what has arrived, up to an error; records of another session are of an abandoned one.
+
+        A verdict that was lost with its connection is told again only when it is asked for, and its records may come
+        first: those wait for their tokens, up to `longest`, the longest log that this turn can have.
+        """
+        for message in self.arrived:
             self.flow.taken(len(message.payload))
-            if message.session == session.id:
+        waiting, self.arrived, self._early = self._early + self.arrived, [], []
+        for message in waiting:
+            if message.session != session.id:
+                continue
+            if len(session.log) < message.start + message.rows <= longest and len(self._early) < _MOST_EARLY:
+                self._early.append(message)
+            else:
                 self.keep(message, len(session.log))
                 session.receive(message)
 

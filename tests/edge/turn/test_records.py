@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -34,6 +35,10 @@ def _at(start: int, rows: int) -> Activations:
     return Activations(good.session, 0, start, rows, good.dtype, good.heads, good.head_dim, good.payload)
 
 
+def _of(session: ClientSession, start: int, rows: int) -> Activations:
+    return msgspec.structs.replace(_at(start, rows), session=session.id)
+
+
 def test_rows_arrive_out_of_order_with_holes() -> None:
     sync = Records(RecordBuffer(HEADS))
     assert sync.buffer is not None
@@ -43,6 +48,27 @@ def test_rows_arrive_out_of_order_with_holes() -> None:
     expected = np.random.default_rng(10).normal(size=(5, 2, 32))
     found = sync.buffer.feeds()["record_k"][0, :, 10:15].transpose(1, 0, 2)
     np.testing.assert_allclose(found, expected, atol=0.05)
+
+
+def test_records_of_a_verdict_that_was_lost_wait_until_it_is_told_again() -> None:
+    session, sync = ClientSession([3, 1, 4]), Records(RecordBuffer(HEADS))
+    assert sync.buffer is not None
+    early, usual = _of(session, 1, 5), _of(session, 0, 1)
+    sync.arrived += [early, usual]
+    sync.take(session, 10)
+    assert list(sync.buffer.held) == [(0, 1)]
+    assert sync.flow.acknowledge() == Ack(len(early.payload) + len(usual.payload)), "all that came, stored or not"
+    session.log += [1, 5, 9]
+    sync.take(session, 10)
+    assert list(sync.buffer.held) == [(0, 6)]
+
+
+@pytest.mark.parametrize(("start", "times"), [(8, 1), (2**31 - 1, 1), (4, 65)])
+def test_records_of_tokens_that_cannot_be_and_too_many_early_ones_break_the_protocol(start: int, times: int) -> None:
+    session, sync = ClientSession([3, 1, 4]), Records(RecordBuffer(HEADS))
+    sync.arrived += [_of(session, start, 5)] * times
+    with pytest.raises(ProtocolError, match="records of tokens"):
+        sync.take(session, 10)
 
 
 def test_acknowledgements_count_by_connection() -> None:
