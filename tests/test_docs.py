@@ -62,6 +62,13 @@ def test_cited_files_and_names_exist(page: Path) -> None:
     assert not missing
 
 
+def test_decisions_are_numbered_one_after_another() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    for number, page in enumerate(pages, 1):
+        assert page.name.startswith(f"{number:04}-"), "two decisions of one number, or a number left out"
+        assert page.read_text().startswith(f"# {number}. ")
+
+
 def test_every_verb_that_a_page_names_is_in_the_makefile() -> None:
     verbs = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
