@@ -154,6 +154,7 @@ class Engine:
         for report in reports:
             if isinstance(report, Streamed) and not report.done:
                 report.job.enqueued = ended
+                report.job.sent(len(report.tokens), ended)
                 self._scheduler.again(report.job)
 
     def _count(self, jobs: Sequence[Job], prompt_tokens: int, seconds: float) -> None:

@@ -2,7 +2,8 @@
 
 Drafts go first, all that are ready in one batch. Beside them go chunks of waiting prompts, in the same forward and as
 many tokens as make it longer by a stated share, so a long prompt cannot hold drafts up, nor drafts a prompt for ever.
-Between principals the one that has been served least goes first (virtual time: tokens run), and forwards stay short
+Between principals the one that has been served least goes first (virtual time: tokens run), within one the round that
+somebody has waited for longest: what a stream has sent keeps its reader busy for a while. And forwards stay short
 while one with few sessions is in the middle of an answer: a hundred sessions of one leave time for the single session
 of another.
 """
@@ -15,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from cloud_verifier.forward_time import ForwardTime
 from cloud_verifier.work import Job, Lease
@@ -75,6 +77,9 @@ class _Principal:
     ready: deque[Job] = field(default_factory=deque)
     served: float = 0.0
     queued: int = 0
+
+
+_due = attrgetter("due")
 
 
 class Scheduler:
@@ -301,6 +306,8 @@ class Scheduler:
         least, others = min(demands.values(), default=0), len(demands) - 1
         share = _OTHERS_SHARE * others if next(self._forwards) % _MEASURED else 0.0
         room = least + self._forward_time.beside(least, share, self._max_tokens)
+        for principal in self._principals.values():
+            principal.ready = deque(sorted(principal.ready, key=_due))
         jobs: list[Job] = []
         expired: list[Job] = []
         tokens, taken = 0, dict.fromkeys(demands, 0)

@@ -112,6 +112,10 @@ class Lease:
     """State of the server's own drafter."""
 
 
+READING = 10.0
+"""Tokens a second that a person reads."""
+
+
 @dataclass(eq=False, slots=True)
 class Job:
     """A round to run once the slot holds all tokens before `request.base`."""
@@ -131,11 +135,22 @@ class Job:
     cancelled: bool = False
     nodes: int = 8
     """Tokens that the latest forward of a stream ran, or about as many."""
+    needed: float = 0.0
+    """When its reader has read what a stream has sent so far, by the clock; before that nobody waits. 0: at once."""
 
     @property
     def base(self) -> int:
         """Position of the pending token."""
         return len(self.ids) - 1
+
+    @property
+    def due(self) -> float:
+        """When somebody begins to wait for it: the rounds of a principal go by this."""
+        return max(self.enqueued, self.needed)
+
+    def sent(self, tokens: int, now: float) -> None:
+        """The stream has sent so many tokens more, to somebody who reads them one after another."""
+        self.needed = max(self.needed, now) + tokens / READING
 
     @property
     def cost(self) -> int:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from cloud_verifier.scheduler import ForwardBatch, Releases, Scheduler
-from cloud_verifier.work import Job, Lease
+from cloud_verifier.work import READING, Job, Lease
 from moa.sampling import SamplingSettings
 from moa.wire import Code, Limits, Refusal
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Verify
+from moa.wire.messages import Stream, Verify
 
 LIMITS = Limits(max_queue=20, max_queue_per_principal=12)
 _names = itertools.count()
@@ -34,7 +34,7 @@ def job(holder: Lease, nodes: int = 4, base: int = 4, deadline: float = 1e9) -> 
 
 
 def scheduler(**settings: Any) -> Scheduler:
-    return Scheduler(LIMITS, **({"batch_wait": 0.0, "clock": Clock()} | settings))
+    return Scheduler(**({"limits": LIMITS, "batch_wait": 0.0, "clock": Clock()} | settings))
 
 
 def drafts(work: Any) -> list[Job]:
@@ -58,6 +58,51 @@ def test_a_batch_is_bounded_in_rows_and_tokens() -> None:
     for nodes in (4, 4, 4, 4, 16, 16, 17):
         queue.submit(job(lease(), nodes))
     assert [[j.cost for j in drafts(queue.next(0))] for _ in range(4)] == [[4, 4, 4], [4, 16], [16], [17]]
+
+
+def stream(enqueued: float) -> Job:
+    one = job(lease())
+    one.request, one.enqueued, one.nodes = Stream(one.lease.session, 1, 4), enqueued, 1
+    return one
+
+
+def test_who_has_read_all_that_was_sent_goes_before_who_is_still_reading() -> None:
+    queue = scheduler(max_batch_rows=2)
+    ahead, behind, new = stream(90.0), stream(91.0), stream(92.0)
+    ahead.sent(30, 90.0)
+    behind.sent(5, 91.0)
+    for one in (ahead, behind, new):
+        queue.submit(one)
+    assert drafts(queue.next(0)) == [behind, new]
+    assert drafts(queue.next(0)) == [ahead], "nobody is idle while there is room"
+
+
+def test_readers_of_a_full_verifier_are_all_in_time_if_it_is_fast_enough_for_all() -> None:
+    """A hundred readers, 12 of them in a forward of 15 ms. The later half gets four tokens a round, the other one: in
+    turn the others would get 8 tokens a second, and read 10."""
+    clock = Clock()
+    queue = scheduler(max_batch_rows=12, clock=clock, limits=Limits(max_queue=200, max_queue_per_principal=200))
+    streams = [stream(clock.now) for _ in range(100)]
+    early, late, begun, tokens = set(streams[:50]), [0.0], {}, dict.fromkeys(streams, 0)
+    waiting = streams[:50]
+    for one in waiting:
+        queue.submit(one)
+    while clock.now < 108.0:
+        if clock.now > 101.0 and len(waiting) == 50:
+            waiting = streams
+            for one in streams[50:]:
+                one.enqueued = clock.now
+                queue.submit(one)
+        work = queue.next(0)
+        clock.now += 0.015
+        for one in drafts(work):
+            late.append(clock.now - begun.setdefault(one, clock.now) - tokens[one] / READING)
+            count = 1 if one in early else 4
+            tokens[one] += count
+            one.enqueued = clock.now
+            one.sent(count, clock.now)
+            queue.again(one)
+    assert max(late) < 0.1
 
 
 def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
