@@ -175,9 +175,9 @@ def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts
         (settled,) = [report for report in bench.of(Settled) if report.job is job]
         ids = [*ids, settled.next_token]
     assert made == []
-    bench.submit(lease, ids, None)
-    bench.run()
-    assert made[:2] == [16, 16]
+    while not bench.engine._recorder.finish(lease):  # as its drafter does, when it is worth it
+        pass
+    assert made == [16, 16, 11]
     assert lease.made.newest_missing(43, 1) is None
 
 
