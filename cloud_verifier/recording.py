@@ -129,7 +129,7 @@ class Recorder:
     def copy(self, source: Lease, lease: Lease, rows: int) -> None:
         """Give `lease` the first rows of `source`: records that exist are copied, missing ones will be made for
         each."""
-        if lease.records is None or source.records is None:
+        if lease.records is None or source.records is None or (slot := lease.slot) is None:
             return
         if not self.pending:
             self._since = self._clock()
@@ -138,8 +138,7 @@ class Recorder:
                 lease.records.write(start, *source.records.read(start, min(stop, rows)))
                 lease.made.add(start, min(stop, rows))
                 self._untold.append(Recorded(lease, start, min(stop, rows)))
-        assert lease.slot is not None
-        lease.backlog = [piece.head(rows - piece.start, lease.slot) for piece in source.backlog if piece.start < rows]
+        lease.backlog = [piece.head(rows - piece.start, slot) for piece in source.backlog if piece.start < rows]
         if lease.backlog:
             self._pending[lease] = None
 
