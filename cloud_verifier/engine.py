@@ -336,5 +336,6 @@ def _chunk_row(chunk: Chunk) -> Row:
 
 
 def _as_sent(job: Job) -> FlatTree:
-    assert isinstance(job.request, Verify)
+    if not isinstance(job.request, Verify):
+        raise TypeError("a stream brings no draft of its own")
     return job.request.tokens, job.request.parents or range(-1, len(job.request.tokens) - 1)

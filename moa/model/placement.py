@@ -77,8 +77,9 @@ class Placement:
         if device.type == "cpu" and self.offload_folder is None:
             raise UsageError("on a CPU layers can only be offloaded to a disk", hint="give --offload-folder DIR")
         away = "cpu" if self.offload_folder is None else "disk"
+        facts = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
-            empty: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+            empty: Any = AutoModelForCausalLM.from_config(facts, trust_remote_code=False)
         decoder = empty.get_decoder()
         where: dict[str, Any] = {}
         for name, part in empty.named_children():
