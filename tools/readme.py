@@ -47,6 +47,7 @@ TITLES = {
     "fleet_predict": "The simulated fleet against emulated verifiers",
     "forward": "A verification beside its bare arithmetic",
     "natural_loss": "Loss on natural text",
+    "ray_serve": "Replicas on Ray Serve",
     "server_load": "The verifier under load",
     "server_load_1024": "The verifier under load: a random target, hidden 1,024, 8 layers",
     "speed": "One machine",
