@@ -26,6 +26,7 @@ HEADLINES = ("client_links", "client_offline", "client_slow", "speed")
 TITLES = {
     "acceptance": "Tokens won per verification",
     "acceptance_long": "Tokens won per verification, with room for sixteen",
+    "utility": "Drafts by utility for mixtures of experts and an offloaded target",
     "accuracy": "Right answers of the target",
     "accuracy_asked": "Right answers of the target, asked in ways that training lacked",
     "accuracy_fresh": "Right answers of the target in skills that no training knew",
