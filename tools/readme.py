@@ -48,6 +48,7 @@ TITLES = {
     "fleet_predict": "The simulated fleet against emulated verifiers",
     "forward": "A verification beside its bare arithmetic",
     "natural_loss": "Loss on natural text",
+    "one_pass": "One pass over a block beside steps",
     "ray_serve": "Replicas on Ray Serve",
     "server_load": "The verifier under load",
     "server_load_1024": "The verifier under load: a random target, hidden 1,024, 8 layers",
