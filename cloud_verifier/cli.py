@@ -133,11 +133,12 @@ def _in_all_processes(settings: Settings, here: Callable[[], int]) -> int:
     if settings.tensor_parallel == 1:
         return here()
     from cloud_verifier import tensor_parallel
+    from cloud_verifier.model import load_target
 
     if not tensor_parallel.launched():
         return tensor_parallel.launch(settings.tensor_parallel)
     if not tensor_parallel.enter():
-        return tensor_parallel.follow(settings)
+        return tensor_parallel.follow(functools.partial(load_target, settings))
     try:
         return here()
     finally:

@@ -83,7 +83,7 @@ def load(settings: Settings) -> Served:
     return served
 
 
-def load_target(settings: Settings, kind: type[Target]) -> Target:
+def load_target(settings: Settings, kind: type[Target] = Target) -> Target:
     """The target alone."""
     device = pick_device(settings.device)
     try:

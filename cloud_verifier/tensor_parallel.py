@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cloud_verifier.settings import Settings
 from moa.errors import MoaError
 from moa.model.pages import PagePool
 from moa.model.rows import Row
@@ -86,14 +85,12 @@ class SharedTarget(Target):
         return super().forward(rows)
 
 
-def follow(settings: Settings) -> int:
-    """Be one of the other processes, until the first one stops."""
-    from cloud_verifier.model import load_target
-
+def follow(load: Callable[[], Target]) -> int:
+    """Be one of the other processes, with its part of the target, until the first one stops."""
     # The first process drains when it is told to stop, and needs the others for that.
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, signal.SIG_IGN)
-    target = load_target(settings, Target)
+    target = load()
     pool = target.pool
     while (order := _heard())[0] != _STOP:
         name, *what = order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import sys
@@ -31,7 +32,7 @@ def main(folder: str) -> int:
     limits = Limits(max_context_tokens=96, max_prompt_tokens=90, max_chain_tokens=32, max_tree_nodes=32)
     settings = Settings(target=folder, tensor_parallel=2, slots=4, kv_tokens=512, limits=limits)
     if not tensor_parallel.enter():
-        return tensor_parallel.follow(settings)
+        return tensor_parallel.follow(functools.partial(load_target, settings))
     shared = load_target(settings, SharedTarget)
     whole = Target.load(folder, slots=4, capacity=128)
     ids = prompt(1, 12)
