@@ -128,7 +128,7 @@ def enter() -> bool:
 def launch(processes: int) -> int:
     """Become `torchrun` of this same command."""
     how = ["--standalone", f"--nproc-per-node={processes}", "--module", "cloud_verifier", *sys.argv[1:]]
-    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *how])
+    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *how])  # nosec B606
 
 
 def _say(*order: Any) -> None:
