@@ -28,7 +28,8 @@ def settings_from(arguments: Mapping[str, Any]) -> Settings:
     names = {name.replace("-", "_"): value for name, value in arguments.items()}
     if foreign := sorted(_OF_THE_SERVER & set(names)):
         raise ConfigError(f"{foreign[0]} is no setting of a replica", hint="the server in front has the port")
-    names.setdefault("host", "0.0.0.0")  # unless it is said otherwise, others reach it
+    # Unless it is said otherwise, others reach it.
+    names.setdefault("host", "0.0.0.0")  # nosec B104
     words = [
         f"--{name.replace('_', '-')}={one}"
         for name, value in names.items()
