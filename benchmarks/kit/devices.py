@@ -115,6 +115,7 @@ class ScriptedDevice:
     handshake_ms: list[float] = field(default_factory=list)
     recovery_ms: list[float] = field(default_factory=list)
     """Milliseconds from a lost connection to the next token."""
+    _guessing: set[asyncio.Task[None]] = field(default_factory=set)
     _dials: int = 0
     _lost_at: float = 0.0
 
@@ -152,6 +153,8 @@ class ScriptedDevice:
                     try:
                         await self._converse(edge)
                     finally:
+                        for guess in [*self._guessing]:
+                            guess.cancel()
                         self.outcomes["goaway"] += any(isinstance(message, Goaway) for message in edge.other)
             if not self.session.finish:
                 self._lost_at = self._lost_at or perf_counter()
@@ -165,7 +168,6 @@ class ScriptedDevice:
         if not session.settled and not session.unsettled:
             session.open()
         resuming = session.settled > 0
-        guessing: set[asyncio.Task[None]] = set()
         await edge.send(*session.recover())
         sent = 0.0
         while not session.finish:
@@ -196,12 +198,12 @@ class ScriptedDevice:
                 if sent:
                     self.rounds.append(Round(sent, perf_counter(), len(event.tokens)))
                 if session.streaming is not None:
-                    guessing.add(asyncio.create_task(self._tell_ahead(edge, self.think)))
+                    guess = asyncio.create_task(self._tell_ahead(edge, self.think))
+                    self._guessing.add(guess)
+                    guess.add_done_callback(self._guessing.discard)
                 if self._lost_at:
                     self.recovery_ms.append(1000 * (perf_counter() - self._lost_at))
                     self._lost_at = 0.0
-        for task in guessing:
-            task.cancel()
         await edge.send(session.close())
 
     async def _tell_ahead(self, edge: Client, think: float = 0.0) -> None:
@@ -210,7 +212,8 @@ class ScriptedDevice:
         done, session = len(self.tokens), self.session
         if self.way == "ahead" and session.streaming is not None and (guesses := self.script.ahead(done)):
             doubts = [0, *[_DOUBT] * len(guesses)]
-            await edge.send(session.foresee([session.log[-1], *guesses], range(-1, len(guesses)), doubts))
+            with contextlib.suppress(ConnectionClosed):  # guesses are never owed
+                await edge.send(session.foresee([session.log[-1], *guesses], range(-1, len(guesses)), doubts))
 
     async def _wait(self) -> None:
         if self.tokens and self.begin is not None:
