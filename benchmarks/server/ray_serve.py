@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.kit.devices import Script, ScriptedDevice, run_all, scripts
-from benchmarks.kit.figures import listing, percentiles
+from benchmarks.kit.figures import percentiles
 from benchmarks.kit.progress import say
 from benchmarks.kit.serving import Serving, serving
 from benchmarks.kit.verifier import verifier
+from benchmarks.server import workers
 from moa.errors import MoaError
 
 _DROP_EVERY = 3
@@ -139,22 +140,8 @@ async def _again_and_again(url: str, script: Script) -> None:
 def tables(result: Mapping[str, Any]) -> str:
     """One row for each run, and what Serve adds to a round."""
     plain, served = (run["round_ms"] for run in result["runs"][:2])
-    shown = listing(
-        result["runs"],
-        {
-            "verifiers": "{what}",
-            "texts equal": "{exact} of {devices}",
-            "tokens/s": "{tokens_per_second:.0f}",
-            "round p50 / p99 ms": "{round_ms[p50]:.1f} / {round_ms[p99]:.1f}",
-            "returns": "{returns}",
-            "to the same": lambda run: "-" if run["same_verifier"] is None else f"{run['same_verifier']:.1%}",
-            "recovery p50 / p99 ms": lambda run: (
-                "{p50:.0f} / {p99:.0f}".format(**run["recovery_ms"]) if run["recovery_ms"] else "-"
-            ),
-        },
-    )
     added = " / ".join(f"{served[share] - plain[share]:.1f}" for share in ("p50", "p99"))
-    return f"{shown}\n\nServe adds {added} ms to a round of a device alone (p50 / p99)."
+    return f"{workers.tables(result)}\n\nServe adds {added} ms to a round of a device alone (p50 / p99)."
 
 
 def faults(result: Mapping[str, Any]) -> str:
