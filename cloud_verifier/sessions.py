@@ -121,7 +121,8 @@ class SessionStore:
         # A session is its principal's: two principals may use the same id and never learn of each other.
         self._sessions: dict[tuple[str, bytes], Session] = {}
         self._owned: Counter[str] = Counter()
-        self._slots = SlotShares(facts.slots, limits.idle_seconds, claim_seconds=8 * limits.busy_retry_seconds)
+        pause = 2 * limits.busy_retry_seconds
+        self._slots = SlotShares(facts.slots, limits.idle_seconds, claim_seconds=4 * pause, pause_seconds=pause)
         self._log_bytes = 0
         self._pages = PageReservations(facts.page_tokens, free_pages) if facts.pages else None
 
@@ -164,9 +165,9 @@ class SessionStore:
         """Refuse a new session where there is no room for one with a log of this many tokens."""
         own = self._owned[principal]
         if own >= self._limits.max_sessions_per_principal and not self._drop_oldest("sessions", principal):
-            raise self._busy(id, f"{own} sessions are open", "max_sessions_per_principal")
+            raise self._busy(id, principal, f"{own} sessions are open", "max_sessions_per_principal")
         if len(self._sessions) >= self._limits.max_sessions and not self._drop_oldest("sessions"):
-            raise self._busy(id, f"{len(self._sessions)} sessions are open", "max_sessions")
+            raise self._busy(id, principal, f"{len(self._sessions)} sessions are open", "max_sessions")
         self.check_logs(id, principal, _BYTES_PER_SESSION + _BYTES_PER_TOKEN * tokens)
 
     def check_logs(self, id: bytes, principal: str, growth: int) -> None:
@@ -176,7 +177,7 @@ class SessionStore:
             if self._drop_oldest("log_bytes"):
                 continue
             if not self._drop_greedy("log_bytes", principal):
-                raise self._busy(id, f"{self._log_bytes} bytes of token logs are held", "max_log_bytes")
+                raise self._busy(id, principal, f"{self._log_bytes} bytes of token logs are held", "max_log_bytes")
 
     def check_growth(self, session: Session, tokens: int) -> None:
         """The same for a session that is about to grow."""
@@ -202,7 +203,7 @@ class SessionStore:
         if not self._slots.may_take(session.principal, now):
             victim = self._slots.victim(session, self._sessions.values(), now)
             if victim is None:
-                raise self._busy(session.id, f"all {self._facts.slots} slots are busy", "slots")
+                raise self._busy(session.id, session.principal, f"all {self._facts.slots} slots are busy", "slots")
             self.evict(victim, "slot_needed")
         session.lease = Lease(session.id, session.principal)
         session.ready = Ranges()
@@ -229,7 +230,7 @@ class SessionStore:
             victim = self._slots.victim(session, self._sessions.values(), self._clock())
             if victim is None:
                 self._pages.undo(session.lease, before)
-                raise self._busy(session.id, "the key/value memory is in use", "kv_tokens")
+                raise self._busy(session.id, session.principal, "the key/value memory is in use", "kv_tokens")
             self.evict(victim, "pages_needed")
 
     def fit_records(self, session: Session) -> None:
@@ -334,6 +335,6 @@ class SessionStore:
         if session.lease is not None and found is not None:
             session.lease.share, session.lease.share_tokens = found, min(best, len(ids) - 1)
 
-    def _busy(self, id: bytes, message: str, limit: str) -> Refusal:
-        retry = int(1000 * self._limits.busy_retry_seconds * 2)
+    def _busy(self, id: bytes, principal: str, message: str, limit: str) -> Refusal:
+        retry = int(1000 * self._slots.appointment(principal, self._clock()))
         return Refusal(Code.BUSY, message, limit=limit, retry_after_ms=retry, session=id)

@@ -4,6 +4,9 @@ A principal's share is the number of slots divided by the principals that hold o
 else wants them. When slots run out, the least recently used one is evicted: first of detached sessions, then of live
 ones that have paused. If none is unused, a principal below its share takes one from a principal above its own: a
 session of that one loses its slot between two rounds. A claim keeps the slot free until the claimant asks again.
+
+Who is refused gets an appointment: however many wait, they ask again one after another, no more of them in a pause than
+their principal's share of the slots. So refusals cost the same at twice the capacity and at a hundred times.
 """
 
 from __future__ import annotations
@@ -36,13 +39,18 @@ class Holder(Protocol):
 
 H = TypeVar("H", bound=Holder)
 
+_LONGEST_PAUSES = 20
+"""An appointment is at most so many pauses away: by then slots may have become free faster than expected."""
+
 
 class SlotShares:
     """How many slots each principal holds, and who waits for one."""
 
-    def __init__(self, total: int, idle_seconds: float, claim_seconds: float) -> None:
+    def __init__(self, total: int, idle_seconds: float, claim_seconds: float, pause_seconds: float) -> None:
         self._total, self._idle, self._claim_seconds = total, idle_seconds, claim_seconds
+        self._pause = pause_seconds
         self._held: Counter[str] = Counter()
+        self._appointments: dict[str, float] = {}  # each principal's latest
         self._claims: dict[str, float] = {}  # until when, oldest claim first
 
     @property
@@ -86,6 +94,17 @@ class SlotShares:
         if not below:
             return None
         return min((s for s in idle if self._greedy(s.principal)), key=lambda s: s.used, default=None)
+
+    def appointment(self, principal: str, now: float) -> float:
+        """After how many seconds a refused session of this principal may ask again. One with a claim comes back after
+        a pause, for its slot is kept free only so long."""
+        if principal in self._waiting(now):
+            return self._pause
+        self._appointments = {name: at for name, at in self._appointments.items() if at > now}
+        after_the_last = self._appointments.get(principal, now) + self._pause / self._share(principal)
+        at = min(max(now + self._pause, after_the_last), now + _LONGEST_PAUSES * self._pause)
+        self._appointments[principal] = at
+        return at - now
 
     def must_yield(self, principal: str, now: float) -> bool:
         """Whether a session of this principal must give its slot to a waiting principal."""

@@ -23,7 +23,7 @@ class Holder:
 
 
 def full(*principals: str) -> tuple[SlotShares, list[Holder]]:
-    shares = SlotShares(len(principals), idle_seconds=2.0, claim_seconds=2.0)
+    shares = SlotShares(len(principals), idle_seconds=2.0, claim_seconds=2.0, pause_seconds=0.5)
     for name in principals:
         shares.take(name)
     return shares, [Holder(name) for name in principals]
@@ -81,3 +81,32 @@ def test_unused_slots_go_first_and_detached_ones_before_paused_ones() -> None:
     holders[3].owner = "back"
     holders[1].used = -5.0
     assert shares.victim(Holder("b", lease=None), holders, 10.0) is holders[1]
+
+
+def test_however_many_wait_they_ask_again_one_after_another() -> None:
+    """Refusals a second must not grow with those who wait: at ten times the capacity they took half of the time."""
+    shares, _ = full("a", "a", "a", "a")
+    asked = [shares.appointment("a", 0.0) for _ in range(40)]
+    assert asked == sorted(asked)
+    for begin in (0.5, 1.0, 3.0):
+        assert sum(begin <= at < begin + 0.5 for at in asked) <= 5, "four slots, so four a pause, and one at its edge"
+    assert max(asked) <= 20 * 0.5
+
+
+def test_the_first_one_refused_waits_for_a_pause_only() -> None:
+    shares, _ = full("a", "a", "a", "a")
+    assert shares.appointment("a", 0.0) == 0.5
+    assert shares.appointment("a", 100.0) == 0.5, "the appointments before are over"
+
+
+def test_those_who_wait_for_a_slot_of_their_own_share_do_not_wait_behind_a_greedy_principal() -> None:
+    shares, holders = full("a", "a", "a", "a")
+    for _ in range(100):
+        shares.appointment("a", 0.0)
+    shares.victim(Holder("b", lease=None), [h.works() for h in holders], 0.0)
+    assert shares.appointment("b", 0.0) == 0.5, "its claim ends after 2 s"
+
+
+def test_appointments_are_bounded() -> None:
+    shares, _ = full("a", "a", "a", "a")
+    assert max(shares.appointment("a", 0.0) for _ in range(10_000)) == 20 * 0.5
