@@ -155,7 +155,9 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--weight-decay", type=float)
     group.add_argument("--clip", type=float)
     group.add_argument("--optimizer", choices=["muon", "adam"])
-    group.add_argument("--precision", choices=["bf16", "fp32"])
+    group.add_argument(
+        "--precision", choices=["bf16", "fp32"], help="default: bf16 where the device computes in it, else fp32"
+    )
     group.add_argument(
         "--weights", choices=sorted(PRECISIONS), default="fp32", help="precision of the file that is written"
     )

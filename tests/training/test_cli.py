@@ -20,7 +20,7 @@ from moa.masking import MASKED
 from moa.model.checkpoint import load_drafter
 from moa.model.loading import load_model
 from moa.training import options
-from moa.training.cli import main
+from moa.training.cli import fast_precision, main
 from moa.training.masks import AnchorRule, Spacing
 from tests.tiny import save_tiny
 from tests.training.conftest import in_processes
@@ -138,6 +138,20 @@ def test_the_paper_preset_gives_way_to_flags() -> None:
     assert (lesson.loss_weight, lesson.feature_weight, lesson.staircase) == (0.1, 0.5, True)
     assert not lesson.anchors.strict
     assert (loop.optimizer, loop.learning_rate, loop.steps) == ("adam", 6e-4, 3)
+
+
+@pytest.mark.parametrize(("computes", "expected"), [(True, "bf16"), (False, "fp32")])
+def test_a_cpu_that_only_emulates_bf16_trains_in_fp32(
+    computes: bool, expected: str, target: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: computes, raising=False)
+    assert fast_precision(torch.device("cpu")) == expected
+    assert fast_precision(torch.device("cuda")) == "bf16"
+    given = SMALL.index("--precision")
+    rest = [*SMALL[:given], *SMALL[given + 2 :], "--steps", "1"]
+    assert main([str(target), "--data", str(chats), "--out", str(tmp_path / "out"), *rest]) == 0
+    record = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
+    assert record["settings"]["loop"]["precision"] == expected
 
 
 def test_spacings() -> None:
