@@ -34,9 +34,12 @@ def origin() -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores, threads in use, memory, load at the start, GPU."""
+    """Processor, cores, threads in use, memory, load at the start, GPU.
+
+    Machines of the same name can differ in their vector instructions, and then several times in speed.
+    """
     found: dict[str, Any] = {
-        "processor": _processor(),
+        "processor": f"{_processor()} ({torch.backends.cpu.get_cpu_capability()})",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load": round(psutil.getloadavg()[0], 2),

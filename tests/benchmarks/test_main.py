@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import __main__ as bench
 from benchmarks.experiments import EXPERIMENTS, ON_REQUEST, Experiment
@@ -79,6 +80,7 @@ def test_a_result_is_written_with_where_it_comes_from(
     words = (tmp_path / "made_up.md").read_text()
     assert words.startswith("4 things\n\n`")
     assert f"commit {result['provenance']['commit']}" in words
+    assert f"({torch.backends.cpu.get_cpu_capability()})" in words, "equal names are not equal speeds"
     assert bench.main(["made_up", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["made_up"]["runs"] == [4]
 
