@@ -12,9 +12,10 @@ from moa.wire.versions import SESSION_HEADER, SESSION_QUERY
 
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HEAD_END = b"\r\n\r\n"
-_SIGMAS = 2.0
+_SIGMAS = 3.0
 """A worker is overloaded with so many standard deviations more connections than the mean: too many clients share a
-key."""
+key. Luck alone must not reach it, nor connections whose end a busy worker has not noticed yet, or clients that return
+lose their worker."""
 
 
 def is_whole(head: bytes) -> bool:
