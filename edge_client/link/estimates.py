@@ -73,6 +73,7 @@ class Streak:
     right: float
     wrong: float
     judged: int = 0
+    """Of this text."""
 
     def add(self, right: int, wrong: bool) -> None:
         """So many were right, and then one was wrong, or it is not known yet."""
@@ -80,7 +81,17 @@ class Streak:
         self.right, self.wrong = self.right * kept + right, self.wrong * kept + wrong
         self.judged += right + wrong
 
+    def begin(self, weight: float) -> None:
+        """Another text: what was judged so far says what to expect, with the weight of so many guesses at most."""
+        kept = min(1.0, weight / max(1e-9, self.right + self.wrong))
+        self.right, self.wrong, self.judged = self.right * kept, self.wrong * kept, 0
+
     @property
     def length(self) -> float:
         """Expected guesses before the next wrong one."""
         return self.right / max(1e-3, self.wrong)
+
+    @property
+    def at_least(self) -> float:
+        """The same if the next one is wrong: a few right ones in a row are often luck."""
+        return self.right / (self.wrong + 1)

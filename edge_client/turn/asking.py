@@ -44,6 +44,7 @@ class Asking:
         wanted = self.foresee and self.draft in ("auto", "device")
         wanted = wanted and self.prediction is None and self.spending.left is None
         self.foreseeing = Foreseeing(self.measuring, wanted, chooses=self.draft == "auto")
+        self.controller.begin()
 
     @property
     def spent(self) -> bool:

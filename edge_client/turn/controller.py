@@ -51,9 +51,13 @@ _PER_FORWARD = 8
 _WAITING_MARGIN = 1.15
 """The verifier waits for the device's guesses, and makes none of its own, only where that promises so much more."""
 _EVIDENCE = 16
-"""Guesses to judge before it waits at all."""
+"""Guesses of a turn to judge before it waits at all."""
+_EARLIER = 8.0
+"""How many guesses those of earlier turns count as."""
 _UNUSED, _FIRST_REST, _LONGEST_REST = 16, 32, 512
 """Forwards without a guess in time before the device stops guessing, and for how many: at first, and at last."""
+_LOOKS = 5
+"""Forwards at the beginning of a turn over which it guesses in any case."""
 _SERVER_MARGIN = 1.05
 """Drafting on the device relieves the server: choose another way only for a gain of more than this."""
 
@@ -111,14 +115,20 @@ class Usefulness:
     pause: int = _FIRST_REST
     _unused: int = 0
     _resting: int = 0
+    _looks: int = 0
 
     @property
     def rests(self) -> bool:
         """Whether to make no guesses for now."""
-        return self._resting > 0
+        return self._resting > 0 and not self._looks
+
+    def begin(self) -> None:
+        """Another text, which may be easier to guess: look at it before resting on."""
+        self._looks = _LOOKS
 
     def forward(self, used: bool) -> None:
         """A forward of such a stream ran; `used`: over guesses of the device."""
+        self._looks = max(0, self._looks - 1)
         if used:
             self.pause, self._unused, self._resting = _FIRST_REST, 0, 0
         elif self._resting:
@@ -171,6 +181,11 @@ class Controller:
             for level in range(_DEPTHS if rates else 0):
                 rate = rates[min(level, len(rates) - 1)]
                 table.tried[level], table.won[level] = _CALIBRATED_ROUNDS, _CALIBRATED_ROUNDS * rate
+
+    def begin(self) -> None:
+        """A turn begins, maybe with a text of another kind: what is easy to guess in code is not in prose."""
+        self.streak.begin(_EARLIER)
+        self.beside.begin()
 
     def agreed(self, welcome: Welcome) -> None:
         """What this verifier can do, and its limits."""
@@ -255,12 +270,14 @@ class Controller:
         """Whether the verifier of a running stream is to wait for the device's guesses; `now`: it does already."""
         if self.streak.judged < _EVIDENCE:
             return now
-        margin = 1.0 if now else _WAITING_MARGIN
-        return self._foreseen_speed(remaining) > margin * self.rate
+        if now:
+            return self._foreseen_speed(remaining, self.streak.length) > self.rate
+        # To begin in error costs two round trips, until it has ended again.
+        return self._foreseen_speed(remaining, self.streak.at_least) > _WAITING_MARGIN * self.rate
 
-    def _foreseen_speed(self, remaining: int) -> float:
+    def _foreseen_speed(self, remaining: int, streak: float) -> float:
         """Tokens a second if the verifier uses only our guesses: a round trip for every wrong one."""
-        run = min(max(1, remaining), 1 + self.streak.length)
+        run = min(max(1, remaining), 1 + streak)
         forwards = max(1.0, 0.5 + run / _PER_FORWARD)
         drafting = self._step(1) + 3 * self._step(GUESSED)
         waited = self.rtt.smoothed + drafting + forwards * self._verify(_PER_FORWARD)

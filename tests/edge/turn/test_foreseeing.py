@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Sequence
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -63,10 +68,52 @@ def test_auto_is_about_as_fast_as_the_best_way(right: float, latency: float, for
     assert speeds("auto", right, latency, forward, foresee=True) > 0.93 * best
 
 
+EXERCISE, PROSE = (0.9, 0.99, 0.7), (0.5, 0.95, 0.5)
+"""Of two kinds of text: the share of easy tokens, and how likely an easy and a hard one is guessed."""
+TURNS = {"in turn": [EXERCISE, PROSE] * 4, "one for long": [PROSE] * 6 + [EXERCISE] * 2}
+
+
+def chances(kind: tuple[float, float, float], log: Sequence[int]) -> float:
+    """How likely the token after a log is guessed."""
+    share, easy, hard = kind
+    return easy if random.Random(f"{list(log[-4:])} {len(log)}").random() < share else hard
+
+
+def slowness(
+    draft: WhoDrafts, turns: Sequence[tuple[float, float, float]], latency: float, forward: float
+) -> dict[tuple[float, float, float], float]:
+    """By kind of text, the mean logarithm of a turn's seconds; the first two turns do not count."""
+    world = World(count=48, server_right=0.9, latency=latency, forward=forward, step=0.003)
+    world.draft, world.foresee = draft, draft != "server"
+    taken: dict[tuple[float, float, float], list[float]] = {}
+    for number, kind in enumerate(turns):
+        if number:
+            world.session_state = None
+        share, easy, hard = kind
+        world.chances = partial(chances, kind)
+        world.verifier.matching = sum((share * easy + (1 - share) * hard) ** n for n in range(1, 5))
+        began = world.now
+        world.begin()
+        assert world.run() == "length"
+        assert world.answer == world.expected
+        if number > 1:
+            taken.setdefault(kind, []).append(math.log(world.now - began))
+    return {kind: fmean(seconds) for kind, seconds in taken.items()}
+
+
+@pytest.mark.parametrize("turns", TURNS.values(), ids=list(TURNS))
+@pytest.mark.parametrize(("latency", "forward"), [(0.03, 0.02), (0.09, 0.06)])
+def test_a_turn_of_another_kind_is_judged_by_itself(turns: Any, latency: float, forward: float) -> None:
+    """What was easy to guess in an exercise is not in prose, so neither may decide for the other."""
+    server, device, auto = (slowness(draft, turns, latency, forward) for draft in ("server", "device", "auto"))
+    for kind in (EXERCISE, PROSE):
+        assert math.exp(min(server[kind], device[kind]) - auto[kind]) > 0.93
+
+
 def test_in_the_middle_of_an_answer_the_server_drafts_again() -> None:
     """The drafter knows the beginning, and not what follows."""
     world = World(
-        count=300, draft="auto", foresee=True, right=0.9, server_right=0.3, latency=0.03, forward=0.03, step=0.0025
+        count=300, draft="auto", foresee=True, right=0.97, server_right=0.3, latency=0.03, forward=0.02, step=0.005
     )
     while not any(message.waits for message in asked(world, Foresee)):
         assert not world.run(seconds=0.1)

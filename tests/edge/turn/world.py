@@ -182,6 +182,8 @@ class World:
     """Seconds of a draft, and of a guess."""
     server_right: float | None = None
     """How often the server's own drafter is right; None: it has none."""
+    chances: Callable[[Sequence[int]], float] | None = None
+    """Instead of both: how likely the token after a log is guessed."""
     forward: float = 0.01
     """Seconds of a forward, and of the server's draft for it."""
 
@@ -336,7 +338,8 @@ class World:
 
     def _guess(self, ids: Sequence[int], right: float | None = None) -> int:
         chance = random.Random(f"{self.seed} {list(ids[-4:])} {len(ids)}")
-        return says(ids) if chance.random() < (self.right if right is None else right) else chance.randrange(2, VOCAB)
+        right = self.chances(ids) if self.chances is not None else self.right if right is None else right
+        return says(ids) if chance.random() < right else chance.randrange(2, VOCAB)
 
     def _grow(self, ids: list[int], breadth: int, least: float) -> Growth:
         """As the real drafter does: what was grown before, as far as it is below the end of `ids`."""
@@ -353,7 +356,8 @@ class World:
             guess = self._guess(log)
             second = says(log) if says(log) != guess and len(log) % 2 else (guess + 7) % VOCAB
             tokens.append([guess, second])
-            scores.append([math.log(max(0.01, self.right)), math.log(max(0.01, (1 - self.right) / 2))])
+            right = self.chances(log) if self.chances is not None else self.right
+            scores.append([math.log(max(0.01, right)), math.log(max(0.01, (1 - right) / 2))])
         growth.expand(nodes, tokens, scores)
         self._growth = list(ids), growth
         return growth
