@@ -23,7 +23,9 @@ from benchmarks.drafters.acceptance import PAPER as SHAPES
 from benchmarks.drafters.race import PLAIN, Way, race
 from benchmarks.kit import prompts as held_out
 from benchmarks.kit.figures import table, titled
+from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared, independent
+from benchmarks.kit.paired import Estimate
 from benchmarks.kit.random_pair import llama
 from moa.model.checkpoint import new_drafter
 from moa.model.loading import locate
@@ -46,7 +48,9 @@ class Options(Compared):
     """Tokens of an answer at most."""
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     repeats: int = 3
-    """Passes, in which all ways take turns."""
+    """Passes, in which all ways take turns prompt by prompt."""
+    ways: tuple[str, ...] = one_of(("huggingface", "chain", "tree", "auto"), ("huggingface", "chain", "tree", "auto"))
+    """Ways of the trained pair beside plain decoding."""
     random: int = 0
     """Hidden size of a random target of 8 layers, in place of the trained pair."""
     vocabulary: int = 32000
@@ -88,15 +92,17 @@ def embedded_pair(options: Options) -> dict[str, Any]:
     for t in options.temperatures:
         plain = speculating(Speculator(target), options.tokens, None, t)
         ways = [Way(PLAIN, "our engine, no drafter", plain)]
-        if t == 0:
+        if t == 0 and "huggingface" in options.ways:
             # With sampling its texts differ from ours, so they are not compared.
             ways = [*hugging_face(options), *ways]
         for name, speculator in speculators:
             for kind, shape in SHAPES.items():
-                run = speculating(speculator, options.tokens, shape, t)
-                ways.append(Way(f"{name}-{kind}", f"our engine, {name}, {kind}", run))
-            run = speculating(speculator, options.tokens, SHAPES["chain"], t, adapt=True)
-            ways.append(Way(f"{name}-auto", f"our engine, {name}, as deep as it pays", run))
+                if kind in options.ways:
+                    run = speculating(speculator, options.tokens, shape, t)
+                    ways.append(Way(f"{name}-{kind}", f"our engine, {name}, {kind}", run))
+            if "auto" in options.ways:
+                run = speculating(speculator, options.tokens, SHAPES["chain"], t, adapt=True)
+                ways.append(Way(f"{name}-auto", f"our engine, {name}, as deep as it pays", run))
         races.append(race(ways, target, prompts, categories, repeats=options.repeats, t=t))
     return {
         "says": f"Trained pair ({target.model.num_parameters() / 1e6:.1f}M target)",
@@ -192,7 +198,10 @@ def _race_tables(ways: Sequence[Mapping[str, Any]]) -> str:
     categories = list(ways[0]["times_plain"])
     if len(categories) > 1:
         others = [way for way in ways if way["name"] != PLAIN]
-        rows = [[name, *(f"{way['times_plain'][name]:.2f}x" for way in others)] for name in categories]
-        parts.append("The same by category, as times our plain decoding:")
-        parts.append(table(["category", *(way["name"] for way in others)], rows))
+        for key, words in (("seconds", "by seconds"), ("cpu", "by processor time")):
+            rows = [
+                [name, *(f"{Estimate(*way['times_plain'][name][key]):.3f}" for way in others)] for name in categories
+            ]
+            parts.append(f"By category, as times our plain decoding prompt by prompt, {words}:")
+            parts.append(table(["category", *(way["name"] for way in others)], rows))
     return "\n\n".join(parts)
