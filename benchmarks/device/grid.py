@@ -1,46 +1,50 @@
-"""Speed, calls and bytes of every way of decoding, over every emulated link, with targets of several speeds.
+"""Speed of every way of decoding by link, time of a forward and text, each way compared prompt by prompt.
 
-What is emulated is the link, and with --steps the time of a forward (see benchmarks.kit.emulation), up to those of
-models of 8B to 70B. Everything else is real: both ends, the wire, the drafts and how many of them are accepted; every
-text is compared with the target's own. Slow targets run in several lanes that share only the processor; faster targets
-get fewer lanes. Ways take turns in each pass, so that other load affects all of them, and each pass starts at another
-point of a link's cycle.
+A cell is a link, a time of a forward of the target and a temperature. In a cell every prompt is answered in all ways in
+turn, each time beginning with another, so that what slows the machine slows all of them; half of the prompts are
+exercises, half natural text. What is emulated is the link, and with --steps the time of a forward (see
+benchmarks.kit.emulation), up to those of models of 8B to 70B. Everything else is real: both ends, the wire, the drafts
+and how many of them are accepted; every text is compared with the first way's. Cells of slow targets run side by side,
+each with a verifier of its own: they share only the processor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
+import json
 import sys
-import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice, product, zip_longest
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.kit.figures import pivot, titled, values_of
-from benchmarks.kit.lab import LINKS, Asking, link_to, mean_rtt, open_lab, turned
+from benchmarks.device import winners
+from benchmarks.kit.lab import LINKS, Asking, link_to, mean_rtt, turned
 from benchmarks.kit.options import one_of
-from benchmarks.kit.pair import WEIGHTS
-from benchmarks.kit.progress import Progress, say
+from benchmarks.kit.paired import EXERCISES
+from benchmarks.kit.progress import Progress
+from benchmarks.kit.prompts import PLAIN as WITHOUT_CHAT
+from benchmarks.kit.prompts import by_kind
 from benchmarks.kit.verifier import Emulated, Pair, Running, verifier
+from benchmarks.provenance import commit
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import TimedAnswer, ask, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy, Profile
-from moa.demo import paths
-from moa.errors import MoaError
+from moa.errors import MoaError, UsageError
 
 SLOWEST = "a call a token"
-"""Bound by the round trip only, so that one pass is enough."""
+"""Bound by the round trip alone, so that a prompt of each half is enough."""
+KINDS = (EXERCISES, "code", "english", "mixed")
 
 
 @dataclass(frozen=True)
@@ -48,70 +52,86 @@ class Way:
     """How to decode, with which bundle on the device and which drafter on the server."""
 
     settings: Mapping[str, Any]
-    bundle: str = "moa"
-    server: str = "moa"
+    bundle: str = ""
+    drafter: str = ""
 
 
 WAYS: dict[str, Way] = {
     "plain API streaming": Way({"draft": "none", "sync": "off"}),
     SLOWEST: Way({"draft": "single", "sync": "off"}),
+    "device, by rounds": Way({"draft": "device", "foresee": False}),
     "device": Way({"draft": "device"}),
     "server-drafted": Way({"draft": "server"}),
     "auto": Way({"draft": "auto"}),
-    "device, independent": Way({"draft": "device", "sync": "off"}, bundle="independent"),
-    "server-drafted, eagle2": Way({"draft": "server", "sync": "off"}, server="eagle2"),
 }
+USUAL = tuple(way for way in WAYS if way != "device, by rounds")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Asking):
     """The cells to measure."""
 
-    prompts: int = 4
-    """Of the held-out prompts, of all kinds; 0 takes all."""
-    tokens: int = 64
+    prompts: int = 16
+    """Of a cell."""
+    tokens: int = 48
     """Tokens of an answer at most."""
+    kinds: tuple[str, ...] = one_of(KINDS, KINDS)
+    """Kinds of text; exercises and natural text are half of the prompts each."""
     steps: tuple[float, ...] = (0.0,)
     """Milliseconds of a forward of the target; 0 leaves it as it is."""
     links: tuple[str, ...] = one_of(LINKS, PROFILES)
     """Emulated links."""
-    ways: tuple[str, ...] = one_of(tuple(WAYS), WAYS)
-    """Ways to measure; those with an untrained drafter are left out."""
-    repeats: int = 3
-    """Passes; the figures are medians."""
-    lanes: int = 12
-    """Conversations at a time at most, with a slow target."""
-    independent: str = str(WEIGHTS / "independent")
-    """An independent drafter: weights, or a bundle."""
-    eagle: str = str(WEIGHTS / "eagle2")
-    """EAGLE-2's weights, for the server."""
+    temperatures: tuple[float, ...] = (0.0,)
+    """Of sampling; 0 is greedy."""
+    ways: tuple[str, ...] = one_of(USUAL, WAYS)
+    pairs: tuple[str, ...] = ()
+    """Opponents, NAME=BUNDLE=DRAFTER: a bundle for the device, a folder of weights for the server, or one of them."""
+    repeats: int = 1
+    """Passes over the prompts; of each prompt the median counts."""
+    lanes: int = 5
+    """Cells at a time at most; with one, the processor time of the verifier is counted too."""
+    kept: str = ""
+    """A file for finished cells: a run that was interrupted goes on from there, at the same commit."""
+
+
+tables = winners.tables
 
 
 class Cell(NamedTuple):
-    """One way over one link, once."""
+    """Where the ways are compared."""
 
     link: str
-    repeat: int
-    way: str
+    temperature: float
 
 
-def cells_of(options: Options, ways: Sequence[str], lanes: int) -> list[Cell]:
-    """All cells of one step time: way by way in each pass; with several lanes the longest first."""
-    cells = [
-        Cell(link, repeat, way)
-        for link in options.links
-        for repeat in range(options.repeats)
-        for way in ways
-        if not (repeat and way == SLOWEST)
-    ]
-    if lanes > 1:
-        cells.sort(key=lambda cell: WAYS[cell.way].settings["draft"] not in ("single", "none"))
-    return cells
+def texts(kinds: Sequence[str], count: int) -> list[tuple[str, Any]]:
+    """So many prompts with their kinds: exercises and natural text in turn, and the kinds of that in turn."""
+    found: dict[str, list[Any]] = {}
+    for kind, example in by_kind(count):
+        found.setdefault(kind, []).append((kind, example))
+    natural = [one for one in chain(*zip_longest(*(found[kind] for kind in kinds if kind != EXERCISES))) if one]
+    halves = [half for half in (found[EXERCISES] if EXERCISES in kinds else [], natural) if half]
+    return list(islice(chain(*zip(*halves, strict=False)), count))
+
+
+def ways_of(options: Options) -> dict[str, Way]:
+    """Ours and the opponents'."""
+    ways = {name: WAYS[name] for name in options.ways}
+    for pair in options.pairs:
+        try:
+            name, bundle, drafter = pair.split("=")
+        except ValueError:
+            raise UsageError(f"a pair is NAME=BUNDLE=DRAFTER, not {pair!r}") from None
+        if bundle:
+            ways[f"device, {name}"] = Way({"draft": "device", "sync": "off"}, bundle=bundle)
+        if drafter:
+            ways[f"server-drafted, {name}"] = Way({"draft": "server", "sync": "off"}, drafter=drafter)
+    return ways
 
 
 def lanes_for(step_ms: float, most: int) -> int:
-    """As many conversations at a time as leave the processor mostly idle."""
-    return max(1, min(most, int(step_ms // 8)))
+    """As many cells at a time as leave the processor mostly idle."""
+    return max(1, min(most, int(step_ms // 10)))
 
 
 class Network:
@@ -141,182 +161,184 @@ class Network:
             asyncio.run_coroutine_threadsafe(link.__aexit__(), self._loop).result(10)
 
 
-class Grid:
-    """The prompts with the target's own answers, and the cells of one step time after another."""
+@dataclass
+class Answers:
+    """Of one way in a cell: by prompt the seconds of every pass, and the answers themselves."""
 
-    def __init__(self, options: Options, bundles: Mapping[str, str], ways: Sequence[str]) -> None:
-        self.options, self.ways, self._bundles = options, ways, bundles
-        with open_lab(options) as lab:
-            self.prompts = lab.prompts
-            answers = asyncio.run(lab.answers(draft="single", sync="off", max_new_tokens=options.tokens))
-            self.truth = [answer.ids for answer in answers]
+    seconds: list[list[float]] = field(default_factory=list)
+    server_seconds: list[list[float]] = field(default_factory=list)
+    """Processor time of the verifier."""
+    edge_seconds: float = 0.0
+    """Processor time of the client's thread."""
+    all: list[TimedAnswer] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """As a result keeps them."""
+        names = ("tokens", "forwards", "drafted", "foresees", "sent_bytes", "received_bytes")
+        total = {name: sum(answer.stats.get(name, 0) for answer in self.all) for name in names}
+        tokens = max(1, total["tokens"])
+        counted: dict[str, Counter[str]] = {"outcomes": Counter(), "streamed_by": Counter()}
+        for answer, (name, counter) in product(self.all, counted.items()):
+            counter.update(answer.stats.get(name, {}))
+        found = rates(self.all)
+        return {
+            "seconds": self.seconds,
+            "server_seconds": self.server_seconds,
+            "tokens": [answer.stats["tokens"] for answer in self.all[: len(self.seconds)]],
+            "calls_per_100": round(found["calls_per_100"], 2),
+            "first_token_ms": round(found["first_token_ms"], 1),
+            "overhead_ms": round(found["overhead_ms"], 3),
+            "forwards_per_token": round(total["forwards"] / tokens, 4),
+            "up_bytes_per_token": round(total["sent_bytes"] / tokens, 1),
+            "down_bytes_per_token": round(total["received_bytes"] / tokens, 1),
+            "edge_cpu_ms_per_token": round(1000 * self.edge_seconds / tokens, 3),
+            **{name: dict(counter) for name, counter in counted.items()},
+        }
+
+
+class Grid:
+    """The prompts, and the cells of one step time after another."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.ways = options, ways_of(options)
+        encoder = EdgeClient(ClientSettings(), device=(device := Device.load(options.bundle)))
+        asked = texts(options.kinds, options.prompts)
+        self.kinds = [kind for kind, _ in asked]
+        self.prompts = [
+            encoder.encode(example.prompt, raw=kind in WITHOUT_CHAT or not device.codec.can_chat)
+            for kind, example in asked
+        ]
+        self.cells = [Cell(*cell) for cell in product(options.links, options.temperatures)]
+        self._kept = Path(options.kept) if options.kept else None
+        same = {"commit": commit(), **{k: v for k, v in asdict(options).items() if k not in ("links", "steps")}}
+        self._same = json.dumps(same, sort_keys=True)
+        """What a kept cell must agree in."""
+        self._writing = threading.Lock()
+
+    def step(self, step_ms: float, progress: Progress) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """All cells at one step time, and how busy the machine was."""
+        found = self._finished(step_ms)
+        for _ in found:
+            progress.step("kept")
+        todo = [cell for cell in self.cells if cell not in found]
+        lanes = lanes_for(step_ms, min(len(todo), self.options.lanes))
+        busy: dict[str, Any] = {"step_ms": step_ms, "lanes": lanes}
+        if todo:
+            with self._serving(step_ms, len(todo)) as servers, Network() as network, ThreadPoolExecutor(lanes) as pool:
+                processes = [running.stats for running in servers.values()]
+                before, began = _cpu_seconds([psutil.Process(), *processes]), time.perf_counter()
+
+                def work(number: int) -> None:
+                    cell = todo[number]
+                    urls = {name: running.urls[number] for name, running in servers.items()}
+                    found[cell] = self._cell(cell, urls, network, processes if lanes == 1 else [])
+                    self._keep(step_ms, cell, found[cell])
+                    progress.step(f"{step_ms:g} ms, {cell.link}")
+
+                for done in [pool.submit(work, number) for number in range(len(todo))]:
+                    done.result()
+                spent = _cpu_seconds([psutil.Process(), *processes]) - before
+                busy["cores_busy"] = round(spent / (time.perf_counter() - began), 2)
+            forwards = sum(running.forwards for running in servers.values())
+            busy["late_forwards"] = round(sum(running.late for running in servers.values()) / max(1, forwards), 3)
+        return [
+            {"step_ms": step_ms, **cell._asdict(), "way": way, **run}
+            for cell in self.cells
+            for way, run in found[cell].items()
+        ], busy
 
     @contextlib.contextmanager
-    def serving(self, step_ms: float, lanes: int) -> Iterator[dict[str, Running]]:
-        """By who drafts there: a verifier with this step time."""
+    def _serving(self, step_ms: float, lanes: int) -> Iterator[dict[str, Running]]:
+        """By who drafts there: so many verifiers with this step time."""
         pair = Pair(self.options.target, self.options.drafter)
+        flags = ("--slots=8", "--max-context-tokens=1024", "--max-prompt-tokens=512", "--max-chain-tokens=64")
         with contextlib.ExitStack() as stack:
             found = {}
-            for name in {WAYS[way].server for way in self.ways}:
-                baseline = "" if name == "moa" else self.options.eagle
-                emulated = Emulated(step_ms, lanes, baseline) if step_ms or baseline else None
-                flags = ("--slots=4", "--max-context-tokens=1024", "--max-prompt-tokens=512", "--max-chain-tokens=64")
-                running = verifier(*flags, pair=pair, emulated=emulated, threads=1)
-                found[name] = stack.enter_context(running)
+            for drafter in {way.drafter for way in self.ways.values()}:
+                emulated = Emulated(step_ms, lanes, drafter)
+                found[drafter] = stack.enter_context(verifier(*flags, pair=pair, emulated=emulated, threads=1))
             yield found
 
-    def step(self, step_ms: float) -> list[dict[str, Any]]:
-        """All cells at one step time."""
-        lanes = lanes_for(step_ms, self.options.lanes)
-        cells = cells_of(self.options, self.ways, lanes)
-        todo: queue.SimpleQueue[Cell] = queue.SimpleQueue()
-        for cell in cells:
-            todo.put(cell)
-        progress = Progress(len(cells), f"cells at {step_ms:g} ms a forward")
-        with self.serving(step_ms, lanes) as servers, Network() as network, ThreadPoolExecutor(lanes) as pool:
-            processes = [psutil.Process(), *(running.stats for running in servers.values())]
-            began, busy = time.perf_counter(), _cpu_seconds(processes)
+    def _cell(
+        self, cell: Cell, urls: Mapping[str, str], network: Network, servers: Sequence[psutil.Process]
+    ) -> dict[str, Any]:
+        profile = turned(PROFILES[cell.link], 0.37 * self.cells.index(cell))
+        with contextlib.ExitStack() as stack:
+            links = {name: stack.enter_context(network.link(url, profile)).url for name, url in urls.items()}
+            answers = asyncio.run(self._in_turn(cell, links, servers))
+        return {way: one.figures() for way, one in answers.items()}
 
-            def work(lane: int) -> list[dict[str, Any]]:
-                # A set for each lane: a device's thread is its own.
-                devices = {name: Device.load(folder, threads=1) for name, folder in self._bundles.items()}
-                runs = []
-                with contextlib.suppress(queue.Empty):
-                    while True:
-                        cell = todo.get_nowait()
-                        way = WAYS[cell.way]
-                        # By pass and lane, and with several lanes by way, a cell begins elsewhere in a link's cycle.
-                        turn = cell.repeat / self.options.repeats + lane / lanes
-                        turn += 0.37 * list(WAYS).index(cell.way) if lanes > 1 else 0.0
-                        profile = turned(PROFILES[cell.link], turn)
-                        with network.link(servers[way.server].urls[lane], profile) as link:
-                            runs.append(self.run(cell, step_ms, link.url, devices[way.bundle]))
-                        progress.step(f"{cell.link} {cell.way}: {runs[-1]['tokens_per_second']:.1f} tokens/s")
-                return runs
+    async def _in_turn(
+        self, cell: Cell, links: Mapping[str, str], servers: Sequence[psutil.Process]
+    ) -> dict[str, Answers]:
+        """Every prompt in all ways, one way after another; each way has a client of its own."""
+        options, found = self.options, {way: Answers() for way in self.ways}
+        async with contextlib.AsyncExitStack() as stack:
+            clients: dict[str, EdgeClient] = {}
+            devices = {way.bundle: Device.load(way.bundle or options.bundle, threads=1) for way in self.ways.values()}
+            for name, way in self.ways.items():
+                settings = ClientSettings(
+                    verifier=links[way.drafter], max_new_tokens=options.tokens, temperature=cell.temperature, seed=1,
+                    settle_seconds=60.0, **way.settings,
+                )  # fmt: skip
+                clients[name] = await stack.enter_async_context(EdgeClient(settings, device=devices[way.bundle]))
+                await clients[name].wait_online(60)
+            names = list(clients)
+            for number, (_, (place, ids)) in enumerate(product(range(options.repeats), enumerate(self.prompts))):
+                first = number % len(names)
+                answers: dict[str, list[int]] = {}
+                for name in names[first:] + names[:first]:
+                    if name == SLOWEST and number >= 2:
+                        continue
+                    server, edge = _cpu_seconds(servers), time.thread_time()
+                    answer = await ask(clients[name], ids)
+                    one = found[name]
+                    if place == len(one.seconds):
+                        one.seconds.append([])
+                        one.server_seconds.append([])
+                    one.seconds[place].append(answer.stats["seconds"])
+                    one.server_seconds[place].append(round(_cpu_seconds(servers) - server, 4))
+                    one.edge_seconds += time.thread_time() - edge
+                    one.all.append(answer)
+                    answers[name] = answer.ids
+                if any(ids != answers[names[0]] for name, ids in answers.items()):
+                    raise MoaError(f"over {cell.link}, prompt {place}: not all ways gave the same text")
+        return found
 
-            runs = [run for future in [pool.submit(work, lane) for lane in range(lanes)] for run in future.result()]
-            share = (_cpu_seconds(processes) - busy) / (time.perf_counter() - began)
-        forwards = sum(running.forwards for running in servers.values())
-        late = sum(running.late for running in servers.values()) / max(1, forwards)
-        runs.sort(key=lambda run: (self.options.links.index(run["link"]), list(WAYS).index(run["way"])))
-        return [
-            {**run, "lanes": lanes, "cores_busy": round(share, 2), "late_forwards": round(late, 3)}
-            for run in middles(runs)
-        ]
+    def _finished(self, step_ms: float) -> dict[Cell, dict[str, Any]]:
+        """The cells of this step time that an earlier run has measured."""
+        if self._kept is None or not self._kept.exists():
+            return {}
+        lines = map(json.loads, self._kept.read_text(encoding="utf-8").splitlines())
+        found = {Cell(*one["cell"]): one["runs"] for one in lines if (one["of"], one["step"]) == (self._same, step_ms)}
+        return {cell: runs for cell, runs in found.items() if cell in self.cells}
 
-    def run(self, cell: Cell, step_ms: float, url: str, device: Device) -> dict[str, Any]:
-        """One cell: all prompts, one after another."""
-        settings = ClientSettings(
-            verifier=url, max_new_tokens=self.options.tokens, settle_seconds=60.0, **WAYS[cell.way].settings
-        )
-
-        async def asked() -> tuple[list[TimedAnswer], float]:
-            """The answers, and the CPU seconds of this thread, in which the client runs."""
-            async with EdgeClient(settings, device=device) as client:
-                await client.wait_online(60)
-                before = time.thread_time()
-                answers = [await ask(client, ids) for ids in self.prompts]
-                return answers, time.thread_time() - before
-
-        answers, cpu = asyncio.run(asked())
-        if [answer.ids for answer in answers] != self.truth:
-            raise MoaError(f"{cell.way} over {cell.link} at {step_ms:g} ms: a text differs from the target's own")
-        return {"link": cell.link, "step_ms": step_ms, "way": cell.way, "same": len(answers), **figures(answers, cpu)}
-
-
-def figures(answers: Sequence[TimedAnswer], cpu_seconds: float) -> dict[str, float]:
-    """The figures of a cell."""
-    names = ("tokens", "sent_bytes", "received_bytes", "offline_tokens", "retracted")
-    total = {name: sum(answer.stats.get(name, 0) for answer in answers) for name in names}
-    tokens = max(1, total["tokens"])
-    return rates(answers) | {
-        "up_bytes_per_token": total["sent_bytes"] / tokens,
-        "down_bytes_per_token": total["received_bytes"] / tokens,
-        "edge_cpu_ms_per_token": 1000 * cpu_seconds / tokens,
-        "provisional_tokens": total["offline_tokens"],
-        "retracted_tokens": total["retracted"],
-    }
-
-
-def middles(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One run for all passes of a cell: medians; texts are counted."""
-    passes: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for run in runs:
-        passes.setdefault((run["link"], run["way"]), []).append(run)
-    keys = ("link", "step_ms", "way", "same")
-    return [
-        {key: found[0][key] for key in keys[:3]}
-        | {"same": sum(run["same"] for run in found), "repeats": len(found)}
-        | {key: median(run[key] for run in found) for key in found[0] if key not in keys}
-        | {"speeds": [round(run["tokens_per_second"], 1) for run in found]}
-        for found in passes.values()
-    ]
+    def _keep(self, step_ms: float, cell: Cell, runs: dict[str, Any]) -> None:
+        if self._kept is not None:
+            with self._writing, self._kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"of": self._same, "step": step_ms, "cell": cell, "runs": runs}) + "\n")
 
 
 def _cpu_seconds(processes: Sequence[psutil.Process]) -> float:
+    """On Linux by the clock of each process, which does not count in ticks of ten milliseconds."""
+    if sys.platform == "linux":
+        return sum(time.clock_gettime(~process.pid << 3 | 2) for process in processes)
     return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 def measure(options: Options) -> dict[str, Any]:
     """The whole grid."""
     sys.setswitchinterval(0.0005)  # lanes share an interpreter
-    has = {"moa": True, "independent": Path(options.independent).is_dir(), "eagle2": Path(options.eagle).is_dir()}
-    ways = [name for name in options.ways if has[WAYS[name].bundle] and has[WAYS[name].server]]
-    if left_out := [name for name in options.ways if name not in ways]:
-        say(f"left out, the drafter is not there: {', '.join(left_out)}")
-    with tempfile.TemporaryDirectory() as folder:
-        bundles = {"moa": options.bundle}
-        if any(WAYS[way].bundle == "independent" for way in ways):
-            bundles["independent"] = _independent(Path(options.independent), Path(folder) / "bundle")
-        grid = Grid(options, bundles, ways)
-        runs = [run for step in options.steps for run in grid.step(step)]
+    grid = Grid(options)
+    progress = Progress(len(options.steps) * len(grid.cells), "cells")
+    # The slowest first: then the time to go is rather too long than too short.
+    done = {step: grid.step(step, progress) for step in sorted(options.steps, reverse=True)}
     return {
         "prompts": len(grid.prompts),
         "tokens": options.tokens,
+        "repeats": options.repeats,
+        "kinds": grid.kinds,
         "rtt_ms": {link: mean_rtt(PROFILES[link]) for link in options.links},
-        "runs": runs,
+        "steps": [done[step][1] for step in options.steps],
+        "runs": [run for step in options.steps for run in done[step][0]],
     }
-
-
-def _independent(folder: Path, out: Path) -> str:
-    """The folder itself when it is a bundle, or one made of the weights in it."""
-    if (folder / "manifest.json").exists():
-        return str(folder)
-    from benchmarks.drafters.bundle import build_independent  # the exporter takes seconds to import
-
-    return str(build_independent(folder, str(paths().target), out))
-
-
-_BESIDE = {
-    "Calls per 100 tokens": "{calls_per_100:.1f}",
-    "Milliseconds to the first token": "{first_token_ms:.0f}",
-    "Bytes up a token": "{up_bytes_per_token:.0f}",
-    "Bytes down a token": "{down_bytes_per_token:.0f}",
-    "Milliseconds of CPU on the edge a token (the client's own thread)": "{edge_cpu_ms_per_token:.2f}",
-    "Milliseconds that the client adds to a round (p50)": "{overhead_ms:.2f}",
-}
-
-
-def tables(result: Mapping[str, Any]) -> str:
-    """Speed by step time and link, and what a way costs beside time, at the step time in the middle."""
-    runs, steps = result["runs"], sorted(values_of(result["runs"], "step_ms"))
-    links = sorted(values_of(runs, "link"), key=lambda link: result["rtt_ms"][link])
-
-    def shown(title: str, step: float, cell: str) -> tuple[str, str]:
-        emulated = f", {step:g} ms a forward (emulated)" if step else ""
-        of_step = [run for run in runs if run["step_ms"] == step]
-        return title + emulated, pivot(of_step, "way", "link", cell, "", links)
-
-    parts = [shown("Tokens a second", step, "{tokens_per_second:.1f}") for step in steps]
-    parts += [shown(title, steps[len(steps) // 2], cell) for title, cell in _BESIDE.items()]
-    same, repeats = sum(run["same"] for run in runs), sum(run["repeats"] for run in runs)
-    told = f"{same} of {result['prompts'] * repeats} texts equal the target's own; links are emulated."
-    if (most := max(run["repeats"] for run in runs)) > 1:
-        told += f" Medians of {most} passes, the ways in turn (`{SLOWEST}`: one pass)."
-    if any(steps):
-        told += (
-            f" The time of a forward is emulated. {max(run['lanes'] for run in runs)} conversations at a time at most, "
-            f"{max(run['cores_busy'] for run in runs):.1f} cores busy at most, and at most "
-            f"{max(run['late_forwards'] for run in runs):.0%} of forwards took longer than stated."
-        )
-    return f"{titled(*parts)}\n\n{told}"

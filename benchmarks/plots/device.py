@@ -8,70 +8,66 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from benchmarks.device.winners import AUTO, PLAIN, places
 from benchmarks.kit.figures import Result, values_of
-from benchmarks.plots.kit import PALETTE, axes, bars, colour, legend_above, lines, picture
+from benchmarks.plots.kit import PALETTE, axes, bars, colour, legend_above, lines, picture, whiskers
 
-AUTO, PLAIN, PROMPT_ONLY = "auto", "plain API streaming", "prompt only"
+PROMPT_ONLY = "prompt only"
 
 
 @picture("speed-by-link", "client_links")
 def speed_by_link(result: Result) -> Figure:
-    """Tokens a second of every way of decoding over emulated links."""
-    runs, links = result["runs"], values_of(result["runs"], "link")
-    found = {(run["link"], run["way"]): run["tokens_per_second"] for run in runs}
+    """Tokens a second of every way of decoding over emulated links, with standard errors."""
+    found = places(result)
     figure, (axis,) = axes(width=9.5, height=4.4)
-    series = {way: [found.get((link, way)) for link in links] for way in values_of(runs, "way")}
-    bars(axis, links, series, form="{:.0f}")
+    speeds = {way: [place.speed(way) for place in found] for way in values_of(result["runs"], "way")}
+    series = {way: [one.value for one in of_way] for way, of_way in speeds.items()}
+    errors = {way: [one.error for one in of_way] for way, of_way in speeds.items()}
+    bars(axis, [place.link for place in found], series, form="{:.0f}", errors=errors)
     axis.set(title="Speed by link (target beside it on the same two cores)", ylabel="tokens/s", xlabel="emulated link")
     axis.legend(ncols=2)
     return figure
 
 
-def _axes_of(result: Result) -> tuple[list[str], list[float]]:
-    """Links by round trip, and step times."""
-    links = sorted(values_of(result["runs"], "link"), key=lambda link: (result["rtt_ms"][link], link))
-    return links, sorted(values_of(result["runs"], "step_ms"))
-
-
 @picture("who-wins-where", "client_slow")
 def who_wins(result: Result) -> Figure:
-    """The fastest way of decoding by round trip of the link and step time of the target, and how near `auto` comes."""
-    links, steps = _axes_of(result)
-    figure, (axis,) = axes(width=1.9 * len(steps) + 3.2, height=0.95 * len(links) + 1.9)
+    """The fastest way of decoding by round trip of the link and step time of the target, who is as fast within a
+    standard error, and how near `auto` comes."""
+    found = places(result)
+    links, steps = list(dict.fromkeys(place.link for place in found)), values_of(result["runs"], "step_ms")
+    figure, (axis,) = axes(width=2.1 * len(steps) + 3.2, height=1.15 * len(links) + 2.1)
     winners: dict[str, None] = {}
-    for y, link in enumerate(links):
-        for x, step in enumerate(steps):
-            here = [run for run in result["runs"] if (run["link"], run["step_ms"]) == (link, step)]
-            fixed = {run["way"]: run["tokens_per_second"] for run in here}
-            auto = fixed.pop(AUTO, None)
-            if not fixed:
-                continue
-            best = max(fixed, key=lambda way: fixed[way])
-            winners[best] = None
-            axis.add_patch(Rectangle((x, y), 1, 1, facecolor=colour(best), alpha=0.35, edgecolor="white", linewidth=3))
-            words = [f"{fixed[best]:.0f} tokens/s"]
-            words += [f"{fixed[best] / fixed[PLAIN]:.1f} x plain"] if PLAIN in fixed else []
-            words += [f"auto: {100 * auto / fixed[best]:.0f} %"] if auto else []
-            axis.text(x + 0.5, y + 0.5, "\n".join(words), ha="center", va="center", fontsize=8.5)
+    for place in found:
+        x, y, best = steps.index(place.step_ms), links.index(place.link), place.best_other
+        winners[best] = None
+        axis.add_patch(Rectangle((x, y), 1, 1, facecolor=colour(best), alpha=0.35, edgecolor="white", linewidth=3))
+        words = [f"{place.speed(best):.0f} tokens/s"]
+        words += [f"{place.times(best, PLAIN):.1f} x plain"] if PLAIN in place.runs else []
+        words += [f"auto: {place.times(AUTO, best):.2f} x"] if AUTO in place.runs else []
+        words += [f"= {way}" for way in place.level if way not in (best, AUTO)]
+        axis.text(x + 0.5, y + 0.5, "\n".join(words), ha="center", va="center", fontsize=8.5)
     axis.set(xlim=(0, len(steps)), ylim=(0, len(links)), title="Who is fastest where, and how near auto comes")
     axis.set_xticks([x + 0.5 for x in range(len(steps))], [f"{step:g}" for step in steps])
     axis.set_yticks([y + 0.5 for y in range(len(links))], [f"{link}\n{result['rtt_ms'][link]:g} ms" for link in links])
     axis.set(xlabel="emulated milliseconds of a forward of the target", ylabel="link and its mean round trip")
     axis.grid(visible=False)
     handles = [Rectangle((0, 0), 1, 1, facecolor=colour(way), alpha=0.35) for way in winners]
-    figure.legend(handles, list(winners), loc="outside upper center", ncols=2, title="fastest of the fixed ways")
+    title = "fastest of the fixed ways; = as fast within a standard error"
+    figure.legend(handles, list(winners), loc="outside upper center", ncols=2, title=title)
     return figure
 
 
 @picture("speed-by-step-time", "client_slow")
 def speed_by_step(result: Result) -> Figure:
-    """Tokens a second against the target's step time, by way of decoding, for each link."""
-    links, steps = _axes_of(result)
-    found = {(run["link"], run["way"], run["step_ms"]): run["tokens_per_second"] for run in result["runs"]}
+    """Tokens a second against the target's step time, by way of decoding, for each link, with standard errors."""
+    found = {(place.link, place.step_ms): place for place in places(result)}
+    links, steps = list(dict.fromkeys(link for link, _ in found)), values_of(result["runs"], "step_ms")
     figure, panels = axes(len(links), width=2.5 * len(links) + 1, height=4.4, sharey=True)
-    ways = values_of(result["runs"], "way")
     for axis, link in zip(panels, links, strict=True):
-        lines(axis, steps, {way: [found.get((link, way, step)) for step in steps] for way in ways}, markersize=4)
+        speeds = {way: [found[link, step].speed(way) for step in steps] for way in values_of(result["runs"], "way")}
+        lines(axis, steps, {way: [one.value for one in of_way] for way, of_way in speeds.items()}, markersize=4)
+        for of_way in speeds.values():
+            whiskers(axis, steps, [one.value for one in of_way], [one.error for one in of_way])
         axis.set(title=f"{link}, {result['rtt_ms'][link]:g} ms", xscale="log", yscale="log", xlabel="ms a forward")
         axis.set_xticks(steps, [f"{step:g}" for step in steps])
         axis.minorticks_off()

@@ -38,11 +38,8 @@ def by_kind(result: Result) -> Figure:
     kinds = list(found[0]["kinds"])
     figure, (axis,) = axes(width=10)
     series = {shown_name(one["drafter"]): [one["kinds"][k][0] for k in kinds] + [one["mean"]] for one in found}
-    errors = [[one["kinds"][k][1] for k in kinds] + [one["se"]] for one in found]
-    bars(axis, [*kinds, "mean"], series, form="{:.2f}")
-    for drawn, values, error in zip(list(axis.containers), series.values(), errors, strict=True):
-        at = [bar.get_x() + bar.get_width() / 2 for bar in drawn]
-        axis.errorbar(at, values, yerr=error, fmt="none", ecolor="#444444", elinewidth=1, capsize=2)
+    errors = {shown_name(one["drafter"]): [one["kinds"][k][1] for k in kinds] + [one["se"]] for one in found}
+    bars(axis, [*kinds, "mean"], series, form="{:.2f}", errors=errors)
     axis.set(ylabel="tokens a round", title="Chain of six, greedy; ours embedded (MoA) was trained for longer")
     axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

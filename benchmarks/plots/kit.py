@@ -106,19 +106,33 @@ def axes(count: int = 1, *, width: float = 7.0, height: float = 4.2, **how: Any)
     return figure, list(panels[0])
 
 
-def bars(axis: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float | None]], *, form: str = "") -> None:
-    """Bars side by side in groups; `form` writes each bar's value over it."""
+def bars(
+    axis: Axes,
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    form: str = "",
+    errors: Mapping[str, Sequence[float]] | None = None,
+) -> None:
+    """Bars side by side in groups; `form` writes each bar's value over it, `errors` are drawn across its end."""
     width = 0.82 / len(series)
     for number, (name, values) in enumerate(series.items()):
         at = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
         drawn = axis.bar(
             at, [value or 0.0 for value in values], width * 0.92, label=name, color=colour(name), edgecolor="white"
         )
+        if errors is not None:
+            whiskers(axis, at, [value or float("nan") for value in values], errors[name])
         if form:
             labels = ["" if value is None else form.format(value) for value in values]
             axis.bar_label(drawn, labels, fontsize=7, padding=1)
     axis.set_xticks(range(len(groups)), groups)
     axis.grid(axis="x", visible=False)
+
+
+def whiskers(axis: Axes, at: Sequence[float], values: Sequence[float], errors: Sequence[float]) -> None:
+    """A standard error up and down from each value."""
+    axis.errorbar(at, values, yerr=errors, fmt="none", ecolor="#444444", elinewidth=1, capsize=2)
 
 
 def lines(axis: Axes, at: Sequence[Any], series: Mapping[str, Sequence[float | None]], **how: Any) -> None:

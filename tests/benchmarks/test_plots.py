@@ -21,14 +21,21 @@ _LINKS = {"wifi": 10.0, "bursty": 82.0}
 _WAYS = ("plain API streaming", "a call a token", "device", "server-drafted", "auto")
 
 
-def _slow() -> dict[str, Any]:
+def _grid(*steps: float) -> dict[str, Any]:
     runs = [
-        {"link": link, "step_ms": step, "way": way, "tokens_per_second": 1.0 + n + step / 100}
+        {
+            "link": link,
+            "step_ms": step,
+            "temperature": 0.0,
+            "way": way,
+            "tokens": [8] * 4,
+            "seconds": [[1.0 + n + step / 100 + prompt / 10] for prompt in range(4)],
+        }
         for link in _LINKS
-        for step in (10.0, 60.0)
+        for step in steps
         for n, way in enumerate(_WAYS)
     ]
-    return {"rtt_ms": _LINKS, "runs": runs}
+    return {"rtt_ms": _LINKS, "kinds": ["exercises", "code"] * 2, "runs": runs}
 
 
 def _cuts(*ways: str) -> list[dict[str, Any]]:
@@ -80,10 +87,8 @@ RESULTS: dict[str, dict[str, Any]] = {
             ]
         }
     },
-    "client_links": {
-        "runs": [{"link": link, "way": way, "tokens_per_second": 12.0} for link in ("wifi", "4g") for way in _WAYS]
-    },
-    "client_slow": _slow(),
+    "client_links": _grid(0.0),
+    "client_slow": _grid(10.0, 60.0),
     "client_records": {
         "runs": [
             {"what": what, "value": value, "shape": shape, "tau": 3.0}

@@ -1,47 +1,103 @@
-"""The grid of ways, links and step times: its cells and figures, and a small run."""
+"""The grid of ways, links and step times: its prompts and cells, and small runs."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from benchmarks.device import grid
+from benchmarks.kit.verifier import Emulated, Running
 from edge_client.tools.compare import TimedAnswer
+from moa.errors import MoaError, UsageError
 
 
 def test_faster_targets_get_fewer_lanes() -> None:
-    assert [grid.lanes_for(step, 8) for step in (0, 10, 30, 60, 120, 1000)] == [1, 1, 3, 7, 8, 8]
+    assert [grid.lanes_for(step, 8) for step in (0, 10, 30, 60, 120, 1000)] == [1, 1, 3, 6, 8, 8]
 
 
-def test_ways_take_turns_in_every_pass_and_the_slowest_runs_once() -> None:
-    options = grid.Options(links=("wifi",), repeats=2)
-    ways = ["auto", grid.SLOWEST]
-    assert [cell[1:] for cell in grid.cells_of(options, ways, 1)] == [(0, "auto"), (0, grid.SLOWEST), (1, "auto")]
-    assert [cell.way for cell in grid.cells_of(options, ways, 2)] == [grid.SLOWEST, "auto", "auto"]
+def test_exercises_and_natural_text_in_turn() -> None:
+    asked = grid.texts(grid.KINDS, 8)
+    assert [kind for kind, _ in asked] == ["exercises", "code", "exercises", "english", "exercises", "mixed",
+                                           "exercises", "code"]  # fmt: skip
+    assert len({example.prompt for _, example in asked}) == 8
+    assert Counter(kind for kind, _ in grid.texts(("exercises",), 3)) == {"exercises": 3}
+    assert [kind for kind, _ in grid.texts(("code", "mixed"), 3)] == ["code", "mixed", "code"]
 
 
-def test_figures_of_a_cell() -> None:
+def test_opponents_draft_on_the_device_or_on_the_server() -> None:
+    ways = grid.ways_of(grid.Options(ways=("auto",), pairs=("eagle2==weights", "other=bundle=", "both=b=w")))
+    assert {name: (way.bundle, way.drafter) for name, way in ways.items()} == {
+        "auto": ("", ""),
+        "server-drafted, eagle2": ("", "weights"),
+        "device, other": ("bundle", ""),
+        "device, both": ("b", ""),
+        "server-drafted, both": ("", "w"),
+    }
+    with pytest.raises(UsageError, match="NAME=BUNDLE=DRAFTER"):
+        grid.ways_of(grid.Options(pairs=("eagle2",)))
+
+
+def test_figures_of_a_way() -> None:
     stats = {
         "tokens": 10, "seconds": 2.0, "calls": 3, "rounds": 3, "sent_bytes": 100, "received_bytes": 500,
-        "offline_tokens": 0, "retracted": 0, "first_token_seconds": 0.25,
+        "forwards": 5, "first_token_seconds": 0.25, "streamed_by": {"device": 4},
     }  # fmt: skip
-    found = grid.figures([TimedAnswer([], "", True, "eos", stats)] * 2, 0.1)
-    assert (found["tokens"], found["tokens_per_second"], found["calls_per_100"]) == (20, 5.0, 30.0)
+    answer = TimedAnswer([], "", True, "eos", stats)
+    found = grid.Answers([[2.0, 2.0]], [[0.1, 0.1]], 0.1, [answer, answer]).figures()
+    assert (found["tokens"], found["calls_per_100"], found["forwards_per_token"]) == ([10], 30.0, 0.5)
     assert (found["up_bytes_per_token"], found["down_bytes_per_token"]) == (10.0, 50.0)
     assert (found["first_token_ms"], found["edge_cpu_ms_per_token"]) == (250.0, 5.0)
-
-
-def test_a_cell_is_told_by_the_medians_of_its_passes() -> None:
-    where = {"link": "wifi", "step_ms": 0.0, "way": "auto"}
-    passes = [where | {"same": 6, "tokens_per_second": rate, "calls_per_100": 2.0} for rate in (10.04, 90.0, 20.0)]
-    counted = {"same": 18, "repeats": 3, "speeds": [10.0, 90.0, 20.0]}
-    assert grid.middles(passes) == [where | counted | {"tokens_per_second": 20.0, "calls_per_100": 2.0}]
+    assert found["streamed_by"] == {"device": 8}
 
 
 @pytest.mark.slow
 def test_a_small_grid() -> None:
-    small = {"prompts": 1, "tokens": 12, "repeats": 1, "links": ("wifi",), "steps": (30.0,)}
-    result = grid.measure(grid.Options(**small, independent="", eagle=""))  # type: ignore[arg-type]
-    found = {run["way"]: run for run in result["runs"]}
-    assert found[grid.SLOWEST]["calls_per_100"] == 100
-    assert found["plain API streaming"]["tokens_per_second"] < 1000 / 30
-    assert "5 of 5 texts equal the target's own" in grid.tables(result)
+    ways = ("plain API streaming", "server-drafted", grid.SLOWEST)
+    result = grid.measure(grid.Options(prompts=2, tokens=8, links=("loopback",), ways=ways, repeats=2, lanes=1))
+    runs = {run["way"]: run for run in result["runs"]}
+    assert result["kinds"] == ["exercises", "code"]
+    assert {way: [len(passes) for passes in run["seconds"]] for way, run in runs.items()} == {
+        "plain API streaming": [2, 2],
+        "server-drafted": [2, 2],
+        grid.SLOWEST: [1, 1],
+    }
+    assert runs[grid.SLOWEST]["calls_per_100"] == 100
+    assert all(seconds > 0 for run in runs.values() for passes in run["server_seconds"] for seconds in passes)
+    assert "2 held-out prompts a cell, 1 of them exercises" in grid.tables(result)
+
+
+def test_finished_cells_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that failed in its third cell goes on there; with other options it begins again."""
+    measured = []
+
+    def cell(self: grid.Grid, at: grid.Cell, *_: Any) -> dict[str, Any]:
+        measured.append(at.link)
+        if len(measured) == 3:
+            raise MoaError("the machine was switched off")
+        return {"auto": {"seconds": [[len(measured)]]}}
+
+    @contextlib.contextmanager
+    def verifier(*_: Any, emulated: Emulated, **__: Any) -> Iterator[Running]:
+        yield Running(["ws://127.0.0.1:1"] * emulated.lanes, cast(Any, SimpleNamespace(pid=os.getpid())))
+
+    monkeypatch.setattr(grid, "verifier", verifier)
+    monkeypatch.setattr(grid.Grid, "_cell", cell)
+
+    def run(prompts: int) -> dict[str, Any]:
+        return grid.measure(
+            grid.Options(prompts=prompts, links=("wifi", "5g", "4g"), lanes=1, kept=str(tmp_path / "kept"))
+        )
+
+    with pytest.raises(MoaError, match="switched off"):
+        run(1)
+    assert [one["seconds"] for one in run(1)["runs"]] == [[[1]], [[2]], [[4]]]
+    assert measured == ["wifi", "5g", "4g", "4g"]
+    run(2)
+    assert measured[4:] == ["wifi", "5g", "4g"]
