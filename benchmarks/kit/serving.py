@@ -34,6 +34,8 @@ from ray.serve.scripts import cli
 cli()
 """
 _START_SECONDS = 600.0
+_STARTS = 4
+"""Ray gives its own processes 30 s to start, and then gives up: on a busy machine that can be too short."""
 _FAREWELL_SECONDS = 20.0
 
 
@@ -67,7 +69,7 @@ class Serving:
                 raise MoaError(f"{found} replicas answer and not {replicas}", hint="what Ray said is above")
             time.sleep(0.5)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End Ray: its processes follow the one that started them."""
         self.process.terminate()
         _, alive = psutil.wait_procs(self._session(), timeout=_FAREWELL_SECONDS)
@@ -110,19 +112,22 @@ def serving(
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",  # Ray's own 15 starves replicas beside other work on the machine
         }
-        process = subprocess.Popen(
-            [sys.executable, "-c", _RUN, "run", str(file)],
-            stdout=subprocess.DEVNULL,
-            cwd=_ROOT,
-            env=os.environ | own | dict(environment or {}),
-            start_new_session=True,
-        )
-        running = Serving(f"ws://127.0.0.1:{port}", process)
-        try:
-            running.wait(verifier_count(application["deployments"][0]))
-            yield running
-        finally:
-            running.end()
+        command = [sys.executable, "-c", _RUN, "run", str(file)]
+        replicas, environ = verifier_count(application["deployments"][0]), os.environ | own | dict(environment or {})
+        for left in reversed(range(_STARTS)):
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, cwd=_ROOT, env=environ, start_new_session=True
+            )
+            running = Serving(f"ws://127.0.0.1:{port}", process)
+            with contextlib.closing(running):
+                try:
+                    running.wait(replicas)
+                except MoaError:
+                    if not left or process.poll() is None:
+                        raise
+                    continue
+                yield running
+                return
 
 
 def verifier_count(deployment: Mapping[str, Any]) -> int:
