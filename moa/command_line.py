@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 COMMAND = "COMMAND"
 """What a program with subcommands calls them."""
@@ -12,6 +13,11 @@ COMMAND = "COMMAND"
 
 class CommandParser(argparse.ArgumentParser):
     """`argparse`'s own parser puts its whole usage before a mistake: a screenful where there are many options."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        # Of a docstring, Python takes the indentation away since 3.13.
+        self.description = self.description and inspect.cleandoc(self.description)
 
     def error(self, message: str) -> NoReturn:
         """End with exit code 2."""

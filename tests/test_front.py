@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from moa import __version__
+from moa.command_line import CommandParser
 from moa.front import PROGRAMS, SHELLS, completion, main
 
 _BASE = """
@@ -90,3 +91,8 @@ def test_bash_completes() -> None:
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60, check=True)
     assert done.stdout.split() == [b"--max-new-tokens"]
+
+
+def test_a_docstring_as_description_loses_its_indentation() -> None:
+    """Python 3.13 takes it away by itself, so help and its pages would differ between versions."""
+    assert CommandParser(prog="x", description="One.\n\n    Two.\n    ").description == "One.\n\nTwo."
