@@ -256,7 +256,7 @@ class Engine:
         return False
 
     def _commit(self, step: Step, b: int, lease: Lease, path: Sequence[int]) -> None:
-        self._recorder.add(lease, lease.length, self.target.commit(step, b, path))
+        self._recorder.add(lease, self.target.commit(step, b, path))
         lease.length += len(path)
 
     def _release(self, lease: Lease) -> None:

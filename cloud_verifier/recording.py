@@ -4,44 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
+import numpy as np
 import torch
 
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
-from cloud_verifier.work import Lease, Post, Recorded, Report
+from cloud_verifier.work import Lease, Post, Recorded, Report, finite
 from moa.model.drafter import Drafter
 from moa.model.target import Committed
 from moa.wire.ranges import Ranges
 
 _LEASES_AT_ONCE = 64
 _LINGER = 0.02  # seconds that records may wait for an idle moment
+_SHARE = 1 / 32
+"""Share of the time that records may take while rounds leave no idle moment. A record is a hint: where the verifier is
+full, late ones cost an edge a twentieth of its luck; made at once they cost all readers a quarter of the verifier."""
 _UNASKED = 16
 """So many batches of a session's rows may wait while nobody has asked for them: the server's own drafter may never."""
-
-
-@dataclass(slots=True)
-class _Backlog:
-    """Committed tokens from position `start` on without records."""
-
-    start: int
-    rows: Committed
-
-    def __len__(self) -> int:
-        return len(self.rows.positions)
-
-    def take_newest(self, most: int) -> _Backlog:
-        """Cut up to `most` rows off the end."""
-        cut = max(0, len(self) - most)
-        newest = _Backlog(self.start + cut, self.rows.part(cut, len(self)))
-        self.rows = self.rows.part(0, cut)
-        return newest
-
-    def head(self, most: int, slot: int) -> _Backlog:
-        """The first rows, `most` at most, as another slot holds them too."""
-        return _Backlog(self.start, replace(self.rows.part(0, min(most, len(self))), slot=slot))
+_LOOSE = 8
+"""So many forwards' states are held as they are, for all sessions that took part; then each copies its own."""
 
 
 class Recorder:
@@ -61,7 +45,8 @@ class Recorder:
         self._pending: dict[Lease, None] = {}
         self._waiting: dict[Lease, None] = {}
         """Leases whose records nobody has asked for yet."""
-        self._since = 0.0
+        self._since, self._took = 0.0, 0.0
+        """When records were last made, and the seconds that it took."""
         self._untold: list[Report] = []
 
     @property
@@ -72,17 +57,19 @@ class Recorder:
     @property
     def overdue(self) -> bool:
         """Whether they have waited too long for an idle moment."""
-        return self.pending and self._clock() - self._since > _LINGER
+        return self.pending and self._clock() - self._since > max(_LINGER, self._took / _SHARE)
 
-    def add(self, lease: Lease, start: int, committed: Committed) -> None:
-        """Remember tokens that were committed at positions from `start` on."""
+    def add(self, lease: Lease, committed: Committed) -> None:
+        """Remember tokens that were committed."""
         if self._drafter is None or lease.records is None:
             return
-        if not lease.eager_records:  # these wait long, and must not keep the whole batch's states
-            committed = replace(committed, hidden=committed.hidden.clone())
-        lease.backlog.append(_Backlog(start, committed))
-        held = start + len(committed.positions) - lease.backlog[0].start
-        if not lease.eager_records and held < _UNASKED * self._rows:
+        backlog = lease.backlog
+        backlog.append(committed)
+        lease.loose += 1
+        if lease.loose == _LOOSE:
+            backlog[-_LOOSE:] = [Committed.joined(backlog[-_LOOSE:])]
+            lease.loose = 0
+        if not lease.eager_records and committed.stop - backlog[0].start < _UNASKED * self._rows:
             self._waiting[lease] = None
             return
         self._waiting.pop(lease, None)
@@ -94,17 +81,20 @@ class Recorder:
     def forget(self, lease: Lease) -> None:
         """The slot is about to be zeroed."""
         lease.backlog.clear()
+        lease.loose = 0
         self._pending.pop(lease, None)
         self._waiting.pop(lease, None)
 
     def go(self) -> None:
         """Make some records: latest sessions first, newest rows first."""
-        self._since = self._clock()
+        began = self._clock()
         for lease in [lease for lease in self._waiting if lease.eager_records]:
             del self._waiting[lease]
             self._pending[lease] = None
         self._make(self._newest(list(islice(reversed(self._pending), _LEASES_AT_ONCE))))
         self.report()
+        self._since = self._clock()
+        self._took = self._since - began
 
     def report(self) -> None:
         """Report the records to the event loop; called after the verdicts, which go first."""
@@ -123,7 +113,7 @@ class Recorder:
             return True
         known = Ranges(source.made)
         for piece in source.backlog:
-            known.add(piece.start, piece.start + len(piece))
+            known.add(piece.start, piece.stop)
         return source.records is not None and known.newest_missing(rows, 1) is None
 
     def copy(self, source: Lease, lease: Lease, rows: int) -> None:
@@ -138,39 +128,46 @@ class Recorder:
                 lease.records.write(start, *source.records.read(start, min(stop, rows)))
                 lease.made.add(start, min(stop, rows))
                 self._untold.append(Recorded(lease, start, min(stop, rows)))
-        lease.backlog = [piece.head(rows - piece.start, slot) for piece in source.backlog if piece.start < rows]
+        shared = [piece for piece in source.backlog if piece.start < rows]
+        lease.backlog = [replace(piece.part(0, rows - piece.start), slot=slot) for piece in shared]
         if lease.backlog:
             self._pending[lease] = None
 
-    def _newest(self, leases: Iterable[Lease]) -> list[tuple[Lease, _Backlog]]:
+    def _newest(self, leases: Iterable[Lease]) -> list[tuple[Lease, Committed]]:
         """Take up to one batch of rows from the ends of these leases' backlogs."""
         room = self._rows
-        pieces: list[tuple[Lease, _Backlog]] = []
+        pieces: list[tuple[Lease, Committed]] = []
         for lease in leases:
             while room > 0 and lease.backlog:
-                newest = lease.backlog[-1].take_newest(room)
-                if not len(lease.backlog[-1]):
-                    lease.backlog.pop()
-                room -= len(newest)
+                newest = lease.backlog.pop()
+                if (size := newest.stop - newest.start) > room:
+                    lease.backlog.append(newest.part(0, size - room))
+                    newest, size = newest.part(size - room, size), room
+                room -= size
                 pieces.append((lease, newest))
+            lease.loose = 0  # what comes next does not follow what is left
             if not lease.backlog:
                 self._pending.pop(lease, None)
                 self._waiting.pop(lease, None)
         return pieces
 
     @torch.inference_mode()
-    def _make(self, pieces: list[tuple[Lease, _Backlog]]) -> None:
+    def _make(self, pieces: list[tuple[Lease, Committed]]) -> None:
         if not pieces or self._drafter is None:
             return
         started = self._clock()
-        rows = [piece.rows for _, piece in pieces]
         try:
-            kept_keys, kept_values = torch.cat([r.k for r in rows], 1), torch.cat([r.v for r in rows], 1)
-            hidden, positions = torch.cat([r.hidden for r in rows]), torch.cat([r.positions for r in rows])
-            keys, values = self._drafter.project(kept_keys, kept_values, hidden, positions)
-            layout, last = self._drafter.layout, len(rows[0].k) - self._drafter.config.tli
+            kept_keys, kept_values = (
+                torch.cat(half, 1) for half in zip(*(piece.kv for _, piece in pieces), strict=True)
+            )
+            hidden = torch.cat([piece.hidden for _, piece in pieces])
+            places = np.concatenate([np.arange(piece.start, piece.stop) for _, piece in pieces])
+            keys, values = self._drafter.project(
+                kept_keys, kept_values, hidden, torch.from_numpy(places).to(hidden.device)
+            )
+            layout, last = self._drafter.layout, len(kept_keys) - self._drafter.config.tli
             host_keys, host_values = (
-                layout.join([part.float().cpu().numpy() for part in (made, *theirs[last:])])
+                finite(layout.join([part.float().cpu().numpy() for part in (made, *theirs[last:])]))
                 for made, theirs in ((keys, kept_keys), (values, kept_values))
             )
         except Exception:
@@ -179,10 +176,10 @@ class Recorder:
             return
         at = 0
         for lease, piece in pieces:
-            n = len(piece)
+            n = piece.stop - piece.start
             if lease.records is not None and n:
                 lease.records.write(piece.start, host_keys[at : at + n], host_values[at : at + n])
-                lease.made.add(piece.start, piece.start + n)
-                self._untold.append(Recorded(lease, piece.start, piece.start + n))
+                lease.made.add(piece.start, piece.stop)
+                self._untold.append(Recorded(lease, piece.start, piece.stop))
             at += n
         self._metrics.forward_seconds.labels("records").observe(self._clock() - started)

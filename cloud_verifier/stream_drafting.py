@@ -91,7 +91,9 @@ class TreeDrafting:
         self.utility = Utility(shape)
         self._texts: dict[Lease, _Text] = {}
         self._round: dict[Lease, _Text] = {}
-        """The sessions of the latest round that may draft."""
+        """The sessions of the latest round that may draft; none while plain decoding is best for all."""
+        self._asked = 0
+        """How many might have."""
         self._took, self._reading, self._steps = 0.0, 0.0, 0
         """Seconds of the latest drafts, those spent on reading what earlier rounds had said, and the levels run."""
 
@@ -99,6 +101,10 @@ class TreeDrafting:
         """Trees for all stream rounds of a batch, level by level together."""
         began, self._reading, self._steps = self._clock(), 0.0, 0
         asked = [job for job in jobs if isinstance(job.request, Stream) and job.request.speculate]
+        self._asked, self._took = len(asked), 0.0
+        if not asked or self.utility.rests(len(asked)):
+            self._round = {}
+            return [([job.ids[-1]], [-1]) for job in jobs]
         self._round = {job.lease: self._text(job) for job in asked}
         wanted = self.utility.levels(
             [text.acceptance for text in self._round.values()],
@@ -132,12 +138,12 @@ class TreeDrafting:
                 if text.levels:
                     drafts.append((text.acceptance, text.levels, text.nodes, count))
         ran = BatchRun(
-            texts=len(self._round),
+            texts=self._asked,
             drafting=len(drafts),
             steps=self._steps,
             tokens=tokens,
             drafted=sum(nodes for _, _, nodes, _ in drafts),
-            won=len(self._round) + sum(count for _, _, _, count in drafts),
+            won=self._asked + sum(count for _, _, _, count in drafts),
             draft_seconds=self._took,
             forward_seconds=forward,
             rest_seconds=rest,

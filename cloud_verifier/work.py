@@ -55,6 +55,11 @@ class Spent(NamedTuple):
     forward: float
 
 
+def finite(rows: NDArray[Any]) -> NDArray[np.float16]:
+    """Record rows as they are kept. NaN would break the edge's attention; a record is only a hint, so zero is fine."""
+    return np.clip(np.nan_to_num(rows.astype(np.float32), nan=0.0), -65504, 65504).astype(np.float16)
+
+
 class RecordRows:
     """Activation records of one session, by position. The thread writes rows, then the loop learns of them."""
 
@@ -67,15 +72,13 @@ class RecordRows:
         return self._rows.nbytes
 
     def write(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Write the rows of positions from `start` on."""
+        """Write the rows of positions from `start` on, which are `finite`."""
         stop = start + len(keys)
         if stop > self._rows.shape[1]:
             grown = np.zeros((2, max(64, stop + stop // 2), *self._rows.shape[2:]), dtype=np.float16)
             grown[:, : self._rows.shape[1]] = self._rows
             self._rows = grown
-        both = np.stack([keys, values]).astype(np.float32)
-        # NaN would break the edge's attention; a record is only a hint, so zero is fine.
-        self._rows[:, start:stop] = np.clip(np.nan_to_num(both, nan=0.0), -65504, 65504)
+        self._rows[0, start:stop], self._rows[1, start:stop] = keys, values
 
     def read(self, start: int, stop: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
         """Keys and values of positions start..stop, which must have been written."""
@@ -106,6 +109,8 @@ class Lease:
     """Pages that the slot holds."""
     backlog: list[Any] = field(default_factory=list)
     """Committed tokens whose records have not been made yet."""
+    loose: int = 0
+    """How many of them, the latest, still hold the states of the whole forward that they were part of."""
     made: Ranges = field(default_factory=Ranges)
     """Positions whose records have been made."""
     drafting: Any = None

@@ -36,6 +36,11 @@ _STALL = 0.25
 """How much longer than a plain round one may take for the drafter's reading: the other texts wait for it."""
 _UNKNOWN_MATCH = 1.0
 """What a draft of others must promise before our own rounds were measured."""
+_REST_TEXTS, _MOST_REST = 4, 16
+"""After plain decoding was best for all, nobody is asked for a round for every so many texts that share it, and at most
+so many rounds: to look at each text is work too, which grows with their number as the gain of a draft shrinks."""
+_ALIKE = 1.25
+"""How much larger or smaller a batch may become without being looked at again."""
 _MARGIN = 1.05
 """Draft only if the estimated tokens a second are at least this many times those of plain decoding."""
 
@@ -96,6 +101,16 @@ class Utility:
         self._drafted = 0
         """Rounds with drafts since the latest plain one."""
         self._worth: Floats | None = None
+        self._resting, self._rest_texts = 0, 0
+        """Rounds that need no decision, and the texts of the latest one that got one."""
+
+    def rests(self, texts: int) -> bool:
+        """Whether a round of so many texts is plain without a look at any of them."""
+        if not self._resting or not self._rest_texts / _ALIKE <= texts <= self._rest_texts * _ALIKE:
+            self._resting = 0
+            return False
+        self._resting -= 1
+        return True
 
     def text(self, temperature: float) -> AcceptanceTracker:
         """A new text: it starts with the rates of all at its temperature, which decides how well drafts do."""
@@ -119,6 +134,8 @@ class Utility:
         if len(best) and costs.credit >= 0:
             # Deeper levels must be tried now and then, or their estimates are never updated.
             levels = min(levels + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self._deepest)
+            if not costs.step and len(texts) > 1:
+                levels = 1  # others wait for what nobody knows the cost of
             # The price of reading is not known before the first: it reads alone.
             late = unread[best] & (not costs.reading or np.cumsum(reading[best]) > _STALL * plain)
             late[np.flatnonzero(late)[:1]] = late.sum() < unread[best].sum()  # one at least goes on
@@ -128,6 +145,8 @@ class Utility:
             >= reading.min() + float(self._seconds(len(texts), beside, np.ones((1, 1)))[0, 0]) - plain
         ):
             found[able[reading.argmin()]] = 1
+        else:
+            self._resting, self._rest_texts = min(len(texts) // _REST_TEXTS, _MOST_REST), len(texts)
         return found.tolist()
 
     def _best(

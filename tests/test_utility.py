@@ -206,3 +206,39 @@ def test_one_slow_round_changes_nothing_and_nothing_larger_is_cheaper() -> None:
     curve.add(1, 500.0)
     assert curve.at([1, 3, 5, 9]).tolist() == pytest.approx([1.0, 1.2, 1.4, 1.4])
     assert curve.at(17) == pytest.approx(1.8), "beyond what was measured as steep as on average"
+
+
+def test_where_plain_decoding_is_best_for_all_of_many_texts_few_rounds_look_at_them() -> None:
+    utility = Utility(TreeShape.chain(4))
+    texts = [utility.text(0.0) for _ in range(64)]
+    for _ in range(2):
+        played(utility, texts, [0] * 64, [0] * 64, token=1.0)
+    utility.costs.read(50.0, 1)
+    looked = 0
+    for _ in range(170):
+        if utility.rests(64):
+            levels = [0] * 64
+        else:
+            looked += 1
+            levels = utility.levels(texts, [1] * 64)
+        played(utility, texts, levels, [0] * 64, level=9.0, token=1.0)
+    assert looked <= 14
+    while not utility.rests(64):
+        played(utility, texts, utility.levels(texts, [1] * 64), [0] * 64, level=9.0, token=1.0)
+    assert utility.rests(60), "about as many"
+    assert not utility.rests(30), "where half of them are gone a draft may pay"
+    assert not utility.rests(60), "and what was decided for more says nothing"
+    utility.levels(texts[:3], [1] * 3)
+    assert not utility.rests(3), "a few are looked at every time"
+
+
+def test_the_first_draft_among_others_is_a_single_level() -> None:
+    utility = Utility(TreeShape.chain(6))
+    texts = [utility.text(0.0) for _ in range(8)]
+    for _ in range(2):
+        played(utility, texts, [0] * 8, [0] * 8)
+    levels = utility.levels(texts, [100] * 8)
+    assert sorted(levels) == [0] * 7 + [1]
+    played(utility, texts, levels, [int(deep > 0) for deep in levels])
+    utility.costs.read(0.1, 100)
+    assert max(utility.levels(texts, [0] * 8)) > 1

@@ -34,39 +34,52 @@ _NO_NUMBER = -2
 _LOGITS_AT_ONCE = 2**25  # numbers; bounds the memory of the LM head to 128 MiB whatever the batch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Committed:
-    """Accepted tokens: their final states `[n,hidden]` and positions `[n]`, and where their keys and values are."""
+    """Accepted tokens: their final states `[n,hidden]`, their first position, and where their keys and values are."""
 
     pool: PagePool
     slot: int
     start: int
     hidden: Tensor
-    positions: Tensor
+    """A view into the states of the whole forward, unless pieces were joined."""
+
+    @property
+    def stop(self) -> int:
+        """The position after them."""
+        return self.start + self.hidden.shape[0]
+
+    @property
+    def positions(self) -> Tensor:
+        """Their positions `[n]`."""
+        return torch.arange(self.start, self.stop, device=self.hidden.device)
+
+    @property
+    def kv(self) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values `[layers,n,Hkv,D]`; views into the pool if they can be: copy them before the slot is
+        released."""
+        return self.pool.read(self.slot, self.start, self.stop)
 
     @property
     def k(self) -> Tensor:
-        """Rotated keys `[layers,n,Hkv,D]`; a view into the pool if it can be: copy it before the slot is released."""
-        return self.pool.read(self.slot, self.start, self.start + len(self.hidden))[0]
+        """The keys of `kv`."""
+        return self.kv[0]
 
     @property
     def v(self) -> Tensor:
-        """Values, like `k`."""
-        return self.pool.read(self.slot, self.start, self.start + len(self.hidden))[1]
+        """The values of `kv`."""
+        return self.kv[1]
 
     def part(self, start: int, stop: int) -> Committed:
         """Tokens start..stop of these."""
-        return replace(
-            self, start=self.start + start, hidden=self.hidden[start:stop], positions=self.positions[start:stop]
-        )
+        return Committed(self.pool, self.slot, self.start + start, self.hidden[start:stop])
 
     @classmethod
     def joined(cls, pieces: Sequence[Committed]) -> Committed:
         """Join consecutive pieces of a slot."""
         if len(pieces) == 1:
             return pieces[0]
-        hidden, positions = (torch.cat(half) for half in zip(*((p.hidden, p.positions) for p in pieces), strict=True))
-        return replace(pieces[0], hidden=hidden, positions=positions)
+        return replace(pieces[0], hidden=torch.cat([piece.hidden for piece in pieces]))
 
 
 class Step:
@@ -245,7 +258,6 @@ class Target:
             slot=slot,
             start=start,
             hidden=hidden[: len(path)] if straight else hidden[torch.tensor(path, device=self.device)],
-            positions=torch.arange(start, start + len(path), device=self.device),
         )
 
     @torch.inference_mode()

