@@ -1,4 +1,4 @@
-"""`python -m cloud_verifier`: how `torchrun` starts each process of `--tensor-parallel`."""
+"""`python -m cloud_verifier`: how each process of `--tensor-parallel` is started."""
 
 from cloud_verifier.cli import main
 

@@ -132,11 +132,13 @@ def _in_all_processes(settings: Settings, here: Callable[[], int]) -> int:
     """Run `here`; with --tensor-parallel in the first of its processes, while the others follow."""
     if settings.tensor_parallel == 1:
         return here()
+    from cloud_verifier import launching
+
+    if not launching.launched():
+        return launching.launch(settings.tensor_parallel)
     from cloud_verifier import tensor_parallel
     from cloud_verifier.model import load_target
 
-    if not tensor_parallel.launched():
-        return tensor_parallel.launch(settings.tensor_parallel)
     if not tensor_parallel.enter():
         return tensor_parallel.follow(functools.partial(load_target, settings))
     try:

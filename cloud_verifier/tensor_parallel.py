@@ -10,11 +10,9 @@ Orders are msgpack in tensors, so nothing that a process receives is unpickled.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -61,7 +59,7 @@ class SharedPool(PagePool):
         with self._said("read", slot, start, stop):
             return _gathered(*super().read(slot, start, stop))
 
-    @contextmanager
+    @contextlib.contextmanager
     def _said(self, name: str, *what: Any) -> Iterator[None]:
         if self._busy:
             yield
@@ -114,21 +112,10 @@ def dismiss() -> None:
         dist.destroy_process_group()
 
 
-def launched() -> bool:
-    """Whether this is one of several processes that `torchrun` has started."""
-    return "LOCAL_RANK" in os.environ
-
-
 def enter() -> bool:
     """Meet the other processes; whether this is the one that serves."""
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     return dist.get_rank() == 0
-
-
-def launch(processes: int) -> int:
-    """Become `torchrun` of this same command."""
-    how = ["--standalone", f"--nproc-per-node={processes}", "--module", "cloud_verifier", *sys.argv[1:]]
-    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *how])  # nosec B606
 
 
 def _say(*order: Any) -> None:
