@@ -2,8 +2,10 @@
 
 A dense target, two mixtures of experts, whose forward reads more weights the more tokens it has, and a target whose
 layers are read from disk for every forward, whatever its tokens. All are random, so the drafts are made of the target's
-own text, each level right with a stated probability. Plain decoding and utility run in turn, after a pass from which
-utility learns; every text is compared.
+own text, each level right with a stated probability. After a pass from which utility learns, each text is written plain
+and by utility one after the other, the one first and then the other, by turns; a ratio is the median of such
+neighbours' ratios, in seconds and in the process's own seconds (other load affects these less; the time that drafting
+is given counts there too), with the standard error of a median. Every text is compared.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, MixtralConfig, PretrainedConfig, Qwen3MoeConfig
 
 from benchmarks.kit.figures import listing
@@ -50,10 +53,10 @@ class Options:
     """Milliseconds of drafting a level."""
     prompts: int = 3
     """Texts."""
-    tokens: int = 96
+    tokens: int = 64
     """Tokens of each."""
-    repeats: int = 3
-    """Passes of each way."""
+    repeats: int = 6
+    """Times that each text is written each way."""
 
 
 class LuckyDrafting:
@@ -62,6 +65,8 @@ class LuckyDrafting:
     def __init__(self, texts: Sequence[Sequence[int]], rate: float, level_seconds: float) -> None:
         self._texts, self._rate, self._level_seconds = texts, rate, level_seconds
         self._read: list[int] = []
+        self.seconds = 0.0
+        """Slept so far, in place of drafting."""
 
     def open(self) -> int:
         """There is one text at a time."""
@@ -83,7 +88,8 @@ class LuckyDrafting:
         right = text[at : at + request.shape.depth]
         luck = random.Random(at)
         chain = [token if luck.random() < self._rate else (token + 1) % VOCABULARY for token in right]
-        time.sleep(self._level_seconds * len(chain))
+        self.seconds += (took := self._level_seconds * len(chain))
+        time.sleep(took)
         return [DraftTree([request.pending, *chain], list(range(-1, len(chain))), [0.0] * (1 + len(chain)))]
 
 
@@ -125,7 +131,7 @@ def measure(options: Options) -> dict[str, Any]:
     return {"runs": runs, "faults": sum(run["faults"] for run in runs), "level_ms": options.level_ms}
 
 
-def of_target(name: str, target: Target, rate: float, options: Options) -> dict[str, Any]:
+def of_target(name_of: str, target: Target, rate: float, options: Options) -> dict[str, Any]:
     """Both ways on one target, in turn."""
     draws = np.random.default_rng(0)
     prompts = [draws.integers(4, VOCABULARY, 24).tolist() for _ in range(options.prompts)]
@@ -133,38 +139,55 @@ def of_target(name: str, target: Target, rate: float, options: Options) -> dict[
     plain, shape = GenerationSettings(shape=None, **how), TreeShape.chain(options.depth)
     drafted = GenerationSettings(shape=shape, **how)
     texts = [prompt + one.ids for prompt, one in zip(prompts, Speculator(target).generate(prompts, plain), strict=True)]
-    engine = Speculator(target, LuckyDrafting(texts, rate, options.level_ms / 1000))
+    drafting = LuckyDrafting(texts, rate, options.level_ms / 1000)
+    ways = {"plain": (Speculator(target), plain), "by_utility": (Speculator(target, drafting), drafted)}
+    engine = ways["by_utility"][0]
     engine.generate(prompts, drafted)  # learns
-    pairs: list[tuple[float, float]] = []
-    said: list[Generation] = []
-    for _ in range(options.repeats):
-        slow, _ = _timed(Speculator(target), prompts, plain)
-        fast, found = _timed(engine, prompts, drafted)
-        pairs.append((slow, fast))
-        said += found
-    count = options.tokens * len(prompts)
-    rounds = [rounds for one in said for rounds in one.won]
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    said: list[tuple[int, Generation]] = []
+    for number, place in enumerate(place for _ in range(options.repeats) for place in range(len(prompts))):
+        for name in list(ways)[:: -1 if number % 2 else 1]:
+            slept = drafting.seconds
+            seconds, own, found = _timed(*ways[name], prompts[place])
+            took[name].append((seconds, own + drafting.seconds - slept))
+            said += [(place, found)] * (name == "by_utility")
+    rounds = [won for _, one in said for won in one.won]
     costs = engine.utility(shape).costs.forward
+    ratios = np.array(took["plain"]) / np.array(took["by_utility"])
+    middle, errors = np.median(ratios, 0), _error(ratios)
     return {
-        "target": name,
+        "target": name_of,
         "rate": rate,
-        "plain": round(count / median(slow for slow, _ in pairs), 1),
-        "by_utility": round(count / median(fast for _, fast in pairs), 1),
-        "ratio": round(median(slow / fast for slow, fast in pairs), 2),
-        "nodes": round(sum(one.drafted for one in said) / len(rounds), 1),
+        **{name: round(options.tokens / median(seconds for seconds, _ in found), 1) for name, found in took.items()},
+        "ratio": round(float(middle[0]), 3),
+        "error": round(float(errors[0]), 3),
+        "own_ratio": round(float(middle[1]), 3),
+        "own_error": round(float(errors[1]), 3),
+        "neighbours": len(ratios),
+        "nodes": round(sum(one.drafted for _, one in said) / len(rounds), 1),
         "won": round(mean(rounds), 2),
         "forward_ms": [round(1000 * float(costs.at(size)), 1) for size in SIZES],
-        "faults": sum(one.ids != text[24:] for one, text in zip(said, texts * options.repeats, strict=True)),
+        "faults": sum(one.ids != texts[place][24:] for place, one in said),
     }
 
 
-def _timed(
-    engine: Speculator, prompts: Sequence[Sequence[int]], settings: GenerationSettings
-) -> tuple[float, list[Generation]]:
-    before = engine.seconds.prefill
-    began = time.perf_counter()
-    found = engine.generate(prompts, settings)
-    return time.perf_counter() - began - (engine.seconds.prefill - before), found
+def _error(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Standard error of the median of each column, as of normal values with the same quartiles."""
+    low, high = np.percentile(values, [25, 75], axis=0)
+    return np.asarray(1.2533 * (high - low) / 1.349 / np.sqrt(len(values)))
+
+
+def _timed(engine: Speculator, settings: GenerationSettings, prompt: Sequence[int]) -> tuple[float, float, Generation]:
+    """Seconds and the process's own seconds of decoding, its prompt not counted."""
+    began, own = time.perf_counter(), time.process_time()
+    found: list[int] = []
+    out = [Generation()]
+    for _, tokens, _ in engine.stream([prompt], settings, out):
+        if not found:  # the prompt and the first round
+            began, own = time.perf_counter(), time.process_time()
+        found += tokens
+    out[0].ids = found
+    return time.perf_counter() - began, time.process_time() - own, out[0]
 
 
 def tables(result: dict[str, Any]) -> str:
@@ -179,7 +202,10 @@ def tables(result: dict[str, Any]) -> str:
             "nodes drafted a round": "{nodes}",
             "tokens won a round": "{won}",
             "plain tokens/s": "{plain}",
-            "by utility": "{by_utility} ({ratio:.2f}x)",
+            "by utility": "{by_utility}",
+            "times plain": "{ratio:.3f} ± {error:.3f}",
+            "in the process's seconds": "{own_ratio:.3f} ± {own_error:.3f}",
         },
     )
-    return f"{shown}\n\nA level takes {result['level_ms']:g} ms to draft. Prompts are not counted."
+    told = f"A level takes {result['level_ms']:g} ms to draft. Prompts and the first round are not counted."
+    return f"{shown}\n\n{told} Medians of {result['runs'][0]['neighbours']} neighbours, ± a standard error."
