@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -26,15 +26,15 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from benchmarks.kit.figures import listing, titled
+from benchmarks.kit.options import one_of
 from benchmarks.kit.progress import steps
 from benchmarks.kit.verifier import random_pair
+from benchmarks.server import large
 from moa.demo import paths
 from moa.model.blocks import rotary, rotate
 from moa.model.products import Product, joined
 from moa.model.target import Row, Target
 
-SESSIONS = (1, 8, 32)
-TOKENS = (1, 8, 17, 62)
 LENGTHS = (40, 400)
 """Tokens that a session holds: drawn evenly from this range."""
 
@@ -44,7 +44,13 @@ class Options:
     """Which targets, and for how long."""
 
     random: str = ""
-    """Also a random target, HIDDENxLAYERS."""
+    """A random target instead of the embedded one, HIDDENxLAYERS."""
+    shape: str = one_of("", ("", *large.SHAPES))
+    """Instead of all this, time forwards of a random bfloat16 target of this shape."""
+    sessions: tuple[int, ...] = (1, 8, 32)
+    """Sessions in a forward."""
+    tokens: tuple[int, ...] = (1, 8, 17, 62)
+    """Tokens of each."""
     seconds: float = 2.0
     """Seconds for each batch."""
 
@@ -118,12 +124,12 @@ def rows_of(target: Target, sessions: int, tokens: int, rng: np.random.Generator
     return rows, lengths
 
 
-def batches(folder: Path, seconds: float) -> list[dict[str, Any]]:
+def batches(folder: Path, options: Options) -> list[dict[str, Any]]:
     """Every batch: milliseconds of each way, and ours over the two kinds of bare arithmetic."""
-    room: dict[str, Any] = {"slots": max(SESSIONS), "capacity": 512}
+    room: dict[str, Any] = {"slots": max(options.sessions), "capacity": 512}
     ours, library = Target.load(folder, pack_weights=True, **room), Target.load(folder, packed=False, **room)
     found = []
-    for sessions, tokens in steps(product(SESSIONS, TOKENS), "batches"):
+    for sessions, tokens in steps(product(options.sessions, options.tokens), "batches"):
         rows, lengths = rows_of(ours, sessions, tokens, np.random.default_rng(sessions))
         padded, _ = rows_of(library, sessions, tokens, np.random.default_rng(sessions))
         ways: dict[str, Callable[[], Any]] = {
@@ -132,7 +138,7 @@ def batches(folder: Path, seconds: float) -> list[dict[str, Any]]:
             "bare_ms": Bare(library, lengths, tokens, pack=True),
             "bare_torch_ms": Bare(library, lengths, tokens, pack=False),
         }
-        times = dict(zip(ways, _in_turn(list(ways.values()), seconds), strict=True))
+        times = dict(zip(ways, _in_turn(list(ways.values()), options.seconds), strict=True))
         for target, used in ((ours, rows), (library, padded)):
             for row in used:
                 target.pool.release(row.slot)
@@ -167,26 +173,23 @@ def _in_turn(ways: Sequence[Callable[[], Any]], seconds: float) -> list[list[flo
     return [took[1:] for took in times]
 
 
-@contextlib.contextmanager
-def targets(random: str) -> Iterator[dict[str, Path]]:
-    """The embedded target, and a random one when asked for."""
-    with contextlib.ExitStack() as stack:
-        found = {"embedded, 7M": paths().target}
-        if random:
-            found[f"random, {random}"] = Path(stack.enter_context(random_pair(random)).target)
-        yield found
-
-
 def measure(options: Options) -> dict[str, Any]:
-    """All batches of all targets."""
+    """All batches of the target."""
+    if options.shape:
+        return {"large": large.measure(options.shape, options.seconds)}
     torch.set_num_threads(1)
-    with targets(options.random) as found:
-        times = {name: batches(folder, options.seconds) for name, folder in found.items()}
+    with contextlib.ExitStack() as stack:
+        name, folder = "embedded, 7M", paths().target
+        if options.random:
+            name, folder = f"random, {options.random}", Path(stack.enter_context(random_pair(options.random)).target)
+        times = {name: batches(folder, options)}
     return {"lengths": LENGTHS, "forward": times}
 
 
 def tables(result: Mapping[str, Any]) -> str:
-    """Time and ratio by sessions and tokens, a table for each target."""
+    """Time and ratio by sessions and tokens."""
+    if "large" in result:
+        return large.tables(result["large"])
     columns = {
         "sessions x tokens": "{sessions} x {tokens}",
         "ms": "{ms:.2f}",

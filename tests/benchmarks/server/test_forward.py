@@ -11,10 +11,8 @@ from tests.tiny import save_tiny
 
 
 def test_every_batch_is_measured_beside_the_bare_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "SESSIONS", (1, 2))
-    monkeypatch.setattr(forward, "TOKENS", (1, 3))
     monkeypatch.setattr(forward, "LENGTHS", (4, 20))
-    found = forward.batches(save_tiny("llama", tmp_path), seconds=0.0)
+    found = forward.batches(save_tiny("llama", tmp_path), forward.Options(sessions=(1, 2), tokens=(1, 3), seconds=0.0))
     assert [(one["sessions"], one["tokens"]) for one in found] == [(1, 1), (1, 3), (2, 1), (2, 3)]
     assert all(one[name] > 0 for one in found for name in ("ms", "bare_ms", "ratio", "ratio_torch", "library_ratio"))
     table = forward.tables({"forward": {"tiny": found}})
