@@ -37,6 +37,7 @@ class Verifier:
             max_batch_tokens=settings.max_batch_tokens,
             prefill_tokens=settings.prefill_tokens,
             batch_wait=settings.batch_wait_ms / 1000,
+            pieces=served.target.pieces,
         )
         self.service = Service(
             served.facts,

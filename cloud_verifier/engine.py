@@ -15,12 +15,12 @@ from cloud_verifier.deciding import decide
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.recording import Recorder
-from cloud_verifier.scheduler import Chunk, ForwardBatch, Releases, Scheduler
+from cloud_verifier.scheduler import Chunk, ForwardBatch, Reading, Releases, Scheduler
 from cloud_verifier.stream_drafting import FlatTree, NoDrafting, ServerDrafting
 from cloud_verifier.work import Detokenizer, Dropped, Failed, Job, Lease, Post, Report, Settled, Streamed, Waiting
 from moa.errors import FullError, NumericalError
 from moa.model.choosing import Judged, accept_rows, log_probabilities
-from moa.model.target import Row, Step, Target
+from moa.model.target import Forward, Row, Step, Target
 from moa.tree import Accepted
 from moa.wire.codes import Code, Refusal
 from moa.wire.history import Timing
@@ -61,6 +61,8 @@ class Engine:
         self._most_guesses = most_guesses
         self._clock = clock
         self._leases: dict[Lease, None] = {}
+        self._underway: tuple[list[Chunk], Forward, float] | None = None
+        """Chunks of prompts whose forward has begun, and the seconds that it has taken."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -93,11 +95,14 @@ class Engine:
             case Releases(leases):
                 for lease in leases:
                     self._release(lease)
+            case Reading(chunks):
+                self._read(chunks)
+                self._recorder.report()
             case ForwardBatch(jobs, expired, chunks, worth):
                 self._drop(expired)
                 self._run_batch(jobs, chunks, worth)
                 self._recorder.report()
-            case None if not busy and not self._stopping:
+            case None if not busy and not self._stopping and self._underway is None:
                 self._probe()
         if work is None or self._recorder.overdue:
             self._recorder.go()
@@ -156,6 +161,41 @@ class Engine:
                 report.job.enqueued = ended
                 report.job.sent(len(report.tokens), ended)
                 self._scheduler.again(report.job)
+
+    def _read(self, chunks: Sequence[Chunk]) -> None:
+        """Begin a forward of prompts alone, or run one more layer of it; what it read counts after the last one."""
+        if self._underway is None:
+            here = [chunk for chunk in chunks if self._claim(chunk.lease, None) and self._some_left(chunk)]
+            if not here or self.target.pieces == 1:
+                self._run_batch([], here, 1.0)
+                self._scheduler.read()
+                return
+        started = self._clock()
+        try:
+            if self._underway is None:
+                self._underway = here, self.target.start([_chunk_row(chunk) for chunk in here]), 0.0
+            here, forward, spent = self._underway
+            step = forward.advance()
+        except Exception:  # run each alone to find which one raised
+            self._underway = None
+            for chunk in here:
+                self._run_batch([], [chunk], 1.0)
+            self._scheduler.read()
+            return
+        self.alive_at = self._clock()
+        spent += self.alive_at - started
+        if step is None:
+            self._underway = here, forward, spent
+            return
+        self._underway = None
+        first = all(chunk.lease.length == 0 for chunk in here)
+        for b, chunk in enumerate(here):
+            self._commit(step, b, chunk.lease, range(step.batch.sizes[b]))
+            self._scheduler.prefilled(chunk.lease)
+        self._scheduler.read()
+        self._count([], sum(step.batch.sizes), spent)
+        if first:  # later chunks also look at what is before them: their time says nothing of drafts
+            self._drafting.ran({}, sum(step.batch.sizes), spent, 0.0)
 
     def _count(self, jobs: Sequence[Job], prompt_tokens: int, seconds: float) -> None:
         self._metrics.forward_seconds.labels("draft" if jobs else "prompt").observe(seconds)
@@ -260,6 +300,9 @@ class Engine:
         lease.length += len(path)
 
     def _release(self, lease: Lease) -> None:
+        if self._underway is not None and any(chunk.lease is lease for chunk in self._underway[0]):
+            self._underway = None  # its pages may soon be another's; the chunks of others are read again
+            self._scheduler.read()
         self._recorder.forget(lease)
         self._drafting.close(lease)
         self._leases.pop(lease, None)

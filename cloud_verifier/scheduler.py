@@ -1,7 +1,8 @@
 """What the model runs next. Bounded, fair between principals, without starvation. No torch, no clock.
 
-Drafts go first, all that are ready in one batch. Beside them go chunks of waiting prompts, in the same forward and as
-many tokens as make it longer by a stated share, so a long prompt cannot hold drafts up, nor drafts a prompt for ever.
+Drafts go first, all that are ready in one batch. Beside them go chunks of waiting prompts, so a long prompt cannot
+hold drafts up, nor drafts a prompt for ever: in the same forward, as many tokens as make it longer by a stated share;
+or, where that is hardly any, in a forward of their own that drafts may interrupt after every layer.
 Between principals the one that has been served least goes first (virtual time: tokens run), within one the round that
 somebody has waited for longest: what a stream has sent keeps its reader busy for a while. And forwards stay short
 while one with few sessions is in the middle of an answer: a hundred sessions of one leave time for the single session
@@ -11,6 +12,7 @@ of another.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -18,21 +20,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from cloud_verifier.forward_time import ForwardTime
+from cloud_verifier.forward_time import ForwardTime, looks
 from cloud_verifier.work import Job, Lease
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 
 _WORTH_WAITING = 0.25  # of the last batch's time
 _RECENT = 0.1  # seconds: a session that got its verdict this lately is about to send the next draft
-_PROMPT_SHARE = 0.25
+_BESIDE = 0.2
 """How much longer a forward with drafts may take for prompts in the same batch."""
+_BETWEEN, _BETWEEN_BOTH = 0.25, 0.1
+"""How long a layer of prompts between two such forwards may take, of the time of one: by itself, and where prompts are
+in these forwards too. So a round waits a quarter longer for the prompts of others, or hardly more."""
+_GAP_GROWS = 0.1
+"""How fast longer gaps between drafts are believed in; shorter ones are at once."""
+_SURE, _PART = 0.9, 0.3
+"""Of such a gap, what is sure to be free; and how long a layer may take that is to be run in it."""
 _OTHERS_SHARE = 0.35
 """How much longer than the rounds of the smallest principal a forward may take for each other principal."""
 _MEASURED = 8
 """One of so many such forwards is as short as possible, to measure the cost of the others."""
-_LEAST_CHUNK = 16
-"""Least prompt tokens of a forward, however short its drafts are, so that prompts finish."""
+_LEAST_BESIDE = 16
+"""With room for fewer prompt tokens beside drafts, prompts run by themselves."""
+_LEAST_CHUNK = 4
+"""Least prompt tokens of a forward, however long they take, so that prompts finish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +74,33 @@ class Releases:
     leases: list[Lease]
 
 
-Work = ForwardBatch | Releases
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """Chunks of prompts to run by themselves. The same one is handed out again, between other work, until the thread
+    says that it has run: if the model can, run one layer of it each time."""
+
+    chunks: list[Chunk]
+
+
+Work = ForwardBatch | Reading | Releases
 
 
 @dataclass(slots=True)
 class _Prompt:
     ids: Sequence[int]
     goal: int
+    ran: int = 0
+
+
+@dataclass(slots=True)
+class _Underway:
+    """A reading, and what is known of its time."""
+
+    reading: Reading
+    tokens: int
+    looks: float
+    spent: float = 0.0
+    layers: int = 0
 
 
 @dataclass(slots=True)
@@ -93,11 +124,13 @@ class Scheduler:
         max_batch_tokens: int = 2048,
         prefill_tokens: int = 256,
         batch_wait: float = 0.0015,
+        pieces: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`pieces` are the parts of a forward of prompts, between which others can run."""
         self._limits = limits
         self._max_rows, self._max_tokens, self._prefill_tokens = max_batch_rows, max_batch_tokens, prefill_tokens
-        self._batch_wait = batch_wait
+        self._batch_wait, self._pieces = batch_wait, pieces
         self._clock = clock
         self._changed = threading.Condition()
         self._woken = False
@@ -109,7 +142,19 @@ class Scheduler:
         """Sessions in the middle of an answer: the time of their last message or verdict, and the tokens of that
         round."""
         self._queued = 0
-        self._handed: tuple[float, ForwardBatch] | None = None
+        self._handed: tuple[float, ForwardBatch | Reading, float] | None = None
+        """When work was handed out, which, and the looks of its forward."""
+        self._underway: _Underway | None = None
+        self._owed, self._idle_since = 0.0, clock()
+        """Seconds that prompts have coming, because rounds ran instead; and since when nothing has run."""
+        self._beside = 0
+        """Prompt tokens that went along with the latest drafts."""
+        self._ended, self._gap = -math.inf, 0.0
+        """When the latest drafts had run, and how soon after that a round is ready, at the soonest."""
+        self._gap_open = False
+        self._usual = 0.0
+        """Seconds of a forward like the latest one with drafts, without the prompts beside them."""
+        self._turns = itertools.count(1)
         self._forward_time = ForwardTime()
         self._forwards = itertools.count()
         self._took = 0.0  # seconds that the last batch of drafts ran
@@ -143,6 +188,7 @@ class Scheduler:
                 self._want(job.lease, job.ids, job.base)
             else:
                 principal.ready.append(job)
+                self._note_gap(self._clock())
             self._changed.notify()
 
     def prefill(self, lease: Lease, ids: Sequence[int], goal: int) -> None:
@@ -194,14 +240,15 @@ class Scheduler:
                 if self._stopped:
                     return None
                 if (work := self._pick()) is not None:
-                    self._handed = self._clock(), work
+                    self._handed = self._clock(), work, self._looks(work)
                     return work
                 if self._releases:
                     continue  # they came while a batch waited for company, and its rows may need their slots
                 if self._woken:
                     self._woken = False
                     return None
-                if timeout == 0 or not self._changed.wait(timeout):
+                wait = min(hold, math.inf if timeout is None else timeout) if (hold := self._hold()) else timeout
+                if timeout == 0 or not (self._changed.wait(wait) or wait != timeout):
                     return None
 
     def prefilled(self, lease: Lease) -> None:
@@ -213,6 +260,14 @@ class Scheduler:
             del self._prompts[lease]
             if (job := self._parked.pop(lease, None)) is not None:
                 self._principal(lease.principal).ready.append(job)
+
+    def read(self) -> None:
+        """The thread has run the reading to its end, or gives it up."""
+        with self._changed:
+            self._note_end()
+            if (now := self._underway) is not None and now.layers == self._pieces:
+                self._forward_time.observe(now.tokens, now.spent, now.looks)
+            self._underway = None
 
     def give_up(self, lease: Lease) -> Job | None:
         """Run no more of the lease's prompt, for there is no memory; returns the round that waited for it, if any."""
@@ -235,34 +290,106 @@ class Scheduler:
     # ---- inside the lock
 
     def _note_end(self) -> None:
-        """The thread is back from a batch: its sessions have their verdicts, and will soon be here again."""
-        if self._handed is not None:
-            now, (since, batch) = self._clock(), self._handed
-            self._handed = None
-            tokens = sum(job.cost for job in batch.jobs) + sum(chunk.size for chunk in batch.chunks)
-            if tokens:
-                self._forward_time.observe(tokens, now - since)
-            if batch.jobs:
-                self._took = now - since
-            self._recent |= {job.lease: (now, job.cost) for job in batch.jobs if not job.lease.revoked}
+        """The thread is back: if from a batch of drafts, its sessions have their verdicts, and will soon be here
+        again."""
+        if self._handed is None:
+            return
+        now, (since, work, looked) = self._clock(), self._handed
+        self._handed, self._idle_since = None, now
+        if isinstance(work, Reading):
+            self._owed = max(0.0, self._owed - (now - since))
+            if self._underway is not None:
+                self._underway.spent += now - since
+                self._underway.layers += 1
+            return
+        tokens = sum(job.cost for job in work.jobs) + sum(chunk.size for chunk in work.chunks)
+        if tokens:
+            self._forward_time.observe(tokens, now - since, looked)
+        if work.jobs:
+            self._took, self._ended, self._gap_open = now - since, now, True
+            self._owed += self._between * self._took
+            if self._ready():
+                self._note_gap(now)
+        self._recent |= {job.lease: (now, job.cost) for job in work.jobs if not job.lease.revoked}
 
-    def _pick(self) -> ForwardBatch | None:
-        if ready := self._ready():
+    def _note_gap(self, now: float) -> None:
+        """A round is ready: how long nothing was since the latest drafts."""
+        if self._gap_open:
+            self._gap_open, gap = False, min(_RECENT, now - self._ended)
+            self._gap = min(gap, self._gap + _GAP_GROWS * (gap - self._gap))
+
+    def _pick(self) -> ForwardBatch | Reading | None:
+        ready = self._ready()
+        if self._underway is None and not self._prompts:
+            self._owed = 0.0
+        elif not ready or (self._owed and not self._beside):
+            self._begin()
+        reading = self._underway.reading if self._underway is not None else None
+        if ready and (reading is None or self._owed < self._layer):
             self._wait_for_more_rounds(ready)
-            if self._releases:
-                return None
-            jobs, expired = self._drafts()
-            room = self._room(sum(job.cost for job in jobs), _PROMPT_SHARE) if jobs else self._prefill_tokens
-            return ForwardBatch(jobs, expired, self._chunks(room), self._forward_time.worth(max(1, len(jobs))))
-        if not self._prompts:
+            return None if self._releases else self._batch()
+        if not ready and self._hold():
             return None
-        # A round that comes now waits for this forward: where rounds are about to come, it is a short one.
-        return ForwardBatch([], chunks=self._chunks(self._room(0, 1.0) if self._expected() else self._prefill_tokens))
+        return reading
 
-    def _room(self, tokens: int, share: float) -> int:
-        """Prompt tokens that may run in the same forward as so many others."""
-        most = self._prefill_tokens
-        return max(min(_LEAST_CHUNK, most), self._forward_time.beside(tokens, share, most))
+    def _batch(self) -> ForwardBatch:
+        jobs, expired = self._drafts()
+        rode, self._beside = self._beside, 0
+        chunks: list[Chunk] = []
+        if jobs:
+            looked = looks((job.cost, job.lease.length) for job in jobs)
+            self._usual = self._forward_time.seconds(sum(job.cost for job in jobs), looked)
+            if self._underway is None:
+                # What cannot be interrupted goes along at any price: by itself it would hold drafts up for longer.
+                # At most twice as many as before: what many tokens take is not known while all forwards are alike.
+                most = max(_LEAST_BESIDE, 2 * rode)
+                chunks = self._chunks(_BESIDE * self._usual, _LEAST_BESIDE, most, force=self._pieces == 1)
+                self._beside = sum(chunk.size for chunk in chunks)
+        return ForwardBatch(jobs, expired, chunks, self._forward_time.worth(max(1, len(jobs))))
+
+    @staticmethod
+    def _looks(work: ForwardBatch | Reading) -> float:
+        chunks = [(chunk.size, chunk.lease.length) for chunk in work.chunks]
+        jobs = work.jobs if isinstance(work, ForwardBatch) else []
+        return looks([*((job.cost, job.lease.length) for job in jobs), *chunks])
+
+    def _begin(self) -> None:
+        """Choose what is read by itself, if nothing is: pieces of a size that a round can wait for, where some come."""
+        if self._underway is not None or not self._prompts:
+            return
+        once, least = self._forward_time.seconds(0), _LEAST_CHUNK
+        if not self._expected():
+            budget = math.inf
+        elif self._pieces > 1:
+            budget = self._pieces * max(self._between * self._usual, _PART * self._gap) - once
+        else:
+            budget, least = once, _LEAST_BESIDE
+        chunks = self._chunks(budget, least, self._prefill_tokens, force=True)
+        reading = Reading(chunks)
+        self._underway = _Underway(reading, sum(chunk.size for chunk in chunks), self._looks(reading))
+
+    @property
+    def _between(self) -> float:
+        return _BETWEEN_BOTH if self._beside else _BETWEEN
+
+    @property
+    def _layer(self) -> float:
+        """Seconds of the next piece of the reading."""
+        if (now := self._underway) is None:
+            return 0.0
+        if now.layers:
+            return now.spent / now.layers
+        return self._forward_time.seconds(now.tokens, now.looks) / self._pieces
+
+    def _hold(self) -> float:
+        """Seconds for which the reading leaves the model to rounds that are about to come: none if a round would hardly
+        notice it, and no longer than it takes itself."""
+        if self._underway is None or self._layer <= self._between * self._usual or not self._expected():
+            return 0.0
+        now, soonest = self._clock(), self._ended + _SURE * self._gap
+        if now + self._layer <= soonest:
+            return 0.0
+        return max(0.0, self._layer - self._owed - (now - max(self._idle_since, soonest)))
 
     def _ready(self) -> int:
         return sum(len(p.ready) for p in self._principals.values())
@@ -333,15 +460,26 @@ class Scheduler:
             jobs.append(job)
         return jobs, expired
 
-    def _chunks(self, room: int) -> list[Chunk]:
-        """Pieces of waiting prompts, `room` tokens in all; those of principals that were served least come first."""
+    def _chunks(self, seconds: float, least: int, most: int, *, force: bool) -> list[Chunk]:
+        """Pieces of waiting prompts, `most` tokens at most, that take so long in all; none if less than `least` of the
+        first fits, or with `force` so much. Those of principals that were served least come first, and of one
+        principal's in turn the oldest and the one of which least has run: a short one does not wait for a long one."""
         chunks: list[Chunk] = []
-        by_need = sorted(self._prompts.items(), key=lambda item: self._principal(item[0].principal).served)
-        for lease, prompt in by_need[: self._max_rows]:
-            if room <= 0:
+        most, oldest = min(most, self._prefill_tokens), next(self._turns) % 2
+        order = sorted(
+            self._prompts.items(),
+            key=lambda item: (self._principal(item[0].principal).served, 0 if oldest else item[1].ran),
+        )
+        for lease, prompt in order[: self._max_rows]:
+            need = prompt.goal - lease.length
+            size = min(need, self._forward_time.fitting(seconds, lease.length, most))
+            if not chunks and size < (few := min(need, least, most)):
+                size = few if force else 0
+            if size <= 0:
                 break
-            size = min(prompt.goal - lease.length, room)
-            room -= size
+            most -= size
+            seconds -= self._forward_time.added(size, lease.length)
+            prompt.ran += size
             self._principal(lease.principal).served += size
             chunks.append(Chunk(lease, prompt.ids, prompt.goal, size))
         return chunks

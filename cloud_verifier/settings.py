@@ -58,8 +58,8 @@ class Settings:
     max_batch_tokens: int = 2048
     """Draft tokens in one forward."""
     prefill_tokens: int = 256
-    """Prompt tokens in one forward without drafts; together with drafts, as many as add a quarter of the drafts'
-    time."""
+    """Prompt tokens in one forward without drafts; fewer where rounds come meanwhile, so that these wait about a
+    quarter longer at most."""
     project_rows: int = 64
     """Activation records made in one batch between forwards."""
     near_tie: float = 0.0

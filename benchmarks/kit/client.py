@@ -25,8 +25,8 @@ class Client:
 
     welcome: Welcome
 
-    def __init__(self, connection: ClientConnection, *, ack: bool = True) -> None:
-        self.connection = connection
+    def __init__(self, connection: ClientConnection, *, ack: bool = True, patience: float = PATIENCE) -> None:
+        self.connection, self._patience = connection, patience
         self.sessions: dict[bytes, ClientSession] = {}
         self.rows: list[Activations] = []
         self.other: list[ServerMessage] = []
@@ -44,7 +44,7 @@ class Client:
 
     async def receive(self) -> ServerMessage:
         """The next message that is no activation record."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self._patience):
             while True:
                 frame = await self.connection.recv(decode=False)
                 message = decode_server(frame)
@@ -65,7 +65,7 @@ class Client:
 
     async def rows_come(self, count: int) -> None:
         """Wait until so many rows of records have arrived; nothing else may come meanwhile."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(self._patience):
             while sum(message.rows for message in self.rows) < count:
                 frame = await self.connection.recv(decode=False)
                 self.record_bytes += len(frame)
@@ -139,10 +139,12 @@ def connection(url: str, *, token: str = "", key: str = "", **options: Any) -> c
 
 
 @contextlib.asynccontextmanager
-async def client(url: str, *, ack: bool = True, token: str = "", key: str = "", **hello: Any) -> AsyncIterator[Client]:
-    """A client after hello and welcome."""
+async def client(
+    url: str, *, ack: bool = True, token: str = "", key: str = "", patience: float = PATIENCE, **hello: Any
+) -> AsyncIterator[Client]:
+    """A client after hello and welcome; `patience` are seconds without a message that count as a hang."""
     async with connection(url, token=token, key=key, ping_interval=None) as raw:
-        made = Client(raw, ack=ack)
+        made = Client(raw, ack=ack, patience=patience)
         said: dict[str, Any] = {"versions": list(PROTOCOL_VERSIONS), "features": sorted(FEATURES), **hello}
         await made.send(Hello(**said))
         welcome = await made.receive()

@@ -44,6 +44,8 @@ from moa.tree import TreeShape
 class SlowTarget(Target):
     """A target whose every forward takes `step_seconds`; it remembers what was committed, for drafters that observe."""
 
+    pieces = 1  # time is emulated for whole forwards
+
     def __init__(self, *arguments: Any, step_seconds: float = 0.0, watching: bool = False, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.step_seconds, self.watching = step_seconds, watching

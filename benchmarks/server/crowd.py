@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.kit.devices import Script, ScriptedDevice, scripts, together
+from benchmarks.kit.devices import Round, Script, ScriptedDevice, scripts, together
 from benchmarks.server.scrape import Page, look
 from moa.wire.messages import RecordDtype
 
@@ -19,12 +19,20 @@ class Run:
 
     seconds: float
     tokens: int
-    rounds: int
-    round_ms: list[float]
-    """From sending a draft to having read its verdict, by the client."""
+    heard: list[Round]
     before: Page
     after: Page
     """What the verifier said when it began and when it ended."""
+
+    @property
+    def rounds(self) -> int:
+        """How many drafts were verified."""
+        return len(self.heard)
+
+    @property
+    def round_ms(self) -> list[float]:
+        """From sending a draft to having read its verdict, by the client."""
+        return [1000 * (one.read - one.sent) for one in self.heard]
 
     @property
     def rate(self) -> float:
@@ -64,8 +72,7 @@ async def crowd(url: str, said: Sequence[Script], records: RecordDtype = "off") 
     return Run(
         seconds=until - began,
         tokens=sum(one.tokens for one in counted),
-        rounds=len(counted),
-        round_ms=[1000 * (one.read - one.sent) for one in counted],
+        heard=counted,
         before=before,
         after=after,
     )

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from itertools import product
+from statistics import median
 from typing import Any
 
 from benchmarks.kit.client import client
-from benchmarks.kit.devices import Script, prompt
+from benchmarks.kit.devices import Round, Script, prompt
 from benchmarks.kit.figures import listing, percentiles
 from benchmarks.kit.progress import steps
 from benchmarks.kit.verifier import Pair, verifier
 from benchmarks.server.crowd import crowd, scripts_for
+from moa.wire import FEATURES
 from moa.wire.messages import RecordDtype
 
 Figures = dict[str, Any]
-_LONG = 8000
-"""Tokens of the prompt that others wait beside, or as many as fit."""
 _ROOM = 512
 """Tokens of the context that the crowd's own sessions may need."""
+_HANG = 900.0
+"""Seconds after which a prompt that is not read counts as a hang."""
 _WAYS: tuple[RecordDtype, ...] = ("off", "int8")
 
 
@@ -56,59 +59,98 @@ def record_tables(figures: Figures) -> str:
 
 
 async def measure_prompt(pair: Pair, options: Any) -> Figures:
-    """The same crowd with nobody else there, and while a long prompt is read."""
-    most, room = max(options.clients), _LONG + _ROOM
+    """The same crowd while another client's long prompt is read, with and without records for it, and with nobody else
+    there, in turn."""
+    most, room = max(options.clients), options.long + _ROOM
     flags = (f"--slots={most + 2}", f"--max-context-tokens={room}", f"--max-prompt-tokens={room}")
-    rows = []
+    kinds = [(clients, dtype) for clients in sorted({min(options.clients), most}) for dtype in _WAYS]
+    alone: dict[tuple[int, str], list[list[float]]] = {kind: [] for kind in kinds}
+    beside: dict[tuple[int, str], list[list[float]]] = {kind: [] for kind in kinds}
+    took: dict[tuple[int, str], list[float]] = {kind: [] for kind in kinds}
     with verifier(*flags, pair=pair) as running:
         said = await scripts_for(running.url, most, options)
         await crowd(running.url, said[:1])  # warm
-        for clients in steps(sorted({min(options.clients), most}), "clients"):
-            alone: list[float] = []
-            for _ in range(options.repeats):
-                alone += (await crowd(running.url, said[:clients])).round_ms
-            beside, tokens, seconds = await _while_reading(running.url, said[:clients])
-            before, now = percentiles(alone, 95)["p95"], percentiles(beside, 95)["p95"]
-            rows.append(
-                {
-                    "clients": clients,
-                    "prompt": tokens,
-                    "prompt_seconds": round(seconds, 2),
-                    "alone_p95_ms": before,
-                    "beside_p95_ms": now,
-                    "ratio": round(now / before, 2),
-                    "verdicts": len(beside),
-                }
-            )
-    return {"rows": rows}
+        tokens, by_itself, _ = await _while_reading(running.url, [], options.long, most, "off")
+        for number, (_, (clients, dtype)) in enumerate(steps(product(range(options.repeats), kinds), "prompts")):
+            group, seed = said[:clients], most + 1 + number
+            _, seconds, found = await _while_reading(running.url, group, options.long, seed, dtype)
+            quiet: list[float] = []
+            while len(quiet) < len(found):
+                quiet += (await crowd(running.url, group)).round_ms
+            took[clients, dtype].append(seconds)
+            beside[clients, dtype].append(found)
+            alone[clients, dtype].append(quiet)
+    return {
+        "prompt": tokens,
+        "prompt_seconds": round(by_itself, 2),
+        "rows": [
+            {"clients": clients, "records": dtype, "prompt_seconds": round(median(took[clients, dtype]), 2)}
+            | _compared(alone[clients, dtype], beside[clients, dtype])
+            for clients, dtype in kinds
+        ],
+    }
 
 
-async def _while_reading(url: str, said: Sequence[Script]) -> tuple[list[float], int, float]:
-    """Round times of a crowd until another client's prompt has been read; its tokens, and how long that took."""
-    found: list[float] = []
-    async with client(url) as edge:
-        ids = prompt(len(said), min(_LONG, edge.welcome.limits.max_context_tokens - _ROOM), edge.welcome.vocab_size)
+def _compared(alone: Sequence[Sequence[float]], beside: Sequence[Sequence[float]]) -> Figures:
+    """Percentiles of all, and the median of the ratios of neighbours."""
+    shares = (50, 95)
+    ratios = {
+        f"p{share}": [
+            percentiles(now, share)[f"p{share}"] / percentiles(before, share)[f"p{share}"]
+            for before, now in zip(alone, beside, strict=True)
+            if before and now
+        ]
+        for share in shares
+    }
+    return {
+        "alone_ms": percentiles([ms for found in alone for ms in found], *shares),
+        "beside_ms": percentiles([ms for found in beside for ms in found], *shares),
+        "ratio": {name: round(median(found or [0.0]), 2) for name, found in ratios.items()},
+        "ratios": {name: [round(ratio, 2) for ratio in found] for name, found in ratios.items()},
+        "verdicts": sum(map(len, beside)),
+    }
+
+
+async def _while_reading(
+    url: str, said: Sequence[Script], length: int, seed: int, records: RecordDtype
+) -> tuple[int, float, list[float]]:
+    """Tokens of another client's prompt, how long it took to read it, and a crowd's round times in that time."""
+    heard: list[Round] = []
+    features = FEATURES if records != "off" else FEATURES - {"records"}
+    async with client(url, patience=_HANG, features=sorted(features)) as edge:
+        fits = min(length, edge.welcome.limits.max_context_tokens - _ROOM)
+        ids = prompt(seed, fits, edge.welcome.vocab_size)
         began = time.perf_counter()
-        session = await edge.start(ids, patient=True, max_new_tokens=2, ignore_eos=True, records="off")
-        reading = asyncio.create_task(edge.advance(session, [session.log[-1]]))
-        while not reading.done():
-            run = await crowd(url, said)
-            if not reading.done():  # a crowd that outlasts the prompt counts for the time without it as well
-                found += run.round_ms
-        await reading
-        seconds = time.perf_counter() - began
+        session = await edge.start(ids, patient=True, max_new_tokens=2, ignore_eos=True, records=records)
+
+        async def read() -> float:
+            await edge.advance(session, [session.log[-1]])
+            return time.perf_counter()
+
+        reading = asyncio.create_task(read())
+        while said and not reading.done():
+            heard += (await crowd(url, said)).heard
+        ended = await reading
         await edge.send(session.close())
-    return found or run.round_ms, len(ids), seconds
+    return len(ids), ended - began, [1000 * (one.read - one.sent) for one in heard if one.read <= ended]
 
 
 def prompt_tables(figures: Figures) -> str:
-    """95th percentiles of a verdict, alone and beside the prompt."""
-    return listing(
+    """Percentiles of a verdict, alone and beside the prompt."""
+    shown = listing(
         figures["rows"],
         {
-            "p95 of a verdict": "{clients} clients",
-            "ms alone": "{alone_p95_ms:.1f}",
-            "ms beside a prompt": "{beside_p95_ms:.1f} ({ratio:.2f}x)",
-            "the prompt": "{prompt} tokens in {prompt_seconds:.1f} s",
+            "": "{clients} clients, records of the prompt {records}",
+            "verdicts": "{verdicts}",
+            **{f"{q} ms alone": f"{{alone_ms[{q}]:.1f}}" for q in ("p50", "p95")},
+            **{f"{q} ms beside": f"{{beside_ms[{q}]:.1f}} ({{ratio[{q}]:.2f}}x)" for q in ("p50", "p95")},
+            "the prompt took": "{prompt_seconds:.1f} s",
         },
+    )
+    told = (
+        "From a draft's sending to its verdict's reading, by the client; ratios are the medians of neighbours' ratios."
+    )
+    return (
+        f"{shown}\n\n{told} With nobody else there the prompt of {figures['prompt']} tokens takes "
+        f"{figures['prompt_seconds']:.1f} s."
     )

@@ -66,6 +66,8 @@ class Options:
     """Probability that a drafted token is right."""
     repeats: int = 5
     """Of batching, verdicts and prompts, interleaved."""
+    long: int = 8000
+    """Tokens of the prompt that others wait beside; fewer if the target holds fewer."""
     sessions: int = 10_000
     """Sessions of the scenario of that name."""
 

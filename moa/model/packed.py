@@ -5,7 +5,7 @@ The library's own model is the reference, and is used for other families; the we
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,16 @@ class PackedDecoder:
         for layer, (keys, values) in zip(self._layers, memory, strict=True):
             x = layer(x, cos, sin, layout, keys, values)
         return rms_norm(x, x.shape[-1:], self._norm, self._eps)
+
+    def by_layer(self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+        """The same, layer by layer: the last states are the final ones."""
+        cos, sin = self._turns.index_select(0, layout.positions).unbind(1)
+        x = embedding(ids, self._embedding)
+        for layer, (keys, values) in zip(self._layers[:-1], memory[:-1], strict=True):
+            x = layer(x, cos, sin, layout, keys, values)
+            yield x
+        x = self._layers[-1](x, cos, sin, layout, *memory[-1])
+        yield rms_norm(x, x.shape[-1:], self._norm, self._eps)
 
 
 class _Layer:

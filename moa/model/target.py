@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from moa.model.products import can_pack
 from moa.model.rows import Row, RowBatch
 from moa.sampling import NO_LOGITS
 
-__all__ = ["Committed", "Row", "Step", "Target"]
+__all__ = ["Committed", "Forward", "Row", "Step", "Target"]
 
 _NO_NUMBER = -2
 _LOGITS_AT_ONCE = 2**25  # numbers; bounds the memory of the LM head to 128 MiB whatever the batch
@@ -129,6 +129,23 @@ class Step:
         return choices
 
 
+class Forward:
+    """A forward that runs layer by layer."""
+
+    def __init__(self, target: Target, batch: RowBatch, versions: Sequence[int], states: Iterator[Tensor]):
+        self._target, self._batch, self._versions, self._states = target, batch, versions, states
+        self._left = target.pieces
+
+    @torch.inference_mode()
+    def advance(self) -> Step | None:
+        """Run the next layer to its end; the result after the last one."""
+        hidden = next(self._states)
+        self._left -= 1
+        if hidden.device.type == "cuda":  # it would only be queued, and what comes between would wait for it
+            torch.cuda.synchronize(hidden.device)
+        return None if self._left else Step(self._target, self._batch, self._versions, hidden)
+
+
 class Target:
     """A causal language model with a pool of slots, verifying trees of drafted tokens for many sequences at once."""
 
@@ -222,6 +239,24 @@ class Target:
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Step:
         """Run every row's tokens after its slot's prefix; each node attends to the prefix and its own ancestors."""
+        batch, versions, layout, ids = self._laid_out(rows)
+        return Step(self, batch, versions, self._decoder(ids, layout, self.pool.layers))
+
+    @property
+    def pieces(self) -> int:
+        """Parts of which a forward consists where it can be interrupted: the packed decoder's layers; else 1."""
+        return self.facts.layers if isinstance(self._decoder, PackedDecoder) else 1
+
+    @torch.inference_mode()
+    def start(self, rows: Sequence[Row]) -> Forward:
+        """Begin a forward that others may come between, if it has several `pieces`. Until it has ended, its slots must
+        not be released, nor take part in another."""
+        if not isinstance(self._decoder, PackedDecoder):
+            raise UsageError(f"a forward of {self.facts.family} cannot be interrupted here")
+        batch, versions, layout, ids = self._laid_out(rows)
+        return Forward(self, batch, versions, self._decoder.by_layer(ids, layout, self.pool.layers))
+
+    def _laid_out(self, rows: Sequence[Row]) -> tuple[RowBatch, Sequence[int], Layout, Tensor]:
         batch = RowBatch.of(rows, self.facts.vocab_size)
         versions = self.pool.begin(batch.slots, batch.sizes)
         layout = Layout(
@@ -231,8 +266,7 @@ class Target:
             repeats=self.facts.heads // self.facts.kv_heads,
             together=isinstance(self._decoder, LibraryDecoder),
         )
-        ids = torch.from_numpy(batch.ids).to(self.device)
-        return Step(self, batch, versions, self._decoder(ids, layout, self.pool.layers))
+        return batch, versions, layout, torch.from_numpy(batch.ids).to(self.device)
 
     @torch.inference_mode()
     def commit(self, step: Step, b: int, path: Sequence[int]) -> Committed:

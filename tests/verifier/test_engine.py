@@ -30,10 +30,11 @@ from tests.verifier import kit
 class Bench:
     """An engine without a thread, and what it has reported."""
 
-    def __init__(self, served: Served | None = None, **settings: Any) -> None:
+    def __init__(self, served: Served | None = None, pieces: int | None = None, **settings: Any) -> None:
         self.served = served or kit.served()
         self.reports: list[Report] = []
-        self.scheduler = Scheduler(Limits(), batch_wait=0.0, prefill_tokens=32)
+        pieces = pieces or self.served.target.pieces
+        self.scheduler = Scheduler(Limits(), batch_wait=0.0, prefill_tokens=32, pieces=pieces)
         recorder = Recorder(self.served.drafter, self.reports.extend, rows=16)
         drafting: ServerDrafting = NoDrafting()
         if self.served.drafter is not None:
@@ -56,7 +57,7 @@ class Bench:
         return job
 
     def run(self) -> None:
-        while self.engine.turn(0):
+        while self.engine.turn(0) or self.scheduler.prompts:  # they may wait a moment for rounds
             pass
 
     def of(self, kind: type) -> list[Any]:
@@ -102,14 +103,15 @@ def test_a_prompt_that_raises_is_quarantined_too(monkeypatch: pytest.MonkeyPatch
     good, bad = bench.lease(1), bench.lease(2)
     bench.scheduler.prefill(good, kit.prompt(1, 9), 8)
     bench.scheduler.prefill(bad, kit.prompt(2, 9), 8)
-    real = bench.served.target.forward
+    for name in ("start", "forward"):
+        real = getattr(bench.served.target, name)
 
-    def forward(rows: Any) -> Any:
-        if any(next(iter(row.tokens)) == kit.prompt(2, 9)[0] for row in rows):
-            raise RuntimeError("out of memory")
-        return real(rows)
+        def run(rows: Any, real: Any = real) -> Any:
+            if any(next(iter(row.tokens)) == kit.prompt(2, 9)[0] for row in rows):
+                raise RuntimeError("out of memory")
+            return real(rows)
 
-    monkeypatch.setattr(bench.served.target, "forward", forward)
+        monkeypatch.setattr(bench.served.target, name, run)
     bench.engine.turn(0)
     assert (good.length, bad.length) == (8, 0)
     assert [report.lease for report in bench.of(Failed)] == [bad]
@@ -273,7 +275,7 @@ def test_records_of_a_low_precision_target_are_numbers(dtype: torch.dtype) -> No
 
 
 def test_a_prompt_and_drafts_run_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
+    bench = Bench(pieces=1)
     drafting, reading = bench.lease(0), bench.lease(1)
     first = bench.submit(drafting, kit.prompt(0, 9), [])
     bench.run()
@@ -291,6 +293,36 @@ def test_a_prompt_and_drafts_run_in_one_forward(monkeypatch: pytest.MonkeyPatch)
     assert sizes[0][0] == 3
     assert sizes[0][1] >= 16
     assert (reading.length, bench.of(Settled)[1].next_token) == (59, following[3])
+
+
+def test_rounds_run_between_the_layers_of_a_prompt() -> None:
+    bench = Bench()
+    drafting, reading = bench.lease(0), bench.lease(1)
+    bench.scheduler.prefill(reading, kit.prompt(1, 30), 29)
+    bench.engine.turn(0)
+    assert reading.length == 0, "one layer of it has run"
+    first = bench.submit(drafting, kit.prompt(0, 1), kit.generated(kit.prompt(0, 1), 2))
+    bench.engine.turn(0)
+    (settled,) = bench.of(Settled)
+    assert (settled.job, settled.path, reading.length) == (first, [0, 1, 2], 0)
+    bench.run()
+    bench.submit(reading, kit.prompt(1, 30), kit.generated(kit.prompt(1, 30), 3))
+    bench.run()
+    assert bench.of(Settled)[1].path == [0, 1, 2, 3]
+
+
+def test_a_session_that_ends_between_the_layers_of_its_prompt_harms_nobody() -> None:
+    bench = Bench()
+    gone, left, new = bench.lease(0), bench.lease(1), bench.lease(2)
+    for one in (gone, left):
+        bench.scheduler.prefill(one, kit.prompt(1, 12), 11)
+    bench.engine.turn(0)
+    bench.scheduler.release(gone)
+    bench.submit(new, kit.prompt(2, 12), kit.generated(kit.prompt(2, 12), 2))
+    bench.submit(left, kit.prompt(1, 12), kit.generated(kit.prompt(1, 12), 2))
+    bench.run()
+    assert [one.path for one in bench.of(Settled)] == [[0, 1, 2], [0, 1, 2]]
+    assert bench.of(Failed) == []
 
 
 def test_sessions_that_find_the_memory_full_are_told_to_come_back_and_harm_nobody() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cloud_verifier.forward_time import ForwardTime
+from cloud_verifier.forward_time import ForwardTime, looks
 from cloud_verifier.guesses import Guesses
 from moa.wire.messages import Foresee
 
@@ -45,6 +45,32 @@ def test_where_tokens_cost_nothing_as_many_go_along_as_may() -> None:
     for tokens in range(1, 400):
         forward_time.observe(tokens % 64 + 1, 0.05)
     assert forward_time.beside(8, 0.25, 256) == 256
+
+
+def test_what_a_token_looks_at_has_its_own_price() -> None:
+    """Pieces of a prompt among short drafts: at its end one that fits is a fraction of one at its beginning."""
+    forward_time, rng = ForwardTime(), random.Random(0)
+    for n in range(300):
+        size, context = (8, 100) if n % 2 else (rng.randrange(4, 64), 20 * n)
+        looked = looks([(size, context)])
+        forward_time.observe(size, 0.005 + 0.0003 * size + 1e-7 * looked, looked)
+    assert forward_time.seconds(16, looks([(16, 6000)])) == pytest.approx(0.0266, rel=0.05)
+    begin, end = forward_time.fitting(0.02, 0, 256), forward_time.fitting(0.02, 6000, 256)
+    assert (begin, end) == (pytest.approx(66, abs=3), pytest.approx(14, abs=2))
+    assert forward_time.added(end, 6000) <= 0.02
+    assert forward_time.fitting(0.001, 6000, 256) == 0
+
+
+def test_a_forward_takes_some_time_whatever_was_measured() -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        forward_time = ForwardTime()
+        for _ in range(60):
+            size, context = rng.choice([1, 4, 8, 200]), rng.choice([0, 10, 8000])
+            forward_time.observe(size, rng.expovariate(50), looks([(size, context)]))
+            assert forward_time.seconds(1) > 0
+            assert forward_time.seconds(64, looks([(64, 8000)])) > 0
+            assert 0 <= forward_time.worth(4) <= 0.5
 
 
 def test_before_anything_has_run_it_knows_something() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 from typing import Any
 
 import pytest
 
-from cloud_verifier.scheduler import ForwardBatch, Releases, Scheduler
+from cloud_verifier.forward_time import looks
+from cloud_verifier.scheduler import Chunk, ForwardBatch, Reading, Releases, Scheduler
 from cloud_verifier.work import READING, Job, Lease
 from moa.sampling import SamplingSettings
 from moa.wire import Code, Limits, Refusal
@@ -40,6 +42,11 @@ def scheduler(**settings: Any) -> Scheduler:
 def drafts(work: Any) -> list[Job]:
     assert isinstance(work, ForwardBatch)
     return work.jobs
+
+
+def chunks(work: Any) -> list[Chunk]:
+    assert isinstance(work, Reading)
+    return work.chunks
 
 
 def test_everything_ready_goes_in_one_batch() -> None:
@@ -147,13 +154,14 @@ def test_a_draft_waits_until_its_prompt_has_run() -> None:
     holder = lease(length=0)
     queue.submit(job(holder, base=20))
     sizes = []
-    while (work := queue.next(0)) is not None and not drafts(work):
+    while isinstance(work := queue.next(0), Reading):
         (chunk,) = work.chunks
-        sizes.append(min(chunk.size, chunk.goal - holder.length))
-        holder.length += sizes[-1]
+        sizes.append(chunk.size)
+        holder.length += chunk.size
         queue.prefilled(holder)
+        queue.read()
     assert sizes == [8, 8, 4]
-    assert [j.lease for j in drafts(work)] == [holder]
+    assert [one.lease for one in drafts(work)] == [holder]
 
 
 def test_a_piece_of_a_prompt_goes_along_with_every_batch_of_drafts() -> None:
@@ -182,21 +190,20 @@ def test_a_prompt_runs_in_large_pieces_when_nobody_drafts_and_in_small_ones_when
     queue.next(0)
     queue.prefill(lease(length=0), [1] * 2000, 1999)
     clock.now += 0.01
-    few = queue.next(0)
+    assert queue.next(0) is None, "it waits for the round that is about to come, for as long as it takes itself"
+    clock.now += 0.02
+    (few,) = chunks(queue.next(0))
+    queue.read()
     clock.now += 1.0
-    many = queue.next(0)
-    assert isinstance(few, ForwardBatch)
-    assert isinstance(many, ForwardBatch)
-    assert few.chunks[0].size < many.chunks[0].size == 256
+    (many,) = chunks(queue.next(0))
+    assert few.size < many.size == 256
 
 
 def test_short_prompts_run_together_within_the_budget() -> None:
     queue = scheduler(prefill_tokens=32)
     for goal in (8, 8, 8, 12, 8):
         queue.prefill(lease(length=0), [1] * 13, goal)
-    work = queue.next(0)
-    assert isinstance(work, ForwardBatch)
-    assert [chunk.size for chunk in work.chunks] == [8, 8, 8, 8]
+    assert [chunk.size for chunk in chunks(queue.next(0))] == [8, 8, 8, 8]
 
 
 def test_a_prompt_that_finds_no_memory_gives_its_round_back() -> None:
@@ -374,3 +381,95 @@ def test_principals_that_want_the_same_fill_batches_together() -> None:
     assert both["a"] + both["b"] >= 0.95 * one["a"]
     many = Machine({str(n): 1 for n in range(32)}).run(2.0)
     assert sum(many.values()) >= 0.95 * Machine({"a": 32}).run(2.0)["a"]
+
+
+class Reader(Machine):
+    """The same, with a model of eight layers to which 3,000 tokens before a token are what many more are to a larger
+    one, and with a prompt. Sessions ask again `pause` seconds after a verdict."""
+
+    def __init__(self, sessions: int, *, pause: float = 0.001) -> None:
+        super().__init__({"a": sessions}, nodes=8)
+        self.queue = Scheduler(Limits(), batch_wait=0.0, pieces=8, clock=self.clock)
+        self.pause, self.layers, self.reader = pause, 0, lease(length=0)
+        self.verdicts: list[float] = []
+
+    def begin(self, prompt: int) -> None:
+        self.queue.prefill(self.reader, [1] * (prompt + 1), prompt)
+
+    def turn(self) -> None:
+        now = self.clock.now
+        for at, holder in (due := [one for one in self.asking if one[0] <= now]):
+            self.clock.now = at
+            self.queue.submit(dataclasses.replace(job(holder, self.nodes), enqueued=at))
+        self.asking, self.clock.now = [one for one in self.asking if one not in due], now
+        match self.queue.next(0):
+            case Reading(pieces):
+                self.clock.now += self.takes([], pieces) / 8
+                self.layers += 1
+                if self.layers % 8 == 0:
+                    self.grow(pieces)
+                    self.queue.read()
+            case ForwardBatch(jobs, _, pieces):
+                self.clock.now += self.takes(jobs, pieces)
+                self.grow(pieces)
+                self.verdicts += [self.clock.now - one.enqueued for one in jobs]
+                self.asking += [(self.clock.now + self.pause, one.lease) for one in jobs]
+            case _:
+                self.clock.now += 0.0005
+
+    def takes(self, jobs: list[Job], pieces: list[Chunk]) -> float:
+        rows = [*((one.cost, one.lease.length) for one in jobs), *((one.size, one.lease.length) for one in pieces)]
+        return 0.005 + 0.0003 * sum(size for size, _ in rows) + 2e-7 * looks(rows)
+
+    def grow(self, pieces: list[Chunk]) -> None:
+        for piece in pieces:
+            piece.lease.length += piece.size
+            self.queue.prefilled(piece.lease)
+
+    def p95(self) -> float:
+        return sorted(self.verdicts)[int(0.95 * len(self.verdicts))] if self.verdicts else 0.0
+
+
+@pytest.mark.parametrize(
+    ("sessions", "pause", "seconds"),
+    [(0, 0, 3), (1, 0.001, 40), (1, 0.02, 6), (1, 0.06, 5), (4, 0.02, 8), (16, 0.002, 15)],
+)
+def test_a_long_prompt_is_read_and_costs_verdicts_a_third_at_most(sessions: int, pause: float, seconds: float) -> None:
+    """A token at its end takes three times as long as at its beginning, and to fetch what it looks at as long as a
+    round: neither fits beside one."""
+    machine = Reader(sessions, pause=pause)
+    while len(machine.verdicts) < 200 * (sessions > 0):
+        machine.turn()
+    alone, machine.verdicts = machine.p95(), []
+    began = machine.clock.now
+    machine.begin(3000)
+    while machine.reader.length < 3000:
+        machine.turn()
+    assert machine.clock.now < began + seconds
+    assert machine.p95() <= 1.3 * alone
+    assert max(machine.verdicts, default=0.0) <= 2 * alone
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    machine, short = Reader(0), lease(length=0)
+    machine.begin(3000)
+    while machine.reader.length < 1000:
+        machine.turn()
+    machine.queue.prefill(short, [1] * 65, 64)
+    until = machine.clock.now + 1.0
+    while short.length < 64:
+        machine.turn()
+    assert machine.clock.now < until
+    assert machine.reader.length < 2000
+
+
+def test_what_is_read_is_dropped_with_its_session() -> None:
+    queue = scheduler(pieces=2)
+    gone, left = lease(length=0), lease(length=0)
+    for one in (gone, left):
+        queue.prefill(one, [1] * 9, 8)
+    assert [one.lease for one in chunks(queue.next(0))] == [gone, left]
+    queue.release(gone)
+    assert queue.next(0) == Releases([gone])
+    queue.read()
+    assert [one.lease for one in chunks(queue.next(0))] == [left]
