@@ -23,7 +23,7 @@ def test_it_is_filled_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one["tokens"] for one in result["large"]["sizes"]] == list(large.SIZES)
     table = forward.tables(result)
     assert "tokens/s, 80% right" in table
-    assert table.count("\n| ") == 1 + len(large.SIZES)
+    assert table.count("\n| ") == 2 + len(large.SIZES), "header, line, sizes"
 
 
 def test_without_room_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
