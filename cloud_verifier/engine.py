@@ -63,6 +63,8 @@ class Engine:
         self._leases: dict[Lease, None] = {}
         self._underway: tuple[list[Chunk], Forward, float] | None = None
         """Chunks of prompts whose forward has begun, and the seconds that it has taken."""
+        self._reading: Reading | None = None
+        """What these were handed out as."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -91,6 +93,8 @@ class Engine:
         """Do the next piece of work; make records when there is none, or when they are overdue. Whether it did any."""
         work = self._scheduler.next(timeout)
         busy = work is not None or self._recorder.pending
+        if self._scheduler.reading is not self._reading:
+            self._underway, self._reading = None, self._scheduler.reading
         match work:
             case Releases(leases):
                 for lease in leases:

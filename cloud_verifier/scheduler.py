@@ -99,6 +99,8 @@ class _Underway:
     reading: Reading
     tokens: int
     looks: float
+    undisturbed: bool
+    """Whether nobody was about to send a round when it was chosen."""
     spent: float = 0.0
     layers: int = 0
 
@@ -171,6 +173,11 @@ class Scheduler:
     def prompts(self) -> int:
         """Prompts not yet run to their end."""
         return len(self._prompts)
+
+    @property
+    def reading(self) -> Reading | None:
+        """What is being read, if anything: the thread forgets the forward of any other."""
+        return self._underway.reading if self._underway is not None else None
 
     def submit(self, job: Job) -> None:
         """Queue a round; a `Refusal` when there is no room. Tokens before its base are run first, where missing."""
@@ -320,6 +327,8 @@ class Scheduler:
 
     def _pick(self) -> ForwardBatch | Reading | None:
         ready = self._ready()
+        if ready and (now := self._underway) and now.undisturbed and self._layer > self._between * self._usual:
+            self._underway = None  # too large to stand between rounds: it is chosen again, smaller
         if self._underway is None and not self._prompts:
             self._owed = 0.0
         elif not ready or (self._owed and not self._beside):
@@ -366,7 +375,8 @@ class Scheduler:
             budget, least = once, _LEAST_BESIDE
         chunks = self._chunks(budget, least, self._prefill_tokens, force=True)
         reading = Reading(chunks)
-        self._underway = _Underway(reading, sum(chunk.size for chunk in chunks), self._looks(reading))
+        tokens = sum(chunk.size for chunk in chunks)
+        self._underway = _Underway(reading, tokens, self._looks(reading), math.isinf(budget))
 
     @property
     def _between(self) -> float:

@@ -473,3 +473,19 @@ def test_what_is_read_is_dropped_with_its_session() -> None:
     assert queue.next(0) == Releases([gone])
     queue.read()
     assert [one.lease for one in chunks(queue.next(0))] == [left]
+
+
+def test_a_large_piece_is_chosen_again_when_rounds_come() -> None:
+    clock = Clock()
+    queue, holder, reader = scheduler(pieces=8, clock=clock), lease(), lease(length=0)
+    queue.prefill(reader, [1] * 8001, 8000)
+    (large,) = chunks(queue.next(0))
+    clock.now += 0.01  # a layer
+    queue.submit(job(holder))
+    assert [one.lease for one in drafts(queue.next(0))] == [holder]
+    clock.now += 0.006
+    queue.submit(job(holder))
+    while not isinstance(work := queue.next(0), Reading):
+        clock.now += 0.006
+        queue.submit(job(holder))
+    assert work.chunks[0].size < large.size == 256
