@@ -44,10 +44,11 @@ _LEFT = 2 * 2**30
 """Bytes of memory that others keep."""
 
 
-def filled(config: LlamaConfig) -> LlamaForCausalLM:
+def filled(config: LlamaConfig) -> Any:
     """A model of this shape with random weights; a `UsageError` where they do not fit."""
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        model: Any = LlamaForCausalLM(config)
+        model.to(torch.bfloat16)
     needs = sum(weight.nbytes for weight in model.parameters())
     if (free := psutil.virtual_memory().available) < needs + _LEFT:
         raise UsageError(f"the weights take {needs / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free")
