@@ -7,8 +7,10 @@ the shape of these curves: a mixture of experts reads more weights with every to
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
+from itertools import accumulate
 from math import log2, sqrt
 from statistics import median
 
@@ -34,27 +36,55 @@ Floats = NDArray[np.float64]
 
 
 class Curve:
-    """Seconds by size: medians of like sizes, straight lines between them. Nothing larger is ever cheaper."""
+    """Seconds by size: medians of like sizes, straight lines between them. Nothing larger is ever cheaper.
+
+    Asked several times in every round, so only the medians of what was added since are computed again, and a single
+    size needs no arrays: a round of a small target is only a few milliseconds."""
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[tuple[float, float]]] = {}
-        self._line: tuple[Floats, Floats] | None = np.zeros(1), np.zeros(1)
+        self._middles: dict[int, tuple[float, float]] = {}
+        self._changed: set[int] = set()
+        self._sizes, self._seconds = [0.0], [0.0]
 
     def add(self, size: float, seconds: float) -> None:
         """So much took so long."""
-        self._seen.setdefault(round(_FINE * log2(size)), deque(maxlen=_LATEST)).append((size, seconds))
-        self._line = None
+        group = round(_FINE * log2(size))
+        self._seen.setdefault(group, deque(maxlen=_LATEST)).append((size, seconds))
+        self._changed.add(group)
 
     def at(self, size: ArrayLike) -> Floats:
         """Seconds of these sizes; 0 before anything was measured. Beyond the largest, as steep as on average."""
-        if self._line is None:
-            middles = sorted((median(s for s, _ in seen), median(t for _, t in seen)) for seen in self._seen.values())
-            self._line = np.array([s for s, _ in middles]), np.maximum.accumulate([t for _, t in middles])
-        wanted, (sizes, seconds) = np.asarray(size, dtype=np.float64), self._line
-        run = sizes[-1] - sizes[0]
-        steep = (seconds[-1] - seconds[0]) / run if run > 0 else 0.0
-        found: Floats = np.interp(wanted, sizes, seconds) + steep * np.maximum(0.0, wanted - sizes[-1])
+        sizes, seconds = self._line()
+        wanted = np.asarray(size, dtype=np.float64)
+        found: Floats = np.interp(wanted, sizes, seconds) + self._steep * np.maximum(0.0, wanted - sizes[-1])
         return found
+
+    def of(self, size: float) -> float:
+        """The same of one size."""
+        sizes, seconds = self._line()
+        if size >= sizes[-1]:
+            return seconds[-1] + self._steep * (size - sizes[-1])
+        after = bisect_right(sizes, size)
+        if not after:
+            return seconds[0]
+        share = (size - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
+        return seconds[after - 1] + share * (seconds[after] - seconds[after - 1])
+
+    def _line(self) -> tuple[list[float], list[float]]:
+        if self._changed:
+            for group in self._changed:
+                sizes, seconds = zip(*self._seen[group], strict=True)
+                self._middles[group] = median(sizes), median(seconds)
+            self._changed.clear()
+            middles = sorted(self._middles.values())
+            self._sizes, self._seconds = [s for s, _ in middles], list(accumulate((t for _, t in middles), max))
+        return self._sizes, self._seconds
+
+    @property
+    def _steep(self) -> float:
+        run = self._sizes[-1] - self._sizes[0]
+        return (self._seconds[-1] - self._seconds[0]) / run if run > 0 else 0.0
 
     def __bool__(self) -> bool:
         return bool(self._seen)
@@ -106,7 +136,7 @@ class BatchCosts:
             return
         self.rest.add(ran.texts, ran.rest_seconds)
         seconds = ran.draft_seconds + ran.forward_seconds + ran.rest_seconds
-        plain = float(self.plain(ran.texts, ran.tokens - ran.drafted))
+        plain = self.plain(ran.texts, ran.tokens - ran.drafted)
         if not ran.drafting:
             self.since += seconds
             self.credit = min(_CREDIT, self.credit + sqrt(ran.texts) * _EARNED)
@@ -116,17 +146,17 @@ class BatchCosts:
         self.since = 0.0
         usual = (
             plain
-            + ran.steps * float(self.step.at(ran.drafting))
-            + float(self.forward.at(ran.tokens))
-            - float(self.forward.at(ran.tokens - ran.drafted))
+            + ran.steps * self.step.of(ran.drafting)
+            + self.forward.of(ran.tokens)
+            - self.forward.of(ran.tokens - ran.drafted)
         )
         if plain > 0:
             lost = min(seconds, _OUTLIER * usual) / (self._longer * plain)
             self.credit = min(_CREDIT, self.credit + sqrt(ran.texts) * (ran.won / ran.texts - lost))
 
-    def plain(self, texts: int, tokens: int) -> Floats:
+    def plain(self, texts: int, tokens: int) -> float:
         """Seconds of a round of so many texts without drafts, with so many tokens in its forward."""
-        return self.forward.at(tokens) + self.rest.at(texts)
+        return self.forward.of(tokens) + self.rest.of(texts)
 
     def read(self, seconds: float, tokens: int) -> None:
         """The drafter read so many tokens of text, of rounds that it had no part in."""

@@ -100,7 +100,8 @@ class Utility:
         self._usual: dict[float, AcceptanceTracker] = {}
         self._drafted = 0
         """Rounds with drafts since the latest plain one."""
-        self._worth: Floats | None = None
+        self._batch: tuple[int, int] | None = None
+        """Texts of the latest round that was planned, and other tokens beside them."""
         self._resting, self._rest_texts = 0, 0
         """Rounds that need no decision, and the texts of the latest one that got one."""
 
@@ -126,12 +127,14 @@ class Utility:
         reading = np.array([costs.price * (missed[place] or 0) for place in able])
         unread = np.array([bool(missed[place]) for place in able])
         gains = np.stack([texts[place].gains(self._deepest) for place in able])
-        plain = float(costs.plain(len(texts), len(texts) + beside))
-        self._worth = plain / np.maximum(plain, self._seconds(len(texts), beside, np.full((1, 1), len(texts)))[0])
+        plain = costs.plain(len(texts), len(texts) + beside)
+        self._batch = len(texts), beside
         if self._drafted >= _PLAIN_EVERY:
             return found.tolist()
-        best, levels = self._best(len(texts), beside, plain, gains, reading)
-        if len(best) and costs.credit >= 0:
+        best, levels = np.zeros(0, dtype=np.int64), 0
+        if costs.credit >= 0:
+            best, levels = self._best(len(texts), beside, plain, gains, reading)
+        if len(best):
             # Deeper levels must be tried now and then, or their estimates are never updated.
             levels = min(levels + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self._deepest)
             if not costs.step and len(texts) > 1:
@@ -140,10 +143,7 @@ class Utility:
             late = unread[best] & (not costs.reading or np.cumsum(reading[best]) > _STALL * plain)
             late[np.flatnonzero(late)[:1]] = late.sum() < unread[best].sum()  # one at least goes on
             found[able[best[~late]]] = levels
-        elif (
-            costs.since * _SHARE
-            >= reading.min() + float(self._seconds(len(texts), beside, np.ones((1, 1)))[0, 0]) - plain
-        ):
+        elif costs.since * _SHARE >= reading.min() + self._first_level(len(texts), beside) - plain:
             found[able[reading.argmin()]] = 1
         else:
             self._resting, self._rest_texts = min(len(texts) // _REST_TEXTS, _MOST_REST), len(texts)
@@ -170,11 +170,22 @@ class Utility:
         forward = costs.forward.at(texts + beside + drafting * self._nodes) + costs.rest.at(texts)
         return forward + self._steps * costs.step.at(drafting)
 
+    def _first_level(self, texts: int, beside: int) -> float:
+        """Seconds of a round in which one text drafts one level."""
+        costs = self.costs
+        forward = costs.forward.of(texts + beside + float(self._nodes[0])) + costs.rest.of(texts)
+        return forward + float(self._steps[0]) * costs.step.of(1)
+
     def matching(self, text: AcceptanceTracker) -> float:
         """Accepted tokens that a draft must promise which costs nothing to make, to be worth as much as one of ours."""
-        if self._worth is None or not self.costs.step:
+        if self._batch is None or not self.costs.step:
             return _UNKNOWN_MATCH
-        return max(0.0, float(((1.0 + text.gains(self._deepest)) * self._worth).max()) - 1.0)
+        texts, beside = self._batch
+        plain = self.costs.plain(texts, texts + beside)
+        if not plain:
+            return _UNKNOWN_MATCH
+        worth = plain / np.maximum(plain, self._seconds(texts, beside, np.full((1, 1), texts))[0])
+        return max(0.0, float(((1.0 + text.gains(self._deepest)) * worth).max()) - 1.0)
 
     def record(self, texts: Sequence[tuple[AcceptanceTracker, int, int, int]], ran: BatchRun) -> None:
         """Learn from a round: the levels that were asked for of each text that drafted, its nodes, and how many tokens
