@@ -230,9 +230,10 @@ class Channel:
 
     def _resume(self, message: Resume) -> None:
         store, metrics = self.service.store, self.service.metrics
-        self._meter.spend(FRAMES, message.length // _TOKENS_PER_FRAME)
         try:
             session = store.get(message.session, self.principal)
+            # Of what will be looked at, not of what is said: one number must not use up the budget of hours.
+            self._meter.spend(FRAMES, min(message.length, len(session.history.ids)) // _TOKENS_PER_FRAME)
             answer = session.history.resume(message, "resumed" if session.lease is not None else "reprefilled")
         except Refusal as refusal:
             # If the logs differ, the edge's log counts, because it was shown to the user. It opens the session again.

@@ -17,6 +17,7 @@ from moa.wire.messages import (
     Error,
     Hello,
     Open,
+    Resume,
     Resumed,
     Stream,
     StreamTokens,
@@ -236,6 +237,20 @@ async def test_resume_on_the_same_server_goes_on() -> None:
             await _rows(edge, len(session.log) - 1 - held)
             assert min(m.start for m in edge.rows) >= len(IDS), "rows that the edge holds do not travel twice"
         assert session.log[len(IDS) :] == truth
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_resume_that_says_it_is_endless_costs_no_more_than_it_takes(known: bool) -> None:
+    """It used up the frames of hours, for all devices of its principal."""
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=4)
+        id = session.id if known else bytes(16)
+        await edge.send(Resume(session=id, length=2**31 - 1, chain=bytes(16), round=0))
+        while not isinstance(answer := await edge.receive(), Resumed):
+            pass
+        assert answer.outcome == "gone"
+        (channel,) = running.service.channels
+        assert running.service.principal(channel.principal).budget.wait(running.service.clock())[0] == 0
 
 
 async def test_a_verdict_that_was_lost_with_the_connection_is_in_the_tail() -> None:
