@@ -14,8 +14,8 @@ _READING = 12
 """To fetch a session's keys and values costs about as much as so many of its tokens looking at them."""
 _DISTINCT = 0.01
 """How little tokens and looks may go together, of 1, for a fit to tell the one's cost from the other's."""
-
 _MUCH = 1.1
+"""So much more must looks explain than tokens, where only one of the two can be told to cost anything."""
 
 
 def looks(rows: Iterable[tuple[int, int]]) -> float:
