@@ -7,7 +7,9 @@ predictions when it drafts. The dynamic tree is the engine's.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.baselines.config import BaselineConfig
@@ -61,7 +63,7 @@ class EagleTraining(Distillation):
         self.model = model
 
     def _draft(
-        self, batch: Batch, lesson: Lesson, step: int, progress: float, blocks: MaskBlocks
+        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float, blocks: MaskBlocks
     ) -> tuple[Tensor, Tensor]:
         device = lesson.hidden.device
         ids, positions = torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.positions).to(device)
@@ -70,4 +72,4 @@ class EagleTraining(Distillation):
         features = shifted(lesson.hidden + noise.to(lesson.hidden), positions)
         mask = additive(token_mask(batch, None)).unsqueeze(1).to(device)
         hidden, _ = self.model(ids, features, positions, mask, self.model.empty_rows(ids))
-        return hidden, torch.ones_like(ids)
+        return hidden, (torch.arange(ids.shape[1], device=device) - 1).expand_as(ids)

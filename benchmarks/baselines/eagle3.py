@@ -151,7 +151,7 @@ class Eagle3Training(Distillation):
             # A position fewer tokens into its document than steps ahead has no true row to start from.
             counted = wanted & (positions[:, :-1] >= ahead)
             mine, theirs = hidden[:, :-1][counted], lesson.hidden[:, :-1][counted]
-            found = self._compare(mine, theirs, torch.ones(len(mine), device=device))
+            found = self._compare(mine, theirs).summed()
             total = total + STEP_DECAY**ahead * found.total
             first = first or found
             past = (torch.cat([past[0], new[0]], dim=-2), torch.cat([past[1], new[1]], dim=-2))

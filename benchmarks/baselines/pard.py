@@ -105,7 +105,7 @@ class PardTraining(Distillation):
             row, column = np.nonzero(part.counted(batch))
             theirs = lesson.hidden[torch.from_numpy(row), torch.from_numpy(part.at[row, column])]
             mine = states[torch.from_numpy(row), torch.from_numpy(column)]
-            found = self._compare(mine, theirs, torch.ones(len(mine), device=device))
+            found = self._compare(mine, theirs).summed()
             total, plain = total + found.total, plain or found
         assert plain is not None
         return Loss(total, plain.weight, plain.shown)

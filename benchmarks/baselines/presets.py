@@ -25,6 +25,7 @@ from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
 from moa.training.inherit import CALIBRATION_ROWS, inherit
 from moa.training.masks import AnchorRule, Spacing
+from moa.training.rollout import RolloutRule
 from moa.training.teacher import Teacher
 
 
@@ -56,6 +57,13 @@ PRESETS: dict[str, Preset] = {
     "moa3": Preset("MoA, TLI = 3", shape={"tli": 3, "final_norm": False}, distill=ALONE),
     "moa0-block": Preset("MoA, TLI = 0, also 16 tokens in one pass", shape={"block": 16}, distill=ALONE),
     "moa0-lk": Preset("KL / overlap hybrid instead of KL", distill=replace(ALONE, loss="lk")),
+    "moa0-prefix": Preset(
+        "a position weighs as likely as the draft before it is accepted", distill=replace(ALONE, prefix_weights=True)
+    ),
+    "moa0-rollout": Preset(
+        "half of the cold documents go on with 64 tokens of the drafter's own",
+        distill=replace(ALONE, rollouts=RolloutRule(tokens=64)),
+    ),
     "eagle2": Preset("EAGLE-2, public recipe: smooth-L1 + 0.1 KL", kind="eagle2"),
     "eagle2-kl": Preset("EAGLE-2, KL alone", kind="eagle2", distill=DistillSettings()),
     "eagle2-kl-feature": Preset(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -17,9 +18,11 @@ from moa.model.drafter import Drafter
 from moa.training.block import BlockRule, MaskBlocks
 from moa.training.data import Batch
 from moa.training.loop import Loss
-from moa.training.losses import LossKind, compare
-from moa.training.masks import AnchorRule, additive, borrowed_mask, record_mask, token_mask
+from moa.training.losses import Compared, LossKind, compare
+from moa.training.masks import AnchorRule, additive, borrowed_mask, newest_seen, record_mask, token_mask
+from moa.training.rollout import RolloutRule, rolled_out
 from moa.training.teacher import Lesson, Teacher
+from moa.training.weights import lag_weights, prefix_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,11 @@ class DistillSettings:
     lag_decay: float = 1.0
     """Weight of a position by its distance d from the newest activation: lag_decay ** (d - 1). Tokens after the first
     rejected one are not used, so early ones matter more."""
-
+    prefix_weights: bool = False
+    """In place of lag_decay: the weight of a position is the chance that all drafted before it, since the newest
+    activation, was accepted. Where nothing is verified after the prompt, all positions count alike."""
+    rollouts: RolloutRule = field(default_factory=RolloutRule)
+    """Text of the drafter's own in documents without activations."""
     blocks: BlockRule = field(default_factory=BlockRule)
     """Masks beside the tokens, for a drafter that drafts in one pass."""
 
@@ -49,6 +56,10 @@ class DistillSettings:
             raise ConfigError("the weights of the losses must not be negative, and not all zero")
         if not 0 < self.lag_decay <= 1:
             raise ConfigError(f"lag_decay must be above 0, up to 1, not {self.lag_decay}")
+        if self.prefix_weights and self.lag_decay != 1:
+            raise ConfigError("prefix_weights takes the place of lag_decay: only one can be given")
+        if self.rollouts.tokens and not self.anchors.cold:
+            raise ConfigError("rollouts are written in cold documents, and the spacing has none: cold:0.3, say")
 
 
 PAPER = DistillSettings(loss_weight=0.1, feature_weight=1.0, staircase=True, anchors=AnchorRule(strict=False))
@@ -72,6 +83,8 @@ class Distillation:
         gradient_checkpointing: bool = False,
     ) -> None:
         """`gradient_checkpointing` recomputes LSA and the blocks for their gradients: less memory, more time."""
+        if settings.rollouts.tokens and drafter.config.tli:
+            raise ConfigError("rollouts are for a drafter that can write alone: borrowed layers (tli) need the target")
         self.module = drafter.train()
         self.gradient_checkpointing = gradient_checkpointing
         self.teacher = teacher
@@ -81,17 +94,24 @@ class Distillation:
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The drafter's loss at every position whose next token is wanted."""
         config, rule = self.module.config, self.settings.blocks
+        latest = self.settings.anchors.latest(batch, self.seed, step)
+        places = self.settings.rollouts.places(batch, latest, self.seed, step)
+        batch = rolled_out(self.module, batch, places, self.teacher.eos_ids)
         blocks = MaskBlocks.draw(batch, self.seed, step, block=config.block, share=rule.share, kept=rule.kept)
         lesson = self.teacher(batch)
-        hidden, lag = self._draft(batch, lesson, step, progress, blocks)
+        hidden, newest = self._draft(batch, lesson, latest, step, progress, blocks)
         hidden, masks = hidden.split([batch.ids.shape[1], len(blocks.places)], 1)
         device = hidden.device
         segments = torch.from_numpy(batch.segments).to(device)
         # No loss for a document's last token, and for a token before one that the user wrote.
         wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
-        mine, theirs = hidden[:, :-1][wanted], lesson.hidden[:, :-1][wanted]
-        weights = self.settings.lag_decay ** (lag.to(device)[:, :-1][wanted] - 1).clamp(0, 64).float()
-        found = self._compare(mine, theirs, weights)
+        wanted = F.pad(wanted, (0, 1))
+        judged = self._compare(hidden[wanted], lesson.hidden[wanted], overlaps=self.settings.prefix_weights)
+        if judged.overlap is not None:
+            weights = prefix_weights(judged.overlap, wanted, newest, batch)
+        else:
+            weights = lag_weights(newest, self.settings.lag_decay)
+        found = judged.summed(weights[wanted])
         if not config.block:
             return found
         more = self._block_loss(batch, lesson, blocks, masks, step)
@@ -109,16 +129,15 @@ class Distillation:
         luck = np.random.default_rng([self.seed, step]).random(len(row))
         paired = torch.from_numpy(luck >= self.settings.blocks.unpaired).to(mine.device)
         mine = torch.where(paired.unsqueeze(1), self.module.block_head.informed(mine, previous), mine)
-        return self._compare(mine, theirs, torch.ones(len(mine), device=mine.device))
+        return self._compare(mine, theirs).summed()
 
     def _draft(
-        self, batch: Batch, lesson: Lesson, step: int, progress: float, blocks: MaskBlocks
+        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float, blocks: MaskBlocks
     ) -> tuple[Tensor, Tensor]:
-        """States of the tokens, then of the masks; and how far back each token's newest activation is."""
+        """States of the tokens, then of the masks; and the index of the newest activation that each token sees."""
         drafter, settings = self.module, self.settings
         device = lesson.hidden.device
         positions = torch.from_numpy(batch.positions)
-        latest = settings.anchors.latest(batch, self.seed, step)
         seen = record_mask(batch, latest, strict=settings.anchors.strict)
         luck = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         stairs = settings.staircase and float(torch.rand((), generator=luck)) < 1 - 2 * progress
@@ -142,9 +161,7 @@ class Distillation:
             hidden, _ = checkpoint(drafter.features, *inputs, borrowed_mask=borrowed, use_reentrant=False)
         else:
             hidden, _ = drafter.features(*inputs, borrowed_mask=borrowed)
-        index = torch.arange(positions.shape[1])
-        newest = torch.where(seen.any(-1), seen.long().mul(index).amax(-1), index - positions - 1)
-        return hidden, index - newest
+        return hidden, newest_seen(batch, seen).to(device)
 
     def _records(self, lesson: Lesson, positions: Tensor, read: Tensor) -> Rows:
         """The activation records that queries read; LSA is not run for the others, which are zero."""
@@ -161,9 +178,10 @@ class Distillation:
         )
         return key, value
 
-    def _compare(self, mine: Tensor, theirs: Tensor, weights: Tensor) -> Loss:
+    def _compare(self, mine: Tensor, theirs: Tensor, *, overlaps: bool = False) -> Compared:
         settings = self.settings
-        found = compare(mine, theirs, self.module.shared, self.teacher.shared, settings.loss)
+        heads = self.module.shared, self.teacher.shared
+        found = compare(mine, theirs, *heads, settings.loss, overlaps=overlaps)
         each = settings.loss_weight * found.loss
         if settings.feature_weight:
             features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)
@@ -171,4 +189,4 @@ class Distillation:
         if self.module.config.confidence:
             guess = self.module.confidence_head(mine.detach()).squeeze(-1).float()
             each = each + F.binary_cross_entropy_with_logits(guess, found.agree, reduction="none")
-        return Loss((each * weights).sum(), weights.sum(), {"agree": (found.agree * weights).sum()})
+        return found._replace(loss=each)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from moa.model.shared import SharedWeights
+from moa.training.loop import Loss
 
 LossKind = Literal["kl", "ce", "tv", "lk"]
 
@@ -23,17 +24,32 @@ _CHUNK = {"cpu": 2**19, "cuda": 2**26}
 
 
 class Compared(NamedTuple):
-    """Per position: the loss, and whether drafter and target choose the same token (0 or 1)."""
+    """Per position: the loss, whether drafter and target choose the same token (0 or 1), and the probability that a
+    sampled draft is accepted, where it was asked for."""
 
     loss: Tensor
     agree: Tensor
+    overlap: Tensor | None = None
+
+    def summed(self, weights: Tensor | None = None) -> Loss:
+        """The weighted sum over all positions; without weights each counts 1."""
+        weights = torch.ones_like(self.loss) if weights is None else weights
+        return Loss((self.loss * weights).sum(), weights.sum(), {"agree": (self.agree * weights).sum()})
 
 
-def compare(mine: Tensor, theirs: Tensor, head: SharedWeights, their_head: SharedWeights, kind: LossKind) -> Compared:
+def compare(
+    mine: Tensor,
+    theirs: Tensor,
+    head: SharedWeights,
+    their_head: SharedWeights,
+    kind: LossKind,
+    *,
+    overlaps: bool = False,
+) -> Compared:
     """Distillation loss of the drafter's final states `[N, H]` against the target's, through their heads; has a
-    gradient."""
-    loss, agree = _ThroughHead.apply(mine, theirs, head, their_head, kind)
-    return Compared(loss, agree)
+    gradient. With `overlaps`, also how much of its probability a draft shares with the target."""
+    loss, agree, overlap = _ThroughHead.apply(mine, theirs, head, their_head, kind, overlaps)
+    return Compared(loss, agree, overlap if overlaps else None)
 
 
 def divergence(logits: Tensor, goal: Tensor, kind: LossKind) -> tuple[Tensor, Tensor]:
@@ -64,37 +80,41 @@ def divergence(logits: Tensor, goal: Tensor, kind: LossKind) -> tuple[Tensor, Te
 class _ThroughHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, mine: Tensor, theirs: Tensor, own: SharedWeights, their: SharedWeights, kind: LossKind
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, mine: Tensor, theirs: Tensor, own: SharedWeights, their: SharedWeights, kind: LossKind, overlaps: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         device = mine.device.type
         lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else their.head.dtype
         # Tables of one vocabulary may be padded differently.
         size = min(len(own.head), len(their.head))
         head, goal_head, cap = own.head[:size].to(lower), their.head[:size].to(lower), own.logit_softcap
         rows = max(1, _CHUNK.get(device, _CHUNK["cuda"]) // size)
-        losses, agreed, gradients = [], [], []
+        losses, agreed, shared, gradients = [], [], [], []
         with torch.autocast(device, enabled=False):
             for x, y in zip(mine.detach().to(lower).split(rows), theirs.to(lower).split(rows), strict=True):
                 logits, goal = F.linear(x, head).float(), F.linear(y, goal_head).float()
                 logits, goal = _capped(logits, cap), _capped(goal, their.logit_softcap)
                 agreed.append(logits.argmax(-1) == goal.argmax(-1))
+                if overlaps:
+                    shared.append(torch.minimum(logits.softmax(-1), goal.softmax(-1)).sum(-1))
                 loss, slope = divergence(logits, goal, kind)
                 losses.append(loss)
                 if ctx.needs_input_grad[0]:
                     if cap is not None:
                         slope = slope * (1 - (logits / cap) ** 2)
                     gradients.append(slope.to(lower) @ head)
-        agree = torch.cat(agreed).float() if agreed else mine.new_zeros(0, dtype=torch.float32)
-        ctx.mark_non_differentiable(agree)
+        none = mine.new_zeros(0, dtype=torch.float32)
+        agree = torch.cat(agreed).float() if agreed else none
+        overlap = torch.cat(shared) if shared else none.clone()
+        ctx.mark_non_differentiable(agree, overlap)
         ctx.dtype = mine.dtype
         ctx.save_for_backward(torch.cat(gradients) if gradients else torch.zeros_like(mine))
-        return torch.cat(losses) if losses else mine.new_zeros(0, dtype=torch.float32), agree
+        return torch.cat(losses) if losses else none.clone(), agree, overlap
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, each: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, each: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return (gradient.float() * each.unsqueeze(-1)).to(ctx.dtype), None, None, None, None
+        return (gradient.float() * each.unsqueeze(-1)).to(ctx.dtype), None, None, None, None, None
 
 
 def _capped(logits: Tensor, cap: float | None) -> Tensor:

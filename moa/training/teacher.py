@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from moa.model.checkpoint import backbone_of
-from moa.model.families import mask_plan
+from moa.model.families import facts_of, mask_plan
 from moa.model.shared import SharedWeights
 from moa.training.data import Batch
 from moa.training.masks import additive, same_document
@@ -40,6 +40,8 @@ class Teacher:
         self.model = model.eval().requires_grad_(False)
         self.backbone = backbone_of(model)
         self.shared = SharedWeights.of(model)
+        generation = model.generation_config
+        self.eos_ids = facts_of(model.config, generation.eos_token_id if generation else None).eos_ids
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Lesson:

@@ -65,7 +65,8 @@ def test_a_pass_says_what_training_computes_for_its_masks(shape: dict[str, Any])
     at = np.arange(20)[None]
     batch = Batch(np.array([ids]), np.ones((1, 20), np.int64), at, at >= KNOWN, np.zeros(1, np.int64))
     masks = MaskBlocks(np.full((1, BLOCK - 1), KNOWN), np.arange(1, BLOCK))
-    hidden, _ = task._draft(batch, task.teacher(batch), 0, 0.0, masks)
+    latest = task.settings.anchors.latest(batch, 0, 0)
+    hidden, _ = task._draft(batch, task.teacher(batch), latest, 0, 0.0, masks)
     wanted = drafter.logits(hidden[:, [KNOWN, *range(20, 20 + BLOCK - 1)]]).log_softmax(-1)[0]
     top = wanted.topk(said.tokens.shape[1])
     np.testing.assert_allclose(said.logp, top.values.numpy(), atol=1e-4)

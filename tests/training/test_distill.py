@@ -85,10 +85,11 @@ def test_strict_anchors_never_let_a_query_see_its_own_activation(target: Path, r
         learner.module.eval()
         at = int(np.argmax(batch.positions[0] == 2))  # inside the first document
         learner.settings = replace(learner.settings, anchors=AnchorRule(_every_token(), strict))
+        latest = learner.settings.anchors.latest(batch, 0, 0)
         with torch.no_grad():
-            before, _ = learner._draft(batch, lesson, 0, 0.0, none)
+            before, _ = learner._draft(batch, lesson, latest, 0, 0.0, none)
             lesson.hidden[0, at] += 1.0
-            after, _ = learner._draft(batch, lesson, 0, 0.0, none)
+            after, _ = learner._draft(batch, lesson, latest, 0, 0.0, none)
         assert bool((before[0, at] != after[0, at]).any()) is moves
         assert (before[0, :at] == after[0, :at]).all()
 
