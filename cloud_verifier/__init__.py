@@ -8,6 +8,7 @@ The event loop's side, without torch:
     rounds            sends rounds to the engine and their results to the session's history
     record_sender     sends activation records when bandwidth is left
     scheduler         what the model runs next: fair, bounded, without starvation; the interface between both sides
+    interleaving      what may run between rounds: layers of prompts, records
 
 The model's thread:
     engine            forwards of drafts and prompts, acceptance, commits

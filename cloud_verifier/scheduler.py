@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from cloud_verifier.forward_time import ForwardTime, looks
+from cloud_verifier.interleaving import Interleaving, PiecewiseForward
 from cloud_verifier.work import Job, Lease
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
@@ -29,13 +30,6 @@ _WORTH_WAITING = 0.25  # of the last batch's time
 _RECENT = 0.1  # seconds: a session that got its verdict this lately is about to send the next draft
 _BESIDE = 0.2
 """How much longer a forward with drafts may take for prompts in the same batch."""
-_BETWEEN, _BETWEEN_BOTH = 0.25, 0.1
-"""How long a layer of prompts between two such forwards may take, of the time of one: by itself, and where prompts are
-in these forwards too. So a round waits a quarter longer for the prompts of others, or hardly more."""
-_GAP_GROWS = 0.1
-"""How fast longer gaps between drafts are believed in; shorter ones are at once."""
-_SURE, _PART = 0.9, 0.3
-"""Of such a gap, what is sure to be free; and how long a layer may take that is to be run in it."""
 _OTHERS_SHARE = 0.35
 """How much longer than the rounds of the smallest principal a forward may take for each other principal."""
 _MEASURED = 8
@@ -94,15 +88,14 @@ class _Prompt:
 
 @dataclass(slots=True)
 class _Underway:
-    """A reading, and what is known of its time."""
+    """What is being read by itself."""
 
     reading: Reading
+    forward: PiecewiseForward
     tokens: int
     looks: float
     undisturbed: bool
     """Whether nobody was about to send a round when it was chosen."""
-    spent: float = 0.0
-    layers: int = 0
 
 
 @dataclass(slots=True)
@@ -147,15 +140,9 @@ class Scheduler:
         self._handed: tuple[float, ForwardBatch | Reading, float] | None = None
         """When work was handed out, which, and the looks of its forward."""
         self._underway: _Underway | None = None
-        self._owed, self._idle_since = 0.0, clock()
-        """Seconds that prompts have coming, because rounds ran instead; and since when nothing has run."""
+        self._interleaving = Interleaving(clock())
         self._beside = 0
         """Prompt tokens that went along with the latest drafts."""
-        self._ended, self._gap = -math.inf, 0.0
-        """When the latest drafts had run, and how soon after that a round is ready, at the soonest."""
-        self._gap_open = False
-        self._usual = 0.0
-        """Seconds of a forward like the latest one with drafts, without the prompts beside them."""
         self._turns = itertools.count(1)
         self._forward_time = ForwardTime()
         self._forwards = itertools.count()
@@ -195,7 +182,7 @@ class Scheduler:
                 self._want(job.lease, job.ids, job.base)
             else:
                 principal.ready.append(job)
-                self._note_gap(self._clock())
+                self._interleaving.round_ready(self._clock())
             self._changed.notify()
 
     def prefill(self, lease: Lease, ids: Sequence[int], goal: int) -> None:
@@ -272,8 +259,8 @@ class Scheduler:
         """The thread has run the reading to its end, or gives it up."""
         with self._changed:
             self._note_end()
-            if (now := self._underway) is not None and now.layers == self._pieces:
-                self._forward_time.observe(now.tokens, now.spent, now.looks)
+            if (read := self._underway) is not None and read.forward.complete:
+                self._forward_time.observe(read.tokens, read.forward.spent, read.looks)
             self._underway = None
 
     def give_up(self, lease: Lease) -> Job | None:
@@ -297,63 +284,55 @@ class Scheduler:
     # ---- inside the lock
 
     def _note_end(self) -> None:
-        """The thread is back: if from a batch of drafts, its sessions have their verdicts, and will soon be here
-        again."""
+        """The thread is back from what it was handed."""
         if self._handed is None:
             return
         now, (since, work, looked) = self._clock(), self._handed
-        self._handed, self._idle_since = None, now
+        self._handed = None
         if isinstance(work, Reading):
-            self._owed = max(0.0, self._owed - (now - since))
+            self._interleaving.piece_ends(since, now)
             if self._underway is not None:
-                self._underway.spent += now - since
-                self._underway.layers += 1
+                self._underway.forward.piece_ends(now - since)
             return
         tokens = sum(job.cost for job in work.jobs) + sum(chunk.size for chunk in work.chunks)
         if tokens:
             self._forward_time.observe(tokens, now - since, looked)
         if work.jobs:
-            self._took, self._ended, self._gap_open = now - since, now, True
-            self._owed += self._between * self._took
+            self._took = now - since
+            self._interleaving.rounds_end(since, now)
             if self._ready():
-                self._note_gap(now)
+                self._interleaving.round_ready(now)
         self._recent |= {job.lease: (now, job.cost) for job in work.jobs if not job.lease.revoked}
 
-    def _note_gap(self, now: float) -> None:
-        """A round is ready: how long nothing was since the latest drafts."""
-        if self._gap_open:
-            self._gap_open, gap = False, min(_RECENT, now - self._ended)
-            self._gap = min(gap, self._gap + _GAP_GROWS * (gap - self._gap))
-
     def _pick(self) -> ForwardBatch | Reading | None:
-        ready = self._ready()
-        if ready and (now := self._underway) and now.undisturbed and self._layer > self._between * self._usual:
+        ready, underway = self._ready(), self._underway
+        if ready and underway and underway.undisturbed and not self._interleaving.unnoticed(underway.forward.piece):
             self._underway = None  # too large to stand between rounds: it is chosen again, smaller
         if self._underway is None and not self._prompts:
-            self._owed = 0.0
-        elif not ready or (self._owed and not self._beside):
+            self._interleaving.nothing_waits()
+        elif not ready or (self._interleaving.has_credit and not self._beside):
             self._begin()
-        reading = self._underway.reading if self._underway is not None else None
-        if ready and (reading is None or self._owed < self._layer):
+        underway = self._underway
+        if ready and (underway is None or not self._interleaving.goes_first(underway.forward.piece)):
             self._wait_for_more_rounds(ready)
             return None if self._releases else self._batch()
-        if not ready and self._hold():
+        if underway is None or (not ready and self._hold()):
             return None
-        return reading
+        return underway.reading
 
     def _batch(self) -> ForwardBatch:
         jobs, expired = self._drafts()
-        rode, self._beside = self._beside, 0
         chunks: list[Chunk] = []
         if jobs:
             looked = looks((job.cost, job.lease.length) for job in jobs)
-            self._usual = self._forward_time.seconds(sum(job.cost for job in jobs), looked)
+            usual = self._forward_time.seconds(sum(job.cost for job in jobs), looked)
             if self._underway is None:
                 # What cannot be interrupted goes along at any price: by itself it would hold drafts up for longer.
                 # At most twice as many as before: what many tokens take is not known while all forwards are alike.
-                most = max(_LEAST_BESIDE, 2 * rode)
-                chunks = self._chunks(_BESIDE * self._usual, _LEAST_BESIDE, most, force=self._pieces == 1)
-                self._beside = sum(chunk.size for chunk in chunks)
+                most = max(_LEAST_BESIDE, 2 * self._beside)
+                chunks = self._chunks(_BESIDE * usual, _LEAST_BESIDE, most, force=self._pieces == 1)
+            self._beside = sum(chunk.size for chunk in chunks)
+            self._interleaving.rounds_begin(usual, prompts=bool(chunks))
         return ForwardBatch(jobs, expired, chunks, self._forward_time.worth(max(1, len(jobs))))
 
     @staticmethod
@@ -370,36 +349,20 @@ class Scheduler:
         if not self._expected():
             budget = math.inf
         elif self._pieces > 1:
-            budget = self._pieces * max(self._between * self._usual, _PART * self._gap) - once
+            budget = self._pieces * self._interleaving.longest - once
         else:
             budget, least = once, _LEAST_BESIDE
         chunks = self._chunks(budget, least, self._prefill_tokens, force=True)
         reading = Reading(chunks)
-        tokens = sum(chunk.size for chunk in chunks)
-        self._underway = _Underway(reading, tokens, self._looks(reading), math.isinf(budget))
-
-    @property
-    def _between(self) -> float:
-        return _BETWEEN_BOTH if self._beside else _BETWEEN
-
-    @property
-    def _layer(self) -> float:
-        """Seconds of the next piece of the reading."""
-        if (now := self._underway) is None:
-            return 0.0
-        if now.layers:
-            return now.spent / now.layers
-        return self._forward_time.seconds(now.tokens, now.looks) / self._pieces
+        tokens, looked = sum(chunk.size for chunk in chunks), self._looks(reading)
+        forward = PiecewiseForward(self._pieces, self._forward_time.seconds(tokens, looked))
+        self._underway = _Underway(reading, forward, tokens, looked, math.isinf(budget))
 
     def _hold(self) -> float:
-        """Seconds for which the reading leaves the model to rounds that are about to come: none if a round would hardly
-        notice it, and no longer than it takes itself."""
-        if self._underway is None or self._layer <= self._between * self._usual or not self._expected():
+        """Seconds for which the reading leaves the model to rounds that are about to come."""
+        if self._underway is None or not self._expected():
             return 0.0
-        now, soonest = self._clock(), self._ended + _SURE * self._gap
-        if now + self._layer <= soonest:
-            return 0.0
-        return max(0.0, self._layer - self._owed - (now - max(self._idle_since, soonest)))
+        return self._interleaving.hold(self._underway.forward.piece, self._clock())
 
     def _ready(self) -> int:
         return sum(len(p.ready) for p in self._principals.values())

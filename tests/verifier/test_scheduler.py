@@ -1,52 +1,14 @@
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import threading
-from typing import Any
 
 import pytest
 
-from cloud_verifier.forward_time import looks
-from cloud_verifier.scheduler import Chunk, ForwardBatch, Reading, Releases, Scheduler
-from cloud_verifier.work import READING, Job, Lease
-from moa.sampling import SamplingSettings
+from cloud_verifier.scheduler import ForwardBatch, Reading, Releases
+from cloud_verifier.work import READING, Job
 from moa.wire import Code, Limits, Refusal
-from moa.wire.finish import TurnRules
-from moa.wire.messages import Stream, Verify
-
-LIMITS = Limits(max_queue=20, max_queue_per_principal=12)
-_names = itertools.count()
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def lease(principal: str = "a", length: int = 4) -> Lease:
-    return Lease(next(_names).to_bytes(16), principal, length=length)
-
-
-def job(holder: Lease, nodes: int = 4, base: int = 4, deadline: float = 1e9) -> Job:
-    request = Verify(holder.session, 1, base, [1] * nodes)
-    return Job(holder, request, [1] * (base + 1), TurnRules(0, 9, 99), SamplingSettings(), 100.0, deadline)
-
-
-def scheduler(**settings: Any) -> Scheduler:
-    return Scheduler(**({"limits": LIMITS, "batch_wait": 0.0, "clock": Clock()} | settings))
-
-
-def drafts(work: Any) -> list[Job]:
-    assert isinstance(work, ForwardBatch)
-    return work.jobs
-
-
-def chunks(work: Any) -> list[Chunk]:
-    assert isinstance(work, Reading)
-    return work.chunks
+from moa.wire.messages import Stream
+from tests.verifier.virtual import Clock, Machine, chunks, drafts, job, lease, scheduler
 
 
 def test_everything_ready_goes_in_one_batch() -> None:
@@ -181,22 +143,6 @@ def test_a_piece_of_a_prompt_goes_along_with_every_batch_of_drafts() -> None:
         clock.now += 0.01 + 0.0001 * (nodes + size)
         queue.prefilled(newcomer)
     assert 30 <= size <= 45, "a quarter of what the drafts take"
-
-
-def test_a_prompt_runs_in_large_pieces_when_nobody_drafts_and_in_small_ones_when_rounds_are_about_to_come() -> None:
-    clock = Clock()
-    queue = scheduler(prefill_tokens=256, clock=clock)
-    queue.submit(job(lease()))
-    queue.next(0)
-    queue.prefill(lease(length=0), [1] * 2000, 1999)
-    clock.now += 0.01
-    assert queue.next(0) is None, "it waits for the round that is about to come, for as long as it takes itself"
-    clock.now += 0.02
-    (few,) = chunks(queue.next(0))
-    queue.read()
-    clock.now += 1.0
-    (many,) = chunks(queue.next(0))
-    assert few.size < many.size == 256
 
 
 def test_short_prompts_run_together_within_the_budget() -> None:
@@ -340,32 +286,6 @@ def test_waiting_for_company_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(drafts(queue.next(0))) == 5
 
 
-class Machine:
-    """Rounds on a model that takes 5 ms and 1 ms a token; each session asks again 2 ms after its verdict."""
-
-    def __init__(self, sessions: dict[str, int], nodes: int = 1) -> None:
-        self.queue, self.clock, self.nodes = Scheduler(Limits(), batch_wait=0.0, clock=(clock := Clock())), clock, nodes
-        self.rounds = dict.fromkeys(sessions, 0)
-        self.asking = [(clock.now, lease(name)) for name, count in sessions.items() for _ in range(count)]
-
-    def run(self, seconds: float) -> dict[str, int]:
-        until = self.clock.now + seconds
-        while self.clock.now < until:
-            for _, holder in (due := [one for one in self.asking if one[0] <= self.clock.now]):
-                self.queue.submit(job(holder, self.nodes))
-            self.asking = [one for one in self.asking if one not in due]
-            work = self.queue.next(0)
-            if work is None:
-                self.clock.now = min(at for at, _ in self.asking)
-                continue
-            ran = drafts(work)
-            self.clock.now += 0.005 + 0.001 * sum(one.cost for one in ran)
-            for one in ran:
-                self.rounds[one.lease.principal] += 1
-                self.asking.append((self.clock.now + 0.002, one.lease))
-        return self.rounds
-
-
 @pytest.mark.parametrize("nodes", [1, 8])
 def test_one_with_a_single_session_gets_its_share_of_time_beside_one_with_many(nodes: int) -> None:
     alone = Machine({"modest": 1}, nodes).run(5.0)["modest"]
@@ -383,86 +303,6 @@ def test_principals_that_want_the_same_fill_batches_together() -> None:
     assert sum(many.values()) >= 0.95 * Machine({"a": 32}).run(2.0)["a"]
 
 
-class Reader(Machine):
-    """The same, with a model of eight layers to which 3,000 tokens before a token are what many more are to a larger
-    one, and with a prompt. Sessions ask again `pause` seconds after a verdict."""
-
-    def __init__(self, sessions: int, *, pause: float = 0.001) -> None:
-        super().__init__({"a": sessions}, nodes=8)
-        self.queue = Scheduler(Limits(), batch_wait=0.0, pieces=8, clock=self.clock)
-        self.pause, self.layers, self.reader = pause, 0, lease(length=0)
-        self.verdicts: list[float] = []
-
-    def begin(self, prompt: int) -> None:
-        self.queue.prefill(self.reader, [1] * (prompt + 1), prompt)
-
-    def turn(self) -> None:
-        now = self.clock.now
-        for at, holder in (due := [one for one in self.asking if one[0] <= now]):
-            self.clock.now = at
-            self.queue.submit(dataclasses.replace(job(holder, self.nodes), enqueued=at))
-        self.asking, self.clock.now = [one for one in self.asking if one not in due], now
-        match self.queue.next(0):
-            case Reading(pieces):
-                self.clock.now += self.takes([], pieces) / 8
-                self.layers += 1
-                if self.layers % 8 == 0:
-                    self.grow(pieces)
-                    self.queue.read()
-            case ForwardBatch(jobs, _, pieces):
-                self.clock.now += self.takes(jobs, pieces)
-                self.grow(pieces)
-                self.verdicts += [self.clock.now - one.enqueued for one in jobs]
-                self.asking += [(self.clock.now + self.pause, one.lease) for one in jobs]
-            case _:
-                self.clock.now += 0.0005
-
-    def takes(self, jobs: list[Job], pieces: list[Chunk]) -> float:
-        rows = [*((one.cost, one.lease.length) for one in jobs), *((one.size, one.lease.length) for one in pieces)]
-        return 0.005 + 0.0003 * sum(size for size, _ in rows) + 2e-7 * looks(rows)
-
-    def grow(self, pieces: list[Chunk]) -> None:
-        for piece in pieces:
-            piece.lease.length += piece.size
-            self.queue.prefilled(piece.lease)
-
-    def p95(self) -> float:
-        return sorted(self.verdicts)[int(0.95 * len(self.verdicts))] if self.verdicts else 0.0
-
-
-@pytest.mark.parametrize(
-    ("sessions", "pause", "seconds"),
-    [(0, 0, 3), (1, 0.001, 40), (1, 0.02, 6), (1, 0.06, 5), (4, 0.02, 8), (16, 0.002, 15)],
-)
-def test_a_long_prompt_is_read_and_costs_verdicts_a_third_at_most(sessions: int, pause: float, seconds: float) -> None:
-    """A token at its end takes three times as long as at its beginning, and to fetch what it looks at as long as a
-    round: neither fits beside one."""
-    machine = Reader(sessions, pause=pause)
-    while len(machine.verdicts) < 200 * (sessions > 0):
-        machine.turn()
-    alone, machine.verdicts = machine.p95(), []
-    began = machine.clock.now
-    machine.begin(3000)
-    while machine.reader.length < 3000:
-        machine.turn()
-    assert machine.clock.now < began + seconds
-    assert machine.p95() <= 1.3 * alone
-    assert max(machine.verdicts, default=0.0) <= 2 * alone
-
-
-def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
-    machine, short = Reader(0), lease(length=0)
-    machine.begin(3000)
-    while machine.reader.length < 1000:
-        machine.turn()
-    machine.queue.prefill(short, [1] * 65, 64)
-    until = machine.clock.now + 1.0
-    while short.length < 64:
-        machine.turn()
-    assert machine.clock.now < until
-    assert machine.reader.length < 2000
-
-
 def test_what_is_read_is_dropped_with_its_session() -> None:
     queue = scheduler(pieces=2)
     gone, left = lease(length=0), lease(length=0)
@@ -473,19 +313,3 @@ def test_what_is_read_is_dropped_with_its_session() -> None:
     assert queue.next(0) == Releases([gone])
     queue.read()
     assert [one.lease for one in chunks(queue.next(0))] == [left]
-
-
-def test_a_large_piece_is_chosen_again_when_rounds_come() -> None:
-    clock = Clock()
-    queue, holder, reader = scheduler(pieces=8, clock=clock), lease(), lease(length=0)
-    queue.prefill(reader, [1] * 8001, 8000)
-    (large,) = chunks(queue.next(0))
-    clock.now += 0.01  # a layer
-    queue.submit(job(holder))
-    assert [one.lease for one in drafts(queue.next(0))] == [holder]
-    clock.now += 0.006
-    queue.submit(job(holder))
-    while not isinstance(work := queue.next(0), Reading):
-        clock.now += 0.006
-        queue.submit(job(holder))
-    assert work.chunks[0].size < large.size == 256
