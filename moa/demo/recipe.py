@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moa.training.distill import DistillSettings
 from moa.training.loop import LoopSettings
@@ -24,6 +24,12 @@ class Mix:
     english: int
     more: tuple[str, ...]
     seed: int
+
+    def of(self, tokens: int) -> Mix:
+        """The same mix of about so many tokens."""
+        share = tokens / (self.exercises + self.code + self.english)
+        sizes = {name: round(getattr(self, name) * share) for name in ("exercises", "code", "english")}
+        return replace(self, **sizes)
 
 
 @dataclass(frozen=True)

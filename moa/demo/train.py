@@ -3,7 +3,7 @@
 tokenizer   a few seconds
 target      a Llama of 7M parameters on exercises, code and English, from the weights it already has (--init)
 drafter     its MoA drafter, with this project's own trainer
-rows        only the packed text of all courses, for training other drafters on it
+rows        only the packed text of all courses, for training other drafters on it; with --own the target's own text
 
 What each is trained on, and for how long, is in `moa/demo/recipe.py`; --dry-run prints it. Under torchrun several
 processes share the rows of a step.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -41,13 +41,19 @@ from moa.demo.recipe import (
 from moa.demo.skills import Example
 from moa.errors import run_cli
 from moa.model.checkpoint import new_drafter, save_drafter
-from moa.model.loading import load_model
-from moa.training.data import Document, PackedRows, pack
+from moa.model.loading import load_model, load_tokenizer
+from moa.model.target import Target
+from moa.training.data import Document, PackedRows, pack, pieces
 from moa.training.distill import Distillation
+from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
 from moa.training.inherit import CALIBRATION_ROWS, inherit
 from moa.training.loop import Loop, join_process_group
 from moa.training.pretrain import Pretraining
+from moa.training.sources import DocumentReader, examples
 from moa.training.teacher import Teacher
+
+SLOTS = 32
+"""Prompts that the target answers at a time."""
 
 
 def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> Document:
@@ -73,11 +79,11 @@ def _turns(mix: Mix) -> Iterator[Example]:
         yield next(rng.choices(streams, (TALK, MIXED, 1 - TALK - MIXED))[0])
 
 
-def _chats(tokens: PreTrainedTokenizerBase, mix: Mix) -> Iterator[Document]:
+def _chats(tokens: PreTrainedTokenizerBase, mix: Mix, longest: int) -> Iterator[Document]:
     rng = random.Random(mix.seed)
     turns = _turns(mix)
     while True:
-        count = rng.choice([1, 1, 1, *range(2, LONGEST_CHAT + 1)])
+        count = rng.choice([1, 1, 1, *range(2, longest + 1)])
         yield chat_document(tokens, [next(turns) for _ in range(count)])
 
 
@@ -93,9 +99,9 @@ def _up_to(documents: Iterator[Document], count: int) -> Iterator[Document]:
             return
 
 
-def documents(tokens: PreTrainedTokenizerBase, mix: Mix) -> Iterator[Document]:
+def documents(tokens: PreTrainedTokenizerBase, mix: Mix, longest_chat: int = LONGEST_CHAT) -> Iterator[Document]:
     """The mix's text, kind by kind; packed rows are shuffled when read."""
-    yield from _up_to(_chats(tokens, mix), mix.exercises)
+    yield from _up_to(_chats(tokens, mix, longest_chat), mix.exercises)
     yield from _up_to(_plain(tokens, natural.code("train")), mix.code)
     yield from _up_to(_plain(tokens, natural.english("train")), mix.english)
 
@@ -106,6 +112,33 @@ def packed(tokens: PreTrainedTokenizerBase, course: Course, work: Path) -> Packe
     if not (folder / "marks.npy").exists():
         pack(documents(tokens, course.mix), ROW, folder)
     return PackedRows(folder)
+
+
+def own_rows(
+    target: Path, course: Course, work: Path, temperature: float, *, slots: int = SLOTS, quiet: bool = False
+) -> PackedRows:
+    """Rows of a course's prompts with the target's own answers, and of the beginnings of its texts with the target's
+    own continuations; made once, and an interrupted run is continued."""
+    folder = work / f"{course.name}-own"
+    loaded = load_model(target)
+    made_with = {
+        "mix": asdict(course.mix),
+        "target": loaded.facts.weights_id,
+        "max_new_tokens": ROW - PROMPT_TOKENS,
+        "temperature": temperature,
+        "seed": course.mix.seed,
+    }
+    answers = GeneratedAnswers(folder, made_with)
+    reader = DocumentReader(load_tokenizer(loaded.folder), loaded.facts.vocab_size)
+    if not answers.complete():
+        # One question in a chat: after another the target would answer to text that is not its own.
+        text = pieces(documents(reader.tokenizer, course.mix, longest_chat=1), ROW)
+        engine = Target(loaded.model, loaded.facts, slots=slots, capacity=2 * ROW, folder=loaded.folder)
+        answers.write(engine, (document.prompt(PROMPT_TOKENS) for document in text), quiet=quiet)
+    if not (folder / "data" / "marks.npy").exists():
+        lines = examples([str(answers.path)])
+        pack((document for line in lines for document in reader.documents(line)), ROW, folder / "data")
+    return PackedRows(folder / "data")
 
 
 def target_config(vocabulary: int) -> LlamaConfig:
@@ -164,6 +197,18 @@ def train_drafter(target: Path, out: Path, work: Path, courses: Sequence[Drafter
         save_drafter(drafter, out, torch.float16)
 
 
+def _write_rows(args: argparse.Namespace) -> None:
+    tokens = AutoTokenizer.from_pretrained(args.target)
+    for course in COURSES:
+        if args.course in (None, course.name):
+            chosen = course if args.tokens is None else replace(course, mix=course.mix.of(args.tokens))
+            if args.own is None:
+                rows, name = packed(tokens, chosen, args.work), course.name
+            else:
+                rows, name = own_rows(args.target, chosen, args.work, args.own), f"{course.name}-own"
+            print(f"{name}: {len(rows):,} rows in {args.work / name / 'data'}")
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -178,6 +223,12 @@ def main() -> int:
     parser.add_argument(
         "--work", type=Path, default=Path("work"), help="folder for data and checkpoints (default: ./work)"
     )
+    parser.add_argument(
+        "--own", type=float, metavar="T", help="rows of the target's own text at this temperature (0: greedy): its"
+        " answers to the exercises, and its continuations of the texts' beginnings",
+    )  # fmt: skip
+    parser.add_argument("--course", choices=[course.name for course in COURSES], help="rows of this course alone")
+    parser.add_argument("--tokens", type=int, metavar="N", help="rows of about N tokens a course, in the same mix")
     parser.add_argument("--dry-run", action="store_true", help="print the plan of both trainings, and train nothing")
     args = parser.parse_args()
     if args.dry_run:
@@ -187,11 +238,7 @@ def main() -> int:
         demo_tokenizer.train(args.target)
         return 0
     if args.stage == "rows":
-        tokens = AutoTokenizer.from_pretrained(args.target)
-        for course in COURSES:
-            print(
-                f"{course.name}: {len(packed(tokens, course, args.work)):,} rows in {args.work / course.name / 'data'}"
-            )
+        _write_rows(args)
     elif args.stage == "target":
         train_target(args.init or args.target, args.target, args.work)
     else:

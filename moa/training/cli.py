@@ -20,7 +20,7 @@ from moa.errors import UsageError, run_cli
 from moa.model.loading import LoadedModel, load_model
 from moa.model.target import Target
 from moa.training import options
-from moa.training.generate import GeneratedAnswers
+from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
 from moa.training.loop import join_process_group, peak_memory_mib
 from moa.training.provenance import provenance
 from moa.training.run import TrainingRun, parameter_count
@@ -112,7 +112,8 @@ def _sources(
             capacity=args.length + args.max_new_tokens,
             folder=loaded.folder,
         )
-        answers.write(target, run.reader, examples(args.data), quiet=args.quiet)
+        prompts = (run.reader.prompt(example, PROMPT_TOKENS) for example in examples(args.data))
+        answers.write(target, prompts, quiet=args.quiet)
     return [str(answers.path)], made_with
 
 

@@ -33,6 +33,10 @@ class Document:
         """A document without a prompt."""
         return cls(ids, [True] * len(ids))
 
+    def prompt(self, text_tokens: int) -> list[int]:
+        """What is before its first wanted token; of a text without a prompt its first tokens."""
+        return self.ids[: self.wanted.index(True) or text_tokens]
+
     @classmethod
     def answer(cls, prompt: list[int], answer: list[int]) -> Document:
         """A prompt and its answer."""
@@ -108,7 +112,7 @@ def pack(documents: Iterable[Document], length: int, out: Path) -> PackedRows:
         _RowFile(out / "tokens.npy", length, np.int32) as tokens,
         _RowFile(out / "marks.npy", length, np.int16) as marks,
     ):
-        for row_ids, row_marks in _fill(_pieces(documents, length), length):
+        for row_ids, row_marks in _fill(pieces(documents, length), length):
             tokens.append(row_ids)
             marks.append(row_marks)
         if not tokens.rows:
@@ -156,7 +160,8 @@ class _RowFile:
             self._part.unlink(missing_ok=True)
 
 
-def _pieces(documents: Iterable[Document], length: int) -> Iterator[Document]:
+def pieces(documents: Iterable[Document], length: int) -> Iterator[Document]:
+    """The documents, a longer one cut into several; those with nothing to learn are left out."""
     for document in documents:
         for at in range(0, len(document.ids), length):
             piece = Document(document.ids[at : at + length], document.wanted[at : at + length])

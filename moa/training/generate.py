@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,7 +14,6 @@ from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.speculate import GenerationSettings, Speculator
 from moa.training.progress import Progress
-from moa.training.sources import DocumentReader, SourceExample
 
 PROMPT_TOKENS = 64
 """Tokens of a plain text that are the prompt of the target's continuation."""
@@ -43,24 +42,23 @@ class GeneratedAnswers:
             )
         return done
 
-    def write(
-        self, target: Target, reader: DocumentReader, examples: Iterable[SourceExample], *, quiet: bool = False
-    ) -> None:
-        """Answer every prompt that has no line yet."""
+    def write(self, target: Target, prompts: Iterable[Sequence[int]], *, quiet: bool = False) -> None:
+        """Answer every prompt that has no line yet; one for which the target has no room is left out."""
         if self.complete():
             return
         self._about.parent.mkdir(parents=True, exist_ok=True)
         self._note(complete=False)
-        prompts = list(self._prompts(target, reader, examples))
+        room = target.pool.capacity - self.made_with["max_new_tokens"]
+        asked = [array("i", prompt) for prompt in prompts if 0 < len(prompt) <= room]
         done = self._whole_windows(target.pool.slots)
         speculator = Speculator(target)
         with (
             self.path.open("a", encoding="utf-8") as file,
-            Progress(len(prompts), done, quiet=quiet, of="answer") as bar,
+            Progress(len(asked), done, quiet=quiet, of="answer") as bar,
         ):
-            for at in range(done, len(prompts), target.pool.slots):
+            for at in range(done, len(asked), target.pool.slots):
                 began = time.perf_counter()
-                window = [list(prompt) for prompt in prompts[at : at + target.pool.slots]]
+                window = [list(prompt) for prompt in asked[at : at + target.pool.slots]]
                 # The noise of a sampled token is a function of seed and position: another seed for every window.
                 answers = speculator.generate(window, self._settings(seed=at))
                 for prompt, answer in zip(window, answers, strict=True):
@@ -70,15 +68,6 @@ class GeneratedAnswers:
                 tokens = sum(len(answer.ids) for answer in answers)
                 bar.advance({"tokens_per_s": tokens / (time.perf_counter() - began)}, len(window))
         self._note(complete=True)
-
-    def _prompts(
-        self, target: Target, reader: DocumentReader, examples: Iterable[SourceExample]
-    ) -> Iterator[array[int]]:
-        room = target.pool.capacity - self.made_with["max_new_tokens"]
-        for example in examples:
-            prompt = reader.prompt(example, PROMPT_TOKENS)
-            if 0 < len(prompt) <= room:
-                yield array("i", prompt)
 
     def _settings(self, seed: int) -> GenerationSettings:
         sampling = SamplingSettings(temperature=self.made_with["temperature"], seed=self.made_with["seed"] + seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,14 @@ import torch
 
 from moa.config import DrafterConfig
 from moa.demo import paths, train
-from moa.demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE
+from moa.demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE, ROW
 from moa.model.checkpoint import load_drafter
 from moa.model.loading import load_model
-from moa.training.data import Document, pack
+from moa.model.target import Target
+from moa.sampling import SamplingSettings
+from moa.speculate import GenerationSettings, Speculator
+from moa.training.data import Document, pack, pieces
+from moa.training.generate import PROMPT_TOKENS
 
 pytestmark = pytest.mark.filterwarnings("default::UserWarning")
 
@@ -60,3 +65,32 @@ def test_rows_are_packed_for_every_course(
     monkeypatch.setattr(sys, "argv", ["train", "rows", "--work", str(tmp_path)])
     assert train.main() == 0
     assert capsys.readouterr().out.count(": 1 rows in ") == len(COURSES)
+    monkeypatch.setattr(sys, "argv", ["train", "rows", "--work", str(tmp_path), "--course", "widen"])
+    assert train.main() == 0
+    assert capsys.readouterr().out.count(": 1 rows in ") == 1
+
+
+def test_own_rows_are_the_targets_own_text(tmp_path: Path) -> None:
+    """What is wanted is what the target says after prompts of the corpus, which are not wanted."""
+    course = replace(COURSES[0], mix=COURSES[0].mix.of(900))
+    rows = train.own_rows(paths().target, course, tmp_path, 1.0, slots=4, quiet=True)
+    target = Target.load(paths().target, slots=1, capacity=2 * ROW)
+    text = pieces(train.documents(target.tokenizer, course.mix, longest_chat=1), ROW)
+    asked = [document.prompt(PROMPT_TOKENS) for document in text]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "widen-own" / "generated.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert [line["ids"][: line["prompt_tokens"]] for line in lines] == asked
+    for number, (prompt, line) in enumerate(zip(asked, lines, strict=True)):
+        sampling = SamplingSettings(temperature=1.0, seed=course.mix.seed + number // 4 * 4)
+        (alone,) = Speculator(target).generate([prompt], GenerationSettings(max_new_tokens=8, sampling=sampling))
+        assert alone.ids == line["ids"][len(prompt) :][:8]
+    answered = sum(len(line["ids"]) - line["prompt_tokens"] for line in lines)
+    assert rows.wanted_tokens == answered
+
+
+def test_a_smaller_mix_has_the_same_shares() -> None:
+    mix = COURSES[0].mix.of(84_000)
+    assert (mix.exercises, mix.code, mix.english) == (50_000, 19_000, 15_000)
+    assert (mix.more, mix.seed) == (COURSES[0].mix.more, COURSES[0].mix.seed)

@@ -21,7 +21,8 @@ def model(target: Path) -> Target:
 def _run(model: Target, chats: Path, out: Path, **changes: object) -> str:
     answers = GeneratedAnswers(out, WITH | changes)
     reader = DocumentReader(model.tokenizer, model.facts.vocab_size)
-    answers.write(model, reader, list(examples([str(chats)]))[:10], quiet=True)
+    prompts = [reader.prompt(example, 64) for example in examples([str(chats)])]
+    answers.write(model, prompts[:10], quiet=True)
     assert answers.complete()
     return answers.path.read_text(encoding="utf-8")
 
@@ -51,7 +52,7 @@ def test_a_run_that_was_cut_off_anywhere_ends_the_same(
 
 def test_what_is_complete_is_not_made_again(model: Target, chats: Path, tmp_path: Path) -> None:
     whole = _run(model, chats, tmp_path)
-    GeneratedAnswers(tmp_path, WITH).write(None, None, [])  # type: ignore[arg-type]
+    GeneratedAnswers(tmp_path, WITH).write(None, [])  # type: ignore[arg-type]
     assert (tmp_path / "generated.jsonl").read_text(encoding="utf-8") == whole
 
 
