@@ -1,8 +1,8 @@
 """Right answers against the token at which the link is lost, for every drafter, in one engine. The target has run the
 prompt and m tokens of its answer, and the drafter has observed all of that; from there the drafter continues alone,
 greedily, to the end of the answer, which a program checks. EAGLE uses its own predictions of the target's features, MoA
-attends to the activations it has, an independent model needs neither, and an API client stops. Answers that were over
-before the cut count as they are.
+attends to the activations it has, an independent model needs neither, and an API client stops. `without records` is a
+MoA drafter that never gets any activation. Answers that were over before the cut count as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.kit.pair import Compared, shown_name
 from benchmarks.kit.progress import steps
 from moa.demo.skills import is_right
 from moa.errors import UsageError
-from moa.model.drafting import Drafting, DraftRequest
+from moa.model.drafting import Drafting, DraftRequest, MoaDrafting
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
 from moa.speculate import GenerationSettings, Speculator
@@ -114,7 +114,11 @@ def measure(options: Options) -> dict[str, Any]:
     ways = {TARGET: {cut: answers for cut in CUTS}}
     for folder in steps(options.folders, "drafters"):
         target = load_target(options.target, drafter=folder, **room)
-        ways[shown_name(folder)] = offline(target, open_drafting(folder, target), prompts, answers, options.tokens)
+        name, drafting = shown_name(folder), open_drafting(folder, target)
+        ways[name] = offline(target, drafting, prompts, answers, options.tokens)
+        if isinstance(drafting, MoaDrafting) and drafting.records is not None and drafting.borrowed is None:
+            body = MoaDrafting(drafting.drafter, slots=options.batch, capacity=options.capacity, alone=True)
+            ways[f"{name} without records"] = offline(target, body, prompts, answers, options.tokens)
     ways[STOPS] = {cut: [answer[:cut] for answer in answers] for cut in CUTS}
 
     def right(found: Sequence[Sequence[int]]) -> int:

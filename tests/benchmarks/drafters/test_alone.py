@@ -69,7 +69,7 @@ def test_every_drafter_is_told_beside_the_target(tmp_path: Path, monkeypatch: py
     folders = (str(tmp_path / "drafter"), str(tmp_path / "independent"))
     how: dict[str, Any] = {"drafters": folders, "target": str(source), "tokens": 12, "batch": 2}
     result = drafters_offline.measure(drafters_offline.Options(**how))
-    ways = ["target", "MoA", "independent", "API client (stops)"]
+    ways = ["target", "MoA", "MoA without records", "independent", "API client (stops)"]
     assert list(dict.fromkeys(run["way"] for run in result["runs"])) == ways
     assert "3 held-out prompts" in drafters_offline.tables(result)
     with pytest.raises(UsageError, match="do not fit in --capacity 20"):
