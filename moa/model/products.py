@@ -41,6 +41,8 @@ def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
         return packed
     for layer, start, stop in zip(layers, stops, stops[1:], strict=False):
         layer.weight.data = weight[start:stop]
+    if weight.device.type == "cpu" and weight.dtype != torch.float32:  # torch gives these to oneDNN
+        return lambda x: _in_few_sizes(lambda rows: linear(rows, weight, bias), x)
     return lambda x: linear(x, weight, bias)
 
 
@@ -60,6 +62,15 @@ def rounded_up(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
+def _in_few_sizes(product: Product, x: Tensor) -> Tensor:
+    """`product(x)`, computed for `rounded_up` tokens."""
+    rows = x.reshape(-1, x.shape[-1])
+    tokens = len(rows)
+    if more := rounded_up(tokens) - tokens:
+        rows = pad(rows, (0, 0, 0, more))
+    return product(rows)[:tokens].view(*x.shape[:-1], -1)
+
+
 class _Packed(nn.Module):
     """A weight in oneDNN's layout."""
 
@@ -69,12 +80,10 @@ class _Packed(nn.Module):
         self._bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        more = rounded_up(len(rows)) - len(rows)
-        if more:
-            rows = pad(rows, (0, 0, 0, more))
-        found = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
-        return found[: len(found) - more].view(*x.shape[:-1], -1)
+        return _in_few_sizes(self._product, x)
+
+    def _product(self, rows: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
 
 
 class _Part(nn.Module):

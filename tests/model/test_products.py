@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from moa.model import products
 from moa.model.products import can_pack, joined, rounded_up
 
 pytestmark = pytest.mark.skipif(
@@ -34,6 +35,16 @@ def test_a_product_is_asked_for_few_numbers_of_tokens_whatever_clients_send(monk
             assert product(torch.ones(tokens, 8)).shape == (tokens, 7)
             assert layers["one"](torch.ones(1, tokens, 8)).shape == (1, tokens, 4)
     assert len(met) == 72
+
+
+def test_so_is_a_product_in_bfloat16_which_torch_gives_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: set[int] = set()
+    monkeypatch.setattr(products, "linear", lambda x, *rest: (met.add(len(x)), linear(x, *rest))[1])
+    product = joined(nn.ModuleDict({"one": nn.Linear(8, 4, dtype=torch.bfloat16)}), ["one"], pack=False)
+    with torch.inference_mode():
+        for tokens in range(1, 257):
+            assert product(torch.ones(tokens, 8, dtype=torch.bfloat16)).shape == (tokens, 4)
+    assert len(met) == 48
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (17, 8), (100, 8), (1, 33, 8), (3, 11, 8)])
