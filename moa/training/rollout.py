@@ -90,7 +90,8 @@ def written(drafter: Drafter, prompts: Sequence[Sequence[int]], counts: Sequence
     capacity, scratch = max(map(len, prompts)), max(counts)
     drafting = MoaDrafting(drafter, slots=len(prompts), capacity=capacity, scratch=scratch, alone=True)
     requests = []
-    # Autocast would keep its copies of the weights for the loss, and these have no gradient.
+    # In its own precision, as it is used. Older autocasts would also keep their copies of the weights, which have no
+    # gradient here, for the loss.
     with torch.autocast(drafting.device.type, enabled=False):
         for prompt, count in zip(prompts, counts, strict=True):
             slot = drafting.open()
