@@ -1,8 +1,8 @@
 """The one thread that owns the model: forwards of drafts and prompts, the accept rule, commits, activation records.
 
 A verdict is reported as soon as its row is decided; records are made afterwards, in idle time or in small batches
-between forwards, so that a verdict never waits for its activations. Only the row that raises is quarantined; the others
-continue.
+between forwards, so that a verdict never waits for its activations, and hardly for those of others. Only the row that
+raises is quarantined; the others continue.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ class Engine:
                 self._recorder.report()
             case None if not busy and not self._stopping and self._underway is None:
                 self._probe()
-        if work is None or self._recorder.overdue:
-            self._recorder.go()
+        if self._recorder.pending and (work is None or self._recorder.overdue):
+            with self._scheduler.background() as seconds:
+                self._recorder.go(seconds)
         return busy
 
     # ---- forwards

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 _SHARE, _SHARE_BESIDE = 0.25, 0.1
 """Background work between two forwards with rounds, of the time of one: by itself, and where prompts are in these
 forwards too. So a round waits a quarter longer for the prompts of others, or hardly more."""
-_LONGEST_GAP = 0.1
-"""Seconds: longer gaps between rounds are all the same."""
+RECENT = 0.1
+"""Seconds: a session that got its verdict this lately is about to send the next draft; then it has gone."""
 _GAP_GROWS = 0.1
 """How fast longer gaps are believed in; shorter ones are at once."""
 _SURE, _PART = 0.9, 0.3
@@ -48,8 +48,9 @@ class Interleaving:
     def round_ready(self, now: float) -> None:
         """A round is ready: the gap since the latest ones is over."""
         if self._gap_open:
-            self._gap_open, gap = False, min(_LONGEST_GAP, now - self._ended)
-            self._gap = min(gap, self._gap + _GAP_GROWS * (gap - self._gap))
+            self._gap_open, gap = False, now - self._ended
+            if gap < RECENT:  # otherwise they had gone, which says nothing of those who stay
+                self._gap = min(gap, self._gap + _GAP_GROWS * (gap - self._gap))
 
     def piece_ends(self, began: float, now: float) -> None:
         """A piece of background work has run."""
@@ -80,12 +81,21 @@ class Interleaving:
         """Whether the piece runs although rounds are ready."""
         return self._credit >= piece
 
+    def room(self, now: float) -> float:
+        """Seconds of the longest piece that may run now, although rounds are about to come."""
+        return max(self._share * self._round, self._soonest - now, self._waited_for(now))
+
     def hold(self, piece: float, now: float) -> float:
         """Seconds for which the piece leaves the model to rounds that are about to come."""
-        soonest = self._ended + _SURE * self._gap
-        if self.unnoticed(piece) or now + piece <= soonest:
-            return 0.0
-        return max(0.0, piece - self._credit - (now - max(self._idle_since, soonest)))
+        return 0.0 if piece <= self.room(now) else piece - self._waited_for(now)
+
+    @property
+    def _soonest(self) -> float:
+        return self._ended + _SURE * self._gap
+
+    def _waited_for(self, now: float) -> float:
+        """The piece that rounds, by running or by staying away, have left enough time for."""
+        return self._credit + now - max(self._idle_since, self._soonest)
 
 
 @dataclass(slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
+from statistics import median
 
 import numpy as np
 import torch
@@ -22,6 +25,10 @@ _LINGER = 0.02  # seconds that records may wait for an idle moment
 _SHARE = 1 / 32
 """Share of the time that records may take while rounds leave no idle moment. A record is a hint: where the verifier is
 full, late ones cost an edge a twentieth of its luck; made at once they cost all readers a quarter of the verifier."""
+_FEW = 8
+"""So many rows are made while nobody knows what one takes; and at least, when they are overdue."""
+_LATEST = 5
+"""The latest batches by which the time of a row is known: their median, because other load makes single ones slow."""
 _UNASKED = 16
 """So many batches of a session's rows may wait while nobody has asked for them: the server's own drafter may never."""
 _LOOSE = 8
@@ -47,6 +54,9 @@ class Recorder:
         """Leases whose records nobody has asked for yet."""
         self._since, self._took = 0.0, 0.0
         """When records were last made, and the seconds that it took."""
+        self._row_seconds: deque[float] = deque(maxlen=_LATEST)
+        """Seconds a row of the latest batches. In a smaller batch a row takes longer: the next is smaller still, until
+        one fits."""
         self._untold: list[Report] = []
 
     @property
@@ -85,16 +95,24 @@ class Recorder:
         self._pending.pop(lease, None)
         self._waiting.pop(lease, None)
 
-    def go(self) -> None:
-        """Make some records: latest sessions first, newest rows first."""
-        began = self._clock()
+    def go(self, seconds: float) -> None:
+        """Make records for so many seconds, about: latest sessions first, newest rows first."""
+        began, rows = self._clock(), self._fitting(seconds)
         for lease in [lease for lease in self._waiting if lease.eager_records]:
             del self._waiting[lease]
             self._pending[lease] = None
-        self._make(self._newest(list(islice(reversed(self._pending), _LEASES_AT_ONCE))))
+        if rows:
+            self._make(self._newest(list(islice(reversed(self._pending), _LEASES_AT_ONCE)), rows))
+            self._since = self._clock()
+            self._took = self._since - began
         self.report()
-        self._since = self._clock()
-        self._took = self._since - began
+
+    def _fitting(self, seconds: float) -> int:
+        """How many rows one batch may have to take no longer."""
+        if seconds == math.inf:
+            return self._rows
+        fit = seconds / median(self._row_seconds) if self._row_seconds else _FEW
+        return min(self._rows, max(int(fit), _FEW if self.overdue else 0))
 
     def report(self) -> None:
         """Report the records to the event loop; called after the verdicts, which go first."""
@@ -104,7 +122,7 @@ class Recorder:
 
     def finish(self, lease: Lease) -> bool:
         """Make one batch of this lease's missing records, to be reported later; returns whether all are made."""
-        self._make(self._newest([lease]))
+        self._make(self._newest([lease], self._rows))
         return not lease.backlog
 
     def can_copy(self, source: Lease, lease: Lease, rows: int) -> bool:
@@ -133,9 +151,8 @@ class Recorder:
         if lease.backlog:
             self._pending[lease] = None
 
-    def _newest(self, leases: Iterable[Lease]) -> list[tuple[Lease, Committed]]:
-        """Take up to one batch of rows from the ends of these leases' backlogs."""
-        room = self._rows
+    def _newest(self, leases: Iterable[Lease], room: int) -> list[tuple[Lease, Committed]]:
+        """Take up to so many rows from the ends of these leases' backlogs."""
         pieces: list[tuple[Lease, Committed]] = []
         for lease in leases:
             while room > 0 and lease.backlog:
@@ -182,4 +199,6 @@ class Recorder:
                 lease.made.add(piece.start, piece.stop)
                 self._untold.append(Recorded(lease, piece.start, piece.stop))
             at += n
-        self._metrics.forward_seconds.labels("records").observe(self._clock() - started)
+        took = self._clock() - started
+        self._row_seconds.append(took / at)
+        self._metrics.forward_seconds.labels("records").observe(took)

@@ -11,23 +11,23 @@ of another.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from cloud_verifier.forward_time import ForwardTime, looks
-from cloud_verifier.interleaving import Interleaving, PiecewiseForward
+from cloud_verifier.interleaving import RECENT, Interleaving, PiecewiseForward
 from cloud_verifier.work import Job, Lease
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 
 _WORTH_WAITING = 0.25  # of the last batch's time
-_RECENT = 0.1  # seconds: a session that got its verdict this lately is about to send the next draft
 _BESIDE = 0.2
 """How much longer a forward with drafts may take for prompts in the same batch."""
 _OTHERS_SHARE = 0.35
@@ -263,6 +263,17 @@ class Scheduler:
                 self._forward_time.observe(read.tokens, read.forward.spent, read.looks)
             self._underway = None
 
+    @contextlib.contextmanager
+    def background(self) -> Iterator[float]:
+        """The thread runs a piece of other work that can wait, while this is entered: for so many seconds at most."""
+        with self._changed:
+            self._note_end()
+            began = self._clock()
+            seconds = self._interleaving.room(began) if self._ready() or self._expected() else math.inf
+        yield seconds
+        with self._changed:
+            self._interleaving.piece_ends(began, self._clock())
+
     def give_up(self, lease: Lease) -> Job | None:
         """Run no more of the lease's prompt, for there is no memory; returns the round that waited for it, if any."""
         with self._changed:
@@ -374,7 +385,7 @@ class Scheduler:
 
     def _forget_old(self) -> None:
         now = self._clock()
-        self._recent = {lease: round for lease, round in self._recent.items() if now - round[0] < _RECENT}
+        self._recent = {lease: round for lease, round in self._recent.items() if now - round[0] < RECENT}
 
     def _wait_for_more_rounds(self, ready: int) -> None:
         """A larger batch costs hardly more than a small one, and the verdicts of one bring the drafts of the next in a

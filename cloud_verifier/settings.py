@@ -61,7 +61,7 @@ class Settings:
     """Prompt tokens in one forward without drafts; fewer where rounds come meanwhile, so that these wait about a
     quarter longer at most."""
     project_rows: int = 64
-    """Activation records made in one batch between forwards."""
+    """Activation records made in one batch between forwards, at most."""
     near_tie: float = 0.0
     """Count tokens whose best two logits are closer than this; 0 is off, because it costs one LM head pass."""
     batch_wait_ms: float = 1.5

@@ -58,10 +58,22 @@ def test_rounds_earn_credit_by_which_a_piece_goes_first_and_which_it_uses_up() -
     assert not between.has_credit
 
 
+def test_the_longest_piece_that_may_run_now_is_the_longest_that_is_not_held() -> None:
+    between = after_rounds(gap=0.02)
+    for now in (100.0, 100.01, 100.017, 100.019, 100.03, 100.06):
+        room = between.room(now)
+        assert room >= 0.0025
+        assert between.hold(room, now) == 0.0
+        assert between.hold(room + 1e-4, now) > 0.0
+
+
 def test_shorter_gaps_are_believed_in_at_once_and_longer_ones_slowly() -> None:
     between = after_rounds(gap=0.02)
     between.round_ready(100.05)
     between.round_ready(109.0)  # only the first one ends the gap
+    assert between.longest == pytest.approx(0.3 * 0.023, rel=0.01)
+    between.rounds_end(109.0, 109.01)
+    between.round_ready(112.0)  # they had gone
     assert between.longest == pytest.approx(0.3 * 0.023, rel=0.01)
     between.rounds_end(110.0, 110.01)
     between.round_ready(110.02)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -313,3 +314,24 @@ def test_what_is_read_is_dropped_with_its_session() -> None:
     assert queue.next(0) == Releases([gone])
     queue.read()
     assert [one.lease for one in chunks(queue.next(0))] == [left]
+
+
+def test_other_background_work_is_bounded_while_rounds_are_expected_and_is_not_taken_for_their_time() -> None:
+    clock = Clock()
+    queue, holder = scheduler(clock=clock), lease()
+    with queue.background() as seconds:
+        assert seconds == math.inf
+    queue.submit(job(holder))
+    for _ in range(40):
+        assert len(drafts(queue.next(0))) == 1
+        clock.now += 0.01
+        queue.submit(job(holder))
+        with queue.background() as seconds:
+            clock.now += 0.04
+    assert seconds == pytest.approx(0.0025, rel=0.05)
+    queue.next(0)
+    clock.now += 1.0
+    queue.next(0)
+    clock.now += 1.0
+    with queue.background() as seconds:
+        assert seconds == math.inf

@@ -1,0 +1,117 @@
+"""Activation records in virtual time: what making them costs the rounds of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cloud_verifier.engine import Engine
+from cloud_verifier.recording import Recorder
+from cloud_verifier.scheduler import Scheduler
+from cloud_verifier.work import Job, Lease, RecordRows, Report, Settled
+from moa.model.target import Target
+from moa.sampling import SamplingSettings
+from moa.wire import Limits
+from moa.wire.finish import TurnRules
+from moa.wire.messages import Verify
+from tests.verifier import kit
+from tests.verifier.virtual import Clock
+
+_PROMPT = 320
+_FORWARD, _BATCH, _ROW = 0.005, 0.0004, 0.00008
+"""Seconds of a forward; of a batch of records, and of each: 64 of them take longer than a forward."""
+
+
+class Client:
+    """An engine, stepped by hand, and a session that asks again `pause` seconds after each verdict."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pause: float) -> None:
+        self.clock, self.pause = Clock(), pause
+        target = Target.from_model(kit.model(), slots=2, capacity=512)
+        drafter = kit.served().drafter
+        assert drafter is not None
+        self.scheduler = Scheduler(Limits(), batch_wait=0.0, pieces=target.pieces, clock=self.clock)
+        self.recorder = Recorder(drafter, self.hear, rows=64, clock=self.clock)
+        self.engine = Engine(target, self.recorder, self.scheduler, self.hear, clock=self.clock)
+        self.lease, self.ids = Lease(bytes(16), "p"), kit.prompt(0, 2)
+        self.asks: float | None = None
+        self.waits: list[float] = []
+        self.batches: list[tuple[float, int]] = []
+        forward, start, project = target.forward, target.start, drafter.project
+
+        def batch(*parts: Any) -> Any:
+            self.clock.now += _BATCH + _ROW * len(parts[2])
+            self.batches.append((self.clock.now, len(parts[2])))
+            return project(*parts)
+
+        monkeypatch.setattr(target, "forward", lambda rows: self.passes(_FORWARD) or forward(rows))
+        monkeypatch.setattr(target, "start", lambda rows: self.passes(_FORWARD) or start(rows))
+        monkeypatch.setattr(drafter, "project", batch)
+        monkeypatch.setattr(self.scheduler._changed, "wait", self.wait)
+
+    def passes(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    def hear(self, reports: list[Report]) -> None:
+        for report in reports:
+            if isinstance(report, Settled):
+                self.waits.append(self.clock.now - report.job.enqueued)
+                self.ids = [*self.ids, report.next_token]
+                self.asks = self.clock.now + self.pause
+
+    def wait(self, seconds: float) -> bool:
+        until = self.clock.now + seconds
+        self.clock.now = until if self.asks is None else max(self.clock.now, min(until, self.asks))
+        return self.ask()
+
+    def ask(self) -> bool:
+        """Send the round, if it is time, as of the time when it was sent."""
+        now = self.clock.now
+        if self.asks is None or self.asks > now:
+            return False
+        self.clock.now, self.asks = self.asks, None
+        base = len(self.ids) - 1
+        request = Verify(self.lease.session, 1, base, self.ids[-1:])
+        rules = TurnRules(2, 10_000, 10_000)
+        self.scheduler.submit(Job(self.lease, request, self.ids, rules, SamplingSettings(), self.clock.now, 1e12))
+        self.clock.now = now
+        return True
+
+    def turn(self) -> None:
+        self.ask()
+        self.engine.turn(0.001 if self.recorder.pending else 5.0)
+
+    def p95(self) -> float:
+        return sorted(self.waits)[int(0.95 * len(self.waits))]
+
+
+@pytest.mark.parametrize("pause", [0.0005, 0.002, 0.02])
+def test_records_of_a_long_prompt_are_made_between_rounds_and_cost_a_verdict_a_third_at_most(
+    monkeypatch: pytest.MonkeyPatch, pause: float
+) -> None:
+    client, reader = Client(monkeypatch, pause), Lease(bytes([1] * 16), "q", records=RecordRows(1, 16))
+    client.asks = client.clock.now
+    while len(client.waits) < 50:
+        client.turn()
+    alone, client.waits, client.asks = client.p95(), [], None
+    client.turn()  # they have left
+    client.clock.now += 1.0
+    client.scheduler.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
+    while reader.length < _PROMPT:
+        client.turn()
+    assert len(reader.backlog) > 0
+    began = client.asks = client.clock.now
+    while reader.made.newest_missing(_PROMPT, 1) is not None:
+        client.turn()
+    assert client.p95() <= 1.3 * alone
+    assert max(client.waits) <= 1.5 * alone
+    assert client.clock.now < began + 4.0
+
+
+def test_records_are_made_in_large_batches_when_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, reader = Client(monkeypatch, 0.0), Lease(bytes([1] * 16), "q", records=RecordRows(1, 16))
+    client.scheduler.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
+    while reader.made.newest_missing(_PROMPT, 1) is not None:
+        client.turn()
+    assert [rows for _, rows in client.batches][-4:] == [64] * 4
