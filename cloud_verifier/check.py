@@ -52,7 +52,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "context_tokens": facts.capacity - max(settings.limits.max_tree_nodes, settings.limits.max_chain_tokens),
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "kv_tokens": target.pool.pages * PAGE,
-        "kv_bytes": facts.kv_bytes_per_token * target.pool.pages * PAGE,
+        "kv_bytes": target.pool.nbytes,
         "fits": [{"tokens": n, "sessions": _fits(target, n)} for n in _LENGTHS if n <= target.pool.capacity],
         "unlike": unlike(target.pool.slots, target.pool.pages, target.pool.capacity),
         "records": facts.records is not None,

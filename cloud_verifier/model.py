@@ -76,7 +76,7 @@ def load(settings: Settings) -> Served:
             "device": str(target.device),
             "seconds": round(time.monotonic() - began, 3),
             "slots": target.pool.slots,
-            "megabytes": round(target.pool.slots * target.pool.capacity * target.pool.bytes_per_token / 1e6),
+            "megabytes": round(target.pool.nbytes / 1e6),
             "records": served.facts.records is not None,
         },
     )

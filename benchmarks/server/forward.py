@@ -32,7 +32,7 @@ from benchmarks.kit.verifier import random_pair
 from benchmarks.server import large
 from moa.demo import paths
 from moa.model.blocks import rotary, rotate
-from moa.model.products import Product, joined
+from moa.model.products import Product, joined, wide_head
 from moa.model.target import Row, Target
 
 LENGTHS = (40, 400)
@@ -61,7 +61,8 @@ class Bare:
     def __init__(self, target: Target, lengths: Sequence[int], tokens: int, *, pack: bool) -> None:
         facts = target.facts
         self.facts, self.model = facts, target.model.get_decoder()
-        self.head = target.head_weight
+        weight = target.head_weight
+        self.head = (wide_head(weight) if pack else None) or partial(linear, weight=weight)
         self.ids = torch.randint(4, facts.vocab_size, (len(lengths) * tokens,))
         self.positions = torch.cat([torch.arange(start, start + tokens) for start in lengths])
         self.tokens = tokens
@@ -84,7 +85,7 @@ class Bare:
             x = x + out(torch.cat([self._attend(one, *two) for one, two in zip(queries, past, strict=True)]))
             gate, up = both(self._norm(x, layer.post_attention_layernorm)).chunk(2, -1)
             x = x + down(silu(gate) * up)
-        return linear(self._norm(x, self.model.norm), self.head).argmax(-1)
+        return self.head(self._norm(x, self.model.norm)).argmax(-1)
 
     def _products(self, layer: Any, pack: bool) -> list[Product]:
         attention, mlp = layer.self_attn, layer.mlp

@@ -66,6 +66,11 @@ class PagePool(Slots):
         layers, _, kv_heads, head_dim = self.k.shape
         return 2 * layers * kv_heads * head_dim * self.k.element_size()
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of all pages."""
+        return self.pages * PAGE * self.bytes_per_token
+
     # ---- sequences
 
     def share(self, source: int, tokens: int) -> int:

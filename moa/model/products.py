@@ -46,10 +46,21 @@ def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
     return lambda x: linear(x, weight, bias)
 
 
+def wide_head(weight: Tensor) -> Product | None:
+    """The LM head's product in float32, from a copy in oneDNN's layout; None where oneDNN cannot, or for weights of
+    another kind (quantized ones)."""
+    if type(weight.data) is not Tensor or not can_pack(weight.device, torch.float32):
+        return None
+    packed = _Packed(weight.data.float(), None)
+    return lambda x: packed(x.float())
+
+
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN can pack such weights."""
-    has = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return device.type == "cpu" and dtype == torch.float32 and has
+    """Whether oneDNN can pack such weights, and computes in them."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    ours = dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return ours and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def rounded_up(tokens: int) -> int:

@@ -24,7 +24,7 @@ from moa.model.loading import load_model, load_tokenizer, prepare
 from moa.model.packed import PACKED_FAMILIES, PackedDecoder
 from moa.model.pages import PagePool
 from moa.model.placement import Placement
-from moa.model.products import can_pack
+from moa.model.products import Product, can_pack, wide_head
 from moa.model.rows import Row, RowBatch
 from moa.sampling import NO_LOGITS
 
@@ -169,8 +169,9 @@ class Target:
 
         `kv_tokens` is the total of all slots (0: each can be full). `fp32_head` computes logits of lower-precision
         weights in float32, which makes numerical ties rarer. `packed` uses the packed decoder if the family has one;
-        `pack_weights` then stores the weights in oneDNN's layout instead of torch's. Where `ranks` processes share the
-        model, each holds its part of the heads' keys and values.
+        `pack_weights` then stores the weights in oneDNN's layout instead of torch's, and a float32 copy of the LM head,
+        for to widen it in every forward takes as long as eight layers. Where `ranks` processes share the model, each
+        holds its part of the heads' keys and values.
         """
         head: Any = model.get_output_embeddings()
         embedding: Any = model.get_input_embeddings()
@@ -207,6 +208,7 @@ class Target:
             self._decoder = PackedDecoder(model, facts, capacity=self.pool.capacity, kinds=kinds, pack=pack)
         else:
             self._decoder = LibraryDecoder(model, plan)
+        self._wide_head: Product | None = wide_head(self.head_weight) if pack_weights else None
 
     @classmethod
     def load(
@@ -298,7 +300,9 @@ class Target:
     def logits(self, hidden: Tensor) -> Tensor:
         """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`."""
         weight = self.head_weight
-        if weight.dtype == torch.float32 or not self.fp32_head:
+        if self._wide_head is not None and self.fp32_head:
+            logits = self._wide_head(hidden)
+        elif weight.dtype == torch.float32 or not self.fp32_head:
             logits = linear(hidden, weight).float()
         elif weight.device.type == "cuda":
             logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from moa.model import target as target_module
 from moa.model.layout import Layout
 from moa.model.packed import PACKED_FAMILIES
+from moa.model.products import can_pack
 from moa.model.rows import RowBatch
 from moa.model.target import Row, Target
 from tests.model.test_target import CLOSE, MOE, prefill
@@ -99,3 +101,20 @@ def test_a_forward_is_one_graph_for_each_bucket_of_shapes(backend: str) -> None:
         for slot in slots:
             target.pool.release(slot)
     assert len(graphs) == 1
+
+
+@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.bfloat16), reason="a processor that only emulates bfloat16")
+def test_bfloat16_weights_are_packed_and_their_head_is_widened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Widening the head in every forward took a quarter of an 8B target's."""
+    plain, fast = (
+        Target.from_model(tiny("llama").bfloat16(), capacity=32, pack_weights=pack) for pack in (False, True)
+    )
+    assert not any("proj" in name for name, _ in fast.model.named_parameters())
+    steps = [target.forward([Row.chain(target.pool.acquire(), [5, 6, 7], judged="all")]) for target in (plain, fast)]
+    torch.testing.assert_close(steps[1].hidden(0), steps[0].hidden(0), atol=2e-2, rtol=2e-2)
+    hidden = steps[0].hidden(0)
+    wide = plain.logits(hidden)
+    monkeypatch.setattr(target_module, "_linear_in_fp32", None)
+    logits = fast.logits(hidden)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, wide)
