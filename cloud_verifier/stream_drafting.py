@@ -101,11 +101,12 @@ class TreeDrafting:
         """Trees for all stream rounds of a batch, level by level together."""
         began, self._reading, self._steps = self._clock(), 0.0, 0
         asked = [job for job in jobs if isinstance(job.request, Stream) and job.request.speculate]
+        texts = {job.lease: self._text(job) for job in asked}  # one that is new may end a rest
         self._asked, self._took = len(asked), 0.0
         if not asked or self.utility.rests(len(asked)):
             self._round = {}
             return [([job.ids[-1]], [-1]) for job in jobs]
-        self._round = {job.lease: self._text(job) for job in asked}
+        self._round = texts
         wanted = self.utility.levels(
             [text.acceptance for text in self._round.values()],
             [self._missed(job) for job in asked],

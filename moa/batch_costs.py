@@ -7,12 +7,11 @@ the shape of these curves: a mixture of experts reads more weights with every to
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from dataclasses import dataclass
 from itertools import accumulate
 from math import log2, sqrt
-from statistics import median
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,34 +34,68 @@ _SLOW = 0.98
 Floats = NDArray[np.float64]
 
 
+class Middle:
+    """The median of the latest measurements, kept in order as they come."""
+
+    def __init__(self) -> None:
+        self.latest: deque[float] = deque()
+        """The oldest first."""
+        self._ordered: list[float] = []
+
+    def add(self, value: float) -> None:
+        """One measurement more; the oldest goes."""
+        if len(self.latest) == _LATEST:
+            del self._ordered[bisect_left(self._ordered, self.latest.popleft())]
+        self.latest.append(value)
+        insort(self._ordered, value)
+
+    @property
+    def value(self) -> float:
+        """Nothing before any was measured."""
+        if not self._ordered:
+            return 0.0
+        half = len(self._ordered) // 2
+        return (self._ordered[half] + self._ordered[~half]) / 2
+
+    def __len__(self) -> int:
+        return len(self.latest)
+
+
 class Curve:
     """Seconds by size: medians of like sizes, straight lines between them. Nothing larger is ever cheaper.
 
-    Asked several times in every round, so only the medians of what was added since are computed again, and a single
-    size needs no arrays: a round of a small target is only a few milliseconds."""
+    Learned from and asked in every round, and a round of a small target is only a few milliseconds: so the line is
+    drawn again only when a median has moved, and a single size needs no arrays."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, deque[tuple[float, float]]] = {}
+        self._seen: dict[int, tuple[Middle, Middle]] = {}
         self._middles: dict[int, tuple[float, float]] = {}
-        self._changed: set[int] = set()
         self._sizes, self._seconds = [0.0], [0.0]
 
     def add(self, size: float, seconds: float) -> None:
         """So much took so long."""
         group = round(_FINE * log2(size))
-        self._seen.setdefault(group, deque(maxlen=_LATEST)).append((size, seconds))
-        self._changed.add(group)
+        sizes, times = self._seen.setdefault(group, (Middle(), Middle()))
+        sizes.add(size)
+        times.add(seconds)
+        if (middle := (sizes.value, times.value)) != self._middles.get(group):
+            self._middles[group] = middle
+            self._draw()
+
+    def _draw(self) -> None:
+        middles = sorted(self._middles.values())
+        self._sizes, self._seconds = [s for s, _ in middles], list(accumulate((t for _, t in middles), max))
 
     def at(self, size: ArrayLike) -> Floats:
         """Seconds of these sizes; 0 before anything was measured. Beyond the largest, as steep as on average."""
-        sizes, seconds = self._line()
+        sizes, seconds = self._sizes, self._seconds
         wanted = np.asarray(size, dtype=np.float64)
         found: Floats = np.interp(wanted, sizes, seconds) + self._steep * np.maximum(0.0, wanted - sizes[-1])
         return found
 
     def of(self, size: float) -> float:
         """The same of one size."""
-        sizes, seconds = self._line()
+        sizes, seconds = self._sizes, self._seconds
         if size >= sizes[-1]:
             return seconds[-1] + self._steep * (size - sizes[-1])
         after = bisect_right(sizes, size)
@@ -70,16 +103,6 @@ class Curve:
             return seconds[0]
         share = (size - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
         return seconds[after - 1] + share * (seconds[after] - seconds[after - 1])
-
-    def _line(self) -> tuple[list[float], list[float]]:
-        if self._changed:
-            for group in self._changed:
-                sizes, seconds = zip(*self._seen[group], strict=True)
-                self._middles[group] = median(sizes), median(seconds)
-            self._changed.clear()
-            middles = sorted(self._middles.values())
-            self._sizes, self._seconds = [s for s, _ in middles], list(accumulate((t for _, t in middles), max))
-        return self._sizes, self._seconds
 
     @property
     def _steep(self) -> float:
@@ -117,7 +140,7 @@ class BatchCosts:
     def __init__(self) -> None:
         self.forward, self.step, self.rest = Curve(), Curve(), Curve()
         """By the forward's tokens; of one level, by the texts that draft; by the texts."""
-        self.reading: deque[float] = deque(maxlen=_LATEST)
+        self.reading = Middle()
         """Seconds a token of text that the drafter had missed."""
         self.since = 0.0
         """Seconds of plain decoding since the latest draft."""
@@ -160,9 +183,9 @@ class BatchCosts:
 
     def read(self, seconds: float, tokens: int) -> None:
         """The drafter read so many tokens of text, of rounds that it had no part in."""
-        self.reading.append(seconds / tokens)
+        self.reading.add(seconds / tokens)
 
     @property
     def price(self) -> float:
         """Seconds of reading a token; nothing before any was measured."""
-        return median(self.reading) if self.reading else 0.0
+        return self.reading.value

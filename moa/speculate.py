@@ -146,7 +146,9 @@ class Speculator:
 
     def utility(self, shape: TreeShape) -> Utility:
         """What is known of the costs of such trees, over all calls."""
-        return self._utilities.setdefault(shape, Utility(shape))
+        if shape not in self._utilities:
+            self._utilities[shape] = Utility(shape)
+        return self._utilities[shape]
 
     def _open(self, index: int, prompt: Sequence[int], settings: GenerationSettings, out: Generation) -> _Sequence:
         if not prompt:
@@ -245,8 +247,8 @@ class Speculator:
         rest: float,
     ) -> None:
         """Record the time and the accepted tokens of the round, which decide how far to draft next."""
-        if settings.shape is None:
-            return
+        if settings.shape is None or not settings.adapt or self.drafting is None:
+            return  # nobody would ask
         drafts = [
             (sequence.acceptance, sequence.levels, len(tree) - 1, len(one.path) - 1)
             for sequence, tree, one in zip(active, trees, chosen, strict=True)
@@ -255,7 +257,7 @@ class Speculator:
         ran = BatchRun(
             texts=len(active),
             drafting=len(drafts),
-            steps=max(int(max(tree.depths())) for tree in trees),
+            steps=max(int(max(tree.depths())) for tree in trees) if drafts else 0,
             tokens=sum(map(len, trees)),
             drafted=sum(map(len, trees)) - len(trees),
             won=sum(len(one.path) for one in chosen),
@@ -289,7 +291,10 @@ class Speculator:
         texts = [sequence.acceptance for sequence in active if sequence.acceptance is not None]
         if len(texts) < len(active):
             return [0 if sequence.draft_slot is None else shape.depth for sequence in active]
-        return self.utility(shape).levels(texts, [sequence.missed for sequence in active])
+        utility = self.utility(shape)
+        if utility.rests(len(texts)):
+            return [0 for _ in texts]
+        return utility.levels(texts, [sequence.missed for sequence in active])
 
     def _decode(self, settings: GenerationSettings) -> Decode | None:
         if not settings.stop:

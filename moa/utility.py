@@ -36,11 +36,12 @@ _STALL = 0.25
 """How much longer than a plain round one may take for the drafter's reading: the other texts wait for it."""
 _UNKNOWN_MATCH = 1.0
 """What a draft of others must promise before our own rounds were measured."""
-_REST_TEXTS, _MOST_REST = 4, 16
-"""After plain decoding was best for all, nobody is asked for a round for every so many texts that share it, and at most
-so many rounds: to look at each text is work too, which grows with their number as the gain of a draft shrinks."""
-_ALIKE = 1.25
-"""How much larger or smaller a batch may become without being looked at again."""
+_REST, _MEASURED = 16, 8
+"""After plain decoding was best for all, nobody is asked for so many rounds; at first for one for every so many rounds
+that were measured. To look at a text is work too: a tenth of a round beside a small target, and more the more texts
+there are, while a draft gains less. A decision follows from medians of many rounds, and so does not change at once."""
+_ALIKE = 0.25
+"""Share of a batch that may come, go or be new without a look at it."""
 _MARGIN = 1.05
 """Draft only if the estimated tokens a second are at least this many times those of plain decoding."""
 
@@ -102,12 +103,13 @@ class Utility:
         """Rounds with drafts since the latest plain one."""
         self._batch: tuple[int, int] | None = None
         """Texts of the latest round that was planned, and other tokens beside them."""
-        self._resting, self._rest_texts = 0, 0
-        """Rounds that need no decision, and the texts of the latest one that got one."""
+        self._resting, self._rest_texts, self._new = 0, 0, 0
+        """Rounds that need no decision, the texts of the latest one that got one, and those that began since."""
 
     def rests(self, texts: int) -> bool:
         """Whether a round of so many texts is plain without a look at any of them."""
-        if not self._resting or not self._rest_texts / _ALIKE <= texts <= self._rest_texts * _ALIKE:
+        changed = max(abs(texts - self._rest_texts), self._new)
+        if not self._resting or changed > _ALIKE * self._rest_texts:
             self._resting = 0
             return False
         self._resting -= 1
@@ -115,6 +117,7 @@ class Utility:
 
     def text(self, temperature: float) -> AcceptanceTracker:
         """A new text: it starts with the rates of all at its temperature, which decides how well drafts do."""
+        self._new += 1
         return AcceptanceTracker(self._usual.setdefault(temperature, AcceptanceTracker()))
 
     def levels(self, texts: Sequence[AcceptanceTracker], missed: Sequence[int | None], beside: int = 0) -> list[int]:
@@ -146,7 +149,7 @@ class Utility:
         elif costs.since * _SHARE >= reading.min() + self._first_level(len(texts), beside) - plain:
             found[able[reading.argmin()]] = 1
         else:
-            self._resting, self._rest_texts = min(len(texts) // _REST_TEXTS, _MOST_REST), len(texts)
+            self._resting, self._rest_texts, self._new = min(_REST, costs.rounds // _MEASURED), len(texts), 0
         return found.tolist()
 
     def _best(

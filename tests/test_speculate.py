@@ -18,6 +18,7 @@ from moa.model.target import Committed, Row, Step, Target
 from moa.sampling import SamplingSettings, choose
 from moa.speculate import Generation, GenerationSettings, Speculator
 from moa.tree import DraftTree, TreeShape
+from moa.utility import AcceptanceTracker, Utility
 from tests.tiny import FAMILIES, save_tiny, tiny
 
 SHAPES = {"tree": TreeShape(), "chain": TreeShape.chain(4)}
@@ -220,8 +221,23 @@ class WrongDrafting:
         return [DraftTree([request.pending, *[0 for _ in levels]], [-1, *levels], [0.0, *[-1.0 for _ in levels]])]
 
 
+class Counted(Utility):
+    """Counts what is done beside the rounds."""
+
+    made = decided = 0
+
+    def __init__(self, shape: TreeShape) -> None:
+        super().__init__(shape)
+        Counted.made += 1
+
+    def levels(self, texts: Sequence[AcceptanceTracker], missed: Sequence[int | None], beside: int = 0) -> list[int]:
+        Counted.decided += 1
+        return super().levels(texts, missed, beside)
+
+
 def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
+    monkeypatch.setattr("moa.speculate.Utility", Counted)
     monkeypatch.setattr("moa.speculate.time", clock)
     target = Target.from_model(tiny("llama", max_position_embeddings=1024), slots=1, capacity=1024)
     forward = target.forward
@@ -240,8 +256,10 @@ def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(monkeypatch: pytes
     assert again.ids == first.ids
     assert first.drafted > 0
     assert rounds / (clock.now - began) > 0.98
+    assert Counted.made == 1
+    assert Counted.decided < 0.2 * 2 * rounds, "plain rounds need few decisions"
     costs = engine.utility(TreeShape.chain(6)).costs
-    assert list(costs.reading) == pytest.approx([0.02] * len(costs.reading))
+    assert list(costs.reading.latest) == pytest.approx([0.02] * len(costs.reading))
     # A round with a draft costs the draft and reading the round before it, not the text before that.
     assert 0.5 < costs.step.at(1) <= 0.53
     assert costs.forward.at([1, 7]).tolist() == pytest.approx([1.0, 1.6])

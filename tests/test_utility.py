@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
 
 import pytest
 
-from moa.batch_costs import BatchRun, Curve
+from moa.batch_costs import BatchRun, Curve, Middle
 from moa.tree import TreeShape
 from moa.utility import AcceptanceTracker, Utility
 
@@ -29,6 +32,11 @@ def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], 
     return ran.draft_seconds + ran.forward_seconds
 
 
+def planned(utility: Utility, texts: list[AcceptanceTracker], missed: Sequence[int | None]) -> list[int]:
+    """Levels of the next round, as those who run rounds ask for them."""
+    return [0] * len(texts) if utility.rests(len(texts)) else utility.levels(texts, missed)
+
+
 def decode(
     right: float, *, level: float, tokens: int = 3000, utility: Utility | None = None, reading: float = 0.0,
     text: int = 10**9, noise: float = 0.06, texts: int = 1, token: float = 0.0,
@@ -43,7 +51,7 @@ def decode(
         missed: list[int | None] = [100 for _ in batch]
         begun = won
         while won < tokens and won - begun < text * texts:
-            levels = utility.levels(batch, missed)
+            levels = planned(utility, batch, missed)
             for place, deep in enumerate(levels):
                 if deep and missed[place]:
                     spent += missed[place] * reading  # type: ignore[operator]
@@ -97,11 +105,11 @@ def test_a_text_that_becomes_easy_is_drafted_for_again() -> None:
     utility = Utility(TreeShape.chain(8))
     text = utility.text(0.0)
     for _ in range(400):
-        levels = utility.levels([text], [0])
+        levels = planned(utility, [text], [0])
         played(utility, [text], levels, [0], level=0.4)
     assert utility.levels([text], [0])[0] <= 2
     rounds = 0
-    while (levels := utility.levels([text], [0]))[0] < 4:
+    while (levels := planned(utility, [text], [0]))[0] < 4:
         played(utility, [text], levels, levels)
         rounds += 1
         assert rounds < 2000
@@ -137,7 +145,7 @@ def test_what_drafting_has_to_beat_is_measured_again() -> None:
     for _ in range(2):
         played(utility, [text], [0], [0], noise=9.0)
     for _ in range(400):
-        levels = utility.levels([text], [0])
+        levels = planned(utility, [text], [0])
         plain += levels == [0]
         played(utility, [text], levels, [0], level=0.5)
     assert plain > 280
@@ -208,6 +216,15 @@ def test_one_slow_round_changes_nothing_and_nothing_larger_is_cheaper() -> None:
     assert curve.at(17) == pytest.approx(1.8), "beyond what was measured as steep as on average"
 
 
+def test_the_median_is_that_of_the_latest_however_they_came() -> None:
+    rng, middle, seen = random.Random(0), Middle(), []
+    for _ in range(200):
+        seen.append(rng.choice([0.5, rng.random()]))
+        middle.add(seen[-1])
+        assert list(middle.latest) == seen[-31:]
+        assert middle.value == median(seen[-31:])
+
+
 def test_where_plain_decoding_is_best_for_all_of_many_texts_few_rounds_look_at_them() -> None:
     utility = Utility(TreeShape.chain(4))
     texts = [utility.text(0.0) for _ in range(64)]
@@ -222,14 +239,62 @@ def test_where_plain_decoding_is_best_for_all_of_many_texts_few_rounds_look_at_t
             looked += 1
             levels = utility.levels(texts, [1] * 64)
         played(utility, texts, levels, [0] * 64, level=9.0, token=1.0)
-    assert looked <= 14
+    assert looked <= 30
     while not utility.rests(64):
         played(utility, texts, utility.levels(texts, [1] * 64), [0] * 64, level=9.0, token=1.0)
     assert utility.rests(60), "about as many"
     assert not utility.rests(30), "where half of them are gone a draft may pay"
     assert not utility.rests(60), "and what was decided for more says nothing"
-    utility.levels(texts[:3], [1] * 3)
-    assert not utility.rests(3), "a few are looked at every time"
+
+
+def test_a_text_that_is_decoded_plainly_takes_few_decisions_and_little_learning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    utility, done = Utility(TreeShape.chain(6)), Counter[str]()
+    text = utility.text(0.0)
+    utility.costs.read(50.0, 1)
+
+    def counted(owner: type, name: str) -> None:
+        whole = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given: done.update([name]) or whole(*given))
+
+    for _ in range(140):
+        played(utility, [text], planned(utility, [text], [1]), [0])
+    counted(Utility, "levels")
+    counted(Curve, "_draw")
+    for _ in range(1000):
+        levels = planned(utility, [text], [1])
+        assert levels == [0]
+        played(utility, [text], levels, [0])
+    assert done["levels"] <= 60
+    assert not done["_draw"], "no median moved"
+
+
+def test_what_was_decided_for_others_does_not_hold_for_a_new_text() -> None:
+    utility = Utility(TreeShape.chain(6))
+    texts = [utility.text(0.0) for _ in range(16)]
+    utility.costs.read(50.0, 1)
+    for _ in range(140):
+        played(utility, texts[:1], planned(utility, texts[:1], [1]), [0])
+    while not utility.rests(1):
+        utility.levels(texts[:1], [1])
+    utility.text(0.0)
+    assert not utility.rests(1)
+    utility.levels(texts, [1] * 16)
+    for _ in range(4):
+        utility.text(0.0)
+        assert utility.rests(16), "a few new ones among many"
+    utility.text(0.0)
+    assert not utility.rests(16)
+
+
+def test_a_decision_after_few_measurements_is_looked_at_again_soon() -> None:
+    utility = Utility(TreeShape.chain(6))
+    text = utility.text(0.0)
+    utility.costs.read(50.0, 1)
+    for _ in range(6):
+        assert not utility.rests(1)
+        played(utility, [text], utility.levels([text], [1]), [0])
 
 
 def test_the_first_draft_among_others_is_a_single_level() -> None:

@@ -429,7 +429,7 @@ def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
             began, rounds = now[0], 200.0
     assert (1200 - rounds) / (now[0] - began) > 0.98
     costs = drafting.utility.costs
-    assert list(costs.reading) == pytest.approx([0.02] * len(costs.reading))
+    assert list(costs.reading.latest) == pytest.approx([0.02] * len(costs.reading))
     assert 0.5 < costs.step.at(1) <= 0.53
     assert costs.forward.at([1, 7]).tolist() == pytest.approx([1.0, 1.6])
 
@@ -454,7 +454,7 @@ def test_streams_of_a_full_batch_that_is_plain_are_not_looked_at_one_by_one(monk
         drafting.ran(dict.fromkeys(jobs, 0), tokens, 0.1 * tokens, 0.0)
         for job in jobs:
             job.ids.append(5)
-    assert len(looked) < 20 * 64
+    assert len(looked) < 30 * 64, "most of them while little was measured"
     assert drafting.utility.costs.rounds == 100, "and what rounds cost is learned all the same"
 
 
