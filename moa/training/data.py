@@ -35,7 +35,8 @@ class Document:
 
     def prompt(self, text_tokens: int) -> list[int]:
         """What is before its first wanted token; of a text without a prompt its first tokens."""
-        return self.ids[: self.wanted.index(True) or text_tokens]
+        first = self.wanted.index(True) if any(self.wanted) else len(self.ids)
+        return self.ids[: first or text_tokens]
 
     @classmethod
     def answer(cls, prompt: list[int], answer: list[int]) -> Document:

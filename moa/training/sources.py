@@ -150,8 +150,8 @@ class DocumentReader:
         raise UsageError(f'{where}: no "messages", "text", "prompt" with "answer", or "ids" in it')
 
     def prompt(self, example: SourceExample, text_tokens: int) -> list[int]:
-        """The prompt if the target writes the answer itself: a chat up to the user's last message, a prompt, or the
-        first tokens of a text."""
+        """The prompt if the target writes the answer itself: a chat up to the user's last message, a prompt, what is
+        before the answer of token ids, or the first tokens of a text."""
         fields, where = example.fields, example.where
         if "messages" in fields:
             messages = _messages(fields["messages"], where)
@@ -164,7 +164,7 @@ class DocumentReader:
             if self.tokenizer.chat_template:
                 return self.encode(self._render([_message("user", prompt)], where, ask=True))
             return self._opening() + self.encode(prompt)
-        return self.documents(example)[0].ids[:text_tokens]
+        return self.documents(example)[0].prompt(text_tokens)
 
     def encode(self, text: str) -> list[int]:
         """Token ids, without adding special tokens."""

@@ -60,6 +60,13 @@ def test_the_prompt_of_every_answer_is_a_prefix(reader: DocumentReader) -> None:
     assert all(document.wanted[len(asked) :])
 
 
+@pytest.mark.parametrize(("asked", "prompt"), [(70, 70), (0, 3), (90, 90)])
+def test_the_prompt_of_ids_is_what_is_before_their_answer(reader: DocumentReader, asked: int, prompt: int) -> None:
+    """Lines that --generate wrote, answered again by another target; all or nothing may be prompt."""
+    (example,) = _examples({"ids": [1] * 90, "prompt_tokens": asked})
+    assert reader.prompt(example, 3) == [1] * prompt
+
+
 def _examples(fields: dict[str, object]):
     from moa.training.sources import SourceExample
 
