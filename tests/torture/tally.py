@@ -15,6 +15,8 @@ class Tally:
     """What one part has counted so far, in this run and in those before it."""
 
     def __init__(self, folder: Path | None, part: str) -> None:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)  # a wrong one is found now, not after the first batch
         self._file = folder / f"{part}.json" if folder is not None else None
         self.counts: Counter[str] = Counter()
         self.most: dict[str, float] = {}
