@@ -114,11 +114,16 @@ def load_target(
     source: str | Path, *, slots: int, capacity: int, drafter: Path | None = None, device: str = "cpu"
 ) -> Target:
     """The target, with taps if the drafter needs them."""
-    if drafter is None or read_config(drafter).get("model_type") != "eagle3":
+    if drafter is None or not reads_taps(drafter):
         return Target.load(source, slots=slots, capacity=capacity, device=device)
     target = TappedTarget.load(source, slots=slots, capacity=capacity, device=device)
     target.tap(BaselineConfig.read(drafter, target.facts).taps)
     return target
+
+
+def reads_taps(drafter: Path) -> bool:
+    """Whether this drafter reads states of the target's layers, which a target must be told to keep."""
+    return bool(read_config(drafter).get("model_type") == "eagle3")
 
 
 def open_drafting(folder: Path, target: Target) -> Drafting:

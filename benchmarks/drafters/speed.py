@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from benchmarks.baselines.independent import as_llama
 from benchmarks.baselines.presets import moa_config
-from benchmarks.baselines.registry import load_independent, load_target, open_drafting
+from benchmarks.baselines.registry import load_independent, load_target, open_drafting, reads_taps
 from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
 from benchmarks.drafters.acceptance import PAPER as SHAPES
 from benchmarks.drafters.race import PLAIN, Way, race
@@ -86,7 +86,10 @@ def embedded_pair(options: Options) -> dict[str, Any]:
     categories, prompts = [kind for kind, _ in asked], [prompt for _, prompt in asked]
     speculators = []
     for folder in options.folders:
-        own = load_target(options.target, slots=1, capacity=options.capacity, drafter=folder, device=options.device)
+        # The same target where it can be: two of them differ by some percent by their places in memory alone.
+        own = target
+        if reads_taps(folder):
+            own = load_target(options.target, slots=1, capacity=options.capacity, drafter=folder, device=options.device)
         speculators.append((folder.name, Speculator(own, open_drafting(folder, own))))
     races = []
     for t in options.temperatures:
