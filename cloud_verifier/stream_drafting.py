@@ -132,6 +132,8 @@ class TreeDrafting:
 
     def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float) -> None:
         """Learn what the round cost and won."""
+        if self._asked and not self.utility.measured:
+            return
         drafts = []
         for job, count in accepted.items():
             if (text := self._round.get(job.lease)) is not None:

@@ -149,9 +149,9 @@ class BatchCosts:
         """Plain rounds that drafting may still lose."""
         self._longer = 1.0
 
-    def add(self, ran: BatchRun) -> None:
-        """Learn from a round."""
-        self.rounds += 1
+    def add(self, ran: BatchRun, stands_for: int = 1) -> None:
+        """Learn from a round; a plain one may be an example of several."""
+        self.rounds += stands_for
         self.forward.add(ran.tokens, ran.forward_seconds)
         if ran.drafting and ran.steps:
             self.step.add(ran.drafting, ran.draft_seconds / ran.steps)
@@ -161,8 +161,8 @@ class BatchCosts:
         seconds = ran.draft_seconds + ran.forward_seconds + ran.rest_seconds
         plain = self.plain(ran.texts, ran.tokens - ran.drafted)
         if not ran.drafting:
-            self.since += seconds
-            self.credit = min(_CREDIT, self.credit + sqrt(ran.texts) * _EARNED)
+            self.since += stands_for * seconds
+            self.credit = min(_CREDIT, self.credit + stands_for * sqrt(ran.texts) * _EARNED)
             if plain > 0:
                 self._longer = _SLOW * self._longer + (1 - _SLOW) * min(_OUTLIER, seconds / plain)
             return

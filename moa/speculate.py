@@ -249,6 +249,9 @@ class Speculator:
         """Record the time and the accepted tokens of the round, which decide how far to draft next."""
         if settings.shape is None or not settings.adapt or self.drafting is None:
             return  # nobody would ask
+        utility = self.utility(settings.shape)
+        if not utility.measured:
+            return
         drafts = [
             (sequence.acceptance, sequence.levels, len(tree) - 1, len(one.path) - 1)
             for sequence, tree, one in zip(active, trees, chosen, strict=True)
@@ -265,7 +268,7 @@ class Speculator:
             forward_seconds=forward,
             rest_seconds=rest,
         )
-        self.utility(settings.shape).record(drafts, ran)
+        utility.record(drafts, ran)
 
     def _draft(self, active: list[_Sequence], settings: GenerationSettings) -> list[DraftTree]:
         requests: list[DraftRequest] = []

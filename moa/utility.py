@@ -40,6 +40,9 @@ _REST, _MEASURED = 16, 8
 """After plain decoding was best for all, nobody is asked for so many rounds; at first for one for every so many rounds
 that were measured. To look at a text is work too: a tenth of a round beside a small target, and more the more texts
 there are, while a draft gains less. A decision follows from medians of many rounds, and so does not change at once."""
+_SAMPLE = 4
+"""One of so many rounds that rest is measured, and stands for all of them: beside a small target, which a round takes a
+few milliseconds, learning from each would cost 2 %."""
 _ALIKE = 0.25
 """Share of a batch that may come, go or be new without a look at it."""
 _MARGIN = 1.05
@@ -105,15 +108,23 @@ class Utility:
         """Texts of the latest round that was planned, and other tokens beside them."""
         self._resting, self._rest_texts, self._new = 0, 0, 0
         """Rounds that need no decision, the texts of the latest one that got one, and those that began since."""
+        self._sample, self._stands_for = 1, 1
+        """One of so many of these rounds is measured; and rounds that the latest planned one is an example of."""
 
     def rests(self, texts: int) -> bool:
         """Whether a round of so many texts is plain without a look at any of them."""
         changed = max(abs(texts - self._rest_texts), self._new)
         if not self._resting or changed > _ALIKE * self._rest_texts:
-            self._resting = 0
+            self._resting, self._stands_for = 0, 1
             return False
         self._resting -= 1
+        self._stands_for = self._sample
         return True
+
+    @property
+    def measured(self) -> bool:
+        """Whether the latest planned round is to be recorded: most of those that rest say nothing new."""
+        return self._resting % self._sample == 0
 
     def text(self, temperature: float) -> AcceptanceTracker:
         """A new text: it starts with the rates of all at its temperature, which decides how well drafts do."""
@@ -149,7 +160,9 @@ class Utility:
         elif costs.since * _SHARE >= reading.min() + self._first_level(len(texts), beside) - plain:
             found[able[reading.argmin()]] = 1
         else:
-            self._resting, self._rest_texts, self._new = min(_REST, costs.rounds // _MEASURED), len(texts), 0
+            rest = min(_REST, costs.rounds // _MEASURED)
+            self._sample = _SAMPLE if rest >= _SAMPLE else 1
+            self._resting, self._rest_texts, self._new = rest // self._sample * self._sample, len(texts), 0
         return found.tolist()
 
     def _best(
@@ -193,7 +206,7 @@ class Utility:
     def record(self, texts: Sequence[tuple[AcceptanceTracker, int, int, int]], ran: BatchRun) -> None:
         """Learn from a round: the levels that were asked for of each text that drafted, its nodes, and how many tokens
         of them were accepted."""
-        self.costs.add(ran)
+        self.costs.add(ran, self._stands_for)
         if not ran.texts:
             return
         self._drafted = self._drafted + 1 if texts else 0

@@ -14,7 +14,7 @@ from moa.utility import AcceptanceTracker, Utility
 
 def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], accepted: list[int], *,
            level: float = 0.1, token: float = 0.0, noise: float = 1.0) -> float:  # fmt: skip
-    """Record a round of these texts, in which a forward takes a second and `token` more for each of its tokens beyond
+    """Record a round of these texts, if it is to be, in which a forward takes a second and `token` more for each of its tokens beyond
     one, and a level `level` for each text that drafts. Returns its seconds."""
     drafting, drafted = sum(map(bool, levels)), sum(levels)
     ran = BatchRun(
@@ -28,7 +28,8 @@ def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], 
         forward_seconds=noise * (1.0 + token * (len(texts) + drafted - 1)),
     )
     drafts = zip(texts, levels, levels, accepted, strict=True)
-    utility.record([(text, deep, nodes, right) for text, deep, nodes, right in drafts if deep], ran)
+    if utility.measured:
+        utility.record([(text, deep, nodes, right) for text, deep, nodes, right in drafts if deep], ran)
     return ran.draft_seconds + ran.forward_seconds
 
 
@@ -239,7 +240,7 @@ def test_where_plain_decoding_is_best_for_all_of_many_texts_few_rounds_look_at_t
             looked += 1
             levels = utility.levels(texts, [1] * 64)
         played(utility, texts, levels, [0] * 64, level=9.0, token=1.0)
-    assert looked <= 30
+    assert looked <= 36
     while not utility.rests(64):
         played(utility, texts, utility.levels(texts, [1] * 64), [0] * 64, level=9.0, token=1.0)
     assert utility.rests(60), "about as many"
@@ -261,12 +262,14 @@ def test_a_text_that_is_decoded_plainly_takes_few_decisions_and_little_learning(
     for _ in range(140):
         played(utility, [text], planned(utility, [text], [1]), [0])
     counted(Utility, "levels")
+    counted(Utility, "record")
     counted(Curve, "_draw")
     for _ in range(1000):
         levels = planned(utility, [text], [1])
         assert levels == [0]
         played(utility, [text], levels, [0])
     assert done["levels"] <= 60
+    assert done["record"] <= 320
     assert not done["_draw"], "no median moved"
 
 
