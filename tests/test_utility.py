@@ -14,8 +14,8 @@ from moa.utility import AcceptanceTracker, Utility
 
 def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], accepted: list[int], *,
            level: float = 0.1, token: float = 0.0, noise: float = 1.0) -> float:  # fmt: skip
-    """Record a round of these texts, if it is to be, in which a forward takes a second and `token` more for each of its tokens beyond
-    one, and a level `level` for each text that drafts. Returns its seconds."""
+    """Record a round of these texts, if wanted. Its forward takes a second, and `token` more for each of its tokens
+    beyond one; a level takes `level` for each text that drafts. Returns its seconds."""
     drafting, drafted = sum(map(bool, levels)), sum(levels)
     ran = BatchRun(
         texts=len(texts),
