@@ -76,8 +76,8 @@ class ClientSettings:
     # how
     draft: WhoDrafts = "auto"
     """Who drafts: auto, device, server, none or single."""
-    one_pass: bool = True
-    """Draft a block in one run of the drafter, if the bundle's has learnt to; else a run a token."""
+    one_pass: bool | None = None
+    """Draft a block in one run of the drafter, if the bundle's has learnt to, or a run a token; None: as measured."""
     foresee: bool = True
     """Send guesses ahead of the answers, so that the verifier need not wait for the link."""
     on_reconnect: OnReconnect = "rewind"
@@ -180,7 +180,6 @@ class TurnChanges(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int
     draft: WhoDrafts
-    one_pass: bool
     foresee: bool
     on_reconnect: OnReconnect
     max_offline_tokens: int
@@ -198,6 +197,7 @@ class SettingChanges(TurnChanges, total=False):
     token: str
     tls_ca: str
     offline: bool
+    one_pass: bool | None
     sync: Precision
     max_kbps: float
     max_calls: int

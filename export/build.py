@@ -20,7 +20,7 @@ from export.continuations import encode_prompts, make_traces, read_prompts
 from export.describe import SharedParts, describe, public_name, tool_versions, write_shared
 from export.forms import OPSET, Workshop
 from export.golden import golden_cases
-from export.measure import step_times
+from export.measure import step_times, timed_tokens
 from export.parity import parity
 from export.plan import make_plan
 from export.qnn_context import require_qnn
@@ -190,7 +190,11 @@ class _Build:
     ) -> tuple[Agreement | None, tuple[StepTime, ...]]:
         spec, model = self.source.spec, made.files[0]
         agreement = made.agreement or (reference.judge(OrtRunner(model, spec)) if reference else None)
-        times = step_times(model, spec, shop.source.vocabulary) if self.settings.time_steps else ()
+        times = (
+            step_times(model, spec, shop.source.vocabulary, tokens=timed_tokens(spec))
+            if self.settings.time_steps
+            else ()
+        )
         return agreement, times
 
     def _golden(self, variants: dict[str, Variant]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from export.atomic_folder import gigabytes
-from moa.manifest import Manifest, Offline, Variant
+from moa.manifest import Acceptance, Manifest, Offline, Variant
 
 
 def model_card(manifest: Manifest) -> str:
@@ -82,16 +82,24 @@ def _calibration(manifest: Manifest) -> Iterator[str]:
         return
     yield f"## Measured on {found.prompts} held-out prompts ({found.source}), {found.tokens} tokens"
     yield ""
-    depths = range(1, len(found.acceptance.chain) + 1)
-    yield "| accepted drafts at least | " + " | ".join(map(str, depths)) + " |"
-    yield "|---" * (len(depths) + 1) + "|"
-    yield "| chain | " + " | ".join(f"{share:.2f}" for share in found.acceptance.chain) + " |"
-    yield "| tree | " + " | ".join(f"{share:.2f}" for share in found.acceptance.tree) + " |"
+    yield from _accepted("accepted drafts at least", found.acceptance)
     yield ""
+    if found.one_pass is not None:
+        yield from _accepted("drafted in one pass", found.one_pass)
+        yield ""
     yield from _alone("after the link was lost, tokens", found.offline)
     if found.cold is not None:
         yield ""
         yield from _alone("asked without a network, tokens", found.cold)
+
+
+def _accepted(what: str, found: Acceptance) -> Iterator[str]:
+    depth = max(len(found.chain), len(found.tree))
+    yield f"| {what} | " + " | ".join(map(str, range(1, depth + 1))) + " |"
+    yield "|---" * (depth + 1) + "|"
+    for name, reached in (("chain", found.chain), ("tree", found.tree)):
+        cells = [f"{share:.2f}" for share in reached] + [""] * (depth - len(reached))
+        yield f"| {name} | " + " | ".join(cells) + " |"
 
 
 def _alone(when: str, curve: Offline) -> Iterator[str]:

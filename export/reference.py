@@ -11,7 +11,8 @@ from export.agreement import CHAIN, TREE, AcceptedRounds, acceptance, first_gues
 from export.continuations import Continuation
 from export.runner import Runner, TorchRunner
 from moa.block import Pairs
-from moa.manifest import Agreement, Calibration
+from moa.manifest import Acceptance, Agreement, Calibration
+from moa.tree import TreeShape
 
 
 class Reference:
@@ -20,7 +21,7 @@ class Reference:
     def __init__(
         self, traces: Sequence[Continuation], reference: TorchRunner, origin: str, pairs: Pairs | None = None
     ) -> None:
-        """With `pairs`, drafts are made in one pass, as on the device."""
+        """With `pairs`, one pass over a block is calibrated beside steps."""
         self.traces, self.reference, self.origin, self.pairs = traces, reference, origin, pairs
 
     @property
@@ -30,7 +31,7 @@ class Reference:
 
     @cached_property
     def _reference_rounds(self) -> AcceptedRounds:
-        return rounds(self.reference, self.traces, TREE, self.pairs)
+        return rounds(self.reference, self.traces, TREE)
 
     @cached_property
     def _reference_guesses(self) -> list[int]:
@@ -39,7 +40,7 @@ class Reference:
     def judge(self, runner: Runner) -> Agreement:
         """Compare a form with the float32 drafter."""
         pairs = list(first_guesses(runner, self.traces))
-        found = rounds(runner, self.traces, TREE, self.pairs).tokens_per_round
+        found = rounds(runner, self.traces, TREE).tokens_per_round
         same = [guess == wanted for (guess, _), wanted in zip(pairs, self._reference_guesses, strict=True)]
         return Agreement(
             prompts=len(self.traces),
@@ -56,7 +57,15 @@ class Reference:
             prompts=len(self.traces),
             tokens=self.tokens,
             source=self.origin,
-            acceptance=acceptance(rounds(self.reference, self.traces, CHAIN, self.pairs), self._reference_rounds),
+            acceptance=acceptance(rounds(self.reference, self.traces, CHAIN), self._reference_rounds),
+            one_pass=self._one_pass(),
             offline=offline(self.reference, self.traces, cold=False),
             cold=offline(self.reference, self.traces, cold=True),
         )
+
+    def _one_pass(self) -> Acceptance | None:
+        if self.pairs is None:
+            return None
+        chain = TreeShape.chain(self.reference.spec.block)
+        chained, branching = (rounds(self.reference, self.traces, shape, self.pairs) for shape in (chain, TREE))
+        return acceptance(chained, branching)

@@ -97,7 +97,8 @@ class Agreement(Part, frozen=True, kw_only=True):
 
 
 class StepTime(Part, frozen=True, kw_only=True):
-    """Median time of one step, where and when it was built."""
+    """Median time of one run of the graph over so many tokens, where and when it was built: a step over one or a few,
+    a pass over a block's positions."""
 
     tokens: int
     threads: int
@@ -155,13 +156,16 @@ class Offline(Part, frozen=True, kw_only=True):
     """Share of offline texts that still equal the target's after that many tokens."""
 
 
-class Calibration(Part, frozen=True, kw_only=True):
+class Calibration(Part, frozen=True, kw_only=True, omit_defaults=True):
     """Measured with the float32 drafter on held-out prompts; what the controller and the offline guard start from."""
 
     prompts: int
     tokens: int
     source: str
     acceptance: Acceptance
+    """Of drafts by steps."""
+    one_pass: Acceptance | None = None
+    """Of drafts in one pass, the chain as deep as the block; only of a drafter that has learnt one."""
     offline: Offline
     """The connection was lost after the prompt: its records are there."""
     cold: Offline | None = None

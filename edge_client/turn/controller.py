@@ -26,7 +26,8 @@ WhoDrafts = Literal["auto", "device", "server", "none", "single"]
 _CHAINS = (1, 2, 3, 4, 6, 8, 12, 16)
 _TREES = ((4, 3, 12), (4, 5, 24), (8, 6, 48), (4, 12, 48), (4, 16, 62))
 _CHAIN = TreeShape.chain(_CHAINS[0])
-_DEPTHS = 16
+DEPTHS = 16
+"""Levels of a draft at most."""
 _RARELY = 1e-5
 """No path is followed below this probability, however cheap it is."""
 _BLIND_WINS = 4
@@ -37,7 +38,8 @@ _PRIOR_WEIGHT = 4.0
 _PRIOR_GUESSES = 4.0
 """How many guesses the expected length of a streak begins with."""
 _CALIBRATED_ROUNDS = 8.0
-_PRIOR_FORWARD = 0.03
+PRIOR_FORWARD = 0.03
+"""Seconds of a verification, before one was measured."""
 _SHORTEST = 1e-6
 """Seconds: the least time of a forward or a step, whatever a verifier reports."""
 _PRIOR_STEP = 0.003
@@ -91,11 +93,11 @@ class _Acceptance:
     """How often each level of a draft was accepted, given that the level before was; older rounds count less."""
 
     prior: float
-    tried: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
-    won: list[float] = field(default_factory=lambda: [0.0] * _DEPTHS)
+    tried: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
+    won: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
 
     def add(self, accepted: int, depth: int) -> None:
-        for level in range(min(accepted + 1, depth, _DEPTHS)):
+        for level in range(min(accepted + 1, depth, DEPTHS)):
             self.tried[level] = 0.95 * self.tried[level] + 1
             self.won[level] = 0.95 * self.won[level] + (level < accepted)
 
@@ -178,7 +180,7 @@ class Controller:
             self.streak = _streak(sum(tree) / len(tree))
         for branching, rates in ((False, chain), (True, tree)):
             table = self.acceptance[branching]
-            for level in range(_DEPTHS if rates else 0):
+            for level in range(DEPTHS if rates else 0):
                 rate = rates[min(level, len(rates) - 1)]
                 table.tried[level], table.won[level] = _CALIBRATED_ROUNDS, _CALIBRATED_ROUNDS * rate
 
@@ -287,7 +289,7 @@ class Controller:
         round_trip = self.rtt.smoothed
         most = max(1, remaining)
         expected = {branching: table.by_depth() for branching, table in self.acceptance.items()}
-        shapes = _shapes(self.can_tree, self.max_nodes, self.max_chain, self.block or _DEPTHS)
+        shapes = _shapes(self.can_tree, self.max_nodes, self.max_chain, self.block or DEPTHS)
         best = Plan("device", _CHAIN) if shapes else Plan("single", _CHAIN, 1 / max(_SHORTEST, round_trip))
         for shape in shapes:
             tokens = min(expected[shape.breadth > 1][shape.depth], most)
@@ -319,7 +321,7 @@ class Controller:
         return tokens / (1.3 * self._verify(5))  # on the server, drafting is a small part of a round
 
     def _verify(self, nodes: int) -> float:
-        base = max(_SHORTEST, self.forward.value) if self.forward.samples else _PRIOR_FORWARD
+        base = max(_SHORTEST, self.forward.value) if self.forward.samples else PRIOR_FORWARD
         return base * (1 + (self.per_node.value if self.per_node.samples else _PER_NODE) * nodes)
 
     def _step(self, width: int) -> float:
