@@ -36,10 +36,11 @@ _STALL = 0.25
 """How much longer than a plain round one may take for the drafter's reading: the other texts wait for it."""
 _UNKNOWN_MATCH = 1.0
 """What a draft of others must promise before our own rounds were measured."""
-_REST, _MEASURED = 16, 8
+_REST, _MEASURED, _TOGETHER = 16, 8, 4
 """After plain decoding was best for all, nobody is asked for so many rounds; at first for one for every so many rounds
-that were measured. To look at a text is work too: a tenth of a round beside a small target, and more the more texts
-there are, while a draft gains less. A decision follows from medians of many rounds, and so does not change at once."""
+that were measured, or so many texts that share them. To look at a text is work too: a tenth of a round beside a small
+target, and more the more texts there are, while a draft gains less. A decision follows from medians of many rounds, and
+so does not change at once."""
 _SAMPLE = 4
 """One of so many rounds that rest is measured, and stands for all of them: beside a small target, which a round takes a
 few milliseconds, learning from each would cost 2 %."""
@@ -160,7 +161,7 @@ class Utility:
         elif costs.since * _SHARE >= reading.min() + self._first_level(len(texts), beside) - plain:
             found[able[reading.argmin()]] = 1
         else:
-            rest = min(_REST, costs.rounds // _MEASURED)
+            rest = min(_REST, max(costs.rounds // _MEASURED, len(texts) // _TOGETHER))
             self._sample = _SAMPLE if rest >= _SAMPLE else 1
             self._resting, self._rest_texts, self._new = rest // self._sample * self._sample, len(texts), 0
         return found.tolist()

@@ -454,8 +454,8 @@ def test_streams_of_a_full_batch_that_is_plain_are_not_looked_at_one_by_one(monk
         drafting.ran(dict.fromkeys(jobs, 0), tokens, 0.1 * tokens, 0.0)
         for job in jobs:
             job.ids.append(5)
-    assert len(looked) < 30 * 64, "most of them while little was measured"
-    assert drafting.utility.costs.rounds == 100, "and what rounds cost is learned all the same"
+    assert len(looked) < 20 * 64
+    assert drafting.utility.costs.rounds == pytest.approx(100, abs=4), "and what rounds cost is learned all the same"
 
 
 @pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=0.7, seed=1)])
