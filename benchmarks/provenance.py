@@ -28,7 +28,7 @@ def origin() -> dict[str, Any]:
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(),
         "commit": commit(),
-        "command": " ".join(["python", *_relative(sys.orig_argv[1:])]),
+        "command": " ".join(["python", *map(_relative, sys.orig_argv[1:])]),
         "versions": {"python": platform.python_version()} | {p: v for p in _PACKAGES if (v := _version(p))},
     }
 
@@ -62,7 +62,7 @@ def write_result(out: Path | None, result: Mapping[str, Any], tables: str = "") 
     if out is None:
         return
     result = result if "provenance" in result else {"provenance": origin(), **result}
-    _write(out.with_suffix(".json"), json.dumps(result, indent=1))
+    _write(out.with_suffix(".json"), json.dumps(_without_places(result), indent=1))
     if tables:
         _write(out.with_suffix(".md"), f"{tables.strip()}\n\n{line(result)}")
 
@@ -80,15 +80,21 @@ def _write(path: Path, text: str) -> None:
     write_whole(path, f"{text}\n".encode())
 
 
-def _relative(arguments: list[str]) -> list[str]:
-    """Without the absolute paths of this machine: inside the repository relative to it, outside by name."""
-    shown = []
-    for argument in arguments:
-        path = Path(argument)
-        if path.is_absolute():
-            argument = str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else path.name
-        shown.append(argument)
-    return shown
+def _without_places(value: Any) -> Any:
+    """A result without the absolute paths of this machine, which options may have brought into it."""
+    if isinstance(value, Mapping):
+        return {name: _without_places(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_places(one) for one in value]
+    return _relative(value) if isinstance(value, str) else value
+
+
+def _relative(text: str) -> str:
+    """An absolute path inside the repository relative to it, outside by name; other text as it is."""
+    path = Path(text)
+    if not path.is_absolute() or path == Path(path.anchor):
+        return text
+    return str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else path.name
 
 
 def _git(*arguments: str) -> str:

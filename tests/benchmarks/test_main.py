@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import __main__ as bench
 from benchmarks.experiments import EXPERIMENTS, ON_REQUEST, Experiment
+from benchmarks.provenance import write_result
 from moa.errors import MoaError, run_cli
 from tools.readme import TITLES
 
@@ -83,6 +84,18 @@ def test_a_result_is_written_with_where_it_comes_from(
     assert f"({torch.backends.cpu.get_cpu_capability()})" in words, "equal names are not equal speeds"
     assert bench.main(["made_up", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["made_up"]["runs"] == [4]
+
+
+def test_a_result_names_no_place_of_the_machine(tmp_path: Path) -> None:
+    root = Path(bench.__file__).parents[1]
+    options = {
+        "measured": str(root / "benchmarks" / "results" / "a.json"),
+        "weights": ["/far/away/weights", "a/b", "/"],
+    }
+    write_result(tmp_path / "one", {"fleet": options, "count": 3})
+    kept = json.loads((tmp_path / "one.json").read_text())
+    assert kept["fleet"] == {"measured": "benchmarks/results/a.json", "weights": ["weights", "a/b", "/"]}
+    assert kept["count"] == 3
 
 
 def test_a_fault_that_was_measured_is_an_error_and_still_written(made_up: ModuleType, tmp_path: Path) -> None:
