@@ -200,5 +200,5 @@ class Recorder:
                 self._untold.append(Recorded(lease, piece.start, piece.stop))
             at += n
         took = self._clock() - started
-        self._row_seconds.append(took / at)
+        self._row_seconds.append(took / max(1, at))
         self._metrics.forward_seconds.labels("records").observe(took)

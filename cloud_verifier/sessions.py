@@ -33,6 +33,9 @@ State = Literal["live", "detached", "cold"]
 _BYTES_PER_TOKEN = 40  # a Python int and its place in a list
 _BYTES_PER_SESSION = 4096
 _BYTES_PER_RUN = 80  # two Python ints and their places
+_USUAL_RUNS = 8
+"""So many ranges of held rows are in a session's own bytes: records come and go between two rounds, and no round may be
+admitted within the budget and then found beyond it for that."""
 _MAX_HELD_RUNS = 512
 _MIN_SHARED_TOKENS = 16
 
@@ -93,7 +96,7 @@ class Session:
     def log_bytes(self) -> int:
         """Approximate memory of the history."""
         log = _BYTES_PER_TOKEN * len(self.history.ids) + len(self.history.rows)
-        return _BYTES_PER_SESSION + log + _BYTES_PER_RUN * self.held.runs
+        return _BYTES_PER_SESSION + log + _BYTES_PER_RUN * max(0, self.held.runs - _USUAL_RUNS)
 
     def edge_holds(self, ranges: Iterable[RowRange]) -> None:
         """Store the rows that the edge says it has: only rows of the log, and a bounded number of ranges."""
