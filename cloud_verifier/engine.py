@@ -361,7 +361,7 @@ class Engine:
             if pool.free:
                 slot = pool.acquire()
                 try:
-                    self.target.forward([Row.chain(slot, [0])])
+                    self.target.forward([Row.chain(slot, [0])]).argmax(0)  # the head as well
                 finally:
                     pool.release(slot)
             else:

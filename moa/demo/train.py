@@ -231,6 +231,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, metavar="N", help="rows of about N tokens a course, in the same mix")
     parser.add_argument("--dry-run", action="store_true", help="print the plan of both trainings, and train nothing")
     args = parser.parse_args()
+    if args.stage != "rows" and (args.own, args.course, args.tokens) != (None, None, None):
+        parser.error("--own, --course and --tokens are for rows")
     if args.dry_run:
         print(plan())
         return 0

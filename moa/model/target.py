@@ -208,7 +208,7 @@ class Target:
             self._decoder = PackedDecoder(model, facts, capacity=self.pool.capacity, kinds=kinds, pack=pack)
         else:
             self._decoder = LibraryDecoder(model, plan)
-        self._wide_head: Product | None = wide_head(self.head_weight) if pack_weights else None
+        self._pack_head = pack_weights
 
     @classmethod
     def load(
@@ -296,11 +296,16 @@ class Target:
             hidden=hidden[: len(path)] if straight else hidden[torch.tensor(path, device=self.device)],
         )
 
+    @cached_property
+    def _wide_head(self) -> Product | None:
+        """Made when it is first asked for: of processes that share a target only one computes logits."""
+        return wide_head(self.head_weight) if self._pack_head else None
+
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`."""
         weight = self.head_weight
-        if self._wide_head is not None and self.fp32_head:
+        if self.fp32_head and self._wide_head is not None:
             logits = self._wide_head(hidden)
         elif weight.dtype == torch.float32 or not self.fp32_head:
             logits = linear(hidden, weight).float()

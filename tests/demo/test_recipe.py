@@ -94,3 +94,13 @@ def test_a_smaller_mix_has_the_same_shares() -> None:
     mix = COURSES[0].mix.of(84_000)
     assert (mix.exercises, mix.code, mix.english) == (50_000, 19_000, 15_000)
     assert (mix.more, mix.seed) == (COURSES[0].mix.more, COURSES[0].mix.seed)
+
+
+def test_flags_of_rows_are_refused_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train", "drafter", "--tokens", "1000"])
+    with pytest.raises(SystemExit) as ended:
+        train.main()
+    assert ended.value.code == 2
+    assert "are for rows" in capsys.readouterr().err

@@ -205,3 +205,14 @@ def test_a_session_that_finds_no_pages_is_told_to_come_back() -> None:
     assert caught.value.error().retry_after_ms > 0
     world.store.make_room(two, 32)
     assert world.released == [], "what is refused is not kept for it"
+
+
+def test_ranges_of_records_that_come_between_two_rounds_use_no_budget_up_to_a_number() -> None:
+    world = World()
+    one = world.session(1, ids=list(range(5, 85)))
+    before = world.store.log_bytes
+    for runs in (1, 8, 12):
+        one.edge_holds([(5 * n, 5 * n + 1) for n in range(runs)])
+        world.store.account(one)
+        assert one.held.runs == runs
+        assert world.store.log_bytes - before == 80 * max(0, runs - 8)
