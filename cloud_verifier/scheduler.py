@@ -270,9 +270,11 @@ class Scheduler:
             self._note_end()
             began = self._clock()
             seconds = self._interleaving.room(began) if self._ready() or self._expected() else math.inf
-        yield seconds
-        with self._changed:
-            self._interleaving.piece_ends(began, self._clock())
+        try:
+            yield seconds
+        finally:
+            with self._changed:
+                self._interleaving.piece_ends(began, self._clock())
 
     def give_up(self, lease: Lease) -> Job | None:
         """Run no more of the lease's prompt, for there is no memory; returns the round that waited for it, if any."""

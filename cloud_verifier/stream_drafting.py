@@ -101,9 +101,9 @@ class TreeDrafting:
         """Trees for all stream rounds of a batch, level by level together."""
         began, self._reading, self._steps = self._clock(), 0.0, 0
         asked = [job for job in jobs if isinstance(job.request, Stream) and job.request.speculate]
-        texts = {job.lease: self._text(job) for job in asked}  # one that is new may end a rest
+        texts = {job.lease: self._text(job) for job in asked}  # one that is new may end a spell
         self._asked, self._took = len(asked), 0.0
-        if not asked or self.utility.rests(len(asked)):
+        if not asked or self.utility.plain_spell.covers(len(asked)):
             self._round = {}
             return [([job.ids[-1]], [-1]) for job in jobs]
         self._round = texts
@@ -132,7 +132,7 @@ class TreeDrafting:
 
     def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float) -> None:
         """Learn what the round cost and won."""
-        if self._asked and not self.utility.measured:
+        if self._asked and not self.utility.plain_spell.measured:
             return
         drafts = []
         for job, count in accepted.items():

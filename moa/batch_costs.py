@@ -145,18 +145,19 @@ class BatchCosts:
         self.since = 0.0
         """Seconds of plain decoding since the latest draft."""
         self.rounds = 0
+        """With texts in them; others run prompts alone."""
         self.credit = _CREDIT
         """Plain rounds that drafting may still lose."""
         self._longer = 1.0
 
     def add(self, ran: BatchRun, stands_for: int = 1) -> None:
         """Learn from a round; a plain one may be an example of several."""
-        self.rounds += stands_for
         self.forward.add(ran.tokens, ran.forward_seconds)
         if ran.drafting and ran.steps:
             self.step.add(ran.drafting, ran.draft_seconds / ran.steps)
         if not ran.texts:
             return
+        self.rounds += stands_for
         self.rest.add(ran.texts, ran.rest_seconds)
         seconds = ran.draft_seconds + ran.forward_seconds + ran.rest_seconds
         plain = self.plain(ran.texts, ran.tokens - ran.drafted)

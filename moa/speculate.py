@@ -250,7 +250,7 @@ class Speculator:
         if settings.shape is None or not settings.adapt or self.drafting is None:
             return  # nobody would ask
         utility = self.utility(settings.shape)
-        if not utility.measured:
+        if not utility.plain_spell.measured:
             return
         drafts = [
             (sequence.acceptance, sequence.levels, len(tree) - 1, len(one.path) - 1)
@@ -295,7 +295,7 @@ class Speculator:
         if len(texts) < len(active):
             return [0 if sequence.draft_slot is None else shape.depth for sequence in active]
         utility = self.utility(shape)
-        if utility.rests(len(texts)):
+        if utility.plain_spell.covers(len(texts)):
             return [0 for _ in texts]
         return utility.levels(texts, [sequence.missed for sequence in active])
 

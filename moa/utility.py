@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa.batch_costs import BatchCosts, BatchRun, Floats
+from moa.plain_spell import PlainSpell
 from moa.tree import TreeShape
 
 _KEEP, _KEEP_USUAL = 0.9, 0.98
@@ -36,16 +37,6 @@ _STALL = 0.25
 """How much longer than a plain round one may take for the drafter's reading: the other texts wait for it."""
 _UNKNOWN_MATCH = 1.0
 """What a draft of others must promise before our own rounds were measured."""
-_REST, _MEASURED, _TOGETHER = 16, 8, 4
-"""After plain decoding was best for all, nobody is asked for so many rounds; at first for one for every so many rounds
-that were measured, or so many texts that share them. To look at a text is work too: a tenth of a round beside a small
-target, and more the more texts there are, while a draft gains less. A decision follows from medians of many rounds, and
-so does not change at once."""
-_SAMPLE = 4
-"""One of so many rounds that rest is measured, and stands for all of them: beside a small target, which a round takes a
-few milliseconds, learning from each would cost 2 %."""
-_ALIKE = 0.25
-"""Share of a batch that may come, go or be new without a look at it."""
 _MARGIN = 1.05
 """Draft only if the estimated tokens a second are at least this many times those of plain decoding."""
 
@@ -107,29 +98,11 @@ class Utility:
         """Rounds with drafts since the latest plain one."""
         self._batch: tuple[int, int] | None = None
         """Texts of the latest round that was planned, and other tokens beside them."""
-        self._resting, self._rest_texts, self._new = 0, 0, 0
-        """Rounds that need no decision, the texts of the latest one that got one, and those that began since."""
-        self._sample, self._stands_for = 1, 1
-        """One of so many of these rounds is measured; and rounds that the latest planned one is an example of."""
-
-    def rests(self, texts: int) -> bool:
-        """Whether a round of so many texts is plain without a look at any of them."""
-        changed = max(abs(texts - self._rest_texts), self._new)
-        if not self._resting or changed > _ALIKE * self._rest_texts:
-            self._resting, self._stands_for = 0, 1
-            return False
-        self._resting -= 1
-        self._stands_for = self._sample
-        return True
-
-    @property
-    def measured(self) -> bool:
-        """Whether the latest planned round is to be recorded: most of those that rest say nothing new."""
-        return self._resting % self._sample == 0
+        self.plain_spell = PlainSpell()
 
     def text(self, temperature: float) -> AcceptanceTracker:
         """A new text: it starts with the rates of all at its temperature, which decides how well drafts do."""
-        self._new += 1
+        self.plain_spell.text_began()
         return AcceptanceTracker(self._usual.setdefault(temperature, AcceptanceTracker()))
 
     def levels(self, texts: Sequence[AcceptanceTracker], missed: Sequence[int | None], beside: int = 0) -> list[int]:
@@ -161,9 +134,7 @@ class Utility:
         elif costs.since * _SHARE >= reading.min() + self._first_level(len(texts), beside) - plain:
             found[able[reading.argmin()]] = 1
         else:
-            rest = min(_REST, max(costs.rounds // _MEASURED, len(texts) // _TOGETHER))
-            self._sample = _SAMPLE if rest >= _SAMPLE else 1
-            self._resting, self._rest_texts, self._new = rest // self._sample * self._sample, len(texts), 0
+            self.plain_spell.begin(len(texts), costs.rounds)
         return found.tolist()
 
     def _best(
@@ -207,7 +178,7 @@ class Utility:
     def record(self, texts: Sequence[tuple[AcceptanceTracker, int, int, int]], ran: BatchRun) -> None:
         """Learn from a round: the levels that were asked for of each text that drafted, its nodes, and how many tokens
         of them were accepted."""
-        self.costs.add(ran, self._stands_for)
+        self.costs.add(ran, self.plain_spell.stands_for)
         if not ran.texts:
             return
         self._drafted = self._drafted + 1 if texts else 0

@@ -28,14 +28,14 @@ def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], 
         forward_seconds=noise * (1.0 + token * (len(texts) + drafted - 1)),
     )
     drafts = zip(texts, levels, levels, accepted, strict=True)
-    if utility.measured:
+    if utility.plain_spell.measured:
         utility.record([(text, deep, nodes, right) for text, deep, nodes, right in drafts if deep], ran)
     return ran.draft_seconds + ran.forward_seconds
 
 
 def planned(utility: Utility, texts: list[AcceptanceTracker], missed: Sequence[int | None]) -> list[int]:
     """Levels of the next round, as those who run rounds ask for them."""
-    return [0] * len(texts) if utility.rests(len(texts)) else utility.levels(texts, missed)
+    return [0] * len(texts) if utility.plain_spell.covers(len(texts)) else utility.levels(texts, missed)
 
 
 def decode(
@@ -185,7 +185,7 @@ def test_among_many_texts_those_draft_whose_drafts_hit() -> None:
             for _ in range(20):
                 text.add(right, 4)
     for tokens in (16, 80, 48):
-        utility.costs.add(BatchRun(texts=0, tokens=tokens, won=0, forward_seconds=1.0 + 0.02 * tokens))
+        utility.costs.add(BatchRun(texts=16, tokens=tokens, won=16, forward_seconds=1.0 + 0.02 * tokens))
     levels = utility.levels([*sure, *lost], [0] * 16)
     assert all(deep > 0 for deep in levels[:8])
     assert not any(levels[8:])
@@ -234,18 +234,18 @@ def test_where_plain_decoding_is_best_for_all_of_many_texts_few_rounds_look_at_t
     utility.costs.read(50.0, 1)
     looked = 0
     for _ in range(170):
-        if utility.rests(64):
+        if utility.plain_spell.covers(64):
             levels = [0] * 64
         else:
             looked += 1
             levels = utility.levels(texts, [1] * 64)
         played(utility, texts, levels, [0] * 64, level=9.0, token=1.0)
     assert looked <= 14
-    while not utility.rests(64):
+    while not utility.plain_spell.covers(64):
         played(utility, texts, utility.levels(texts, [1] * 64), [0] * 64, level=9.0, token=1.0)
-    assert utility.rests(60), "about as many"
-    assert not utility.rests(30), "where half of them are gone a draft may pay"
-    assert not utility.rests(60), "and what was decided for more says nothing"
+    assert utility.plain_spell.covers(60), "about as many"
+    assert not utility.plain_spell.covers(30), "where half of them are gone a draft may pay"
+    assert not utility.plain_spell.covers(60), "and what was decided for more says nothing"
 
 
 def test_a_text_that_is_decoded_plainly_takes_few_decisions_and_little_learning(
@@ -279,16 +279,16 @@ def test_what_was_decided_for_others_does_not_hold_for_a_new_text() -> None:
     utility.costs.read(50.0, 1)
     for _ in range(140):
         played(utility, texts[:1], planned(utility, texts[:1], [1]), [0])
-    while not utility.rests(1):
+    while not utility.plain_spell.covers(1):
         utility.levels(texts[:1], [1])
     utility.text(0.0)
-    assert not utility.rests(1)
+    assert not utility.plain_spell.covers(1)
     utility.levels(texts, [1] * 16)
     for _ in range(4):
         utility.text(0.0)
-        assert utility.rests(16), "a few new ones among many"
+        assert utility.plain_spell.covers(16), "a few new ones among many"
     utility.text(0.0)
-    assert not utility.rests(16)
+    assert not utility.plain_spell.covers(16)
 
 
 def test_a_decision_after_few_measurements_is_looked_at_again_soon() -> None:
@@ -296,7 +296,7 @@ def test_a_decision_after_few_measurements_is_looked_at_again_soon() -> None:
     text = utility.text(0.0)
     utility.costs.read(50.0, 1)
     for _ in range(6):
-        assert not utility.rests(1)
+        assert not utility.plain_spell.covers(1)
         played(utility, [text], utility.levels([text], [1]), [0])
 
 
@@ -310,3 +310,12 @@ def test_the_first_draft_among_others_is_a_single_level() -> None:
     played(utility, texts, levels, [int(deep > 0) for deep in levels])
     utility.costs.read(0.1, 100)
     assert max(utility.levels(texts, [0] * 8)) > 1
+
+
+def test_rounds_that_run_prompts_alone_are_no_rounds_of_plain_decoding() -> None:
+    utility = Utility(TreeShape.chain(6))
+    text = utility.text(0.0)
+    for _ in range(9):
+        utility.record([], BatchRun(texts=0, tokens=64, won=0, forward_seconds=1.0))
+    assert utility.costs.rounds == 0
+    assert utility.levels([text], [1]) == [0], "there is no baseline yet"
