@@ -25,6 +25,8 @@ _BATCH, _LANES = 20_000, 4
 _BLOWS = 20, 200
 """Kills and cuts of a batch."""
 _FEW_SLOTS = 16
+_SOAKED_SLOTS = 32
+"""So few that they are all in use after minutes: then their number has no slope of its own."""
 _CLIENTS = 50
 _MESSAGES = 2_000
 
@@ -126,7 +128,7 @@ async def _messages(options: argparse.Namespace) -> Found:
 
 
 async def _soak(options: argparse.Namespace) -> Found:
-    async with server() as running:
+    async with server("--slots", str(_SOAKED_SLOTS)) as running:
         samples = options.out and options.out.with_suffix(".samples")
         soaked = await soak.soak(running, 3600 * options.hours, options.seed, samples)
         problems = [*soaked.toll.wrong[:5], *log_problems(running.said)]

@@ -20,6 +20,8 @@ from tests.torture.kills import Asker, Toll
 from tests.torture.neighbour import Watched, neighbour, problems
 from tests.torture.server import Server
 
+_FUZZING = 10.0
+"""Seconds at most, then a flood has its turn."""
 _MILD = ("cancels", "bad messages", "wrong verifies", "half handshakes")
 
 
@@ -64,10 +66,11 @@ class Soaked:
 
 
 def slopes(samples: Sequence[Sample]) -> dict[str, Slope]:
-    """The slope of each quantity."""
-    at = [one.second for one in samples]
+    """The slope of each quantity; a sample without an answer says nothing of latency."""
     names = [one.name for one in fields(Sample) if one.name != "second"]
-    return {name: slope(at, [getattr(one, name) for one in samples]) for name in names}
+    seen = {name: [(one.second, getattr(one, name)) for one in samples] for name in names}
+    found = {name: [(at, value) for at, value in pairs if math.isfinite(value)] for name, pairs in seen.items()}
+    return {name: slope(*zip(*pairs, strict=True)) for name, pairs in found.items()}
 
 
 def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope:
@@ -113,7 +116,8 @@ async def soak(server: Server, seconds: float, seed: int, out: Path | None = Non
     async def hostile() -> None:
         while time.monotonic() < until:
             with contextlib.suppress(ConnectionError, OSError, TimeoutError):
-                result.hostile += await fuzz(server.port, server.greedy, 100, rng.getrandbits(32))
+                turn = time.monotonic() + _FUZZING
+                result.hostile += await fuzz(server.port, server.greedy, 100, rng.getrandbits(32), until=turn)
             await asyncio.sleep(rng.uniform(5.0, 15.0))
             flood = FLOODS[rng.choice(_MILD)]
             await flood(server.port, server.greedy, time.monotonic() + rng.uniform(0.2, 0.5), Report())

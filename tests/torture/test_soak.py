@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+import math
 import random
+import time
 
 import pytest
 
-from tests.torture.soak import slope
+from tests.torture.fuzz import fuzz
+from tests.torture.soak import Sample, slope, slopes
 
 
 def test_a_line_is_found_through_noise() -> None:
@@ -14,3 +18,25 @@ def test_a_line_is_found_through_noise() -> None:
     assert grows.an_hour == pytest.approx(36, abs=3 * grows.error)
     assert not grows.flat
     assert slope(seconds, [100 + rng.gauss(0, 1) for _ in seconds]).flat
+
+
+def test_a_sample_without_an_answer_says_nothing_of_latency() -> None:
+    def sample(second: int) -> Sample:
+        p50 = math.nan if second % 10 == 3 else 8.0 + second
+        return Sample(
+            float(second), megabytes=9.0, descriptors=9, slots_free=9, pages_free=9, p50_ms=p50, processor_ms=9
+        )
+
+    found = slopes([sample(second) for second in range(100)])
+    assert found["p50_ms"].an_hour == pytest.approx(3600)
+    assert found["megabytes"].an_hour == 0
+
+
+async def test_a_fuzzer_that_gets_nowhere_ends() -> None:
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as nobody:
+        counts = await fuzz(nobody.sockets[0].getsockname()[1], "", 100, seed=1, until=time.monotonic() + 0.1)
+    assert counts["connections"] >= 1
+    assert counts["frames"] < 100
