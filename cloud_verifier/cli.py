@@ -23,6 +23,7 @@ from moa.described import add_flags, given_fields
 from moa.errors import UsageError, run_cli
 from moa.wire.limits import Limits
 
+_PROGRAM = "cloud-verifier"
 _SERVE_FLAGS = (
     "slots",
     "kv_tokens",
@@ -42,12 +43,12 @@ ApiEndpoint = Callable[[Any], contextlib.AbstractAsyncContextManager[str]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     arguments = parser().parse_args(argv)
-    sys.exit(run_cli("cloud-verifier", lambda: arguments.run(arguments), extra="verifier"))
+    sys.exit(run_cli(_PROGRAM, lambda: arguments.run(arguments), extra="verifier"))
 
 
 def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
     """The command line."""
-    top = kind(prog="cloud-verifier", description="Verify drafts of many edges with one large language model.")
+    top = kind(prog=_PROGRAM, description="Verify drafts of many edges with one large language model.")
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
@@ -140,11 +141,13 @@ def _in_all_processes(settings: Settings, here: Callable[[], int]) -> int:
     from cloud_verifier.model import load_target
 
     if not tensor_parallel.enter():
-        return tensor_parallel.follow(functools.partial(load_target, settings))
+        follow = functools.partial(tensor_parallel.follow, functools.partial(load_target, settings))
+        tensor_parallel.leave(run_cli(_PROGRAM, follow))
     try:
-        return here()
+        code = run_cli(_PROGRAM, here)
     finally:
         tensor_parallel.dismiss()
+    tensor_parallel.leave(code)
 
 
 def _serve_here(settings: Settings, auth: Authenticator | TokenFile) -> int:

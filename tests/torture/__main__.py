@@ -24,7 +24,9 @@ _SHORT = {"frames": 20_000, "messages": 2_000, "kills": 20, "cuts": 200, "second
 
 def main() -> None:
     """Run the parts that are named, or all."""
-    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.torture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--full", action="store_true", help="the counts of docs/reliability.md: hours")
     parser.add_argument("--seed", type=int, default=None, help="repeat a run")

@@ -26,7 +26,7 @@ def memory(target: Target) -> dict[str, int]:
     return {"layers": sum(one.nbytes for one in local), "keys_and_values": target.pool.k.nbytes + target.pool.v.nbytes}
 
 
-def main(folder: str) -> int:
+def compare(folder: str) -> int:
     """Run in this process."""
     torch.set_num_threads(1)
     limits = Limits(max_context_tokens=96, max_prompt_tokens=90, max_chain_tokens=32, max_tree_nodes=32)
@@ -52,4 +52,4 @@ def main(folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    tensor_parallel.leave(compare(sys.argv[1]))

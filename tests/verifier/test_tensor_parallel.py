@@ -106,3 +106,16 @@ def test_if_one_of_two_processes_is_killed_both_end_with_a_line() -> None:
     assert f"process {second.pid}, one of 2 that share the target, was ended by signal 9: all end" in errors
     assert len(errors.strip().splitlines()) == 1, errors
     assert not first.is_running()
+
+
+def test_a_process_leaves_with_its_code_and_all_that_it_said_but_without_the_interpreters_own_end() -> None:
+    body = "import atexit; atexit.register(print, 'late'); from cloud_verifier.tensor_parallel import leave"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{body}; print('said'); leave(3)"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (3, "said\n")

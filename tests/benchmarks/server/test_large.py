@@ -19,7 +19,9 @@ def test_it_is_filled_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = large.filled(large.SHAPES["tiny"])
     assert all(weight.dtype == torch.bfloat16 and weight.float().std() >= 0 for weight in model.parameters())
     assert model.lm_head.weight.float().std().item() == pytest.approx(0.02, rel=0.2)
+    weights = 2 * model.num_parameters()
     result = {"large": large.measure("tiny", 0.0)}
+    assert result["large"]["bytes"] == weights, "packed weights are the decoder's, but counted"
     assert [one["tokens"] for one in result["large"]["sizes"]] == list(large.SIZES)
     table = forward.tables(result)
     assert "tokens/s, 80% right" in table
