@@ -90,9 +90,14 @@ def _without_places(value: Any) -> Any:
 
 
 def _relative(text: str) -> str:
-    """An absolute path inside the repository relative to it, outside by name; other text as it is."""
+    """An absolute path, or that of a `--flag=PATH`: inside the repository relative to it, outside by name; other text
+    as it is."""
+    flag, equals, value = text.partition("=")
+    if equals and flag.startswith("--"):
+        return f"{flag}={_relative(value)}"
     path = Path(text)
-    if not path.is_absolute() or path == Path(path.anchor):
+    is_prose = len(text.split()) > 1 and not path.exists()  # a result may quote a text that begins with a slash
+    if not path.is_absolute() or path == Path(path.anchor) or is_prose:
         return text
     return str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else path.name
 

@@ -109,8 +109,8 @@ class Engine:
             case None if not busy and not self._stopping and self._underway is None:
                 self._probe()
         if self._recorder.pending and (work is None or self._recorder.overdue):
-            with self._scheduler.background() as seconds:
-                self._recorder.go(seconds)
+            with self._scheduler.background() as piece:
+                piece.ran = self._recorder.go(piece.seconds)
         return busy
 
     # ---- forwards
@@ -361,7 +361,7 @@ class Engine:
             if pool.free:
                 slot = pool.acquire()
                 try:
-                    self.target.forward([Row.chain(slot, [0])]).argmax(0)  # the head as well
+                    self.target.forward([Row.chain(slot, [0])])
                 finally:
                     pool.release(slot)
             else:

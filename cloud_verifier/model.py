@@ -59,6 +59,13 @@ def load(settings: Settings) -> Served:
 
         kind = SharedTarget
     target = load_target(settings, kind)
+    try:
+        _ = target.wide_head
+    except (MemoryError, RuntimeError) as error:
+        size = 4 * target.head_weight.numel() / 2**30
+        raise UsageError(
+            f"no memory for the {size:.1f} GiB of the LM head in float32", hint="lower --kv-tokens"
+        ) from error
     drafter_folder = settings.drafter
     if not settings.target:
         drafter_folder = drafter_folder or str(_embedded().drafter)

@@ -95,8 +95,8 @@ class Recorder:
         self._pending.pop(lease, None)
         self._waiting.pop(lease, None)
 
-    def go(self, seconds: float) -> None:
-        """Make records for so many seconds, about: latest sessions first, newest rows first."""
+    def go(self, seconds: float) -> bool:
+        """Make records for so many seconds, about: latest sessions first, newest rows first. Whether any fitted."""
         began, rows = self._clock(), self._fitting(seconds)
         for lease in [lease for lease in self._waiting if lease.eager_records]:
             del self._waiting[lease]
@@ -106,12 +106,14 @@ class Recorder:
             self._since = self._clock()
             self._took = self._since - began
         self.report()
+        return rows > 0
 
     def _fitting(self, seconds: float) -> int:
         """How many rows one batch may have to take no longer."""
         if seconds == math.inf:
             return self._rows
-        fit = seconds / median(self._row_seconds) if self._row_seconds else _FEW
+        each = median(self._row_seconds) if self._row_seconds else 0.0
+        fit = seconds / each if each else _FEW  # a clock may be too coarse for a few rows
         return min(self._rows, max(int(fit), _FEW if self.overdue else 0))
 
     def report(self) -> None:

@@ -108,6 +108,14 @@ class _Principal:
 _due = attrgetter("due")
 
 
+@dataclass(slots=True)
+class BackgroundPiece:
+    """A piece of background work: the seconds that it may take, and whether it found anything to do in them."""
+
+    seconds: float
+    ran: bool = False
+
+
 class Scheduler:
     """Thread-safe: the event loop submits, the model's thread takes."""
 
@@ -264,17 +272,19 @@ class Scheduler:
             self._underway = None
 
     @contextlib.contextmanager
-    def background(self) -> Iterator[float]:
-        """The thread runs a piece of other work that can wait, while this is entered: for so many seconds at most."""
+    def background(self) -> Iterator[BackgroundPiece]:
+        """The thread runs a piece of other work that can wait, while this is entered."""
         with self._changed:
             self._note_end()
             began = self._clock()
             seconds = self._interleaving.room(began) if self._ready() or self._expected() else math.inf
+        piece = BackgroundPiece(seconds)
         try:
-            yield seconds
+            yield piece
         finally:
-            with self._changed:
-                self._interleaving.piece_ends(began, self._clock())
+            if piece.ran:
+                with self._changed:
+                    self._interleaving.piece_ends(began, self._clock())
 
     def give_up(self, lease: Lease) -> Job | None:
         """Run no more of the lease's prompt, for there is no memory; returns the round that waited for it, if any."""

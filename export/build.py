@@ -115,7 +115,7 @@ class _Build:
             shop = Workshop(self.source, Path(work), min(self.settings.top_k, size), chosen, self.settings.int8_cpu)
             self.say("exporting the graph and comparing it with torch")
             difference = self._parity(shop)
-            reference = self._reference(target, shop)
+            reference = self._reference(target)
             del target
             variants = {kind.name: self._variant(shop, kind, difference, reference) for kind in self.kinds}
             self._golden(variants)
@@ -153,7 +153,7 @@ class _Build:
         reference = TorchRunner(self.source, shop.top_k)
         return parity(reference, place / "model.onnx", self.source.vocabulary, shop.draft_to_target)
 
-    def _reference(self, target: Target | None, shop: Workshop) -> Reference | None:
+    def _reference(self, target: Target | None) -> Reference | None:
         texts = [
             *self.settings.prompts,
             *(read_prompts(self.settings.calibration) if self.settings.calibration else []),

@@ -17,6 +17,9 @@ from moa.errors import UsageError, run_cli
 from moa.safe_text import safe_text
 
 PROGRAM = "moa-export"
+_INT8_CPUS = ("avx512_vnni", "avx2", "arm64")
+"""optimum's configurations. The first is for x86 with 8-bit dot products; `avx2` avoids the overflow of older
+processors."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,9 +58,7 @@ def parser() -> argparse.ArgumentParser:
     )
     build.add_argument("--new-tokens", type=int, default=96, help="longest answer to a calibration prompt (default 96)")
     build.add_argument("--top-k", type=int, default=16, help="guesses that a step returns (default 16)")
-    build.add_argument(
-        "--int8-cpu", choices=("avx512_vnni", "avx2", "arm64"), default="avx512_vnni", help="int8 recipe"
-    )
+    build.add_argument("--int8-cpu", choices=_INT8_CPUS, default=_INT8_CPUS[0], help="int8 recipe")
     build.add_argument(
         "--npu-shape", type=int, nargs=3, default=(8, 512, 512), metavar=("T", "P", "R"),
         help="tokens, past rows and records of the static variants (default 8 512 512)",

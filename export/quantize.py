@@ -10,10 +10,6 @@ from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQua
 
 from export.quiet import quiet
 
-INT8_CPUS = ("avx512_vnni", "avx2", "arm64")
-"""optimum's configurations. The first is for x86 with 8-bit dot products; `avx2` avoids the overflow of older
-processors."""
-
 
 def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
     """Dynamically quantized products, written into `work`; returns the model and the quantizer's name.

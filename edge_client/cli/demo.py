@@ -77,7 +77,7 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
             for text, ids in zip(_PROMPTS, prompts, strict=False):
                 drafted.append(await _show(console, client, text, ids))
             console.print(Rule("the link will be cut", style="red"))
-            cutter = _Cutter(link, console)
+            cutter = _Cutter(link)
             drafted.append(await _show(console, client, _CUT_PROMPT, prompts[-1], cutter))
 
         console.print("\nThe same answers in other ways, to compare ...", style="dim")
@@ -115,7 +115,7 @@ async def _show(
 class _Cutter:
     """Cuts the link in the middle of an answer, and restores it after some offline tokens."""
 
-    def __init__(self, link: LinkProxy, console: Console) -> None:
+    def __init__(self, link: LinkProxy) -> None:
         self._link = link
         self._verified = self._provisional = 0
         self._state = "up"

@@ -72,10 +72,6 @@ class TextCodec:
         """Ids of plain text, without special tokens."""
         return self._encode(text, special=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Ids of a conversation, up to the start of the assistant's answer."""
-        return self.encode_rendered(self.render_chat(messages))
-
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """A conversation as one text, up to the start of the assistant's answer."""
         if self._template is None:

@@ -40,6 +40,10 @@ class Course:
     mix: Mix
     settings: LoopSettings
 
+    def of(self, tokens: int) -> Course:
+        """About so many tokens in the same mix, under a name of its own: its rows are not taken for the whole's."""
+        return replace(self, name=f"{self.name}-{tokens}", mix=self.mix.of(tokens))
+
 
 COURSES = (
     Course(

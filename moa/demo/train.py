@@ -201,11 +201,11 @@ def _write_rows(args: argparse.Namespace) -> None:
     tokens = AutoTokenizer.from_pretrained(args.target)
     for course in COURSES:
         if args.course in (None, course.name):
-            chosen = course if args.tokens is None else replace(course, mix=course.mix.of(args.tokens))
+            chosen = course if args.tokens is None else course.of(args.tokens)
             if args.own is None:
-                rows, name = packed(tokens, chosen, args.work), course.name
+                rows, name = packed(tokens, chosen, args.work), chosen.name
             else:
-                rows, name = own_rows(args.target, chosen, args.work, args.own), f"{course.name}-own"
+                rows, name = own_rows(args.target, chosen, args.work, args.own), f"{chosen.name}-own"
             print(f"{name}: {len(rows):,} rows in {args.work / name / 'data'}")
 
 

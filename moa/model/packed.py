@@ -17,7 +17,6 @@ from moa.model.layout import Group, Layout
 from moa.model.products import Product, joined
 
 PACKED_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
-_KINDS = ("full_attention", "sliding_attention")
 
 
 class PackedDecoder:

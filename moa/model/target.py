@@ -169,9 +169,9 @@ class Target:
 
         `kv_tokens` is the total of all slots (0: each can be full). `fp32_head` computes logits of lower-precision
         weights in float32, which makes numerical ties rarer. `packed` uses the packed decoder if the family has one;
-        `pack_weights` then stores the weights in oneDNN's layout instead of torch's, and a float32 copy of the LM head,
-        for to widen it in every forward takes as long as eight layers. Where `ranks` processes share the model, each
-        holds its part of the heads' keys and values.
+        `pack_weights` then stores the weights in oneDNN's layout instead of torch's, and beside them a float32 copy of
+        the LM head in that layout: to widen it in every forward takes as long as eight layers. Where `ranks` processes
+        share the model, each holds its part of the heads' keys and values.
         """
         head: Any = model.get_output_embeddings()
         embedding: Any = model.get_input_embeddings()
@@ -208,7 +208,7 @@ class Target:
             self._decoder = PackedDecoder(model, facts, capacity=self.pool.capacity, kinds=kinds, pack=pack)
         else:
             self._decoder = LibraryDecoder(model, plan)
-        self._pack_head = pack_weights
+        self._pack_head = pack_weights and packed
 
     @classmethod
     def load(
@@ -297,16 +297,17 @@ class Target:
         )
 
     @cached_property
-    def _wide_head(self) -> Product | None:
-        """Made when it is first asked for: of processes that share a target only one computes logits."""
+    def wide_head(self) -> Product | None:
+        """The LM head in float32, made when it is first asked for: of processes that share a target only one computes
+        logits."""
         return wide_head(self.head_weight) if self._pack_head else None
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`."""
         weight = self.head_weight
-        if self.fp32_head and self._wide_head is not None:
-            logits = self._wide_head(hidden)
+        if self.fp32_head and self.wide_head is not None:
+            logits = self.wide_head(hidden)
         elif weight.dtype == torch.float32 or not self.fp32_head:
             logits = linear(hidden, weight).float()
         elif weight.device.type == "cuda":

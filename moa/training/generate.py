@@ -38,7 +38,7 @@ class GeneratedAnswers:
         if different := sorted(k for k in {*saved, *self.made_with} if saved.get(k) != self.made_with.get(k)):
             raise UsageError(
                 f"{self.path} was generated with another {different[0].replace('_', ' ')}",
-                hint="use the flags it was made with, or another --out",
+                hint="use the flags it was made with, or another folder",
             )
         return done
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,7 @@ import torch
 
 from benchmarks import __main__ as bench
 from benchmarks.experiments import EXPERIMENTS, ON_REQUEST, Experiment
-from benchmarks.provenance import write_result
+from benchmarks.provenance import origin, write_result
 from moa.errors import MoaError, run_cli
 from tools.readme import TITLES
 
@@ -92,10 +93,15 @@ def test_a_result_names_no_place_of_the_machine(tmp_path: Path) -> None:
         "measured": str(root / "benchmarks" / "results" / "a.json"),
         "weights": ["/far/away/weights", "a/b", "/"],
     }
-    write_result(tmp_path / "one", {"fleet": options, "count": 3})
+    write_result(tmp_path / "one", {"fleet": options, "count": 3, "says": "/ 3 = 5"})
     kept = json.loads((tmp_path / "one.json").read_text())
     assert kept["fleet"] == {"measured": "benchmarks/results/a.json", "weights": ["weights", "a/b", "/"]}
-    assert kept["count"] == 3
+    assert (kept["count"], kept["says"]) == (3, "/ 3 = 5")
+
+
+def test_a_command_names_no_place_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "benchmarks", "--out=/far/away/results", "--count=3"])
+    assert origin()["command"] == "python -m benchmarks --out=results --count=3"
 
 
 def test_a_fault_that_was_measured_is_an_error_and_still_written(made_up: ModuleType, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from moa.config import DrafterConfig
 from moa.demo import paths, train
-from moa.demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE, ROW
+from moa.demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE
 from moa.model.checkpoint import load_drafter
 from moa.model.loading import load_model
 from moa.model.target import Target
@@ -70,12 +70,13 @@ def test_rows_are_packed_for_every_course(
     assert capsys.readouterr().out.count(": 1 rows in ") == 1
 
 
-def test_own_rows_are_the_targets_own_text(tmp_path: Path) -> None:
+def test_own_rows_are_the_targets_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wanted is what the target says after prompts of the corpus, which are not wanted."""
+    monkeypatch.setattr(train, "ROW", 2 * PROMPT_TOKENS)
     course = replace(COURSES[0], mix=COURSES[0].mix.of(900))
     rows = train.own_rows(paths().target, course, tmp_path, 1.0, slots=4, quiet=True)
-    target = Target.load(paths().target, slots=1, capacity=2 * ROW)
-    text = pieces(train.documents(target.tokenizer, course.mix, longest_chat=1), ROW)
+    target = Target.load(paths().target, slots=1, capacity=2 * train.ROW)
+    text = pieces(train.documents(target.tokenizer, course.mix, longest_chat=1), train.ROW)
     asked = [document.prompt(PROMPT_TOKENS) for document in text]
     lines = [
         json.loads(line)

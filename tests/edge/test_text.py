@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,10 @@ def codec(tmp_path: Path) -> TextCodec:
         "[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     return TextCodec(tmp_path / "tokenizer.json", template, bos_id=tokenizer.token_to_id("<bos>"), eos_ids=(257,))
+
+
+def chat_ids(codec: TextCodec, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    return codec.encode_rendered(codec.render_chat(messages))
 
 
 def test_pieces_join_to_the_text(codec: TextCodec) -> None:
@@ -115,28 +119,28 @@ def test_an_unfinished_character_comes_out_in_the_end(codec: TextCodec) -> None:
 
 
 def test_the_template_has_the_special_tokens(codec: TextCodec) -> None:
-    ids = codec.encode_chat([{"role": "user", "content": "hi"}])
+    ids = chat_ids(codec, [{"role": "user", "content": "hi"}])
     assert ids[0] == 256
     assert codec.decode(ids) == "[user]hi[assistant]"
 
 
 def test_a_template_that_refuses_is_a_clear_line(codec: TextCodec) -> None:
     with pytest.raises(UsageError, match="no such role"):
-        codec.encode_chat([{"role": "bad", "content": ""}])
+        chat_ids(codec, [{"role": "bad", "content": ""}])
 
 
 def test_what_is_no_template(codec: TextCodec, tmp_path: Path) -> None:
     (tmp_path / "broken.jinja").write_text("{% for %}")
     for name in ("broken.jinja", "missing.jinja"):
         with pytest.raises(BundleError, match="is not a chat template"):
-            TextCodec(tmp_path / "tokenizer.json", tmp_path / name).encode_chat([{"role": "user", "content": "hi"}])
+            chat_ids(TextCodec(tmp_path / "tokenizer.json", tmp_path / name), [{"role": "user", "content": "hi"}])
 
 
 def test_without_a_template(codec: TextCodec, tmp_path: Path) -> None:
     plain = TextCodec(tmp_path / "tokenizer.json")
     assert not plain.can_chat
     with pytest.raises(UsageError, match="no chat template"):
-        plain.encode_chat([{"role": "user", "content": "hi"}])
+        chat_ids(plain, [{"role": "user", "content": "hi"}])
 
 
 def test_the_end_token_of_a_template_is_the_one_it_means(codec: TextCodec, tmp_path: Path) -> None:
@@ -144,15 +148,15 @@ def test_the_end_token_of_a_template_is_the_one_it_means(codec: TextCodec, tmp_p
     files = tmp_path / "tokenizer.json", tmp_path / "chat.jinja"
     user = [{"role": "user", "content": "hi"}]
     named = TextCodec(*files, eos_ids=(256, 257), special_tokens={"eos_token": "<eos>"})
-    assert named.encode_chat(user) == [257]
-    assert TextCodec(*files, eos_ids=(257, 256)).encode_chat(user) == [257], "else the first, not the smallest"
+    assert chat_ids(named, user) == [257]
+    assert chat_ids(TextCodec(*files, eos_ids=(257, 256)), user) == [257], "else the first, not the smallest"
 
 
 def test_a_prompt_that_is_not_text(codec: TextCodec) -> None:
     with pytest.raises(UsageError, match="not text"):
         codec.encode("a\udcffb")
     with pytest.raises(UsageError, match="not text"):
-        codec.encode_chat([{"role": "user", "content": "a\udcffb"}])
+        chat_ids(codec, [{"role": "user", "content": "a\udcffb"}])
 
 
 def hostile(folder: Path, **parts: object) -> Path:

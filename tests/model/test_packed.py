@@ -110,7 +110,7 @@ def test_bfloat16_weights_are_packed_and_their_head_is_widened_once(monkeypatch:
         Target.from_model(tiny("llama").bfloat16(), capacity=32, pack_weights=pack) for pack in (False, True)
     )
     assert not any("proj" in name for name, _ in fast.model.named_parameters())
-    assert "_wide_head" not in vars(fast), "no copy of the head before somebody asks for logits"
+    assert "wide_head" not in vars(fast), "no copy of the head before somebody asks for logits"
     steps = [target.forward([Row.chain(target.pool.acquire(), [5, 6, 7], judged="all")]) for target in (plain, fast)]
     torch.testing.assert_close(steps[1].hidden(0), steps[0].hidden(0), atol=2e-2, rtol=2e-2)
     hidden = steps[0].hidden(0)

@@ -66,11 +66,11 @@ class Soaked:
 
 
 def slopes(samples: Sequence[Sample]) -> dict[str, Slope]:
-    """The slope of each quantity; a sample without an answer says nothing of latency."""
+    """The slope of each quantity that was seen three times; a sample without an answer says nothing of latency."""
     names = [one.name for one in fields(Sample) if one.name != "second"]
     seen = {name: [(one.second, getattr(one, name)) for one in samples] for name in names}
     found = {name: [(at, value) for at, value in pairs if math.isfinite(value)] for name, pairs in seen.items()}
-    return {name: slope(*zip(*pairs, strict=True)) for name, pairs in found.items()}
+    return {name: slope(*zip(*pairs, strict=True)) for name, pairs in found.items() if len(pairs) > 2}
 
 
 def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from moa.training.data import Batch, Document, PackedRows, pack
@@ -20,11 +19,6 @@ TEMPLATE = (
     "<bos>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
     "{{ m.role[0] }}>{{ m.content }}<eos>\n{% endfor %}{% if add_generation_prompt %}a>{% endif %}"
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 
@@ -319,19 +320,35 @@ def test_what_is_read_is_dropped_with_its_session() -> None:
 def test_other_background_work_is_bounded_while_rounds_are_expected_and_is_not_taken_for_their_time() -> None:
     clock = Clock()
     queue, holder = scheduler(clock=clock), lease()
-    with queue.background() as seconds:
-        assert seconds == math.inf
+    with queue.background() as piece:
+        assert piece.seconds == math.inf
     queue.submit(job(holder))
     for _ in range(40):
         assert len(drafts(queue.next(0))) == 1
         clock.now += 0.01
         queue.submit(job(holder))
-        with queue.background() as seconds:
+        with queue.background() as piece:
             clock.now += 0.04
-    assert seconds == pytest.approx(0.0025, rel=0.05)
+            piece.ran = True
+    assert piece.seconds == pytest.approx(0.0025, rel=0.05)
     queue.next(0)
     clock.now += 1.0
     queue.next(0)
     clock.now += 1.0
-    with queue.background() as seconds:
-        assert seconds == math.inf
+    with queue.background() as piece:
+        assert piece.seconds == math.inf
+
+
+def test_background_work_that_found_no_room_leaves_the_wait_of_others_as_it_is() -> None:
+    clock = Clock()
+    queue, holder = scheduler(clock=clock), lease()
+    queue.submit(job(holder))
+    assert len(drafts(queue.next(0))) == 1
+    clock.now += 0.01
+    room = []
+    for _ in range(5):
+        queue.next(0)
+        with queue.background() as piece:
+            room.append(piece.seconds)
+        clock.now += 0.01
+    assert all(later > earlier for earlier, later in itertools.pairwise(room)), "rounds stay away ever longer"
