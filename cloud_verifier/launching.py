@@ -27,12 +27,19 @@ def launched() -> bool:
     return "LOCAL_RANK" in os.environ
 
 
+def share_cores(processes: int) -> None:
+    """Give each of so many processes that are started from here its part of the cores. With as many threads as cores in
+    each, threads wait for others that do not run, and everything takes several times as long."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+
+
 def launch(processes: int) -> int:
     """Run this same command in so many processes; returns the exit code of the first. It gets the signals to stop, and
     lets the others end; if one of these ends by itself, none can go on."""
     command = [sys.executable, "-m", "cloud_verifier", *sys.argv[1:]]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(processes)}
     started: list[subprocess.Popen[bytes]] = []
+    share_cores(processes)
 
     def stop(*_: Any) -> None:
         for one in started[:1]:

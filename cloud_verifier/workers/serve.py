@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import signal
 import socket
 import sys
 from multiprocessing.process import BaseProcess
 
 from cloud_verifier.auth import Credentials
+from cloud_verifier.launching import share_cores
 from cloud_verifier.settings import Settings
 from cloud_verifier.workers.control import StartFailed, send
 from cloud_verifier.workers.front import Front
@@ -25,8 +25,7 @@ async def serve(settings: Settings, auth: Credentials, count: int, log_level: st
         raise UsageError("--workers hands sockets from process to process as only Linux can", hint="leave it out")
     if count > MOST_WORKERS:
         raise UsageError(f"--workers must be 1..{MOST_WORKERS}, not {count}")
-    # Workers that each use all cores slow each other down.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    share_cores(count)
     fresh = multiprocessing.get_context("spawn")  # without our threads and sockets
 
     def start(index: int, line: socket.socket) -> BaseProcess:
