@@ -1,4 +1,4 @@
-"""What `pip install moa-edge` brings: four packages, a light base, and a device that never needs torch."""
+"""What `pip install .` brings: four packages, a light base, and a device that never needs torch."""
 
 from __future__ import annotations
 
@@ -108,3 +108,10 @@ def test_device_imports_without_torch() -> None:
 def test_commands_exist(command: str) -> None:
     entry = EntryPoint(command, PROJECT["scripts"][command], "console_scripts")
     assert callable(entry.load())
+
+
+def test_no_line_sends_a_user_to_a_package_index_that_does_not_have_it() -> None:
+    """Whoever takes the name there could have users install anything: `how_to_install` says the checkout."""
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    files += [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert not [path.name for path in files if re.search(r"pip install\s.{0,20}moa-edge", path.read_text("utf-8"))]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.settings import ClientSettings
-from moa.errors import UsageError
+from moa.errors import UsageError, how_to_install
 
 if TYPE_CHECKING:
     from edge_client.serve.app import ServeSettings
@@ -83,7 +83,7 @@ def _serve_settings(arguments: argparse.Namespace) -> ServeSettings:
         from moa.api.app import ApiLimits
         from moa.api.requests import Defaults
     except ImportError as error:
-        raise UsageError(f"{error.name} is not installed", hint="pip install 'moa-edge[serve]'") from None
+        raise UsageError(f"{error.name} is not installed", hint=how_to_install("serve")) from None
     keys = arguments.api_key or [key for key in (os.environ.get(_KEY),) if key]
     return ServeSettings(
         host=arguments.host,

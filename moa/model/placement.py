@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from moa.errors import ConfigError, UsageError
+from moa.errors import ConfigError, UsageError, how_to_install
 
 QUANTIZED = ("", "int8")
 
@@ -94,4 +94,4 @@ class Placement:
 
 def _need(package: str, flag: str, extra: str) -> None:
     if find_spec(package) is None:
-        raise UsageError(f"{flag} needs {package}", hint=f"pip install 'moa-edge[{extra}]'")
+        raise UsageError(f"{flag} needs {package}", hint=how_to_install(extra))
