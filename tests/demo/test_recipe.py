@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from moa.config import DrafterConfig
-from moa.demo import paths, train
-from moa.demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE
+from moa.demo import natural, paths, train
+from moa.demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE, ROW
 from moa.model.checkpoint import load_drafter
 from moa.model.loading import load_model
 from moa.model.target import Target
@@ -72,11 +72,12 @@ def test_rows_are_packed_for_every_course(
 
 def test_own_rows_are_the_targets_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wanted is what the target says after prompts of the corpus, which are not wanted."""
-    monkeypatch.setattr(train, "ROW", 2 * PROMPT_TOKENS)
+    monkeypatch.setattr(natural, "code", lambda _: iter(["def add(a, b):\n    return a + b\n\n" * 12]))
+    monkeypatch.setattr(natural, "english", lambda _: iter(["It rains in the garden. " * 12]))
     course = replace(COURSES[0], mix=COURSES[0].mix.of(900))
     rows = train.own_rows(paths().target, course, tmp_path, 1.0, slots=4, quiet=True)
-    target = Target.load(paths().target, slots=1, capacity=2 * train.ROW)
-    text = pieces(train.documents(target.tokenizer, course.mix, longest_chat=1), train.ROW)
+    target = Target.load(paths().target, slots=1, capacity=2 * ROW)
+    text = pieces(train.documents(target.tokenizer, course.mix, longest_chat=1), ROW)
     asked = [document.prompt(PROMPT_TOKENS) for document in text]
     lines = [
         json.loads(line)
