@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier import logs, loop, tokens
+from cloud_verifier import launching, logs, loop, tokens
 from cloud_verifier.auth import Authenticator, TokenFile
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
@@ -23,7 +23,6 @@ from moa.described import add_flags, given_fields
 from moa.errors import UsageError, run_cli
 from moa.wire.limits import Limits
 
-_PROGRAM = "cloud-verifier"
 _SERVE_FLAGS = (
     "slots",
     "kv_tokens",
@@ -43,12 +42,15 @@ ApiEndpoint = Callable[[Any], contextlib.AbstractAsyncContextManager[str]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     arguments = parser().parse_args(argv)
-    sys.exit(run_cli(_PROGRAM, lambda: arguments.run(arguments), extra="verifier"))
+    code = run_cli("cloud-verifier", lambda: arguments.run(arguments), extra="verifier")
+    if launching.launched():
+        launching.leave(code)
+    sys.exit(code)
 
 
 def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
     """The command line."""
-    top = kind(prog=_PROGRAM, description="Verify drafts of many edges with one large language model.")
+    top = kind(prog="cloud-verifier", description="Verify drafts of many edges with one large language model.")
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
@@ -133,21 +135,17 @@ def _in_all_processes(settings: Settings, here: Callable[[], int]) -> int:
     """Run `here`; with --tensor-parallel in the first of its processes, while the others follow."""
     if settings.tensor_parallel == 1:
         return here()
-    from cloud_verifier import launching
-
     if not launching.launched():
         return launching.launch(settings.tensor_parallel)
     from cloud_verifier import tensor_parallel
     from cloud_verifier.model import load_target
 
     if not tensor_parallel.enter():
-        follow = functools.partial(tensor_parallel.follow, functools.partial(load_target, settings))
-        tensor_parallel.leave(run_cli(_PROGRAM, follow))
+        return tensor_parallel.follow(functools.partial(load_target, settings))
     try:
-        code = run_cli(_PROGRAM, here)
+        return here()
     finally:
         tensor_parallel.dismiss()
-    tensor_parallel.leave(code)
 
 
 def _serve_here(settings: Settings, auth: Authenticator | TokenFile) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from moa.errors import MoaError
 
@@ -25,6 +26,19 @@ _FAREWELL_SECONDS = 10.0
 def launched() -> bool:
     """Whether this is one of several processes that `launch`, or `torchrun`, has started."""
     return "LOCAL_RANK" in os.environ
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, and leave out the interpreter's own end.
+
+    Gloo's threads may still hold tensors that Python made. A thread that lets go of one while the interpreter ends is
+    ended by it within a destructor, and that aborts the process (pytorch/pytorch#190489). The groups of a model's mesh
+    outlive `destroy_process_group`, and these threads with them, so nothing can wait for them.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def share_cores(processes: int) -> None:

@@ -11,12 +11,9 @@ Orders are msgpack in tensors, so nothing that a process receives is unpickled.
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import torch
@@ -113,19 +110,6 @@ def dismiss() -> None:
     if dist.is_initialized():
         _say(_STOP)
         dist.destroy_process_group()
-
-
-def leave(code: int) -> NoReturn:
-    """End this process, and leave out the interpreter's own end.
-
-    Gloo's threads may still hold tensors that Python made. A thread that lets go of one while the interpreter ends is
-    ended by it within a destructor, and that aborts the process (pytorch/pytorch#190489). The groups of a model's mesh
-    outlive `destroy_process_group`, and these threads with them, so nothing can wait for them.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def enter() -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cloud_verifier import tensor_parallel
+from cloud_verifier import launching, tensor_parallel
 from cloud_verifier.model import load_target
 from cloud_verifier.settings import Settings
 from cloud_verifier.tensor_parallel import SharedTarget
@@ -52,4 +52,4 @@ def compare(folder: str) -> int:
 
 
 if __name__ == "__main__":
-    tensor_parallel.leave(compare(sys.argv[1]))
+    launching.leave(compare(sys.argv[1]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -21,3 +23,11 @@ def test_what_the_user_says_of_threads_stays(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     share_cores(8)
     assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_process_leaves_with_its_code_and_all_that_it_said_but_without_the_interpreters_own_end() -> None:
+    body = "import atexit; atexit.register(print, 'late'); from cloud_verifier.launching import leave"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{body}; print('said'); leave(3)"], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (3, "said\n")

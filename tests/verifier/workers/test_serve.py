@@ -37,7 +37,6 @@ def serving(target: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         [*COMMAND, "--port", "0", "--target", str(target), "--log-level", "error"],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert process.stdout is not None
     line = process.stdout.readline()
