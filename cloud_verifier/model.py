@@ -59,13 +59,7 @@ def load(settings: Settings) -> Served:
 
         kind = SharedTarget
     target = load_target(settings, kind)
-    try:
-        _ = target.wide_head
-    except (MemoryError, RuntimeError) as error:
-        size = 4 * target.head_weight.numel() / 2**30
-        raise UsageError(
-            f"no memory for the {size:.1f} GiB of the LM head in float32", hint="lower --kv-tokens"
-        ) from error
+    _widen_head(target)
     drafter_folder = settings.drafter
     if not settings.target:
         drafter_folder = drafter_folder or str(_embedded().drafter)
@@ -88,6 +82,17 @@ def load(settings: Settings) -> Served:
         },
     )
     return served
+
+
+def _widen_head(target: Target) -> None:
+    """Make the head's copy in float32 now: the first request would wait for it, or find no memory."""
+    try:
+        _ = target.wide_head
+    except (MemoryError, RuntimeError) as error:
+        size = 4 * target.head_weight.numel() / 2**30
+        raise UsageError(
+            f"no memory for the {size:.1f} GiB of the LM head in float32", hint="lower --kv-tokens"
+        ) from error
 
 
 def load_target(settings: Settings, kind: type[Target] = Target) -> Target:

@@ -32,7 +32,7 @@ from benchmarks.kit.verifier import random_pair
 from benchmarks.server import large
 from moa.demo import paths
 from moa.model.blocks import rotary, rotate
-from moa.model.products import Product, joined, wide_head
+from moa.model.products import Product, joined, widened
 from moa.model.target import Row, Target
 
 LENGTHS = (40, 400)
@@ -62,7 +62,7 @@ class Bare:
         facts = target.facts
         self.facts, self.model = facts, target.model.get_decoder()
         weight = target.head_weight
-        self.head = (wide_head(weight) if pack else None) or partial(linear, weight=weight)
+        self.head = (widened(weight) if pack else None) or partial(linear, weight=weight)
         self.ids = torch.randint(4, facts.vocab_size, (len(lengths) * tokens,))
         self.positions = torch.cat([torch.arange(start, start + tokens) for start in lengths])
         self.tokens = tokens

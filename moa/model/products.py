@@ -46,7 +46,7 @@ def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
     return lambda x: linear(x, weight, bias)
 
 
-def wide_head(weight: Tensor) -> Product | None:
+def widened(weight: Tensor) -> Product | None:
     """The LM head's product in float32, from a copy in oneDNN's layout; None where oneDNN cannot, or for weights of
     another kind (quantized ones)."""
     if type(weight.data) is not Tensor or not can_pack(weight.device, torch.float32):

@@ -24,7 +24,7 @@ from moa.model.loading import load_model, load_tokenizer, prepare
 from moa.model.packed import PACKED_FAMILIES, PackedDecoder
 from moa.model.pages import PagePool
 from moa.model.placement import Placement
-from moa.model.products import Product, can_pack, wide_head
+from moa.model.products import Product, can_pack, widened
 from moa.model.rows import Row, RowBatch
 from moa.sampling import NO_LOGITS
 
@@ -300,7 +300,7 @@ class Target:
     def wide_head(self) -> Product | None:
         """The LM head in float32, made when it is first asked for: of processes that share a target only one computes
         logits."""
-        return wide_head(self.head_weight) if self._pack_head else None
+        return widened(self.head_weight) if self._pack_head else None
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -16,7 +16,10 @@ from websockets.sync.client import connect
 
 from cloud_verifier.auth import Authenticator
 from cloud_verifier.cli import main, parser, settings_from
+from cloud_verifier.model import load
+from cloud_verifier.settings import Settings
 from moa.config import DrafterConfig
+from moa.errors import UsageError
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.target import Target
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
@@ -46,7 +49,6 @@ def serving(pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.Popen[str], st
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -216,3 +218,12 @@ def test_every_limit_is_a_flag() -> None:
     assert settings.limits.max_tree_nodes == 7
     assert settings.origins == ("https://a.example",)
     assert settings.slots == 3
+
+
+def test_a_head_that_finds_no_memory_is_one_line(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Target) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Target, "wide_head", property(full))
+    with pytest.raises(UsageError, match=r"no memory for the \d.\d GiB of the LM head"):
+        load(Settings(target=str(pair[0]), kv_tokens=512, slots=2))
