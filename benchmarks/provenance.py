@@ -96,10 +96,10 @@ def _relative(text: str) -> str:
     if equals and flag.startswith("--"):
         return f"{flag}={_relative(value)}"
     path = Path(text)
-    is_prose = len(text.split()) > 1 and not path.exists()  # a result may quote a text that begins with a slash
-    if not path.is_absolute() or path == Path(path.anchor) or is_prose:
-        return text
-    return str(path.relative_to(_ROOT)) if path.is_relative_to(_ROOT) else path.name
+    if path.is_relative_to(_ROOT):
+        return str(path.relative_to(_ROOT))
+    is_prose = any(map(str.isspace, text))  # a result may quote a text that begins with a slash
+    return path.name if path.is_absolute() and path.name and not is_prose else text
 
 
 def _git(*arguments: str) -> str:

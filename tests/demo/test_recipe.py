@@ -70,6 +70,11 @@ def test_rows_are_packed_for_every_course(
     assert capsys.readouterr().out.count(": 1 rows in ") == 1
 
 
+def test_fewer_rows_are_not_taken_for_the_whole_course() -> None:
+    assert COURSES[0].of(84_000).name != COURSES[0].name
+    assert COURSES[0].of(84_000).mix == COURSES[0].mix.of(84_000)
+
+
 def test_own_rows_are_the_targets_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wanted is what the target says after prompts of the corpus, which are not wanted."""
     monkeypatch.setattr(natural, "code", lambda _: iter(["def add(a, b):\n    return a + b\n\n" * 12]))

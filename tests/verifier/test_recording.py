@@ -115,3 +115,14 @@ def test_records_are_made_in_large_batches_when_nobody_is_there(monkeypatch: pyt
     while reader.made.newest_missing(_PROMPT, 1) is not None:
         client.turn()
     assert [rows for _, rows in client.batches][-4:] == [64] * 4
+
+
+def test_records_are_made_where_a_clock_is_too_coarse_to_time_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cost in ("_BATCH", "_ROW"):
+        monkeypatch.setitem(globals(), cost, 0.0)
+    client, reader = Client(monkeypatch, 0.001), Lease(bytes([1] * 16), "q", records=RecordRows(1, 16))
+    client.asks = client.clock.now
+    client.scheduler.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
+    while reader.made.newest_missing(_PROMPT, 1) is not None:
+        client.turn()
+    assert client.waits
