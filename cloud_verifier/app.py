@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from cloud_verifier.admission import Admission
 from cloud_verifier.auth import Authenticator, Credentials
 from cloud_verifier.engine import Engine
+from cloud_verifier.graph_drafting import GraphServerDrafting
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.model import Served
@@ -49,7 +50,11 @@ class Verifier:
         )
         recorder = Recorder(served.drafter, self._post, rows=settings.project_rows, metrics=self.metrics)
         drafting: ServerDrafting = NoDrafting()
-        if served.drafter is not None:
+        if served.drafter is not None and served.graph is not None:
+            drafting = GraphServerDrafting(
+                served.target, served.drafter, served.graph, recorder, shape=settings.stream_shape
+            )
+        elif served.drafter is not None:
             drafting = MoaServerDrafting(served.target, served.drafter, recorder, shape=settings.stream_shape)
         self.engine = Engine(
             served.target,

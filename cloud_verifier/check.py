@@ -56,6 +56,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "fits": [{"tokens": n, "sessions": _fits(target, n)} for n in _LENGTHS if n <= target.pool.capacity],
         "unlike": unlike(target.pool.slots, target.pool.pages, target.pool.capacity),
         "records": facts.records is not None,
+        "drafts": served.drafts,
         "context": context,
         "trees": trees,
     }
@@ -68,7 +69,10 @@ def show(figures: dict[str, Any], *, as_json: bool) -> None:
         return
     console = Console()
     console.print(f"{figures['target']} target, {figures['dtype']} on {figures['machine']}")
-    console.print(f"loaded in {figures['load_seconds']} s; activation records: {'yes' if figures['records'] else 'no'}")
+    console.print(
+        f"loaded in {figures['load_seconds']} s; activation records: {'yes' if figures['records'] else 'no'}; "
+        f"drafts of its own: {figures['drafts']}"
+    )
     console.print(
         f"memory for {figures['kv_tokens']:,} tokens, {figures['kv_bytes_per_token']:,} bytes each, "
         f"{figures['kv_bytes'] / 2**20:,.1f} MiB in all; at most {figures['slots']} sessions "

@@ -200,6 +200,9 @@ def _add_model_flags(command: argparse.ArgumentParser) -> None:
         "--target", default="", metavar="ID_OR_DIR", help="target model; the embedded pair when absent"
     )
     command.add_argument("--drafter", default="", metavar="DIR", help="its MoA drafter, for activation records")
+    command.add_argument(
+        "--bundle", default="", metavar="DIR", help="the drafter as exported, to draft streams with on a CPU"
+    )
     command.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
     add_flags(
         command.add_argument_group("weights"),

@@ -15,7 +15,9 @@ from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from cloud_verifier.work import Detokenizer, ModelFacts
 from moa import __version__
+from moa.bundle import Bundle
 from moa.errors import ConfigError, UsageError
+from moa.graph.load import LoadedGraph
 from moa.model.checkpoint import load_drafter
 from moa.model.drafter import Drafter
 from moa.model.identity import weights_id
@@ -47,6 +49,15 @@ class Served:
     drafter: Drafter | None
     text: Detokenizer | None
     facts: ModelFacts
+    graph: LoadedGraph | None = None
+    """The drafter as exported, which drafts streams in place of `drafter`."""
+
+    @property
+    def drafts(self) -> str:
+        """What drafts streams."""
+        if self.drafter is None:
+            return "none"
+        return "torch" if self.graph is None else self.graph.variant
 
 
 def load(settings: Settings) -> Served:
@@ -69,7 +80,8 @@ def load(settings: Settings) -> Served:
     drafter = load_drafter(folder, target.model, target.facts) if folder is not None else None
     # The identity that `moa-export` writes into a bundle's manifest for the same drafter.
     name = weights_id(folder, target.facts) if folder is not None else ""
-    served = serve_model(target, drafter, text=TargetDetokenizer(target), drafter_name=name)
+    graph = load_graph(settings, target.device, name)
+    served = serve_model(target, drafter, text=TargetDetokenizer(target), drafter_name=name, graph=graph)
     log.info(
         "the model is loaded",
         extra={
@@ -79,6 +91,7 @@ def load(settings: Settings) -> Served:
             "slots": target.pool.slots,
             "megabytes": round(target.pool.nbytes / 1e6),
             "records": served.facts.records is not None,
+            "drafts": served.drafts,
         },
     )
     return served
@@ -116,11 +129,33 @@ def load_target(settings: Settings, kind: type[Target] = Target) -> Target:
         ) from error
 
 
+def load_graph(settings: Settings, device: torch.device, drafter: str) -> LoadedGraph | None:
+    """The graph that drafts streams, on a CPU; its bundle must be of the drafter with this id."""
+    folder = settings.bundle
+    if not folder and not settings.target and not settings.drafter and device.type == "cpu":
+        folder = str(_embedded().bundle)
+    if not folder:
+        return None
+    if not drafter:
+        raise UsageError("--bundle is of no use without --drafter", hint="give the folder that it was made of")
+    if device.type != "cpu":
+        raise UsageError(f"--bundle is for a CPU, and the target is on {device}", hint="leave it away")
+    bundle = Bundle.open(folder)
+    if bundle.manifest.drafter.weights_id != drafter:
+        raise UsageError(f"{folder} was made of another drafter", hint="make one with `moa-export build`")
+    return LoadedGraph.load(bundle)
+
+
 def serve_model(
-    target: Target, drafter: Drafter | None = None, *, text: Detokenizer | None = None, drafter_name: str = ""
+    target: Target,
+    drafter: Drafter | None = None,
+    *,
+    text: Detokenizer | None = None,
+    drafter_name: str = "",
+    graph: LoadedGraph | None = None,
 ) -> Served:
     """Serve models that are in memory."""
-    return Served(target, drafter, text, model_facts(target, drafter, drafter_name))
+    return Served(target, drafter, text, model_facts(target, drafter, drafter_name), graph)
 
 
 def model_facts(target: Target, drafter: Drafter | None, drafter_name: str = "") -> ModelFacts:

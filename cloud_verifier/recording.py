@@ -181,14 +181,10 @@ class Recorder:
             )
             hidden = torch.cat([piece.hidden for _, piece in pieces])
             places = np.concatenate([np.arange(piece.start, piece.stop) for _, piece in pieces])
-            keys, values = self._drafter.project(
+            made = self._drafter.whole_records(
                 kept_keys, kept_values, hidden, torch.from_numpy(places).to(hidden.device)
             )
-            layout, last = self._drafter.layout, len(kept_keys) - self._drafter.config.tli
-            host_keys, host_values = (
-                finite(layout.join([part.float().cpu().numpy() for part in (made, *theirs[last:])]))
-                for made, theirs in ((keys, kept_keys), (values, kept_values))
-            )
+            host_keys, host_values = map(finite, made)
         except Exception:
             # Tokens do not depend on records: only these rows are lost.
             log.exception("activation records could not be made", extra={"event": "records_failed"})

@@ -22,6 +22,8 @@ class Settings:
     target: str = ""
     """A hub id or a folder; empty serves the embedded pair."""
     drafter: str = ""
+    bundle: str = ""
+    """A folder that `moa-export` made of the drafter: on a CPU its graph drafts streams, ten times as fast as torch."""
     device: str = "auto"
     dtype: str = "auto"
     quantize: str = ""

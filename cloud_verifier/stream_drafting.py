@@ -94,12 +94,13 @@ class TreeDrafting:
         """The sessions of the latest round that may draft; none while plain decoding is best for all."""
         self._asked = 0
         """How many might have."""
-        self._took, self._reading, self._steps = 0.0, 0.0, 0
-        """Seconds of the latest drafts, those spent on reading what earlier rounds had said, and the levels run."""
+        self._took, self._reading, self._readying, self._steps = 0.0, 0.0, 0.0, 0
+        """Seconds of the latest drafts; those spent on reading what earlier rounds had said, which these leave out, and
+        what the latest had; and the levels run."""
 
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
         """Trees for all stream rounds of a batch, level by level together."""
-        began, self._reading, self._steps = self._clock(), 0.0, 0
+        began, self._reading, self._readying, self._steps = self._clock(), 0.0, 0.0, 0
         asked = [job for job in jobs if isinstance(job.request, Stream) and job.request.speculate]
         texts = {job.lease: self._text(job) for job in asked}  # one that is new may end a spell
         self._asked, self._took = len(asked), 0.0
@@ -148,6 +149,7 @@ class TreeDrafting:
             drafted=sum(nodes for _, _, nodes, _ in drafts),
             won=self._asked + sum(count for _, _, _, count in drafts),
             draft_seconds=self._took,
+            ready_seconds=self._readying,
             forward_seconds=forward,
             rest_seconds=rest,
         )
@@ -188,7 +190,10 @@ class TreeDrafting:
                 return False
             self.utility.costs.read(text.reading, text.missed)
             text.reading = 0.0
-        return self._catch_up(job, job.lease.length)
+        began = self._clock()
+        able = self._catch_up(job, job.lease.length)
+        self._readying += self._clock() - began
+        return able
 
     def _able(self, lease: Lease) -> bool:
         """Whether the drafter has, or can get, memory for this session."""
@@ -204,6 +209,11 @@ class TreeDrafting:
         raise NotImplementedError
 
 
+def drafting_slots(target: Target) -> int:
+    """As many full contexts as the target's KV cache holds; further sessions stream without drafts."""
+    return max(1, min(target.pool.slots, target.pool.pages // target.pool.per_slot))
+
+
 class MoaServerDrafting(TreeDrafting):
     """Trees by the MoA drafter. A session's drafting state is built when its first stream begins, from its token log,
     its slot and its activation records, and caught up when another begins after rounds that the edge drafted."""
@@ -213,8 +223,7 @@ class MoaServerDrafting(TreeDrafting):
     def __init__(self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape) -> None:
         drafting = MoaDrafting(
             drafter,
-            # As many full contexts as the target's KV cache holds; further sessions stream without drafts.
-            slots=max(1, min(target.pool.slots, target.pool.pages // target.pool.per_slot)),
+            slots=drafting_slots(target),
             capacity=target.pool.capacity,
             scratch=shape.breadth * (shape.depth + 1) + 8,
         )

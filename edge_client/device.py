@@ -7,10 +7,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import onnxruntime
-
-from edge_client.drafter.graph import StepGraph, default_threads
-from edge_client.drafter.onnx import DeviceDrafter, OnePass, OnnxDrafter
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from edge_client.turn.guard import OfflineGuard
@@ -18,7 +14,9 @@ from edge_client.turn.one_pass import level_rates, one_pass_pays
 from edge_client.turn.worker import StepDurations
 from moa import demo
 from moa.bundle import Bundle
-from moa.errors import BundleError
+from moa.graph.drafter import DeviceDrafter
+from moa.graph.load import LoadedGraph
+from moa.graph.step import default_threads
 
 
 @dataclass(frozen=True)
@@ -48,29 +46,10 @@ class Device:
         """Load a bundle, by default the embedded one. Sizes are checked; `doctor` also checks contents. `one_pass`
         drafts a block in one run of the graph, if the drafter has learnt to; None: if that pays, as measured."""
         bundle = Bundle.open(folder or embedded_bundle())
-        name = variant or bundle.manifest.default_variant
-        chosen = bundle.variant(name)
-        if chosen.form != "dynamic":
-            raise BundleError(
-                f"variant {name} is made for another host ({chosen.runtime})",
-                hint=f"dynamic ones: {', '.join(dynamic_variants(bundle)) or 'none'}",
-            )
-        bundle.check_runtime(name, onnxruntime.__version__)
-        manifest = bundle.manifest
-        graph, draft_tokens = StepGraph(bundle.path(chosen.model), threads=threads), bundle.draft_to_target()
-        vocabulary = manifest.vocabulary.target
-        borrowed = len(manifest.records.borrowed) if manifest.records else 0
         if one_pass is None:
-            one_pass = one_pass_pays(manifest, chosen, threads or default_threads())
-        pairs = bundle.pairs() if one_pass else None
-        whole = OnePass(manifest.block.positions, pairs) if manifest.block and pairs else None
-
-        def new_drafter() -> OnnxDrafter:
-            return OnnxDrafter(
-                graph, vocab_size=vocabulary, draft_tokens=draft_tokens, borrowed=borrowed, one_pass=whole
-            )
-
-        return cls(bundle, name, TextCodec.of(bundle), new_drafter, one_pass=whole is not None)
+            one_pass = one_pass_pays(bundle.manifest, bundle.variant(variant), threads or default_threads())
+        loaded = LoadedGraph.load(bundle, variant, threads=threads, one_pass=one_pass)
+        return cls(bundle, loaded.variant, TextCodec.of(bundle), loaded.drafter, one_pass=loaded.one_pass is not None)
 
     def guard(self, stop_at: int, informed: Callable[[], bool]) -> OfflineGuard:
         """The calibrated guard; `stop_at` >= 0 overrides where it stops. `informed`: whether there are records."""
@@ -86,8 +65,3 @@ class Device:
 def embedded_bundle() -> Path:
     """The folder of the embedded bundle."""
     return demo.paths().bundle
-
-
-def dynamic_variants(bundle: Bundle) -> list[str]:
-    """Variants that this client can run."""
-    return sorted(name for name, variant in bundle.manifest.variants.items() if variant.form == "dynamic")

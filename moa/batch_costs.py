@@ -75,7 +75,10 @@ class Curve:
     def add(self, size: float, seconds: float) -> None:
         """So much took so long."""
         group = round(_FINE * log2(size))
-        sizes, times = self._seen.setdefault(group, (Middle(), Middle()))
+        if group not in self._seen:  # the first of a size also makes kernels, or finds nothing in the caches
+            self._seen[group] = Middle(), Middle()
+            return
+        sizes, times = self._seen[group]
         sizes.add(size)
         times.add(seconds)
         if (middle := (sizes.value, times.value)) != self._middles.get(group):
@@ -110,7 +113,7 @@ class Curve:
         return (self._seconds[-1] - self._seconds[0]) / run if run > 0 else 0.0
 
     def __bool__(self) -> bool:
-        return bool(self._seen)
+        return bool(self._middles)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +133,8 @@ class BatchRun:
     """Tokens that the texts gained."""
     draft_seconds: float = 0.0
     """Without what the drafter had to read of earlier rounds."""
+    ready_seconds: float = 0.0
+    """Of these, those before the first level: the drafter reads the latest round."""
     forward_seconds: float
     rest_seconds: float = 0.0
 
@@ -138,8 +143,8 @@ class BatchCosts:
     """Seconds of a round's parts, and whether drafting has kept what they promised."""
 
     def __init__(self) -> None:
-        self.forward, self.step, self.rest = Curve(), Curve(), Curve()
-        """By the forward's tokens; of one level, by the texts that draft; by the texts."""
+        self.forward, self.ready, self.step, self.rest = Curve(), Curve(), Curve(), Curve()
+        """By the forward's tokens; before the first level and of each, by the texts that draft; by the texts."""
         self.reading = Middle()
         """Seconds a token of text that the drafter had missed."""
         self.since = 0.0
@@ -154,7 +159,8 @@ class BatchCosts:
         """Learn from a round; a plain one may be an example of several."""
         self.forward.add(ran.tokens, ran.forward_seconds)
         if ran.drafting and ran.steps:
-            self.step.add(ran.drafting, ran.draft_seconds / ran.steps)
+            self.ready.add(ran.drafting, ran.ready_seconds)
+            self.step.add(ran.drafting, (ran.draft_seconds - ran.ready_seconds) / ran.steps)
         if not ran.texts:
             return
         self.rounds += stands_for
@@ -170,6 +176,7 @@ class BatchCosts:
         self.since = 0.0
         usual = (
             plain
+            + self.ready.of(ran.drafting)
             + ran.steps * self.step.of(ran.drafting)
             + self.forward.of(ran.tokens)
             - self.forward.of(ran.tokens - ran.drafted)

@@ -26,9 +26,9 @@ _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
 """Plain rounds before the first draft, and rounds with drafts after which a plain one measures the baseline again."""
 _DEEPER_EVERY = 8
 """After this many rounds with drafts, one is a level deeper than the estimated optimum."""
-_PRIOR, _USUAL_ROUNDS = 0.7, 3.0
-"""Prior chance that a level is accepted, with the weight of one round; and the weight in rounds, for a new text, of the
-usual rates."""
+_PRIOR, _WEIGHT = 0.7, 3.0
+"""Prior chance that a level is accepted; and the weight in rounds of what is expected before a text was measured: that
+prior, the level before, or the usual rates. With the weight of one round a single miss ended all drafting."""
 _SHARE = 0.005
 """Share of the time of plain decoding that trials may take."""
 _HORIZON = 16
@@ -66,12 +66,12 @@ class AcceptanceTracker:
         """That this level is accepted, if the one before was: of a level never measured, what the last one that was
         says."""
         if self.usual is not None:
-            prior, weight, at = self.usual.chance(level), _USUAL_ROUNDS, level
+            prior, at = self.usual.chance(level), level
         else:
             at = min(level, len(self.tried) - 1)
-            prior, weight = self.chance(at - 1) if at > 0 else _PRIOR, 1.0
+            prior = self.chance(at - 1) if at > 0 else _PRIOR
         tried, won = (self.tried[at], self.won[at]) if 0 <= at < len(self.tried) else (0.0, 0.0)
-        return (won + weight * prior) / (tried + weight)
+        return (won + _WEIGHT * prior) / (tried + _WEIGHT)
 
     def gains(self, deepest: int) -> Floats:
         """Accepted tokens expected of drafts of 1 to `deepest` levels. Without drafts yet, a text has the usual ones;
@@ -109,33 +109,60 @@ class Utility:
         """Levels to draft for each; 0: plain decoding. `missed` tokens of a text, the latest round's left out, were not
         yet read by the drafter (None: it cannot draft for this one); `beside` other tokens are in the forward."""
         costs, found = self.costs, np.zeros(len(texts), dtype=np.int64)
-        able = np.array([place for place, tokens in enumerate(missed) if tokens is not None], dtype=np.int64)
-        if not len(able) or costs.rounds < _FIRST_PLAIN:
+        able = [place for place, tokens in enumerate(missed) if tokens is not None]
+        if not able or costs.rounds < _FIRST_PLAIN:
             return found.tolist()
+        plain = costs.plain(len(texts), len(texts) + beside)
+        self._batch = len(texts), beside
+        if not plain or self._drafted >= _PLAIN_EVERY:
+            return found.tolist()
+        if len(texts) == 1:
+            return [self._alone(texts[0], costs.price * (missed[0] or 0), beside, plain)]
         reading = np.array([costs.price * (missed[place] or 0) for place in able])
         unread = np.array([bool(missed[place]) for place in able])
         gains = np.stack([texts[place].gains(self._deepest) for place in able])
-        plain = costs.plain(len(texts), len(texts) + beside)
-        self._batch = len(texts), beside
-        if self._drafted >= _PLAIN_EVERY:
-            return found.tolist()
-        best, levels = np.zeros(0, dtype=np.int64), 0
+        places, best, levels = np.array(able), np.zeros(0, dtype=np.int64), 0
         if costs.credit >= 0:
             best, levels = self._best(len(texts), beside, plain, gains, reading)
         if len(best):
-            # Deeper levels must be tried now and then, or their estimates are never updated.
-            levels = min(levels + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self._deepest)
-            if not costs.step and len(texts) > 1:
-                levels = 1  # others wait for what nobody knows the cost of
+            # Others wait for what nobody knows the cost of.
+            levels = self._now_deeper(levels) if costs.step else 1
             # The price of reading is not known before the first: it reads alone.
             late = unread[best] & (not costs.reading or np.cumsum(reading[best]) > _STALL * plain)
             late[np.flatnonzero(late)[:1]] = late.sum() < unread[best].sum()  # one at least goes on
-            found[able[best[~late]]] = levels
-        elif costs.since * _SHARE >= reading.min() + self._first_level(len(texts), beside) - plain:
-            found[able[reading.argmin()]] = 1
+            found[places[best[~late]]] = levels
+        elif self._trial_is_due(len(texts), beside, plain, reading.min()):
+            found[places[reading.argmin()]] = 1
         else:
             self.plain_spell.begin(len(texts), costs.rounds)
         return found.tolist()
+
+    def _alone(self, text: AcceptanceTracker, reading: float, beside: int, plain: float) -> int:
+        """The same of a single text, which is what a small target beside its user runs: there a decision by arrays of
+        a few numbers would take a tenth of the round."""
+        costs, best, most = self.costs, 0, _MARGIN / plain
+        if costs.credit >= 0:
+            fixed = costs.rest.of(1) + costs.ready.of(1) + reading / _HORIZON
+            step, gains = costs.step.of(1), text.gains(self._deepest).tolist()
+            shapes = zip(gains, self._nodes.tolist(), self._steps.tolist(), strict=True)
+            for level, (gain, nodes, steps) in enumerate(shapes, start=1):
+                seconds = fixed + costs.forward.of(1 + beside + nodes) + steps * step
+                if (rate := (1.0 + gain) / max(plain, seconds)) > most:
+                    best, most = level, rate
+        if best:
+            return self._now_deeper(best)
+        if self._trial_is_due(1, beside, plain, reading):
+            return 1
+        self.plain_spell.begin(1, costs.rounds)
+        return 0
+
+    def _now_deeper(self, levels: int) -> int:
+        """Deeper levels must be tried now and then, or their estimates are never updated."""
+        return min(levels + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self._deepest)
+
+    def _trial_is_due(self, texts: int, beside: int, plain: float, reading: float) -> bool:
+        """Whether plain decoding has taken so long that a draft of one level in spite of it is a small share."""
+        return self.costs.since * _SHARE >= reading + self._first_level(texts, beside) - plain
 
     def _best(
         self, texts: int, beside: int, plain: float, gains: Floats, reading: Floats
@@ -156,13 +183,13 @@ class Utility:
         """Seconds `[n, levels]` of a round in which `drafting` `[n, 1]` of the texts draft, by number of levels."""
         costs = self.costs
         forward = costs.forward.at(texts + beside + drafting * self._nodes) + costs.rest.at(texts)
-        return forward + self._steps * costs.step.at(drafting)
+        return forward + costs.ready.at(drafting) + self._steps * costs.step.at(drafting)
 
     def _first_level(self, texts: int, beside: int) -> float:
         """Seconds of a round in which one text drafts one level."""
         costs = self.costs
         forward = costs.forward.of(texts + beside + float(self._nodes[0])) + costs.rest.of(texts)
-        return forward + float(self._steps[0]) * costs.step.of(1)
+        return forward + costs.ready.of(1) + float(self._steps[0]) * costs.step.of(1)
 
     def matching(self, text: AcceptanceTracker) -> float:
         """Accepted tokens that a draft must promise which costs nothing to make, to be worth as much as one of ours."""

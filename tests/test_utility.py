@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
+import numpy as np
 import pytest
 
-from moa.batch_costs import BatchRun, Curve, Middle
+from moa.batch_costs import BatchCosts, BatchRun, Curve, Middle
 from moa.tree import TreeShape
 from moa.utility import AcceptanceTracker, Utility
 
@@ -184,7 +185,7 @@ def test_among_many_texts_those_draft_whose_drafts_hit() -> None:
         for text in texts:
             for _ in range(20):
                 text.add(right, 4)
-    for tokens in (16, 80, 48):
+    for tokens in (16, 80, 48, 16, 80, 48):  # the first of a size does not count
         utility.costs.add(BatchRun(texts=16, tokens=tokens, won=16, forward_seconds=1.0 + 0.02 * tokens))
     levels = utility.levels([*sure, *lost], [0] * 16)
     assert all(deep > 0 for deep in levels[:8])
@@ -307,7 +308,8 @@ def test_the_first_draft_among_others_is_a_single_level() -> None:
         played(utility, texts, [0] * 8, [0] * 8)
     levels = utility.levels(texts, [100] * 8)
     assert sorted(levels) == [0] * 7 + [1]
-    played(utility, texts, levels, [int(deep > 0) for deep in levels])
+    for _ in range(2):  # the first of a size does not count
+        played(utility, texts, levels, [int(deep > 0) for deep in levels])
     utility.costs.read(0.1, 100)
     assert max(utility.levels(texts, [0] * 8)) > 1
 
@@ -319,3 +321,50 @@ def test_rounds_that_run_prompts_alone_are_no_rounds_of_plain_decoding() -> None
         utility.record([], BatchRun(texts=0, tokens=64, won=0, forward_seconds=1.0))
     assert utility.costs.rounds == 0
     assert utility.levels([text], [1]) == [0], "there is no baseline yet"
+
+
+def test_a_single_text_is_decided_as_one_of_a_batch() -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        utility = Utility(TreeShape.chain(6))
+        text = utility.text(0.0)
+        for _ in range(rng.randrange(12)):
+            text.add(rng.randrange(7), 6)
+        level, fixed = rng.uniform(0.02, 1.5), rng.uniform(0, 0.5)
+        for tokens, drafting in ((1, 0), (1, 0), (4, 1), (4, 1), (7, 1), (7, 1)):
+            utility.costs.add(
+                BatchRun(
+                    texts=1, tokens=tokens, drafting=drafting, steps=tokens - 1, drafted=tokens - 1, won=tokens,
+                    forward_seconds=1.0 + 0.05 * tokens, ready_seconds=drafting * fixed,
+                    draft_seconds=drafting * (fixed + level * (tokens - 1)), rest_seconds=0.1,
+                )
+            )  # fmt: skip
+        utility.costs.read(rng.uniform(0, 0.1), 10)
+        utility.costs.credit, utility.costs.since = 1.0, 0.0
+        missed = rng.choice([0, 30, 300])
+        plain, reading = utility.costs.plain(1, 1), np.array([utility.costs.price * missed])
+        best, levels = utility._best(1, 0, plain, text.gains(6)[None], reading)
+        assert utility.levels([text], [missed]) == ([levels] if len(best) else [0])
+
+
+def test_the_first_run_of_a_size_does_not_count() -> None:
+    curve = Curve()
+    curve.add(4, 9.0)
+    assert not curve
+    assert curve.of(4) == 0.0
+    curve.add(4, 1.0)
+    assert curve.of(4) == 1.0
+
+
+def test_what_goes_before_the_levels_is_not_multiplied_by_them() -> None:
+    costs = BatchCosts()
+    for tokens, steps in ((1, 0), (1, 0), (2, 1), (2, 1)):
+        drafting = int(steps > 0)
+        seconds = drafting * 2.0 + 0.25 * steps
+        costs.add(
+            BatchRun(
+                texts=1, drafting=drafting, steps=steps, tokens=tokens, drafted=steps, won=1,
+                draft_seconds=seconds, ready_seconds=drafting * 2.0, forward_seconds=1.0,
+            )
+        )  # fmt: skip
+    assert (costs.ready.of(1), costs.step.of(1)) == (2.0, 0.25)

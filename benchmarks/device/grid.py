@@ -250,7 +250,7 @@ class Grid:
     @contextlib.contextmanager
     def _serving(self, step_ms: float, lanes: int) -> Iterator[dict[str, Running]]:
         """By who drafts there: so many verifiers with this step time."""
-        pair = Pair(self.options.target, self.options.drafter)
+        pair = Pair(self.options.target, self.options.drafter, self.options.bundle if self.options.drafter else "")
         flags = ("--slots=8", "--max-context-tokens=1024", "--max-prompt-tokens=512", "--max-chain-tokens=64")
         with contextlib.ExitStack() as stack:
             found = {}

@@ -15,7 +15,7 @@ from benchmarks.kit.figures import right_by_cut
 from benchmarks.kit.lab import Asking, open_lab
 from benchmarks.kit.progress import steps
 from edge_client.device import Device
-from edge_client.drafter.onnx import run
+from moa.graph.drafter import run
 from moa.sampling import SamplingSettings
 
 CUTS = (0, 4, 8, 16, 32, 64)

@@ -16,8 +16,8 @@ from benchmarks.kit.figures import pivot, values_of
 from benchmarks.kit.lab import Asking, open_lab
 from benchmarks.kit.progress import steps
 from edge_client.device import Device
-from edge_client.drafter.cache import RecordBuffer
 from moa import records
+from moa.graph.cache import RecordBuffer
 from moa.tree import TreeShape
 
 LAGS: tuple[int | None, ...] = (0, 1, 2, 4, 8, 16, 64, None)

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from benchmarks.kit.lab import Lab
 from benchmarks.kit.progress import steps
 from edge_client.device import Device
-from edge_client.drafter.cache import RecordBuffer
-from edge_client.drafter.graph import Heads
-from edge_client.drafter.onnx import DeviceDrafter, OnnxDrafter, run
 from edge_client.tools.compare import ask
 from moa.errors import MoaError
+from moa.graph.cache import RecordBuffer
+from moa.graph.drafter import DeviceDrafter, OnnxDrafter, run
+from moa.graph.step import Heads
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 

@@ -23,9 +23,9 @@ from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import shown_name
 from benchmarks.kit.progress import Progress, say
 from edge_client.device import Device
-from edge_client.drafter.onnx import run
 from export.build import BuildSettings, build
 from moa.errors import UsageError
+from moa.graph.drafter import run
 from moa.model.checkpoint import load_drafter
 from moa.model.drafting import MoaDrafting
 from moa.model.one_pass import OnePassDrafting

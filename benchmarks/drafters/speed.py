@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +28,13 @@ from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared, independent
 from benchmarks.kit.paired import Estimate
 from benchmarks.kit.random_pair import llama
-from moa.model.checkpoint import new_drafter
+from moa.bundle import Bundle
+from moa.demo import paths
+from moa.graph.load import LoadedGraph
+from moa.model.checkpoint import load_drafter, new_drafter
+from moa.model.drafting import Drafting
+from moa.model.graph_drafting import GraphDrafting
+from moa.model.identity import weights_id
 from moa.model.loading import locate
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
@@ -51,6 +58,8 @@ class Options(Compared):
     """Passes, in which all ways take turns prompt by prompt."""
     ways: tuple[str, ...] = one_of(("huggingface", "chain", "tree", "auto"), ("huggingface", "chain", "tree", "auto"))
     """Ways of the trained pair beside plain decoding."""
+    bundle: str = str(paths().bundle)
+    """Folder of a bundle: on a CPU the drafter that it was made of drafts by its graph, as in a verifier."""
     random: int = 0
     """Hidden size of a random target of 8 layers, in place of the trained pair."""
     vocabulary: int = 32000
@@ -90,7 +99,7 @@ def embedded_pair(options: Options) -> dict[str, Any]:
         own = target
         if reads_taps(folder):
             own = load_target(options.target, slots=1, capacity=options.capacity, drafter=folder, device=options.device)
-        speculators.append((folder.name, Speculator(own, open_drafting(folder, own))))
+        speculators.append((folder.name, Speculator(own, beside(folder, own, options.bundle))))
     races = []
     for t in options.temperatures:
         plain = speculating(Speculator(target), options.tokens, None, t)
@@ -114,6 +123,14 @@ def embedded_pair(options: Options) -> dict[str, Any]:
             f"{len(prompts)} held-out prompts one by one, up to {options.tokens} new tokens, float32, prefill counted."
         ],
     }
+
+
+def beside(folder: Path, target: Target, bundle: str) -> Drafting:
+    """The fastest way to draft on the target's device."""
+    opened = Bundle.open(bundle)
+    if target.device.type == "cpu" and opened.manifest.drafter.weights_id == weights_id(folder, target.facts):
+        return GraphDrafting(load_drafter(folder, target.model, target.facts), LoadedGraph.load(opened, threads=1))
+    return open_drafting(folder, target)
 
 
 def hugging_face(options: Options) -> list[Way]:

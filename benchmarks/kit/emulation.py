@@ -140,7 +140,8 @@ def lane(first: Served, settings: Settings, step_seconds: float, baseline: Path 
         watching=baseline is not None,
     )
     if baseline is None:
-        served = Served(target, first.drafter, first.text, model_facts(target, first.drafter, first.facts.drafter))
+        facts = model_facts(target, first.drafter, first.facts.drafter)
+        served = Served(target, first.drafter, first.text, facts, first.graph)
         return Verifier(served, settings), target
     served = Served(target, None, first.text, model_facts(target, None))
     return BaselineVerifier(served, target, open_drafting(baseline, target), settings), target

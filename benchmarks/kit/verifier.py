@@ -26,6 +26,8 @@ class Pair:
 
     target: str = ""
     drafter: str = ""
+    bundle: str = ""
+    """The drafter as exported, by which a verifier on a CPU drafts."""
 
     @property
     def flags(self) -> list[str]:

@@ -29,10 +29,10 @@ from benchmarks.kit.verifier import Emulated, Pair, Running, many_short, random_
 from benchmarks.server.hugging_face import NOTE, users
 from benchmarks.server.readers import SPEED, TOKENS, Trial, largest, trial
 from edge_client.device import Device
-from edge_client.drafter.cache import RecordBuffer
-from edge_client.drafter.onnx import run
 from moa.demo import paths
 from moa.errors import UsageError
+from moa.graph.cache import RecordBuffer
+from moa.graph.drafter import run
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 from moa.wire.messages import RecordDtype

@@ -8,11 +8,12 @@ import msgspec
 from rich.table import Table
 
 from edge_client.cli import options
-from edge_client.device import dynamic_variants, embedded_bundle
-from edge_client.drafter.graph import default_threads
+from edge_client.device import embedded_bundle
 from edge_client.screen.console import make_console
 from edge_client.turn.one_pass import one_pass_pays
 from moa.bundle import Bundle
+from moa.graph.load import dynamic_variants
+from moa.graph.step import default_threads
 from moa.safe_text import safe_line
 
 

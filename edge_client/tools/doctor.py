@@ -16,12 +16,12 @@ import onnxruntime
 
 from edge_client.client import EdgeClient
 from edge_client.device import Device, embedded_bundle
-from edge_client.drafter.graph import StepGraph, default_threads
-from edge_client.drafter.onnx import OnnxDrafter
 from edge_client.settings import ClientSettings
 from edge_client.tools.trial import try_out
 from moa.bundle import Bundle
 from moa.errors import MoaError
+from moa.graph.drafter import OnnxDrafter
+from moa.graph.step import StepGraph, default_threads
 from moa.memory import resident_bytes
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from edge_client.device import Device
-from edge_client.drafter.onnx import run
 from edge_client.settings import ClientSettings
 from edge_client.text.chat import prompt_ids
 from moa.errors import MoaError
+from moa.graph.drafter import run
 from moa.memory import resident_bytes
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 
 from edge_client.device import Device
-from edge_client.drafter.onnx import DeviceDrafter, run
 from moa.errors import run_cli
+from moa.graph.drafter import DeviceDrafter, run
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edge_client.drafter.cache import RecordBuffer
 from edge_client.link.flow import RecordFlow
 from edge_client.turn.budget import Budget
 from moa import records
 from moa.errors import ProtocolError
+from moa.graph.cache import RecordBuffer
 from moa.wire import ClientSession
 from moa.wire.messages import Activations, RecordDtype, Sync
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
 
-from edge_client.drafter.onnx import DeviceDrafter
 from edge_client.turn.actions import Draft, Grow
 from edge_client.turn.controller import Controller
 from moa.foresight import Growth
+from moa.graph.drafter import DeviceDrafter
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moa.config import DrafterConfig
@@ -113,6 +115,18 @@ class Drafter(nn.Module):
         """Activation records of n tokens, `[n, kv_heads, head_dim]` each, from the target's cache rows."""
         key, value = self.records(self.activations(keys, values, hidden).unsqueeze(0), positions.unsqueeze(0))
         return key[0].transpose(0, 1), value[0].transpose(0, 1)
+
+    @torch.inference_mode()
+    def whole_records(
+        self, keys: Tensor, values: Tensor, hidden: Tensor, positions: Tensor
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The same as they travel, `[n, *]` of `layout`: with the target's rows in the borrowed layers."""
+        made, last = self.project(keys, values, hidden, positions), len(keys) - self.config.tli
+        key, value = (
+            self.layout.join([part.float().cpu().numpy() for part in (own, *theirs[last:])])
+            for own, theirs in zip(made, (keys, values), strict=True)
+        )
+        return key, value
 
     @property
     def layout(self) -> RecordLayout:

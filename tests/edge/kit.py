@@ -24,11 +24,11 @@ from cloud_verifier.settings import Settings
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.device import Device
-from edge_client.drafter.cache import RecordBuffer
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
 from export.build import BuildSettings, build
 from moa.config import DrafterConfig
 from moa.foresight import Growth
+from moa.graph.cache import RecordBuffer
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.loading import load_model
 from moa.sampling import SamplingSettings

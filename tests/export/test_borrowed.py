@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from edge_client.device import Device
-from edge_client.drafter.onnx import OnnxDrafter, run
 from export.build import BuildSettings, build
 from export.verify import draft_with_client
 from moa.bundle import Bundle
 from moa.errors import BundleError
+from moa.graph.drafter import OnnxDrafter, run
 from moa.model.checkpoint import load_drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
 from moa.model.target import Committed, Row, Target

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from cloud_verifier.channel import log
-from edge_client.drafter.cache import RecordBuffer
-from edge_client.drafter.graph import Heads
 from edge_client.turn.records import Records
 from moa.errors import ProtocolError
+from moa.graph.cache import RecordBuffer
+from moa.graph.step import Heads
 from moa.wire import ClientSession, Refusal, decode_server, encode
 from moa.wire.events import Advanced, RecordsArrived
 from moa.wire.messages import Opened, Resume

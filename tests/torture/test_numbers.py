@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge_client.client import EdgeClient
-from edge_client.drafter.graph import Call
+from moa.graph.step import Call
 from moa.model.drafter import Drafter
 from moa.model.target import Step, Target
 from tests.edge import kit

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_client.drafter.cache import RecordBuffer
-from edge_client.drafter.graph import Heads
 from edge_client.turn.budget import Budget
 from edge_client.turn.records import Records
 from moa import records
 from moa.errors import ProtocolError
+from moa.graph.cache import RecordBuffer
+from moa.graph.step import Heads
 from moa.wire import ClientSession
 from moa.wire.messages import Ack, Activations, Sync
 

@@ -7,11 +7,12 @@ nothing is cleared.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.drafter.graph import Heads, LayerRows
+from moa.graph.step import Heads, LayerRows
 from moa.masking import MASKED
 from moa.records import RecordLayout
 from moa.wire import Ranges
@@ -84,7 +85,7 @@ class RecordBuffer:
         """Ranges in which the drafter's cache still has its own rows in the borrowed layers."""
         self._feeds = self._named(np.full((1, 1, 1, self._rows.size), MASKED, np.float32))
 
-    def put(self, start: int, keys: NDArray[np.float32], values: NDArray[np.float32]) -> None:
+    def put(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
         """Store records `[rows, heads, width]`, as on the wire, of positions from `start` on."""
         stop, before = start + len(keys), self._rows.size
         parts = zip(self._layout.split(keys), self._layout.split(values), strict=True)

@@ -14,11 +14,11 @@ import pytest
 from edge_client.cli import main
 from edge_client.client import EdgeClient
 from edge_client.device import Device
-from edge_client.drafter.onnx import OnnxDrafter, run
 from edge_client.settings import ClientSettings
 from edge_client.turn.one_pass import one_pass_pays
 from moa.bundle import Bundle, write_manifest
 from moa.errors import BundleError
+from moa.graph.drafter import OnnxDrafter, run
 from moa.manifest import Acceptance, Calibration, Offline, StepTime, TreeUsed
 from moa.model.checkpoint import load_drafter
 from moa.model.drafting import DraftRequest

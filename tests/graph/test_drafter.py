@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from edge_client.drafter.cache import RecordBuffer
-from edge_client.drafter.graph import Call, Heads, StepGraph
-from edge_client.drafter.onnx import OnnxDrafter, run
 from moa.errors import BundleError
+from moa.graph.cache import RecordBuffer
+from moa.graph.drafter import OnnxDrafter, run
+from moa.graph.step import Call, Heads, StepGraph
 from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeShape
 from tests.edge import kit

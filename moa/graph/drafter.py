@@ -1,4 +1,4 @@
-"""The drafter on the device: a KV cache that follows the given ids, and trees drafted after them.
+"""The drafter as a graph: a KV cache that follows the given ids, and trees drafted after them.
 
 The caller always passes all ids so far, and the cached part is found by comparison. Rolling back after a verdict and
 keeping accepted nodes follow from one rule: keep the longest common prefix, first of the committed rows, then along the
@@ -15,10 +15,10 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.drafter.cache import KVBuffer, RecordBuffer
-from edge_client.drafter.graph import Call, Float, StepGraph
 from moa.block import Pairs, Said, draft_block
 from moa.foresight import Growth
+from moa.graph.cache import KVBuffer, RecordBuffer
+from moa.graph.step import Call, Float, StepGraph
 from moa.masking import MASKED, additive
 from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeGrower, TreeShape
@@ -43,7 +43,7 @@ _KEPT = 16
 
 
 class DeviceDrafter(Protocol):
-    """The interface of a drafter on the device."""
+    """What the device needs of a drafter."""
 
     records: RecordBuffer | None
 
@@ -188,6 +188,11 @@ class OnnxDrafter:
             self._nodes[above, growth.tree.tokens[node]] = first + at
         self._expand(growth, nodes, call, breadth, least)
         return growth
+
+    def read(self, ids: Sequence[int]) -> Generator[None, None, None]:
+        """Compute and keep the rows of `ids`, after which nobody wants a guess yet."""
+        if self._keep(ids) < len(ids):
+            yield from self._follow(ids, SamplingSettings())
 
     def _expand(self, growth: Growth, nodes: Sequence[int], call: Call, breadth: int, least: float) -> None:
         """Add the guesses of a call after these nodes to the tree, as many as are likely enough."""

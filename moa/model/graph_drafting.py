@@ -1,0 +1,98 @@
+"""Drafting beside a target on a CPU, with the device's own graph: quantized, and one call a step, where torch computes
+the same step in float32 with a hundred."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from numpy.typing import NDArray
+
+from moa.errors import FullError
+from moa.graph.drafter import OnnxDrafter, run
+from moa.graph.load import LoadedGraph
+from moa.model.drafter import Drafter
+from moa.model.drafting import DraftRequest
+from moa.model.target import Committed
+from moa.tree import DraftTree
+from moa.wire import Ranges
+
+LATE = 8
+"""Records of so many of a sequence's latest tokens may be missing: to make one takes as long as to make eight, and the
+drafter has learnt to do without the latest."""
+
+
+class GraphDrafting:
+    """`Drafting` by an exported graph. It drafts for one sequence after another: on a CPU a batch would gain little."""
+
+    def __init__(self, drafter: Drafter, loaded: LoadedGraph, *, slots: int = 1) -> None:
+        """`drafter`, which the graph was made of, makes the records."""
+        self._drafter, self._loaded, self._slots = drafter, loaded, slots
+        self._left: list[OnnxDrafter] = []
+        """Of slots that were given back."""
+        self._used: dict[int, tuple[OnnxDrafter, list[int]]] = {}
+        """Drafters and the tokens that they have read, by slot."""
+        self._due: dict[int, list[Committed]] = {}
+        """Observed tokens whose records have not been made, by slot."""
+
+    @property
+    def free(self) -> bool:
+        """Whether there is an empty slot."""
+        return len(self._used) < self._slots
+
+    def known(self, slot: int) -> int:
+        """How many tokens of its sequence a slot has read."""
+        return len(self._used[slot][1])
+
+    def held(self, slot: int) -> Ranges:
+        """The positions whose records it has."""
+        records = self._used[slot][0].records
+        return records.held if records is not None else Ranges()
+
+    def open(self) -> int:
+        """Take an empty slot."""
+        if not self.free:
+            raise FullError(f"all {self._slots} slots of the drafter are in use")
+        slot = next(number for number in count() if number not in self._used)
+        self._used[slot] = self._left.pop() if self._left else self._loaded.drafter(), []
+        self._due[slot] = []
+        return slot
+
+    def close(self, slot: int) -> None:
+        """Give a slot back."""
+        graph, _ = self._used.pop(slot)
+        del self._due[slot]
+        if graph.records is not None:
+            graph.records.truncate(0)
+        self._left.append(graph)
+
+    def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
+        """The target has run `tokens`: store the graph's keys and values, and make records when they are many."""
+        due = self._due[slot]
+        due.append(committed)
+        if self._drafter.config.use_ca and committed.stop - due[0].start > LATE:
+            whole = Committed.joined(due)
+            made = self._drafter.whole_records(whole.k, whole.v, whole.hidden, whole.positions)
+            self.give(slot, whole.start, *made)
+            due.clear()
+        self.read(slot, tokens)
+
+    def give(self, slot: int, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
+        """Store records of positions from `start` on."""
+        if (records := self._used[slot][0].records) is not None:
+            records.put(start, keys, values)
+
+    def read(self, slot: int, tokens: Sequence[int]) -> None:
+        """Compute the keys and values of more tokens of its sequence."""
+        graph, ids = self._used[slot]
+        ids += tokens
+        run(graph.read(ids))
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        """A tree for each request."""
+        trees = []
+        for request in requests:
+            graph, ids = self._used[request.slot]
+            trees.append(run(graph.draft([*ids, request.pending], request.shape, request.sampling)))
+        return trees
