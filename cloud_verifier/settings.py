@@ -11,8 +11,8 @@ from moa.errors import ConfigError
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
 
-_UNSURE = -3.0
-"""Stop deepening a stream's draft when the log-probability of its best path is below this."""
+_UNSURE = -4.0
+"""Never deepen a stream's draft when the log-probability that the text goes on along it is below this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +69,10 @@ class Settings:
     batch_wait_ms: float = 1.5
     """How long a forward waits for further drafts that are expected soon, in milliseconds; 0: not at all."""
 
-    stream_breadth: int = 2
-    stream_depth: int = 12
-    stream_nodes: int = 24
-    """The largest tree that the server drafts in stream rounds."""
+    stream_breadth: int = 8
+    stream_depth: int = 16
+    stream_nodes: int = 63
+    """The largest tree that the server drafts in stream rounds. What a level and a node cost decides how much of it."""
 
     limits: Limits = field(default_factory=Limits)
 

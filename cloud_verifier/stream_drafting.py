@@ -16,7 +16,7 @@ from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
 from moa.model.target import Target
 from moa.tree import TreeShape
-from moa.utility import AcceptanceTracker, Utility
+from moa.utility import AcceptanceTracker, Drafted, Utility
 from moa.wire.messages import Stream
 
 FlatTree = tuple[Sequence[int], Sequence[int]]
@@ -71,8 +71,10 @@ class _Text:
     """Seconds of reading these so far."""
     levels: int = 0
     """Levels asked for in the latest round; 0: none."""
+    drafted: int = 0
+    """Levels of the draft that came of it."""
     nodes: int = 0
-    """Nodes of the draft that came of it."""
+    """And its nodes."""
 
 
 class TreeDrafting:
@@ -121,13 +123,15 @@ class TreeDrafting:
             if not levels or room < 1 or not self._ready(job, text):
                 continue
             text.levels = levels
-            shape = replace(self._shape, depth=levels, nodes=min(self._shape.nodes, room))
+            shape = self.utility.shape(self._shape, levels)
+            shape = replace(shape, nodes=min(shape.nodes, room))
             requests.append(DraftRequest(job.lease.drafting, job.ids[-1], shape, job.sampling))
             able.append(job)
         trees = dict(zip(able, self._drafting.draft(requests), strict=True)) if requests else {}
         for job, tree in trees.items():
-            self._round[job.lease].nodes = len(tree) - 1
-            self._steps = max(self._steps, int(max(tree.depths())))
+            text = self._round[job.lease]
+            text.nodes, text.drafted = len(tree) - 1, int(max(tree.depths()))
+            self._steps = max(self._steps, text.drafted)
         self._took = self._clock() - began - self._reading
         return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
 
@@ -140,14 +144,14 @@ class TreeDrafting:
             if (text := self._round.get(job.lease)) is not None:
                 text.latest = count + 1
                 if text.levels:
-                    drafts.append((text.acceptance, text.levels, text.nodes, count))
+                    drafts.append(Drafted(text.acceptance, text.levels, text.drafted, text.nodes, count))
         ran = BatchRun(
             texts=self._asked,
             drafting=len(drafts),
             steps=self._steps,
             tokens=tokens,
-            drafted=sum(nodes for _, _, nodes, _ in drafts),
-            won=self._asked + sum(count for _, _, _, count in drafts),
+            drafted=sum(draft.nodes for draft in drafts),
+            won=self._asked + sum(draft.accepted for draft in drafts),
             draft_seconds=self._took,
             ready_seconds=self._readying,
             forward_seconds=forward,

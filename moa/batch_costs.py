@@ -108,6 +108,11 @@ class Curve:
         return seconds[after - 1] + share * (seconds[after] - seconds[after - 1])
 
     @property
+    def largest(self) -> int:
+        """The largest size that was measured."""
+        return int(self._sizes[-1])
+
+    @property
     def _steep(self) -> float:
         run = self._sizes[-1] - self._sizes[0]
         return (self._seconds[-1] - self._seconds[0]) / run if run > 0 else 0.0

@@ -18,7 +18,7 @@ from moa.model.drafting import Drafting, DraftRequest
 from moa.model.target import Committed, Row, Step, Target
 from moa.sampling import SamplingSettings
 from moa.tree import Accepted, DraftTree, TreeShape
-from moa.utility import AcceptanceTracker, Utility
+from moa.utility import AcceptanceTracker, Drafted, Utility
 from moa.wire.finish import Decode, TurnRules, first_finish
 
 PREFILL_CHUNK = 512
@@ -255,14 +255,14 @@ class Speculator:
         if not utility.plain_spell.measured:
             return
         drafts = [
-            (sequence.acceptance, sequence.levels, len(tree) - 1, len(one.path) - 1)
+            Drafted(sequence.acceptance, sequence.levels, int(max(tree.depths())), len(tree) - 1, len(one.path) - 1)
             for sequence, tree, one in zip(active, trees, chosen, strict=True)
             if sequence.acceptance is not None and sequence.levels
         ]
         ran = BatchRun(
             texts=len(active),
             drafting=len(drafts),
-            steps=max(int(max(tree.depths())) for tree in trees) if drafts else 0,
+            steps=max((draft.levels for draft in drafts), default=0),
             tokens=sum(map(len, trees)),
             drafted=sum(map(len, trees)) - len(trees),
             won=sum(len(one.path) for one in chosen),
@@ -284,7 +284,8 @@ class Speculator:
             room = self.target.pool.capacity - sequence.base - 1
             sequence.levels = levels if room > 0 else 0
             if sequence.levels:
-                fitting = replace(shape, depth=levels, nodes=min(shape.nodes, room))
+                fitted = self.utility(shape).shape(shape, levels) if settings.adapt else replace(shape, depth=levels)
+                fitting = replace(fitted, nodes=min(fitted.nodes, room))
                 slot = self._catch_up(sequence, self.utility(shape))
                 requests.append(DraftRequest(slot, sequence.log[-1], fitting, settings.sampling))
                 wishes.append(place)

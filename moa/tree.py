@@ -27,7 +27,9 @@ class TreeShape:
     depth: int = 6
     nodes: int = 62
     min_score: float = -12.0
-    """Stop going deeper when the log-probability of the best path is below this."""
+    """Stop going deeper when the log-probability that the text goes on along the nodes to expand is below this."""
+    least: float = -math.inf
+    """Leave out nodes whose path has a lower log-probability than this, save the best."""
 
     def __post_init__(self) -> None:
         for name in ("breadth", "depth", "nodes"):
@@ -180,7 +182,9 @@ class TreeGrower:
         self.fed += self.frontier
         self._level += 1
         best = sorted(range(first, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[: self.shape.breadth]
-        if self._level >= self.shape.depth or self.scores[best[0]] < self.shape.min_score:
+        best = [node for node in best if self.scores[node] >= self.shape.least]
+        likely = sum(math.exp(self.scores[node]) for node in best)
+        if self._level >= self.shape.depth or likely < math.exp(self.shape.min_score):
             best = []
         self.frontier = sorted(best)
 
@@ -188,7 +192,8 @@ class TreeGrower:
         """The best `shape.nodes` nodes and the root. A child never outscores its parent, so the best are a tree."""
         # Sorting is stable, also in reverse: equal scores keep their order.
         order = sorted(range(1, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[: self.shape.nodes]
-        kept = [0, *sorted(order)]
+        likely = [node for node in order if self.scores[node] >= self.shape.least]
+        kept = [0, *sorted(likely or order[:1])]
         index = {node: i for i, node in enumerate(kept)}
         return DraftTree(
             tokens=[self.tokens[n] for n in kept],

@@ -10,8 +10,10 @@ is a small share of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,9 @@ _DEEPER_EVERY = 8
 _PRIOR, _WEIGHT = 0.7, 3.0
 """Prior chance that a level is accepted; and the weight in rounds of what is expected before a text was measured: that
 prior, the level before, or the usual rates. With the weight of one round a single miss ended all drafting."""
+_LEARNING, _OF_A_TEXT, _LEARNT = 12.0, 3, 4
+"""Plain rounds that drafts may cost in any case, while little is known; how many drafts of one text, for the next text
+may be of another kind; and their levels."""
 _SHARE = 0.005
 """Share of the time of plain decoding that trials may take."""
 _HORIZON = 16
@@ -37,50 +42,90 @@ _STALL = 0.25
 """How much longer than a plain round one may take for the drafter's reading: the other texts wait for it."""
 _UNKNOWN_MATCH = 1.0
 """What a draft of others must promise before our own rounds were measured."""
+_NODES = 2
+"""Nodes of a level, about, before any draft: most do not promise what they cost."""
+_UNTRIED = 8
+"""Nodes of a tree while no forward was as large; then twice as many as the largest had tokens."""
+_EVEN = 0.5
+"""The most that a node or a level must promise: what it costs is estimated, too."""
 _MARGIN = 1.05
 """Draft only if the estimated tokens a second are at least this many times those of plain decoding."""
 
 
 @dataclass
-class AcceptanceTracker:
-    """How often each level was accepted, given that the level before was; older rounds count less."""
+class LevelRates:
+    """How often each level was reached, given that the level before was; older rounds count less."""
 
-    usual: AcceptanceTracker | None = None
+    first: float
+    """What is expected of the first before anything was measured."""
+    usual: LevelRates | None = None
     """Rates over all texts so far, which a new text starts with."""
     tried: list[float] = field(default_factory=list)
     won: list[float] = field(default_factory=list)
-    _gains: Floats | None = None
 
-    def add(self, accepted: int, levels: int) -> None:
-        """Count a round that drafted `levels`, of which `accepted` were accepted."""
-        self._gains = None
+    def add(self, reached: int, levels: int) -> None:
+        """Count a round that could reach `levels`, and did reach so many."""
         while len(self.tried) < levels:
             self.tried.append(0.0)
             self.won.append(0.0)
         keep = _KEEP if self.usual is not None else _KEEP_USUAL
-        for level in range(min(accepted + 1, levels)):
+        for level in range(min(reached + 1, levels)):
             self.tried[level] = keep * self.tried[level] + 1
-            self.won[level] = keep * self.won[level] + (level < accepted)
+            self.won[level] = keep * self.won[level] + (level < reached)
 
     def chance(self, level: int) -> float:
-        """That this level is accepted, if the one before was: of a level never measured, what the last one that was
+        """That this level is reached, if the one before was: of a level never measured, what the last one that was
         says."""
         if self.usual is not None:
             prior, at = self.usual.chance(level), level
         else:
             at = min(level, len(self.tried) - 1)
-            prior = self.chance(at - 1) if at > 0 else _PRIOR
+            prior = self.chance(at - 1) if at > 0 else self.first
         tried, won = (self.tried[at], self.won[at]) if 0 <= at < len(self.tried) else (0.0, 0.0)
         return (won + _WEIGHT * prior) / (tried + _WEIGHT)
 
-    def gains(self, deepest: int) -> Floats:
-        """Accepted tokens expected of drafts of 1 to `deepest` levels. Without drafts yet, a text has the usual ones;
-        else they are computed when a round is added, which is often enough."""
-        if self.usual is not None and not self.tried:
-            return self.usual.gains(deepest)
-        if self._gains is None or len(self._gains) != deepest:
-            self._gains = np.cumsum(np.cumprod([self.chance(level) for level in range(deepest)]))
-        return self._gains
+    def expected(self, deepest: int) -> Floats:
+        """Levels reached, of 1 to `deepest` that could be."""
+        return np.cumsum(np.cumprod([self.chance(level) for level in range(deepest)]))
+
+
+class AcceptanceTracker:
+    """How many levels a text's drafts get, of those that were asked for, and how many of them are accepted."""
+
+    def __init__(self, usual: AcceptanceTracker | None = None) -> None:
+        self.usual = usual
+        self.accepted: LevelRates = LevelRates(_PRIOR, usual.accepted if usual else None)
+        self.drafted: LevelRates = LevelRates(1.0, usual.drafted if usual else None)
+        self.rounds = 0
+        self._expected: tuple[Floats, Floats] | None = None
+
+    def add(self, accepted: int, levels: int, drafted: int | None = None) -> None:
+        """Count a round of which `levels` were asked for: a draft may end where the drafter is unsure."""
+        self.rounds += 1
+        self._expected = None
+        self.accepted.add(accepted, levels)
+        self.drafted.add(levels if drafted is None else drafted, levels)
+
+    def expected(self, deepest: int) -> tuple[Floats, Floats]:
+        """Accepted tokens, and levels drafted, of drafts of 1 to `deepest` levels. Without drafts yet, a text has the
+        usual ones; else they are computed when a round is added, which is often enough."""
+        if self.usual is not None and not self.accepted.tried:
+            return self.usual.expected(deepest)
+        if self._expected is None or len(self._expected[0]) != deepest:
+            self._expected = self.accepted.expected(deepest), self.drafted.expected(deepest)
+        return self._expected
+
+
+class Drafted(NamedTuple):
+    """A text's draft in a round."""
+
+    text: AcceptanceTracker
+    asked: int
+    """Levels asked for."""
+    levels: int
+    """Those that it had."""
+    nodes: int
+    accepted: int
 
 
 class Utility:
@@ -89,15 +134,17 @@ class Utility:
     def __init__(self, shape: TreeShape) -> None:
         self.costs = BatchCosts()
         self._deepest = shape.depth
-        breadth, levels = shape.breadth, np.arange(1, shape.depth + 1, dtype=np.float64)
-        # What a draft of so many levels really has, for it also ends where the drafter is unsure.
-        self._nodes = np.minimum(shape.nodes, breadth + breadth * breadth * (levels - 1))
-        self._steps = levels
+        self._width = float(min(shape.breadth, _NODES))
+        """Nodes of a level, on average."""
         self._usual: dict[float, AcceptanceTracker] = {}
         self._drafted = 0
         """Rounds with drafts since the latest plain one."""
+        self._learning = _LEARNING
+        """Plain rounds that are left to learn in."""
         self._batch: tuple[int, int] | None = None
         """Texts of the latest round that was planned, and other tokens beside them."""
+        self._rate = 0.0
+        """Tokens a second that were expected of it."""
         self.plain_spell = PlainSpell()
 
     def text(self, temperature: float) -> AcceptanceTracker:
@@ -113,17 +160,17 @@ class Utility:
         if not able or costs.rounds < _FIRST_PLAIN:
             return found.tolist()
         plain = costs.plain(len(texts), len(texts) + beside)
-        self._batch = len(texts), beside
+        self._batch, self._rate = (len(texts), beside), len(texts) / plain if plain else 0.0
         if not plain or self._drafted >= _PLAIN_EVERY:
             return found.tolist()
         if len(texts) == 1:
             return [self._alone(texts[0], costs.price * (missed[0] or 0), beside, plain)]
         reading = np.array([costs.price * (missed[place] or 0) for place in able])
         unread = np.array([bool(missed[place]) for place in able])
-        gains = np.stack([texts[place].gains(self._deepest) for place in able])
+        gains, steps = map(np.stack, zip(*(texts[place].expected(self._deepest) for place in able), strict=True))
         places, best, levels = np.array(able), np.zeros(0, dtype=np.int64), 0
         if costs.credit >= 0:
-            best, levels = self._best(len(texts), beside, plain, gains, reading)
+            best, levels = self._best(len(texts), beside, plain, gains, steps, reading)
         if len(best):
             # Others wait for what nobody knows the cost of.
             levels = self._now_deeper(levels) if costs.step else 1
@@ -131,8 +178,8 @@ class Utility:
             late = unread[best] & (not costs.reading or np.cumsum(reading[best]) > _STALL * plain)
             late[np.flatnonzero(late)[:1]] = late.sum() < unread[best].sum()  # one at least goes on
             found[places[best[~late]]] = levels
-        elif self._trial_is_due(len(texts), beside, plain, reading.min()):
-            found[places[reading.argmin()]] = 1
+        elif levels := self._trial(texts[able[reading.argmin()]], len(texts), beside, plain, reading.min()):
+            found[places[reading.argmin()]] = levels
         else:
             self.plain_spell.begin(len(texts), costs.rounds)
         return found.tolist()
@@ -143,53 +190,73 @@ class Utility:
         costs, best, most = self.costs, 0, _MARGIN / plain
         if costs.credit >= 0:
             fixed = costs.rest.of(1) + costs.ready.of(1) + reading / _HORIZON
-            step, gains = costs.step.of(1), text.gains(self._deepest).tolist()
-            shapes = zip(gains, self._nodes.tolist(), self._steps.tolist(), strict=True)
-            for level, (gain, nodes, steps) in enumerate(shapes, start=1):
-                seconds = fixed + costs.forward.of(1 + beside + nodes) + steps * step
+            step, (gains, steps) = costs.step.of(1), text.expected(self._deepest)
+            for level, (gain, run) in enumerate(zip(gains.tolist(), steps.tolist(), strict=True), start=1):
+                seconds = fixed + costs.forward.of(1 + beside + self._width * run) + run * step
                 if (rate := (1.0 + gain) / max(plain, seconds)) > most:
                     best, most = level, rate
         if best:
+            self._rate = most
             return self._now_deeper(best)
-        if self._trial_is_due(1, beside, plain, reading):
-            return 1
-        self.plain_spell.begin(1, costs.rounds)
-        return 0
+        levels = self._trial(text, 1, beside, plain, reading)
+        if not levels:
+            self.plain_spell.begin(1, costs.rounds)
+        return levels
+
+    def shape(self, shape: TreeShape, levels: int) -> TreeShape:
+        """A tree of so many levels, as the round that was planned can pay for: a second is worth the tokens that it is
+        expected to win in one. So many a node must promise for its time, and all nodes of a level for the level's."""
+        if self._batch is None:
+            return replace(shape, depth=levels)
+        costs, (texts, beside) = self.costs, self._batch
+        plain, nodes = texts + beside, min(shape.nodes, max(_UNTRIED, 2 * costs.forward.largest // texts))
+        most = plain + texts * nodes
+        node = (costs.forward.of(most) - costs.forward.of(plain)) / (most - plain)
+        least, level = _log(self._rate * node), _log(self._rate * costs.step.of(texts) / texts)
+        return replace(
+            shape, depth=levels, nodes=nodes, min_score=max(shape.min_score, level), least=max(shape.least, least)
+        )
 
     def _now_deeper(self, levels: int) -> int:
         """Deeper levels must be tried now and then, or their estimates are never updated."""
         return min(levels + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self._deepest)
 
-    def _trial_is_due(self, texts: int, beside: int, plain: float, reading: float) -> bool:
-        """Whether plain decoding has taken so long that a draft of one level in spite of it is a small share."""
-        return self.costs.since * _SHARE >= reading + self._first_level(texts, beside) - plain
+    def _trial(self, text: AcceptanceTracker, texts: int, beside: int, plain: float, reading: float) -> int:
+        """Levels to draft for this text although that does not seem to pay: in some rounds of it while little was
+        measured, then one when plain decoding has taken so long that it is a small share."""
+        levels = _LEARNT if texts == 1 else 1  # others wait
+        lost = reading + self._trial_seconds(texts, beside, levels) - plain
+        if text.rounds < _OF_A_TEXT and lost <= self._learning * plain:
+            self._learning -= lost / plain
+            return min(levels, self._deepest)
+        return int(self.costs.since * _SHARE >= reading + self._trial_seconds(texts, beside, 1) - plain)
 
     def _best(
-        self, texts: int, beside: int, plain: float, gains: Floats, reading: Floats
+        self, texts: int, beside: int, plain: float, gains: Floats, steps: Floats, reading: Floats
     ) -> tuple[NDArray[np.int64], int]:
         """Which texts should draft, the likeliest first, and how many levels: the most tokens a second."""
         spread = reading / _HORIZON
         order = np.argsort((texts / plain) * spread[:, None] - gains, axis=0, kind="stable")
         won = texts + np.cumsum(np.take_along_axis(gains, order, 0), 0)
-        drafting = np.arange(1, len(gains) + 1)[:, None]
-        seconds = self._seconds(texts, beside, drafting) + np.cumsum(spread[order], 0)
+        seconds = self._seconds(texts, beside, np.take_along_axis(steps, order, 0)) + np.cumsum(spread[order], 0)
         rate = won / np.maximum(plain, seconds)
         count, level = np.unravel_index(int(rate.argmax()), rate.shape)
         if rate[count, level] <= _MARGIN * texts / plain:
             return np.zeros(0, dtype=np.int64), 0
+        self._rate = float(rate[count, level])
         return order[: count + 1, level], int(level) + 1
 
-    def _seconds(self, texts: int, beside: int, drafting: NDArray[np.int64] | Floats) -> Floats:
-        """Seconds `[n, levels]` of a round in which `drafting` `[n, 1]` of the texts draft, by number of levels."""
-        costs = self.costs
-        forward = costs.forward.at(texts + beside + drafting * self._nodes) + costs.rest.at(texts)
-        return forward + costs.ready.at(drafting) + self._steps * costs.step.at(drafting)
+    def _seconds(self, texts: int, beside: int, steps: Floats) -> Floats:
+        """Seconds `[n, levels]` of a round in which the first 1 to n texts draft so many `steps` `[n, levels]`."""
+        costs, drafting = self.costs, np.arange(1, len(steps) + 1)[:, None]
+        forward = costs.forward.at(texts + beside + self._width * np.cumsum(steps, 0)) + costs.rest.at(texts)
+        return forward + costs.ready.at(drafting) + np.maximum.accumulate(steps, 0) * costs.step.at(drafting)
 
-    def _first_level(self, texts: int, beside: int) -> float:
-        """Seconds of a round in which one text drafts one level."""
+    def _trial_seconds(self, texts: int, beside: int, levels: int) -> float:
+        """Seconds of a round in which one text drafts so many levels."""
         costs = self.costs
-        forward = costs.forward.of(texts + beside + float(self._nodes[0])) + costs.rest.of(texts)
-        return forward + costs.ready.of(1) + float(self._steps[0]) * costs.step.of(1)
+        forward = costs.forward.of(texts + beside + self._width * levels) + costs.rest.of(texts)
+        return forward + costs.ready.of(1) + levels * costs.step.of(1)
 
     def matching(self, text: AcceptanceTracker) -> float:
         """Accepted tokens that a draft must promise which costs nothing to make, to be worth as much as one of ours."""
@@ -199,20 +266,25 @@ class Utility:
         plain = self.costs.plain(texts, texts + beside)
         if not plain:
             return _UNKNOWN_MATCH
-        worth = plain / np.maximum(plain, self._seconds(texts, beside, np.full((1, 1), texts))[0])
-        return max(0.0, float(((1.0 + text.gains(self._deepest)) * worth).max()) - 1.0)
+        gains, steps = text.expected(self._deepest)
+        worth = plain / np.maximum(plain, self._seconds(texts, beside, np.tile(steps, (texts, 1)))[-1])
+        return max(0.0, float(((1.0 + gains) * worth).max()) - 1.0)
 
-    def record(self, texts: Sequence[tuple[AcceptanceTracker, int, int, int]], ran: BatchRun) -> None:
-        """Learn from a round: the levels that were asked for of each text that drafted, its nodes, and how many tokens
-        of them were accepted."""
+    def record(self, drafts: Sequence[Drafted], ran: BatchRun) -> None:
+        """Learn from a round."""
         self.costs.add(ran, self.plain_spell.stands_for)
         if not ran.texts:
             return
-        self._drafted = self._drafted + 1 if texts else 0
-        for text, levels, nodes, accepted in texts:
-            at = levels - 1
-            self._nodes[at] = _KEEP * self._nodes[at] + (1 - _KEEP) * nodes
-            self._steps[at] = _KEEP * self._steps[at] + (1 - _KEEP) * ran.steps
-            text.add(accepted, levels)
-            if text.usual is not None:
-                text.usual.add(accepted, levels)
+        self._drafted = self._drafted + 1 if drafts else 0
+        for draft in drafts:
+            if draft.levels:
+                self._width = _KEEP_USUAL * self._width + (1 - _KEEP_USUAL) * draft.nodes / draft.levels
+            for text in (draft.text, draft.text.usual):
+                if text is not None:
+                    text.add(draft.accepted, draft.asked, draft.levels)
+
+
+def _log(share: float) -> float:
+    """Of a probability that a draft must have; nothing is asked for what costs nothing, and never more than even
+    chances."""
+    return math.log(min(share, _EVEN)) if share > 0 else -math.inf

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -134,3 +136,34 @@ def test_scores_that_are_no_numbers_leave_a_tree_of_the_others(table: np.ndarray
     assert all(parent < node for node, parent in enumerate(tree.parents))
     assert not np.isnan(tree.scores).any()
     assert any(np.isfinite(score) for score in tree.scores[1:])
+
+
+def grown(shape: TreeShape, probabilities: list[float], levels: int = 9) -> DraftTree:
+    """A tree whose every node has the same guesses after it."""
+    grower = TreeGrower(1, shape)
+    for _ in range(levels):
+        if not (size := len(grower.frontier)):
+            break
+        tokens = np.tile(np.arange(len(probabilities)), (size, 1))
+        grower.expand(tokens, np.tile(np.log(probabilities), (size, 1)).astype(np.float32))
+    return grower.tree()
+
+
+def test_nodes_that_are_less_likely_than_asked_for_are_left_out() -> None:
+    tree = grown(TreeShape(4, 3, 60, least=math.log(0.05)), [0.6, 0.3, 0.06, 0.04])
+    assert min(tree.scores) >= math.log(0.05) - 1e-6
+    assert [tree.tokens[node] for node in range(1, len(tree)) if tree.parents[node] == 0] == [0, 1, 2]
+    assert len(grown(TreeShape(4, 3, 60), [0.6, 0.3, 0.06, 0.04])) > len(tree)
+
+
+def test_the_best_node_is_never_left_out() -> None:
+    tree = grown(TreeShape(4, 3, 60, least=math.log(0.5)), [0.3, 0.2])
+    assert (tree.tokens, tree.parents) == ([1, 0], [-1, 0])
+
+
+def test_a_tree_goes_deeper_while_its_nodes_together_are_likely_enough() -> None:
+    """One path of 0.4 a level ends where two of 0.4 each, which are right in 0.8, go on."""
+    shape = TreeShape(4, 9, 60, min_score=math.log(0.35))
+    assert max(grown(shape, [0.4]).depths()) == 2
+    assert max(grown(shape, [0.4, 0.4]).depths()) == 3
+    assert max(grown(TreeShape(4, 9, 60, min_score=math.log(0.2)), [0.4, 0.4]).depths()) == 4

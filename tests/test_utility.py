@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from moa.batch_costs import BatchCosts, BatchRun, Curve, Middle
 from moa.tree import TreeShape
-from moa.utility import AcceptanceTracker, Utility
+from moa.utility import AcceptanceTracker, Drafted, Utility
 
 
 def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], accepted: list[int], *,
@@ -30,7 +32,7 @@ def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], 
     )
     drafts = zip(texts, levels, levels, accepted, strict=True)
     if utility.plain_spell.measured:
-        utility.record([(text, deep, nodes, right) for text, deep, nodes, right in drafts if deep], ran)
+        utility.record([Drafted(text, deep, deep, nodes, right) for text, deep, nodes, right in drafts if deep], ran)
     return ran.draft_seconds + ran.forward_seconds
 
 
@@ -122,12 +124,12 @@ def test_a_new_text_expects_what_the_others_had_but_learns_soon() -> None:
     for _ in range(200):
         usual.add(0, 4)
     fresh = AcceptanceTracker(usual)
-    assert fresh.chance(0) < 0.45
-    assert fresh.gains(4)[0] == fresh.chance(0)
+    assert fresh.accepted.chance(0) < 0.45
+    assert fresh.expected(4)[0][0] == fresh.accepted.chance(0)
     for _ in range(12):
         fresh.add(4, 4)
-    assert fresh.chance(0) > 0.7
-    assert fresh.gains(4)[3] > 1.5
+    assert fresh.accepted.chance(0) > 0.7
+    assert fresh.expected(4)[0][3] > 1.5
 
 
 def test_the_first_rounds_are_plain_and_the_next_drafts() -> None:
@@ -340,10 +342,11 @@ def test_a_single_text_is_decided_as_one_of_a_batch() -> None:
                 )
             )  # fmt: skip
         utility.costs.read(rng.uniform(0, 0.1), 10)
-        utility.costs.credit, utility.costs.since = 1.0, 0.0
+        utility.costs.credit, utility.costs.since, utility._learning = 1.0, 0.0, 0.0
         missed = rng.choice([0, 30, 300])
         plain, reading = utility.costs.plain(1, 1), np.array([utility.costs.price * missed])
-        best, levels = utility._best(1, 0, plain, text.gains(6)[None], reading)
+        gains, steps = text.expected(6)
+        best, levels = utility._best(1, 0, plain, gains[None], steps[None], reading)
         assert utility.levels([text], [missed]) == ([levels] if len(best) else [0])
 
 
@@ -368,3 +371,36 @@ def test_what_goes_before_the_levels_is_not_multiplied_by_them() -> None:
             )
         )  # fmt: skip
     assert (costs.ready.of(1), costs.step.of(1)) == (2.0, 0.25)
+
+
+def planned_shape(token: float, level: float, texts: int = 1) -> TreeShape:
+    """The shape where a node costs so much of a plain round, and a level so much, once both are known."""
+    utility = Utility(TreeShape(8, 16, 63))
+    batch = [utility.text(0.0) for _ in range(texts)]
+    for levels in (0, 0, 6, 6, 60, 60, 6, 6, 60, 60):
+        played(utility, batch, [levels] * texts, [levels // 3] * texts, level=level / texts, token=token)
+    utility.levels(batch, [0] * texts)
+    return utility.shape(TreeShape(8, 16, 63, min_score=-9.0), 16)
+
+
+def test_a_tree_is_as_wide_and_as_deep_as_its_nodes_and_levels_are_cheap() -> None:
+    free, dear, slow = planned_shape(1e-6, 1e-3), planned_shape(0.05, 1e-3), planned_shape(1e-6, 0.2)
+    assert free.least < -7 < -4 < dear.least < 0, "a node must promise what its part of the forward is worth"
+    assert free.min_score < -4 < -2 < slow.min_score < 0, "a level's nodes what the drafter's time is worth"
+    assert free.least == pytest.approx(slow.least, abs=2)
+    assert planned_shape(0.01, 1e-3, texts=4).least > planned_shape(0.01, 1e-3).least, "others wait, too"
+    assert planned_shape(5.0, 5.0).least == planned_shape(5.0, 5.0).min_score == math.log(0.5)
+
+
+def test_trees_grow_with_the_forwards_that_were_measured() -> None:
+    utility = Utility(TreeShape(8, 16, 63))
+    text, asked = utility.text(0.0), []
+    for _ in range(14):
+        levels, nodes = utility.levels([text], [0])[0], 0
+        if levels:
+            nodes = utility.shape(TreeShape(8, 16, 63), levels).nodes
+            asked.append(nodes)
+        played(utility, [text], [nodes], [nodes], level=1e-3)
+    assert asked[0] == 8
+    assert all(after <= 2 * before + 2 for before, after in pairwise(asked))
+    assert asked[-1] == 63
