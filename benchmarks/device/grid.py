@@ -54,6 +54,8 @@ class Way:
     settings: Mapping[str, Any]
     bundle: str = ""
     drafter: str = ""
+    graph: str = ""
+    """The bundle by whose graph the server's drafter drafts."""
 
 
 WAYS: dict[str, Way] = {
@@ -85,7 +87,8 @@ class Options(Asking):
     """Of sampling; 0 is greedy."""
     ways: tuple[str, ...] = one_of(USUAL, WAYS)
     pairs: tuple[str, ...] = ()
-    """Opponents, NAME=BUNDLE=DRAFTER: a bundle for the device, a folder of weights for the server, or one of them."""
+    """Opponents, NAME=BUNDLE=DRAFTER: a bundle for the device, a folder of weights for the server, or one of them. With
+    both the server drafts by the bundle's graph."""
     repeats: int = 1
     """Passes over the prompts; of each prompt the median counts."""
     lanes: int = 5
@@ -125,7 +128,7 @@ def ways_of(options: Options) -> dict[str, Way]:
         if bundle:
             ways[f"device, {name}"] = Way({"draft": "device", "sync": "off"}, bundle=bundle)
         if drafter:
-            ways[f"server-drafted, {name}"] = Way({"draft": "server", "sync": "off"}, drafter=drafter)
+            ways[f"server-drafted, {name}"] = Way({"draft": "server", "sync": "off"}, drafter=drafter, graph=bundle)
     return ways
 
 
@@ -254,8 +257,8 @@ class Grid:
         flags = ("--slots=8", "--max-context-tokens=1024", "--max-prompt-tokens=512", "--max-chain-tokens=64")
         with contextlib.ExitStack() as stack:
             found = {}
-            for drafter in {way.drafter for way in self.ways.values()}:
-                emulated = Emulated(step_ms, lanes, drafter)
+            for drafter, graph in {(way.drafter, way.graph) for way in self.ways.values()}:
+                emulated = Emulated(step_ms, lanes, drafter, graph)
                 found[drafter] = stack.enter_context(verifier(*flags, pair=pair, emulated=emulated, threads=1))
             yield found
 

@@ -35,8 +35,12 @@ from cloud_verifier.recording import Recorder
 from cloud_verifier.settings import Settings
 from cloud_verifier.stream_drafting import TreeDrafting
 from cloud_verifier.work import Job, Lease
+from moa.bundle import Bundle
 from moa.errors import MoaError, run_cli
+from moa.graph.load import LoadedGraph
+from moa.model.checkpoint import load_drafter
 from moa.model.drafting import Drafting
+from moa.model.graph_drafting import GraphDrafting
 from moa.model.target import Committed, Row, Step, Target
 from moa.tree import TreeShape
 
@@ -128,7 +132,17 @@ class BaselineVerifier(Verifier):
         )
 
 
-def lane(first: Served, settings: Settings, step_seconds: float, baseline: Path | None) -> tuple[Verifier, SlowTarget]:
+def baseline_drafting(folder: Path, graph: str, target: Target) -> Drafting:
+    """A baseline, by the graph of a bundle of it if there is one."""
+    if not graph:
+        return open_drafting(folder, target)
+    drafter = load_drafter(folder, target.model, target.facts)
+    return GraphDrafting(drafter, LoadedGraph.load(Bundle.open(graph)), slots=target.pool.slots)
+
+
+def lane(
+    first: Served, settings: Settings, step_seconds: float, baseline: Path | None, graph: str
+) -> tuple[Verifier, SlowTarget]:
     """One more verifier over the weights that `first` has loaded."""
     target = SlowTarget(
         first.target.model,
@@ -144,16 +158,16 @@ def lane(first: Served, settings: Settings, step_seconds: float, baseline: Path 
         served = Served(target, first.drafter, first.text, facts, first.graph)
         return Verifier(served, settings), target
     served = Served(target, None, first.text, model_facts(target, None))
-    return BaselineVerifier(served, target, open_drafting(baseline, target), settings), target
+    return BaselineVerifier(served, target, baseline_drafting(baseline, graph, target), settings), target
 
 
-async def serve(settings: Settings, step_seconds: float, lanes: int, baseline: Path | None) -> None:
+async def serve(settings: Settings, step_seconds: float, lanes: int, baseline: Path | None, graph: str) -> None:
     """Open the lanes, print their addresses in a line, and serve until SIGTERM; then how many forwards were late."""
     first = load(replace(settings, slots=1))
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    opened = [lane(first, settings, step_seconds, baseline) for _ in range(lanes)]
+    opened = [lane(first, settings, step_seconds, baseline, graph) for _ in range(lanes)]
     async with contextlib.AsyncExitStack() as stack:
         for verifier, _ in opened:
             await stack.enter_async_context(verifier.open())
@@ -174,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A verdict should not wait for the default thread switch interval of 5 ms.
     sys.setswitchinterval(0.0005)
     baseline = Path(options.baseline) if options.baseline else None
-    asyncio.run(serve(settings, options.step_ms / 1000, options.lanes, baseline))
+    asyncio.run(serve(settings, options.step_ms / 1000, options.lanes, baseline, options.graph))
     return 0
 
 

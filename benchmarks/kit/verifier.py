@@ -45,6 +45,8 @@ class Emulated:
     """Verifiers, each with a port and an engine of its own over the same weights."""
     baseline: str = ""
     """Folder of the drafter that drafts for the server in place of the MoA drafter."""
+    graph: str = ""
+    """Folder of a bundle of that: by its graph, as the MoA drafter does."""
 
 
 @dataclass

@@ -10,14 +10,17 @@ import pytest
 
 from benchmarks.baselines.registry import open_drafting, save
 from benchmarks.kit.client import client
-from benchmarks.kit.emulation import BaselineServerDrafting, BaselineVerifier, SlowTarget
+from benchmarks.kit.emulation import BaselineServerDrafting, BaselineVerifier, SlowTarget, baseline_drafting
 from cloud_verifier.model import Served, model_facts
 from cloud_verifier.settings import Settings
+from moa.model.drafting import MoaDrafting
+from moa.model.graph_drafting import GraphDrafting
 from moa.model.target import Row
 from moa.speculate import GenerationSettings, Speculator
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
 from tests.benchmarks.pairs import baseline, opponent, prompts, tiny_target
+from tests.edge import kit as edge_kit
 
 
 def test_a_forward_takes_as_long_as_was_said() -> None:
@@ -57,6 +60,15 @@ async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(ki
                 while target.pool.free < 2:
                     await asyncio.sleep(0.01)
         assert target.seen == {}
+
+
+def test_a_baseline_drafts_by_the_graph_of_its_bundle() -> None:
+    folder = edge_kit.pair()
+    target = SlowTarget.load(str(folder / "target"), slots=2, capacity=96)
+    for graph, kind in ((str(folder / "bundle"), GraphDrafting), ("", MoaDrafting)):
+        drafting = baseline_drafting(folder / "drafter", graph, target)
+        assert type(drafting) is kind
+        assert {drafting.open(), drafting.open()} == {0, 1}
 
 
 def test_a_part_of_the_text_that_was_missed_is_a_loud_failure() -> None:
