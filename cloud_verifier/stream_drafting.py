@@ -96,13 +96,12 @@ class TreeDrafting:
         """The sessions of the latest round that may draft; none while plain decoding is best for all."""
         self._asked = 0
         """How many might have."""
-        self._took, self._reading, self._readying, self._steps = 0.0, 0.0, 0.0, 0
-        """Seconds of the latest drafts; those spent on reading what earlier rounds had said, which these leave out, and
-        what the latest had; and the levels run."""
+        self._took, self._reading, self._steps = 0.0, 0.0, 0
+        """Seconds of the latest drafts, those spent on reading what earlier rounds had said, and the levels run."""
 
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
         """Trees for all stream rounds of a batch, level by level together."""
-        began, self._reading, self._readying, self._steps = self._clock(), 0.0, 0.0, 0
+        began, self._reading, self._steps = self._clock(), 0.0, 0
         asked = [job for job in jobs if isinstance(job.request, Stream) and job.request.speculate]
         texts = {job.lease: self._text(job) for job in asked}  # one that is new may end a spell
         self._asked, self._took = len(asked), 0.0
@@ -153,7 +152,6 @@ class TreeDrafting:
             drafted=sum(draft.nodes for draft in drafts),
             won=self._asked + sum(draft.accepted for draft in drafts),
             draft_seconds=self._took,
-            ready_seconds=self._readying,
             forward_seconds=forward,
             rest_seconds=rest,
         )
@@ -194,10 +192,7 @@ class TreeDrafting:
                 return False
             self.utility.costs.read(text.reading, text.missed)
             text.reading = 0.0
-        began = self._clock()
-        able = self._catch_up(job, job.lease.length)
-        self._readying += self._clock() - began
-        return able
+        return self._catch_up(job, job.lease.length)
 
     def _able(self, lease: Lease) -> bool:
         """Whether the drafter has, or can get, memory for this session."""

@@ -68,17 +68,18 @@ class Curve:
     drawn again only when a median has moved, and a single size needs no arrays."""
 
     def __init__(self) -> None:
+        self._met: set[float] = set()
         self._seen: dict[int, tuple[Middle, Middle]] = {}
         self._middles: dict[int, tuple[float, float]] = {}
         self._sizes, self._seconds = [0.0], [0.0]
 
     def add(self, size: float, seconds: float) -> None:
         """So much took so long."""
-        group = round(_FINE * log2(size))
-        if group not in self._seen:  # the first of a size also makes kernels, or finds nothing in the caches
-            self._seen[group] = Middle(), Middle()
+        if size not in self._met:  # the first of a size also makes kernels, or finds nothing in the caches
+            self._met.add(size)
             return
-        sizes, times = self._seen[group]
+        group = round(_FINE * log2(size))
+        sizes, times = self._seen.setdefault(group, (Middle(), Middle()))
         sizes.add(size)
         times.add(seconds)
         if (middle := (sizes.value, times.value)) != self._middles.get(group):
@@ -138,8 +139,6 @@ class BatchRun:
     """Tokens that the texts gained."""
     draft_seconds: float = 0.0
     """Without what the drafter had to read of earlier rounds."""
-    ready_seconds: float = 0.0
-    """Of these, those before the first level: the drafter reads the latest round."""
     forward_seconds: float
     rest_seconds: float = 0.0
 
@@ -148,8 +147,9 @@ class BatchCosts:
     """Seconds of a round's parts, and whether drafting has kept what they promised."""
 
     def __init__(self) -> None:
-        self.forward, self.ready, self.step, self.rest = Curve(), Curve(), Curve(), Curve()
-        """By the forward's tokens; before the first level and of each, by the texts that draft; by the texts."""
+        self.forward, self.first, self.step, self.rest = Curve(), Curve(), Curve(), Curve()
+        """By the forward's tokens; a draft's first level, with all that goes before it, and each further one, by the
+        texts that draft; by the texts."""
         self.reading = Middle()
         """Seconds a token of text that the drafter had missed."""
         self.since = 0.0
@@ -160,16 +160,24 @@ class BatchCosts:
         """Plain rounds that drafting may still lose."""
         self._longer = 1.0
 
-    def add(self, ran: BatchRun, stands_for: int = 1) -> None:
-        """Learn from a round; a plain one may be an example of several."""
-        self.forward.add(ran.tokens, ran.forward_seconds)
+    def add(self, ran: BatchRun, stands_for: int = 1, *, usual: bool = True) -> None:
+        """Learn from a round; a plain one may be an example of several. One that is not `usual` says nothing of the
+        times of others."""
+        if usual:
+            self.forward.add(ran.tokens, ran.forward_seconds)
         if ran.drafting and ran.steps:
-            self.ready.add(ran.drafting, ran.ready_seconds)
-            self.step.add(ran.drafting, (ran.draft_seconds - ran.ready_seconds) / ran.steps)
+            if ran.steps == 1:
+                self.first.add(ran.drafting, ran.draft_seconds)
+            elif self.first:
+                more = max(0.0, ran.draft_seconds - self.first.of(ran.drafting))
+                self.step.add(ran.drafting, more / (ran.steps - 1))
+            else:
+                self.step.add(ran.drafting, ran.draft_seconds / ran.steps)
         if not ran.texts:
             return
         self.rounds += stands_for
-        self.rest.add(ran.texts, ran.rest_seconds)
+        if usual:
+            self.rest.add(ran.texts, ran.rest_seconds)
         seconds = ran.draft_seconds + ran.forward_seconds + ran.rest_seconds
         plain = self.plain(ran.texts, ran.tokens - ran.drafted)
         if not ran.drafting:
@@ -179,16 +187,26 @@ class BatchCosts:
                 self._longer = _SLOW * self._longer + (1 - _SLOW) * min(_OUTLIER, seconds / plain)
             return
         self.since = 0.0
-        usual = (
+        expected = (
             plain
-            + self.ready.of(ran.drafting)
-            + ran.steps * self.step.of(ran.drafting)
+            + float(self.draft(ran.drafting, ran.steps))
             + self.forward.of(ran.tokens)
             - self.forward.of(ran.tokens - ran.drafted)
         )
         if plain > 0:
-            lost = min(seconds, _OUTLIER * usual) / (self._longer * plain)
+            lost = min(seconds, _OUTLIER * expected) / (self._longer * plain)
             self.credit = min(_CREDIT, self.credit + sqrt(ran.texts) * (ran.won / ran.texts - lost))
+
+    @property
+    def drafted(self) -> bool:
+        """Whether any draft was measured."""
+        return bool(self.first or self.step)
+
+    def draft(self, texts: ArrayLike, steps: ArrayLike) -> Floats:
+        """Seconds of a draft of so many levels for so many texts."""
+        each = self.step.at(texts) if self.step else self.first.at(texts)
+        first = self.first.at(texts) if self.first else each
+        return first + (np.asarray(steps, dtype=np.float64) - 1.0) * each
 
     def plain(self, texts: int, tokens: int) -> float:
         """Seconds of a round of so many texts without drafts, with so many tokens in its forward."""

@@ -105,9 +105,9 @@ class Speculator:
         self.target, self.drafting = target, drafting
         self.seconds = Seconds()
         self._utilities: dict[TreeShape, Utility] = {}
-        self._caught_up, self._readied = 0.0, 0.0
-        """Seconds of this round in which drafters read earlier rounds, which are no cost of drafting in this one, and
-        the latest, which are."""
+        self._caught_up = 0.0
+        """Seconds of this round that were spent to catch up with earlier rounds: they are no cost of drafting in this
+        one."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], settings: GenerationSettings | None = None
@@ -199,16 +199,14 @@ class Speculator:
             self._caught_up += took
             utility.costs.read(took, missed)
         if sequence.latest and sequence.unseen:
-            began = time.perf_counter()
             tokens_now, committed = sequence.unseen[-1]
             self.drafting.observe(sequence.draft_slot, tokens_now, committed)
-            self._readied += time.perf_counter() - began
         sequence.unseen.clear()
         return sequence.draft_slot
 
     def _round(self, active: list[_Sequence], settings: GenerationSettings) -> list[tuple[_Sequence, list[int]]]:
         """Draft for all sequences, verify all in one forward, and append the accepted tokens."""
-        began, self._caught_up, self._readied = time.perf_counter(), 0.0, 0.0
+        began, self._caught_up = time.perf_counter(), 0.0
         trees = self._draft(active, settings)
         drafted = time.perf_counter()
         rows = [Row(s.slot, tree.tokens, tree.parents) for s, tree in zip(active, trees, strict=True)]
@@ -267,7 +265,6 @@ class Speculator:
             drafted=sum(map(len, trees)) - len(trees),
             won=sum(len(one.path) for one in chosen),
             draft_seconds=draft,
-            ready_seconds=self._readied,
             forward_seconds=forward,
             rest_seconds=rest,
         )

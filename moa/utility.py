@@ -139,6 +139,8 @@ class Utility:
         self._usual: dict[float, AcceptanceTracker] = {}
         self._drafted = 0
         """Rounds with drafts since the latest plain one."""
+        self._settling = False
+        """Whether the next round is plain, too: the first after drafts finds the caches as the drafter left them."""
         self._learning = _LEARNING
         """Plain rounds that are left to learn in."""
         self._batch: tuple[int, int] | None = None
@@ -161,7 +163,7 @@ class Utility:
             return found.tolist()
         plain = costs.plain(len(texts), len(texts) + beside)
         self._batch, self._rate = (len(texts), beside), len(texts) / plain if plain else 0.0
-        if not plain or self._drafted >= _PLAIN_EVERY:
+        if not plain or self._drafted >= _PLAIN_EVERY or self._settling:
             return found.tolist()
         if len(texts) == 1:
             return [self._alone(texts[0], costs.price * (missed[0] or 0), beside, plain)]
@@ -173,7 +175,7 @@ class Utility:
             best, levels = self._best(len(texts), beside, plain, gains, steps, reading)
         if len(best):
             # Others wait for what nobody knows the cost of.
-            levels = self._now_deeper(levels) if costs.step else 1
+            levels = self._now_deeper(levels) if costs.drafted else 1
             # The price of reading is not known before the first: it reads alone.
             late = unread[best] & (not costs.reading or np.cumsum(reading[best]) > _STALL * plain)
             late[np.flatnonzero(late)[:1]] = late.sum() < unread[best].sum()  # one at least goes on
@@ -189,10 +191,11 @@ class Utility:
         a few numbers would take a tenth of the round."""
         costs, best, most = self.costs, 0, _MARGIN / plain
         if costs.credit >= 0:
-            fixed = costs.rest.of(1) + costs.ready.of(1) + reading / _HORIZON
-            step, (gains, steps) = costs.step.of(1), text.expected(self._deepest)
-            for level, (gain, run) in enumerate(zip(gains.tolist(), steps.tolist(), strict=True), start=1):
-                seconds = fixed + costs.forward.of(1 + beside + self._width * run) + run * step
+            fixed = costs.rest.of(1) + reading / _HORIZON
+            gains, steps = text.expected(self._deepest)
+            drafting = costs.draft(1, steps).tolist()
+            for level, (gain, run, draft) in enumerate(zip(gains.tolist(), steps.tolist(), drafting, strict=True), 1):
+                seconds = fixed + costs.forward.of(1 + beside + self._width * run) + draft
                 if (rate := (1.0 + gain) / max(plain, seconds)) > most:
                     best, most = level, rate
         if best:
@@ -212,7 +215,10 @@ class Utility:
         plain, nodes = texts + beside, min(shape.nodes, max(_UNTRIED, 2 * costs.forward.largest // texts))
         most = plain + texts * nodes
         node = (costs.forward.of(most) - costs.forward.of(plain)) / (most - plain)
-        least, level = _log(self._rate * node), _log(self._rate * costs.step.of(texts) / texts)
+        least, level = (
+            _log(self._rate * node),
+            _log(self._rate * float(costs.draft(texts, 2) - costs.draft(texts, 1)) / texts),
+        )
         return replace(
             shape, depth=levels, nodes=nodes, min_score=max(shape.min_score, level), least=max(shape.least, least)
         )
@@ -250,17 +256,17 @@ class Utility:
         """Seconds `[n, levels]` of a round in which the first 1 to n texts draft so many `steps` `[n, levels]`."""
         costs, drafting = self.costs, np.arange(1, len(steps) + 1)[:, None]
         forward = costs.forward.at(texts + beside + self._width * np.cumsum(steps, 0)) + costs.rest.at(texts)
-        return forward + costs.ready.at(drafting) + np.maximum.accumulate(steps, 0) * costs.step.at(drafting)
+        return forward + costs.draft(drafting, np.maximum.accumulate(steps, 0))
 
     def _trial_seconds(self, texts: int, beside: int, levels: int) -> float:
         """Seconds of a round in which one text drafts so many levels."""
         costs = self.costs
         forward = costs.forward.of(texts + beside + self._width * levels) + costs.rest.of(texts)
-        return forward + costs.ready.of(1) + levels * costs.step.of(1)
+        return forward + float(costs.draft(1, levels))
 
     def matching(self, text: AcceptanceTracker) -> float:
         """Accepted tokens that a draft must promise which costs nothing to make, to be worth as much as one of ours."""
-        if self._batch is None or not self.costs.step:
+        if self._batch is None or not self.costs.drafted:
             return _UNKNOWN_MATCH
         texts, beside = self._batch
         plain = self.costs.plain(texts, texts + beside)
@@ -272,9 +278,11 @@ class Utility:
 
     def record(self, drafts: Sequence[Drafted], ran: BatchRun) -> None:
         """Learn from a round."""
-        self.costs.add(ran, self.plain_spell.stands_for)
+        alone = bool(ran.texts) and not drafts and self._drafted > 0
+        self.costs.add(ran, self.plain_spell.stands_for, usual=not alone)
         if not ran.texts:
             return
+        self._settling = not drafts and self._drafted >= _PLAIN_EVERY
         self._drafted = self._drafted + 1 if drafts else 0
         for draft in drafts:
             if draft.levels:

@@ -337,7 +337,7 @@ def test_a_single_text_is_decided_as_one_of_a_batch() -> None:
             utility.costs.add(
                 BatchRun(
                     texts=1, tokens=tokens, drafting=drafting, steps=tokens - 1, drafted=tokens - 1, won=tokens,
-                    forward_seconds=1.0 + 0.05 * tokens, ready_seconds=drafting * fixed,
+                    forward_seconds=1.0 + 0.05 * tokens,
                     draft_seconds=drafting * (fixed + level * (tokens - 1)), rest_seconds=0.1,
                 )
             )  # fmt: skip
@@ -359,18 +359,19 @@ def test_the_first_run_of_a_size_does_not_count() -> None:
     assert curve.of(4) == 1.0
 
 
-def test_what_goes_before_the_levels_is_not_multiplied_by_them() -> None:
+def test_the_first_level_and_each_further_one_have_their_own_cost() -> None:
     costs = BatchCosts()
-    for tokens, steps in ((1, 0), (1, 0), (2, 1), (2, 1)):
-        drafting = int(steps > 0)
-        seconds = drafting * 2.0 + 0.25 * steps
+    for steps in (0, 0, 4, 4, 1, 1, 6, 6, 6, 6):
         costs.add(
             BatchRun(
-                texts=1, drafting=drafting, steps=steps, tokens=tokens, drafted=steps, won=1,
-                draft_seconds=seconds, ready_seconds=drafting * 2.0, forward_seconds=1.0,
+                texts=1, drafting=int(steps > 0), steps=steps, tokens=1 + steps, drafted=steps, won=1,
+                draft_seconds=2.0 + 0.25 * (steps - 1) if steps else 0.0, forward_seconds=1.0,
             )
         )  # fmt: skip
-    assert (costs.ready.of(1), costs.step.of(1)) == (2.0, 0.25)
+        if steps == 4 and costs.drafted:
+            assert costs.draft(1, 4) == pytest.approx(2.75), "while none of one level was measured, an equal share each"
+    assert costs.draft(1, 1) == 2.0
+    assert costs.draft(1, [2, 17]).tolist() == pytest.approx([2.25, 6.0])
 
 
 def planned_shape(token: float, level: float, texts: int = 1) -> TreeShape:
