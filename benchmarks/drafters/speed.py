@@ -28,6 +28,7 @@ from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared, independent
 from benchmarks.kit.paired import Estimate
 from benchmarks.kit.random_pair import llama
+from cloud_verifier.settings import Settings
 from moa.bundle import Bundle
 from moa.demo import paths
 from moa.graph.load import LoadedGraph
@@ -113,8 +114,8 @@ def embedded_pair(options: Options) -> dict[str, Any]:
                     run = speculating(speculator, options.tokens, shape, t)
                     ways.append(Way(f"{name}-{kind}", f"our engine, {name}, {kind}", run))
             if "auto" in options.ways:
-                run = speculating(speculator, options.tokens, SHAPES["chain"], t, adapt=True)
-                ways.append(Way(f"{name}-auto", f"our engine, {name}, as deep as it pays", run))
+                run = speculating(speculator, options.tokens, Settings().stream_shape, t, adapt=True)
+                ways.append(Way(f"{name}-auto", f"our engine, {name}, as far as it pays", run))
         races.append(race(ways, target, prompts, categories, repeats=options.repeats, t=t))
     return {
         "says": f"Trained pair ({target.model.num_parameters() / 1e6:.1f}M target)",
