@@ -20,6 +20,8 @@ _LATEST = 31
 """The latest measurements of a size that count: their median, because other load makes single ones slow."""
 _FINE = 2
 """Sizes are told apart by the powers of two, and so many steps between them."""
+_EXACT, _KERNELS = 16, 8
+"""Sizes up to the first are each a size of their own; above it, that many between two powers of two."""
 _CREDIT = 12.0
 """Plain rounds that drafting may lose against what was estimated, before it is off until plain decoding has made up for
 it: times of a busy machine are noisy, and an estimate that is wrong by luck stays wrong for a while. The more texts
@@ -75,8 +77,10 @@ class Curve:
 
     def add(self, size: float, seconds: float) -> None:
         """So much took so long."""
-        if size not in self._met:  # the first of a size also makes kernels, or finds nothing in the caches
-            self._met.add(size)
+        # The first of a size also makes kernels, or finds nothing in the caches. Kernels are for about an eighth.
+        about = size if size <= _EXACT else round(_KERNELS * log2(size))
+        if about not in self._met:
+            self._met.add(about)
             return
         group = round(_FINE * log2(size))
         sizes, times = self._seen.setdefault(group, (Middle(), Middle()))

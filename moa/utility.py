@@ -34,6 +34,8 @@ prior, the level before, or the usual rates. With the weight of one round a sing
 _LEARNING, _OF_A_TEXT, _LEARNT = 12.0, 3, 4
 """Plain rounds that drafts may cost in any case, while little is known; how many drafts of one text, for the next text
 may be of another kind; and their levels."""
+_FEW = 8
+"""Texts that share a round, at most, where it is worth looking at each of them to learn."""
 _SHARE = 0.005
 """Share of the time of plain decoding that trials may take."""
 _HORIZON = 16
@@ -46,7 +48,7 @@ _NODES = 2
 """Nodes of a level, about, before any draft: most do not promise what they cost."""
 _UNTRIED = 8
 """Nodes of a tree while no forward was as large; then twice as many as the largest had tokens."""
-_EVEN = 0.5
+_SURE = 0.9
 """The most that a node or a level must promise: what it costs is estimated, too."""
 _MARGIN = 1.05
 """Draft only if the estimated tokens a second are at least this many times those of plain decoding."""
@@ -232,7 +234,7 @@ class Utility:
         measured, then one when plain decoding has taken so long that it is a small share."""
         levels = _LEARNT if texts == 1 else 1  # others wait
         lost = reading + self._trial_seconds(texts, beside, levels) - plain
-        if text.rounds < _OF_A_TEXT and lost <= self._learning * plain:
+        if texts <= _FEW and text.rounds < _OF_A_TEXT and lost <= self._learning * plain:
             self._learning -= lost / plain
             return min(levels, self._deepest)
         return int(self.costs.since * _SHARE >= reading + self._trial_seconds(texts, beside, 1) - plain)
@@ -293,6 +295,5 @@ class Utility:
 
 
 def _log(share: float) -> float:
-    """Of a probability that a draft must have; nothing is asked for what costs nothing, and never more than even
-    chances."""
-    return math.log(min(share, _EVEN)) if share > 0 else -math.inf
+    """Of a probability that a draft must have; nothing is asked for what costs nothing, and never certainty."""
+    return math.log(min(share, _SURE)) if share > 0 else -math.inf
