@@ -90,15 +90,14 @@ def _without_places(value: Any) -> Any:
 
 
 def _relative(text: str) -> str:
-    """An absolute path, or that of a `--flag=PATH`: inside the repository relative to it, outside by name; other text
-    as it is."""
-    flag, equals, value = text.partition("=")
-    if equals and flag.startswith("--"):
-        return f"{flag}={_relative(value)}"
+    """An absolute path, or those of a `--flag=PATH` or `NAME=PATH=PATH`: inside the repository relative to it, outside
+    by name; other text as it is."""
+    is_prose = any(map(str.isspace, text))  # a result may quote a text that begins with a slash
+    if "=" in text and not is_prose:
+        return "=".join(map(_relative, text.split("=")))
     path = Path(text)
     if path.is_relative_to(_ROOT):
         return str(path.relative_to(_ROOT))
-    is_prose = any(map(str.isspace, text))  # a result may quote a text that begins with a slash
     return path.name if path.is_absolute() and path.name and not is_prose else text
 
 

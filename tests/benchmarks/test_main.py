@@ -102,6 +102,8 @@ def test_a_result_names_no_place_of_the_machine(tmp_path: Path) -> None:
 def test_a_command_names_no_place_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "benchmarks", "--out=/far/away/results", "--count=3"])
     assert origin()["command"] == "python -m benchmarks --out=results --count=3"
+    monkeypatch.setattr(sys, "orig_argv", ["python", "--pairs", "one=/far/away/bundle=/far/weights", "two==/far/b"])
+    assert origin()["command"] == "python --pairs one=bundle=weights two==b"
 
 
 def test_a_fault_that_was_measured_is_an_error_and_still_written(made_up: ModuleType, tmp_path: Path) -> None:
