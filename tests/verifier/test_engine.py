@@ -434,6 +434,22 @@ def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
     assert costs.forward.at([1, 7]).tolist() == pytest.approx([1.0, 1.6])
 
 
+def test_more_streams_than_drafts_can_serve_are_plain() -> None:
+    drafting = VirtualDrafting([0.0])
+    drafting.most = 3
+    ids = kit.prompt(0, 60)
+    for count, drafted in ((3, True), (4, False)):
+        jobs = [
+            Job(lease, Stream(lease.session, 1, 59), list(ids), TurnRules(60, 900, 2000), SamplingSettings(), 0.0, 1e12)
+            for lease in (Lease(bytes([count, place] * 8), "p", length=59) for place in range(count))
+        ]
+        sizes = []
+        for _ in range(8):
+            sizes += [len(tokens) for tokens, _ in drafting.draft(jobs)]
+            drafting.ran(dict.fromkeys(jobs, 0), count, 0.1 * count, 0.0)
+        assert (max(sizes) > 1) == drafted
+
+
 def test_streams_of_a_full_batch_that_is_plain_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     drafting = VirtualDrafting(now)
