@@ -214,8 +214,10 @@ class Engine:
             return None
         room = min(self._most_guesses, self.target.pool.capacity - job.base - 1)
         picked = job.guesses.pick(job.ids, room, worth)
+        if len(picked.tokens) == 1:
+            return None
         ours = self._drafting.matching(job) if request.speculate and not job.guesses.waits else 0.0
-        return picked[:2] if len(picked.tokens) > 1 and picked.expected >= ours else None
+        return picked[:2] if picked.expected >= ours else None
 
     def _ready(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None]) -> list[Job]:
         """All but the streams that wait for more guesses, which are reported."""

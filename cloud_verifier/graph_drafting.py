@@ -16,9 +16,6 @@ class GraphServerDrafting(TreeDrafting):
     """Trees by the drafter's exported graph: on a CPU a level takes a tenth of the time that torch takes."""
 
     _drafting: GraphDrafting
-    most = 32
-    """With more, a forward on a CPU is bound by arithmetic, so that a drafted token costs as much as any other, and the
-    time to read their prompts, one after another, is lost to all of them."""
 
     def __init__(
         self, target: Target, drafter: Drafter, loaded: LoadedGraph, recorder: Recorder, *, shape: TreeShape

@@ -81,9 +81,6 @@ class TreeDrafting:
     """Trees by any drafter of the engine; who drafts, and how deep, follows measured cost and acceptance, down to none.
     Subclasses give the drafter a session's text: `_able`, `_known` and `_catch_up`."""
 
-    most = 2**31
-    """Streams that share a round, at most, if any is drafted for."""
-
     def __init__(
         self,
         target: Target,
@@ -108,7 +105,7 @@ class TreeDrafting:
         asked = [job for job in jobs if isinstance(job.request, Stream) and job.request.speculate]
         texts = {job.lease: self._text(job) for job in asked}  # one that is new may end a spell
         self._asked, self._took = len(asked), 0.0
-        if not asked or len(asked) > self.most or self.utility.plain_spell.covers(len(asked)):
+        if not asked or self.utility.plain_spell.covers(len(asked)):
             self._round = {}
             return [([job.ids[-1]], [-1]) for job in jobs]
         self._round = texts

@@ -275,7 +275,9 @@ class Utility:
         if not plain:
             return _UNKNOWN_MATCH
         gains, steps = text.expected(self._deepest)
-        worth = plain / np.maximum(plain, self._seconds(texts, beside, np.tile(steps, (texts, 1)))[-1])
+        forward = self.costs.forward.at(texts * (1.0 + self._width * steps) + beside)
+        seconds = forward + self.costs.rest.of(texts) + self.costs.draft(texts, steps)  # if all draft as many levels
+        worth = plain / np.maximum(plain, seconds)
         return max(0.0, float(((1.0 + gains) * worth).max()) - 1.0)
 
     def record(self, drafts: Sequence[Drafted], ran: BatchRun) -> None:

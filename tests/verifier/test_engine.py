@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cloud_verifier.engine import Engine
+from cloud_verifier.guesses import Guesses
 from cloud_verifier.model import Served, serve_model
 from cloud_verifier.recording import Recorder
 from cloud_verifier.scheduler import Scheduler
@@ -22,7 +23,7 @@ from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 from moa.wire import Code, Limits
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Stream, Verify
+from moa.wire.messages import Foresee, Stream, Verify
 from tests.tiny import tiny
 from tests.verifier import kit
 
@@ -434,20 +435,23 @@ def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
     assert costs.forward.at([1, 7]).tolist() == pytest.approx([1.0, 1.6])
 
 
-def test_more_streams_than_drafts_can_serve_are_plain() -> None:
-    drafting = VirtualDrafting([0.0])
-    drafting.most = 3
-    ids = kit.prompt(0, 60)
-    for count, drafted in ((3, True), (4, False)):
-        jobs = [
-            Job(lease, Stream(lease.session, 1, 59), list(ids), TurnRules(60, 900, 2000), SamplingSettings(), 0.0, 1e12)
-            for lease in (Lease(bytes([count, place] * 8), "p", length=59) for place in range(count))
-        ]
-        sizes = []
-        for _ in range(8):
-            sizes += [len(tokens) for tokens, _ in drafting.draft(jobs)]
-            drafting.ran(dict.fromkeys(jobs, 0), count, 0.1 * count, 0.0)
-        assert (max(sizes) > 1) == drafted
+def test_a_stream_whose_edge_has_guessed_nothing_is_not_compared_with_drafts_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    ids, compared = kit.prompt(0, 10), []
+    monkeypatch.setattr(bench.engine._drafting, "matching", lambda job: compared.append(job) or 0.0)
+    job = bench.submit(bench.lease(0), ids, None)
+    job.guesses = Guesses(waits=False)
+    while not bench.of(Streamed):
+        bench.engine.turn(0)
+    assert not compared, "in a full batch that took a sixth of the time"
+    (guess,) = kit.generated(job.ids, 1)
+    job.guesses.add(Foresee(job.lease.session, 1, job.base, [job.ids[-1], guess], [-1, 0], [1, 1]))
+    while len(bench.of(Streamed)) == 1:
+        bench.engine.turn(0)
+    assert compared == [job]
+    assert bench.of(Streamed)[-1].foreseen == 1
 
 
 def test_streams_of_a_full_batch_that_is_plain_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,19 @@ async def test_the_largest_number_is_found_to_a_tenth(true: int) -> None:
     users, trials = await largest(attempt, 8, 512)
     assert 0.88 * true - 1 <= users <= true
     assert [one.readers for one in trials] == asked
-    assert len(asked) < 12
+    assert len(asked) < 24
+
+
+async def test_one_bad_trial_or_one_good_one_decides_nothing() -> None:
+    asked: list[int] = []
+
+    async def attempt(readers: int) -> Trial:
+        asked.append(readers)
+        lucky = asked.count(readers) == 2
+        return Trial(readers, [-1.0 if (readers <= 24) != lucky else 1.0], 0.0)
+
+    users, _ = await largest(attempt, 8, 512)
+    assert 22 <= users <= 24
 
 
 async def test_the_search_stops_at_the_most() -> None:
@@ -52,7 +64,7 @@ async def test_the_search_stops_at_the_most() -> None:
         return Trial(readers, [-1.0], 0.0)
 
     users, trials = await largest(attempt, 8, 64)
-    assert (users, len(trials)) == (64, 4)
+    assert (users, len(trials)) == (64, 2 * 4)
 
 
 @pytest.mark.parametrize("way", ["device", "none"])
