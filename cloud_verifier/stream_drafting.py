@@ -21,6 +21,8 @@ from moa.wire.messages import Stream
 
 FlatTree = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents; node 0 is the pending token."""
+Sureness = Callable[[Sequence[Job]], Sequence[float]]
+"""Asks how sure the target was of the token after each job's pending one: the probability of the likeliest."""
 
 
 class ServerDrafting(Protocol):
@@ -29,7 +31,7 @@ class ServerDrafting(Protocol):
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
         """A draft for the pending token of each of a batch's streams; `beside` other tokens are in its forward."""
 
-    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float) -> None:
+    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float, sureness: Sureness) -> None:
         """The batch of the latest drafts has run: how many nodes were accepted of each stream's, the tokens of the
         forward, its seconds, and the seconds of what followed."""
 
@@ -47,7 +49,7 @@ class NoDrafting:
         """Only the pending token."""
         return [([job.ids[-1]], [-1]) for job in jobs]
 
-    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float) -> None:
+    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float, sureness: Sureness) -> None:
         """There is nothing to learn."""
 
     def matching(self, job: Job) -> float:
@@ -134,7 +136,7 @@ class TreeDrafting:
         self._took = self._clock() - began - self._reading
         return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
 
-    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float) -> None:
+    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float, sureness: Sureness) -> None:
         """Learn what the round cost and won."""
         if self._asked and not self.utility.plain_spell.measured:
             return
@@ -156,6 +158,9 @@ class TreeDrafting:
             rest_seconds=rest,
         )
         self.utility.record(drafts, ran)
+        plain = [job for job in accepted if (text := self._round.get(job.lease)) is not None and not text.levels]
+        texts = [self._round[job.lease].acceptance for job in plain]
+        self.utility.look(texts, lambda places: sureness([plain[place] for place in places]))
 
     def matching(self, job: Job) -> float:
         """As many as ours win beyond plain decoding, in the same time."""
@@ -174,10 +179,11 @@ class TreeDrafting:
         return self._texts[job.lease]
 
     def _missed(self, job: Job) -> int | None:
-        """What the drafter has to read of earlier rounds; None if it cannot draft for this one."""
+        """What the drafter has to read of earlier rounds; None if it cannot draft for this one, or it is not known yet
+        how sure the target is of it."""
         text = self._round[job.lease]
         text.missed = max(0, job.lease.length - self._known(job.lease) - text.latest)
-        return text.missed if self._able(job.lease) else None
+        return text.missed if text.acceptance.sure is not None and self._able(job.lease) else None
 
     def _ready(self, job: Job, text: _Text) -> bool:
         """Whether the drafter knows the session's text now. Reading what the latest round said is a part of every

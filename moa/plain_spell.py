@@ -1,14 +1,14 @@
 """A spell of rounds that are plain without a decision, after plain decoding was best for all. Pure: no clock.
 
 To look at a text is work too: a tenth of a round beside a small target, and more the more texts there are, while a
-draft gains less. A decision follows from medians of many rounds, and so does not change at once.
+draft gains less. A decision follows from what is typical of many rounds, and so does not change at once.
 """
 
 from __future__ import annotations
 
 _LONGEST, _MEASURED, _TOGETHER = 16, 8, 4
 """Rounds of a spell: one for every so many measured rounds, or so many texts that share them, up to a limit."""
-_SAMPLE = 4
+_SAMPLE = 8
 """One of so many rounds of a spell is measured, and stands for all of them: beside a small target, whose round takes a
 few milliseconds, learning from each would cost 2 %."""
 _ALIKE = 0.25

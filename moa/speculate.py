@@ -232,7 +232,14 @@ class Speculator:
         self.seconds.verify += verified - drafted
         self.seconds.observe += ended - verified
         self._learn(
-            settings, active, trees, chosen, drafted - began - self._caught_up, verified - drafted, ended - verified
+            settings,
+            active,
+            trees,
+            step,
+            chosen,
+            drafted - began - self._caught_up,
+            verified - drafted,
+            ended - verified,
         )
         return results
 
@@ -241,6 +248,7 @@ class Speculator:
         settings: GenerationSettings,
         active: list[_Sequence],
         trees: list[DraftTree],
+        step: Step,
         chosen: Sequence[Accepted],
         draft: float,
         forward: float,
@@ -269,6 +277,8 @@ class Speculator:
             rest_seconds=rest,
         )
         utility.record(drafts, ran)
+        plain = [(b, s.acceptance) for b, s in enumerate(active) if s.acceptance is not None and not s.levels]
+        utility.look([text for _, text in plain], lambda places: step.sureness([(plain[at][0], 0) for at in places]))
 
     def _draft(self, active: list[_Sequence], settings: GenerationSettings) -> list[DraftTree]:
         requests: list[DraftRequest] = []
@@ -298,7 +308,8 @@ class Speculator:
         utility = self.utility(shape)
         if utility.plain_spell.covers(len(texts)):
             return [0 for _ in texts]
-        return utility.levels(texts, [sequence.missed for sequence in active])
+        missed = [None if text.sure is None else s.missed for text, s in zip(texts, active, strict=True)]
+        return utility.levels(texts, missed)
 
     def _decode(self, settings: GenerationSettings) -> Decode | None:
         if not settings.stop:

@@ -11,8 +11,11 @@ is a small share of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -22,15 +25,23 @@ from moa.batch_costs import BatchCosts, BatchRun, Floats
 from moa.plain_spell import PlainSpell
 from moa.tree import TreeShape
 
-_KEEP, _KEEP_USUAL = 0.9, 0.98
-"""Weight that older rounds keep in the acceptance rate when a new round is added: of one text, and of all."""
+_KEEP, _KEEP_USUAL, _KEEP_WIDTH, _KEEP_SURE = 0.9, 0.95, 0.98, 0.7
+"""Weight that older rounds keep when a new one is added: in a text's acceptance rate; in the usual one, to which only
+the first draft of a text is added, for that is what a new text must be judged by; in the width of trees; and in how
+sure the target is."""
+_LOOK_AGAIN = 4
+"""Of the rounds that are decided on, one of so many looks again at texts that were looked at before."""
+_KINDS = (0.5, 0.8, 0.95)
+"""Texts of which the target is less sure than these are of another kind."""
 _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
 """Plain rounds before the first draft, and rounds with drafts after which a plain one measures the baseline again."""
 _DEEPER_EVERY = 8
 """After this many rounds with drafts, one is a level deeper than the estimated optimum."""
-_PRIOR, _WEIGHT = 0.7, 3.0
-"""Prior chance that a level is accepted; and the weight in rounds of what is expected before a text was measured: that
-prior, the level before, or the usual rates. With the weight of one round a single miss ended all drafting."""
+_PRIOR, _WEIGHT, _WEIGHT_USUAL = 0.7, 3.0, 1.5
+"""Prior chance that a level is accepted; and the weight in rounds of what is expected before anything was measured:
+that prior, or the level before; and of the usual rates, for one text differs much from another: after a draft that was
+right to its end the next should be as deep, whatever was usual. With the weight of one round a single miss ended all
+drafting."""
 _LEARNING, _OF_A_TEXT, _LEARNT = 12.0, 3, 4
 """Plain rounds that drafts may cost in any case, while little is known; how many drafts of one text, for the next text
 may be of another kind; and their levels."""
@@ -50,7 +61,9 @@ _UNTRIED = 8
 """Nodes of a tree while no forward was as large; then twice as many as the largest had tokens."""
 _SURE = 0.9
 """The most that a node or a level must promise: what it costs is estimated, too."""
-_MARGIN = 1.05
+_HOPELESS = 0.5
+"""A level that wins less than this share of what its drafter's time is worth ends the search for the best depth."""
+_MARGIN = 1.1
 """Draft only if the estimated tokens a second are at least this many times those of plain decoding."""
 
 
@@ -64,42 +77,67 @@ class LevelRates:
     """Rates over all texts so far, which a new text starts with."""
     tried: list[float] = field(default_factory=list)
     won: list[float] = field(default_factory=list)
+    latest: list[float] = field(default_factory=list)
+    """Chances computed since the latest round was counted."""
 
     def add(self, reached: int, levels: int) -> None:
         """Count a round that could reach `levels`, and did reach so many."""
-        while len(self.tried) < levels:
-            self.tried.append(0.0)
-            self.won.append(0.0)
+        self.latest = []
+        while (known := len(self.tried)) < levels:
+            # What is expected of all texts fades as they come; that of one text stays.
+            weight = _WEIGHT if self.usual is None else 0.0
+            self.won.append(weight * (self.won[-1] / self.tried[-1] if known and weight else self.first))
+            self.tried.append(weight)
         keep = _KEEP if self.usual is not None else _KEEP_USUAL
         for level in range(min(reached + 1, levels)):
             self.tried[level] = keep * self.tried[level] + 1
             self.won[level] = keep * self.won[level] + (level < reached)
 
-    def chance(self, level: int) -> float:
-        """That this level is reached, if the one before was: of a level never measured, what the last one that was
-        says."""
-        if self.usual is not None:
-            prior, at = self.usual.chance(level), level
-        else:
-            at = min(level, len(self.tried) - 1)
-            prior = self.chance(at - 1) if at > 0 else self.first
-        tried, won = (self.tried[at], self.won[at]) if 0 <= at < len(self.tried) else (0.0, 0.0)
-        return (won + _WEIGHT * prior) / (tried + _WEIGHT)
+    def chances(self, deepest: int) -> list[float]:
+        """That a level is reached, if the one before was: of those never measured, what the last one that was says."""
+        if self.usual is None:
+            measured = [won / tried for tried, won in zip(self.tried, self.won, strict=True)]
+            return [*measured, *[measured[-1] if measured else self.first] * (deepest - len(measured))][:deepest]
+        found: list[float] = []
+        before = 0.0
+        for level, usual in enumerate(self._expected(deepest)):
+            prior = max(before, usual)  # a text that did better than usual so far will go on so
+            tried, won = (self.tried[level], self.won[level]) if level < len(self.tried) else (0.0, 0.0)
+            found.append(before := (won + _WEIGHT_USUAL * prior) / (tried + _WEIGHT_USUAL))
+        return found
 
-    def expected(self, deepest: int) -> Floats:
+    def reached(self, deepest: int) -> list[float]:
         """Levels reached, of 1 to `deepest` that could be."""
-        return np.cumsum(np.cumprod([self.chance(level) for level in range(deepest)]))
+        return list(accumulate(accumulate(self.chances(deepest), mul)))
+
+    def _expected(self, deepest: int) -> list[float]:
+        """By the usual rates, which change less often than they are asked for."""
+        if self.usual is None:
+            return []
+        if len(self.usual.latest) != deepest:
+            self.usual.latest = self.usual.chances(deepest)
+        return self.usual.latest
 
 
 class AcceptanceTracker:
     """How many levels a text's drafts get, of those that were asked for, and how many of them are accepted."""
 
-    def __init__(self, usual: AcceptanceTracker | None = None) -> None:
-        self.usual = usual
-        self.accepted: LevelRates = LevelRates(_PRIOR, usual.accepted if usual else None)
-        self.drafted: LevelRates = LevelRates(1.0, usual.drafted if usual else None)
+    def __init__(self, usual: AcceptanceTracker | None = None, *, temperature: float = 0.0, first: float = _PRIOR):
+        """`first` is expected before anything was measured, where nothing is usual."""
+        self.temperature = temperature
+        self.sure: float | None = None
+        """How sure the target is of the next token, where that was looked at: the probability of the likeliest."""
+        self.accepted, self.drafted = LevelRates(first), LevelRates(1.0)
         self.rounds = 0
-        self._expected: tuple[Floats, Floats] | None = None
+        self.usual: AcceptanceTracker | None = None
+        self._expected: tuple[list[float], list[float]] | None = None
+        if usual is not None:
+            self.like(usual)
+
+    def like(self, usual: AcceptanceTracker) -> None:
+        """Expect these rates where this text's own are not known."""
+        self.usual, self._expected = usual, None
+        self.accepted.usual, self.drafted.usual = usual.accepted, usual.drafted
 
     def add(self, accepted: int, levels: int, drafted: int | None = None) -> None:
         """Count a round of which `levels` were asked for: a draft may end where the drafter is unsure."""
@@ -108,13 +146,13 @@ class AcceptanceTracker:
         self.accepted.add(accepted, levels)
         self.drafted.add(levels if drafted is None else drafted, levels)
 
-    def expected(self, deepest: int) -> tuple[Floats, Floats]:
+    def expected(self, deepest: int) -> tuple[list[float], list[float]]:
         """Accepted tokens, and levels drafted, of drafts of 1 to `deepest` levels. Without drafts yet, a text has the
         usual ones; else they are computed when a round is added, which is often enough."""
         if self.usual is not None and not self.accepted.tried:
             return self.usual.expected(deepest)
         if self._expected is None or len(self._expected[0]) != deepest:
-            self._expected = self.accepted.expected(deepest), self.drafted.expected(deepest)
+            self._expected = self.accepted.reached(deepest), self.drafted.reached(deepest)
         return self._expected
 
 
@@ -138,13 +176,17 @@ class Utility:
         self._deepest = shape.depth
         self._width = float(min(shape.breadth, _NODES))
         """Nodes of a level, on average."""
-        self._usual: dict[float, AcceptanceTracker] = {}
+        self._usual: dict[tuple[float, int], AcceptanceTracker] = {}
+        """The first drafts of texts, by temperature and how sure the target was."""
         self._drafted = 0
         """Rounds with drafts since the latest plain one."""
         self._settling = False
         """Whether the next round is plain, too: the first after drafts finds the caches as the drafter left them."""
         self._learning = _LEARNING
         """Plain rounds that are left to learn in."""
+        self._looked = 0
+        self._planned = False
+        """Whether the latest round was decided on, and not looked at since."""
         self._batch: tuple[int, int] | None = None
         """Texts of the latest round that was planned, and other tokens beside them."""
         self._rate = 0.0
@@ -154,12 +196,34 @@ class Utility:
     def text(self, temperature: float) -> AcceptanceTracker:
         """A new text: it starts with the rates of all at its temperature, which decides how well drafts do."""
         self.plain_spell.text_began()
-        return AcceptanceTracker(self._usual.setdefault(temperature, AcceptanceTracker()))
+        return AcceptanceTracker(self._of_kind(temperature, -1, _PRIOR), temperature=temperature)
+
+    def look(self, texts: Sequence[AcceptanceTracker], sureness: Callable[[Sequence[int]], Sequence[float]]) -> None:
+        """See how sure the target was of the next token of some `texts` that did not draft, by their places. That tells
+        texts apart before the drafter has read them: where the target is sure, a drafter mostly agrees. So a text is
+        expected to do as others of its kind."""
+        if not self._planned:
+            return
+        self._planned, self._looked = False, self._looked + 1
+        places = [place for place, text in enumerate(texts) if text.sure is None]
+        if not places and self._looked % _LOOK_AGAIN == 0:
+            places = [place for place, text in enumerate(texts) if not text.rounds]
+        for place, sure in zip(places[:_FEW], sureness(places[:_FEW]) if places else (), strict=True):
+            self._saw(texts[place], sure)
+
+    def _saw(self, text: AcceptanceTracker, sure: float) -> None:
+        text.sure = sure if text.sure is None else _KEEP_SURE * text.sure + (1 - _KEEP_SURE) * sure
+        kind = bisect_right(_KINDS, text.sure)
+        text.like(self._of_kind(text.temperature, kind, text.sure))
+
+    def _of_kind(self, temperature: float, kind: int, first: float) -> AcceptanceTracker:
+        return self._usual.setdefault((temperature, kind), AcceptanceTracker(first=first))
 
     def levels(self, texts: Sequence[AcceptanceTracker], missed: Sequence[int | None], beside: int = 0) -> list[int]:
         """Levels to draft for each; 0: plain decoding. `missed` tokens of a text, the latest round's left out, were not
         yet read by the drafter (None: it cannot draft for this one); `beside` other tokens are in the forward."""
         costs, found = self.costs, np.zeros(len(texts), dtype=np.int64)
+        self._planned = True
         able = [place for place, tokens in enumerate(missed) if tokens is not None]
         if not able or costs.rounds < _FIRST_PLAIN:
             return found.tolist()
@@ -171,13 +235,12 @@ class Utility:
             return [self._alone(texts[0], costs.price * (missed[0] or 0), beside, plain)]
         reading = np.array([costs.price * (missed[place] or 0) for place in able])
         unread = np.array([bool(missed[place]) for place in able])
-        gains, steps = map(np.stack, zip(*(texts[place].expected(self._deepest) for place in able), strict=True))
+        gains, steps = map(np.array, zip(*(texts[place].expected(self._deepest) for place in able), strict=True))
         places, best, levels = np.array(able), np.zeros(0, dtype=np.int64), 0
         if costs.credit >= 0:
             best, levels = self._best(len(texts), beside, plain, gains, steps, reading)
         if len(best):
-            # Others wait for what nobody knows the cost of.
-            levels = self._now_deeper(levels) if costs.drafted else 1
+            levels = self._now_deeper(levels)
             # The price of reading is not known before the first: it reads alone.
             late = unread[best] & (not costs.reading or np.cumsum(reading[best]) > _STALL * plain)
             late[np.flatnonzero(late)[:1]] = late.sum() < unread[best].sum()  # one at least goes on
@@ -193,13 +256,16 @@ class Utility:
         a few numbers would take a tenth of the round."""
         costs, best, most = self.costs, 0, _MARGIN / plain
         if costs.credit >= 0:
-            fixed = costs.rest.of(1) + reading / _HORIZON
-            gains, steps = text.expected(self._deepest)
-            drafting = costs.draft(1, steps).tolist()
-            for level, (gain, run, draft) in enumerate(zip(gains.tolist(), steps.tolist(), drafting, strict=True), 1):
-                seconds = fixed + costs.forward.of(1 + beside + self._width * run) + draft
+            level_seconds = costs.longer * costs.level(1)
+            fixed = costs.longer * (costs.rest.of(1) + costs.first.of(1)) - level_seconds + reading / _HORIZON
+            last = 0.0
+            for level, (gain, run) in enumerate(zip(*text.expected(self._deepest), strict=True), 1):
+                seconds = fixed + level_seconds * run + costs.longer * costs.forward.of(1 + beside + self._width * run)
                 if (rate := (1.0 + gain) / max(plain, seconds)) > most:
                     best, most = level, rate
+                if gain - last < _HOPELESS * most * level_seconds:
+                    break  # deeper ones are even less likely, and cost as much
+                last = gain
         if best:
             self._rate = most
             return self._now_deeper(best)
@@ -219,25 +285,29 @@ class Utility:
         node = (costs.forward.of(most) - costs.forward.of(plain)) / (most - plain)
         least, level = (
             _log(self._rate * node),
-            _log(self._rate * float(costs.draft(texts, 2) - costs.draft(texts, 1)) / texts),
+            _log(self._rate * costs.level(texts) / texts),
         )
         return replace(
             shape, depth=levels, nodes=nodes, min_score=max(shape.min_score, level), least=max(shape.least, least)
         )
 
     def _now_deeper(self, levels: int) -> int:
-        """Deeper levels must be tried now and then, or their estimates are never updated."""
+        """Deeper levels must be tried now and then, or their estimates are never updated. But what one level costs
+        must be known first."""
+        if not self.costs.drafted:
+            return 1
         return min(levels + (self._drafted % _DEEPER_EVERY == _DEEPER_EVERY - 1), self._deepest)
 
     def _trial(self, text: AcceptanceTracker, texts: int, beside: int, plain: float, reading: float) -> int:
         """Levels to draft for this text although that does not seem to pay: in some rounds of it while little was
-        measured, then one when plain decoding has taken so long that it is a small share."""
-        levels = _LEARNT if texts == 1 else 1  # others wait
+        measured, then one when plain decoding has taken so long that it is a small share. With few texts it is a few
+        levels, or it would show neither what a level costs nor that this text is easier than those before."""
+        levels = min(_LEARNT, self._deepest) if texts <= _FEW and self.costs.drafted else 1  # others wait
         lost = reading + self._trial_seconds(texts, beside, levels) - plain
         if texts <= _FEW and text.rounds < _OF_A_TEXT and lost <= self._learning * plain:
             self._learning -= lost / plain
-            return min(levels, self._deepest)
-        return int(self.costs.since * _SHARE >= reading + self._trial_seconds(texts, beside, 1) - plain)
+            return levels
+        return levels if self.costs.since * _SHARE >= lost else 0
 
     def _best(
         self, texts: int, beside: int, plain: float, gains: Floats, steps: Floats, reading: Floats
@@ -258,13 +328,13 @@ class Utility:
         """Seconds `[n, levels]` of a round in which the first 1 to n texts draft so many `steps` `[n, levels]`."""
         costs, drafting = self.costs, np.arange(1, len(steps) + 1)[:, None]
         forward = costs.forward.at(texts + beside + self._width * np.cumsum(steps, 0)) + costs.rest.at(texts)
-        return forward + costs.draft(drafting, np.maximum.accumulate(steps, 0))
+        return costs.longer * (forward + costs.draft(drafting, np.maximum.accumulate(steps, 0)))
 
     def _trial_seconds(self, texts: int, beside: int, levels: int) -> float:
         """Seconds of a round in which one text drafts so many levels."""
         costs = self.costs
         forward = costs.forward.of(texts + beside + self._width * levels) + costs.rest.of(texts)
-        return forward + float(costs.draft(1, levels))
+        return costs.longer * (forward + float(costs.draft(1, levels)))
 
     def matching(self, text: AcceptanceTracker) -> float:
         """Accepted tokens that a draft must promise which costs nothing to make, to be worth as much as one of ours."""
@@ -274,10 +344,10 @@ class Utility:
         plain = self.costs.plain(texts, texts + beside)
         if not plain:
             return _UNKNOWN_MATCH
-        gains, steps = text.expected(self._deepest)
+        gains, steps = map(np.array, text.expected(self._deepest))
         forward = self.costs.forward.at(texts * (1.0 + self._width * steps) + beside)
         seconds = forward + self.costs.rest.of(texts) + self.costs.draft(texts, steps)  # if all draft as many levels
-        worth = plain / np.maximum(plain, seconds)
+        worth = plain / np.maximum(plain, self.costs.longer * seconds)
         return max(0.0, float(((1.0 + gains) * worth).max()) - 1.0)
 
     def record(self, drafts: Sequence[Drafted], ran: BatchRun) -> None:
@@ -290,10 +360,10 @@ class Utility:
         self._drafted = self._drafted + 1 if drafts else 0
         for draft in drafts:
             if draft.levels:
-                self._width = _KEEP_USUAL * self._width + (1 - _KEEP_USUAL) * draft.nodes / draft.levels
-            for text in (draft.text, draft.text.usual):
-                if text is not None:
-                    text.add(draft.accepted, draft.asked, draft.levels)
+                self._width = _KEEP_WIDTH * self._width + (1 - _KEEP_WIDTH) * draft.nodes / draft.levels
+            draft.text.add(draft.accepted, draft.asked, draft.levels)
+            if draft.text.usual is not None and draft.text.rounds == 1:
+                draft.text.usual.add(draft.accepted, draft.asked, draft.levels)
 
 
 def _log(share: float) -> float:

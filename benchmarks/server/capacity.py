@@ -168,7 +168,9 @@ async def of_way(target: str, way: str, url: str, said: Sequence[Script], option
 
     await attempt(min(2, options.start))  # warm
     count, trials = await largest(attempt, options.start, options.most)
-    limit = min((one for one in trials if one.readers > count and not one.held), key=lambda one: one.readers, default=None)
+    limit = min(
+        (one for one in trials if one.readers > count and not one.held), key=lambda one: one.readers, default=None
+    )
     return {
         "target": target,
         "way": way,

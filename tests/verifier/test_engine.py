@@ -412,6 +412,11 @@ class NothingRight:
         return [DraftTree([1] * (depth + 1), list(range(-1, depth)), [0.0] * (depth + 1)) for _ in requests]
 
 
+def half_sure(jobs: Sequence[Job]) -> list[float]:
+    """What the target thinks of its tokens."""
+    return [0.5] * len(jobs)
+
+
 def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
     now = [0.0]
     drafting = VirtualDrafting(now)
@@ -424,7 +429,7 @@ def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
         (draft,) = drafting.draft([job])
         forward = 1.0 + 0.1 * (len(draft[0]) - 1)
         now[0] += forward
-        drafting.ran({job: 0}, len(draft[0]), forward, 0.0)
+        drafting.ran({job: 0}, len(draft[0]), forward, 0.0, half_sure)
         job.ids.append(5)  # nothing of the draft was right
         if number == 200:
             began, rounds = now[0], 200.0
@@ -471,7 +476,7 @@ def test_streams_of_a_full_batch_that_is_plain_are_not_looked_at_one_by_one(monk
         drafts = drafting.draft(jobs)
         tokens = sum(len(tokens) for tokens, _ in drafts)
         now[0] += 0.1 * tokens
-        drafting.ran(dict.fromkeys(jobs, 0), tokens, 0.1 * tokens, 0.0)
+        drafting.ran(dict.fromkeys(jobs, 0), tokens, 0.1 * tokens, 0.0, half_sure)
         for job in jobs:
             job.ids.append(5)
     assert len(looked) < 20 * 64

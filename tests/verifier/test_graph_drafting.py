@@ -36,8 +36,13 @@ def settings() -> Settings:
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft in every round, whatever it costs."""
-    monkeypatch.setattr(Utility, "levels", lambda _, texts, missed, beside=0: [0 if m is None else 4 for m in missed])
+    """Draft in every round but a text's first, whatever it costs."""
+
+    def levels(self: Utility, texts: Any, missed: Sequence[int | None], beside: int = 0) -> list[int]:
+        self._planned = True
+        return [0 if tokens is None else 4 for tokens in missed]
+
+    monkeypatch.setattr(Utility, "levels", levels)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
