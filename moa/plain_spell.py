@@ -6,9 +6,9 @@ draft gains less. A decision follows from what is typical of many rounds, and so
 
 from __future__ import annotations
 
-_LONGEST, _MEASURED, _TOGETHER = 16, 8, 4
+_LONGEST, _MEASURED, _TOGETHER = 32, 8, 4
 """Rounds of a spell: one for every so many measured rounds, or so many texts that share them, up to a limit."""
-_SAMPLE = 8
+_SAMPLE = 16
 """One of so many rounds of a spell is measured, and stands for all of them: beside a small target, whose round takes a
 few milliseconds, learning from each would cost 2 %."""
 _ALIKE = 0.25

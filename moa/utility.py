@@ -47,7 +47,7 @@ _LEARNING, _OF_A_TEXT, _LEARNT = 12.0, 3, 4
 may be of another kind; and their levels."""
 _FEW = 8
 """Texts that share a round, at most, where it is worth looking at each of them to learn."""
-_SHARE = 0.005
+_SHARE = 0.003
 """Share of the time of plain decoding that trials may take."""
 _HORIZON = 16
 """Rounds within which drafting has to save what the drafter's reading costs."""
