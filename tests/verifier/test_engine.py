@@ -480,7 +480,7 @@ def test_streams_of_a_full_batch_that_is_plain_are_not_looked_at_one_by_one(monk
         for job in jobs:
             job.ids.append(5)
     assert len(looked) < 20 * 64
-    assert drafting.utility.costs.rounds == 100, "those that were not measured, too"
+    assert 85 <= drafting.utility.costs.rounds <= 100, "those that were measured stand for the others"
 
 
 @pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=0.7, seed=1)])
