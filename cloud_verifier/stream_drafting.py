@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from cloud_verifier.recording import Recorder
-from cloud_verifier.work import Job, Lease
+from cloud_verifier.work import Job, Lease, RecordRows
 from moa.batch_costs import BatchRun
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
@@ -219,9 +219,56 @@ def drafting_slots(target: Target) -> int:
     return max(1, min(target.pool.slots, target.pool.pages // target.pool.per_slot))
 
 
-class MoaServerDrafting(TreeDrafting):
+class ReadingDrafting(Drafting, Protocol):
+    """The MoA drafter, in torch or as a graph, which reads the tokens of a session beside its records."""
+
+    @property
+    def free(self) -> bool:
+        """Whether there is an empty slot."""
+
+    def known(self, slot: int) -> int:
+        """How many tokens of its sequence a slot has read."""
+
+
+class RecordDrafting(TreeDrafting):
     """Trees by the MoA drafter. A session's drafting state is built when its first stream begins, from its token log,
-    its slot and its activation records, and caught up when another begins after rounds that the edge drafted."""
+    its slot and its activation records, and caught up when another begins after rounds that the edge drafted.
+    Subclasses give it what it has missed: `_give`."""
+
+    _drafting: ReadingDrafting
+
+    def __init__(self, target: Target, drafting: ReadingDrafting, recorder: Recorder, *, shape: TreeShape) -> None:
+        super().__init__(target, drafting, shape)
+        self._recorder = recorder
+
+    def _able(self, lease: Lease) -> bool:
+        return lease.records is not None and (lease.drafting is not None or self._drafting.free)
+
+    def _known(self, lease: Lease) -> int:
+        return 0 if lease.drafting is None else self._drafting.known(lease.drafting)
+
+    def _catch_up(self, job: Job, stop: int) -> bool:
+        lease = job.lease
+        # Others may have taken the last slot in this round. And while records of a long prompt are made in batches, the
+        # stream continues without drafts.
+        if not self._able(lease) or lease.records is None or lease.slot is None or not self._recorded(lease, stop):
+            return False
+        if lease.drafting is None:
+            lease.drafting = self._drafting.open()
+        self._give(job, lease.drafting, lease.records, stop)
+        return True
+
+    def _recorded(self, lease: Lease, stop: int) -> bool:
+        """Whether records that the drafter needs to read up to `stop` are made; else a batch of them is."""
+        return self._known(lease) == stop or self._recorder.finish(lease)
+
+    def _give(self, job: Job, slot: int, records: RecordRows, stop: int) -> None:
+        """Give a slot of the drafter the session's records and tokens up to `stop`."""
+        raise NotImplementedError
+
+
+class MoaServerDrafting(RecordDrafting):
+    """By torch."""
 
     _drafting: MoaDrafting
 
@@ -232,35 +279,21 @@ class MoaServerDrafting(TreeDrafting):
             capacity=target.pool.capacity,
             scratch=shape.breadth * (shape.depth + 1) + 8,
         )
-        super().__init__(target, drafting, shape)
-        self._drafter, self._recorder = drafter, recorder
-
-    def _able(self, lease: Lease) -> bool:
-        return lease.records is not None and (lease.drafting is not None or bool(self._drafting.pool.free))
-
-    def _known(self, lease: Lease) -> int:
-        return 0 if lease.drafting is None else self._drafting.pool.lengths[lease.drafting]
+        super().__init__(target, drafting, recorder, shape=shape)
+        self._drafter = drafter
 
     @torch.inference_mode()
-    def _catch_up(self, job: Job, stop: int) -> bool:
-        lease, drafting = job.lease, self._drafting
-        if not self._able(lease) or lease.records is None:  # others have taken the last slot in this round
-            return False
-        if lease.drafting is None:
-            lease.drafting = drafting.open()
-        slot, start = lease.drafting, drafting.pool.lengths[lease.drafting]
-        if start == stop or lease.slot is None:
-            return True
-        if not self._recorder.finish(lease):
-            return False  # a long prompt: the stream continues without drafts while its records are made in batches
+    def _give(self, job: Job, slot: int, records: RecordRows, stop: int) -> None:
+        drafting, start = self._drafting, self._drafting.known(slot)
+        if start == stop or job.lease.slot is None:
+            return
         if drafting.records is not None:
             # A row that could not be made stays zero.
-            halves = [self._drafter.layout.split(half)[0] for half in lease.records.read(start, stop)]
+            halves = [self._drafter.layout.split(half)[0] for half in records.read(start, stop)]
             rows = [torch.from_numpy(half).to(drafting.records.k) for half in halves]
             append(drafting.records, slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))
         if drafting.borrowed is not None:
             last = slice(-self._drafter.config.tli, None)
-            keys, values = self._target.pool.read(lease.slot, start, stop)
+            keys, values = self._target.pool.read(job.lease.slot, start, stop)
             append(drafting.borrowed, slot, keys[last].transpose(1, 2), values[last].transpose(1, 2))
         drafting.read(slot, job.ids[start:stop])
-        return True

@@ -17,11 +17,14 @@ from benchmarks.baselines.features import FeatureDrafting, FeatureModel
 from benchmarks.baselines.layers import BaselineModel, parameter_count
 from benchmarks.baselines.pard import MODEL_TYPE as PARD
 from benchmarks.baselines.pard import Pard, PardDrafting, PardTraining
+from moa.bundle import Bundle
 from moa.config import MODEL_TYPE, DrafterConfig, TargetFacts
 from moa.errors import ConfigError
+from moa.graph.load import LoadedGraph
 from moa.model.checkpoint import load_drafter, load_weights, save_drafter, save_weights
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, MoaDrafting
+from moa.model.graph_drafting import GraphDrafting
 from moa.model.loading import load_model
 from moa.model.shared import SharedWeights
 from moa.model.target import Target
@@ -126,8 +129,11 @@ def reads_taps(drafter: Path) -> bool:
     return bool(read_config(drafter).get("model_type") == "eagle3")
 
 
-def open_drafting(folder: Path, target: Target) -> Drafting:
-    """Any drafter's folder, for the engine."""
+def open_drafting(folder: Path, target: Target, *, graph: str = "", threads: int = 0) -> Drafting:
+    """Any drafter's folder, for the engine; by the graph of a bundle of it, on so many threads, if there is one."""
+    if graph:
+        drafter = load_drafter(folder, target.model, target.facts)
+        return GraphDrafting(drafter, LoadedGraph.load(Bundle.open(graph), threads=threads), slots=target.pool.slots)
     kind, beside = read_config(folder).get("model_type"), (target.model, target.facts)
     if kind == MODEL_TYPE:
         model: Drafter | BaselineModel = load_drafter(folder, *beside)

@@ -31,10 +31,8 @@ from benchmarks.kit.random_pair import llama
 from cloud_verifier.settings import Settings
 from moa.bundle import Bundle
 from moa.demo import paths
-from moa.graph.load import LoadedGraph
-from moa.model.checkpoint import load_drafter, new_drafter
+from moa.model.checkpoint import new_drafter
 from moa.model.drafting import Drafting
-from moa.model.graph_drafting import GraphDrafting
 from moa.model.identity import weights_id
 from moa.model.loading import locate
 from moa.model.target import Target
@@ -128,10 +126,9 @@ def embedded_pair(options: Options) -> dict[str, Any]:
 
 def beside(folder: Path, target: Target, bundle: str) -> Drafting:
     """The fastest way to draft on the target's device."""
-    opened = Bundle.open(bundle)
-    if target.device.type == "cpu" and opened.manifest.drafter.weights_id == weights_id(folder, target.facts):
-        return GraphDrafting(load_drafter(folder, target.model, target.facts), LoadedGraph.load(opened, threads=1))
-    return open_drafting(folder, target)
+    made_of = Bundle.open(bundle).manifest.drafter.weights_id
+    by_graph = target.device.type == "cpu" and made_of == weights_id(folder, target.facts)
+    return open_drafting(folder, target, graph=bundle if by_graph else "", threads=1)
 
 
 def hugging_face(options: Options) -> list[Way]:

@@ -35,12 +35,8 @@ from cloud_verifier.recording import Recorder
 from cloud_verifier.settings import Settings
 from cloud_verifier.stream_drafting import TreeDrafting
 from cloud_verifier.work import Job, Lease
-from moa.bundle import Bundle
 from moa.errors import MoaError, run_cli
-from moa.graph.load import LoadedGraph
-from moa.model.checkpoint import load_drafter
 from moa.model.drafting import Drafting
-from moa.model.graph_drafting import GraphDrafting
 from moa.model.target import Committed, Row, Step, Target
 from moa.tree import TreeShape
 
@@ -132,14 +128,6 @@ class BaselineVerifier(Verifier):
         )
 
 
-def baseline_drafting(folder: Path, graph: str, target: Target) -> Drafting:
-    """A baseline, by the graph of a bundle of it if there is one."""
-    if not graph:
-        return open_drafting(folder, target)
-    drafter = load_drafter(folder, target.model, target.facts)
-    return GraphDrafting(drafter, LoadedGraph.load(Bundle.open(graph)), slots=target.pool.slots)
-
-
 def lane(
     first: Served, settings: Settings, step_seconds: float, baseline: Path | None, graph: str
 ) -> tuple[Verifier, SlowTarget]:
@@ -158,7 +146,7 @@ def lane(
         served = Served(target, first.drafter, first.text, facts, first.graph)
         return Verifier(served, settings), target
     served = Served(target, None, first.text, model_facts(target, None))
-    return BaselineVerifier(served, target, baseline_drafting(baseline, graph, target), settings), target
+    return BaselineVerifier(served, target, open_drafting(baseline, target, graph=graph), settings), target
 
 
 async def serve(settings: Settings, step_seconds: float, lanes: int, baseline: Path | None, graph: str) -> None:

@@ -208,6 +208,15 @@ class MoaDrafting(LevelDrafting):
         self._agreement: Tensor | None = None
         self._pools = [p for p in (self.pool, self.records, self.borrowed) if p is not None]
 
+    @property
+    def free(self) -> bool:
+        """Whether there is an empty slot."""
+        return bool(self.pool.free)
+
+    def known(self, slot: int) -> int:
+        """How many tokens of its sequence a slot has read."""
+        return self.pool.lengths[slot]
+
     def open(self) -> int:
         """Take an empty slot."""
         slots = [pool.acquire() for pool in self._pools]

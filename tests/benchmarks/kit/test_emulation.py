@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.baselines.registry import open_drafting, save
 from benchmarks.kit.client import client
-from benchmarks.kit.emulation import BaselineServerDrafting, BaselineVerifier, SlowTarget, baseline_drafting
+from benchmarks.kit.emulation import BaselineServerDrafting, BaselineVerifier, SlowTarget
 from cloud_verifier.model import Served, model_facts
 from cloud_verifier.settings import Settings
 from moa.model.drafting import MoaDrafting
@@ -66,7 +66,7 @@ def test_a_baseline_drafts_by_the_graph_of_its_bundle() -> None:
     folder = edge_kit.pair()
     target = SlowTarget.load(str(folder / "target"), slots=2, capacity=96)
     for graph, kind in ((str(folder / "bundle"), GraphDrafting), ("", MoaDrafting)):
-        drafting = baseline_drafting(folder / "drafter", graph, target)
+        drafting = open_drafting(folder / "drafter", target, graph=graph)
         assert type(drafting) is kind
         assert {drafting.open(), drafting.open()} == {0, 1}
 
