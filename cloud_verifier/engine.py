@@ -117,6 +117,8 @@ class Engine:
 
     def _run_batch(self, jobs: Sequence[Job], chunks: Sequence[Chunk], worth: float) -> None:
         """Run drafts and chunks of prompts in one forward; rows that cannot run are reported, and the others run."""
+        # Where streams go on from the latest forward, what came between it and this one is a part of every round.
+        between = self._clock() - self.alive_at if any(job.enqueued == self.alive_at for job in jobs) else 0.0
         guesses = {job: self._guesses(job, worth) for job in jobs}
         jobs = [job for job in self._ready(jobs, guesses) if self._claim(job.lease, job)]
         chunks = [chunk for chunk in chunks if self._claim(chunk.lease, None) and self._some_left(chunk)]
@@ -165,7 +167,7 @@ class Engine:
             won,
             sum(step.batch.sizes),
             ended - drafted,
-            self._clock() - ended,
+            between or self._clock() - ended,
             lambda asked: step.sureness([(places[job], 0) for job in asked]),
         )
         for report in reports:

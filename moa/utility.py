@@ -25,9 +25,9 @@ from moa.batch_costs import BatchCosts, BatchRun, Floats
 from moa.plain_spell import PlainSpell
 from moa.tree import TreeShape
 
-_KEEP, _KEEP_USUAL, _KEEP_WIDTH, _KEEP_SURE = 0.9, 0.95, 0.98, 0.7
+_KEEP, _KEEP_USUAL, _KEEP_WIDTH, _KEEP_SURE = 0.9, 0.97, 0.98, 0.7
 """Weight that older rounds keep when a new one is added: in a text's acceptance rate; in the usual one, to which only
-the first draft of a text is added, for that is what a new text must be judged by; in the width of trees; and in how
+the first drafts of a text are added, for that is what a new text must be judged by; in the width of trees; and in how
 sure the target is."""
 _LOOK_AGAIN = 4
 """Of the rounds that are decided on, one of so many looks again at texts that were looked at before."""
@@ -37,19 +37,18 @@ _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
 """Plain rounds before the first draft, and rounds with drafts after which a plain one measures the baseline again."""
 _DEEPER_EVERY = 8
 """After this many rounds with drafts, one is a level deeper than the estimated optimum."""
-_PRIOR, _WEIGHT, _WEIGHT_USUAL = 0.7, 3.0, 1.5
+_PRIOR, _WEIGHT = 0.7, 3.0
 """Prior chance that a level is accepted; and the weight in rounds of what is expected before anything was measured:
-that prior, or the level before; and of the usual rates, for one text differs much from another: after a draft that was
-right to its end the next should be as deep, whatever was usual. With the weight of one round a single miss ended all
-drafting."""
+that prior, or the usual rates. With the weight of one round a single miss ended all drafting; with that of one and a
+half, text that a drafter with records of its prompt was right about every second time was left after two."""
 _LEARNING, _OF_A_TEXT, _LEARNT = 12.0, 3, 4
 """Plain rounds that drafts may cost in any case, while little is known; how many drafts of one text, for the next text
-may be of another kind; and their levels."""
+may be of another kind; and their levels. As many of a text's drafts count as usual."""
 _FEW = 8
 """Texts that share a round, at most, where it is worth looking at each of them to learn."""
 _SHARE = 0.003
 """Share of the time of plain decoding that trials may take."""
-_HORIZON = 16
+_HORIZON = 8
 """Rounds within which drafting has to save what the drafter's reading costs."""
 _STALL = 0.25
 """How much longer than a plain round one may take for the drafter's reading: the other texts wait for it."""
@@ -63,7 +62,7 @@ _SURE = 0.9
 """The most that a node or a level must promise: what it costs is estimated, too."""
 _HOPELESS = 0.5
 """A level that wins less than this share of what its drafter's time is worth ends the search for the best depth."""
-_MARGIN = 1.1
+_MARGIN = 1.05
 """Draft only if the estimated tokens a second are at least this many times those of plain decoding."""
 
 
@@ -103,7 +102,7 @@ class LevelRates:
         for level, usual in enumerate(self._expected(deepest)):
             prior = max(before, usual)  # a text that did better than usual so far will go on so
             tried, won = (self.tried[level], self.won[level]) if level < len(self.tried) else (0.0, 0.0)
-            found.append(before := (won + _WEIGHT_USUAL * prior) / (tried + _WEIGHT_USUAL))
+            found.append(before := (won + _WEIGHT * prior) / (tried + _WEIGHT))
         return found
 
     def reached(self, deepest: int) -> list[float]:
@@ -122,7 +121,9 @@ class LevelRates:
 class AcceptanceTracker:
     """How many levels a text's drafts get, of those that were asked for, and how many of them are accepted."""
 
-    def __init__(self, usual: AcceptanceTracker | None = None, *, temperature: float = 0.0, first: float = _PRIOR):
+    def __init__(
+        self, usual: AcceptanceTracker | None = None, *, temperature: float = 0.0, first: float = _PRIOR
+    ) -> None:
         """`first` is expected before anything was measured, where nothing is usual."""
         self.temperature = temperature
         self.sure: float | None = None
@@ -213,8 +214,7 @@ class Utility:
 
     def _saw(self, text: AcceptanceTracker, sure: float) -> None:
         text.sure = sure if text.sure is None else _KEEP_SURE * text.sure + (1 - _KEEP_SURE) * sure
-        kind = bisect_right(_KINDS, text.sure)
-        text.like(self._of_kind(text.temperature, kind, text.sure))
+        text.like(self._of_kind(text.temperature, bisect_right(_KINDS, text.sure), max(_PRIOR, text.sure)))
 
     def _of_kind(self, temperature: float, kind: int, first: float) -> AcceptanceTracker:
         return self._usual.setdefault((temperature, kind), AcceptanceTracker(first=first))
@@ -362,7 +362,7 @@ class Utility:
             if draft.levels:
                 self._width = _KEEP_WIDTH * self._width + (1 - _KEEP_WIDTH) * draft.nodes / draft.levels
             draft.text.add(draft.accepted, draft.asked, draft.levels)
-            if draft.text.usual is not None and draft.text.rounds == 1:
+            if draft.text.usual is not None and draft.text.rounds <= _OF_A_TEXT:
                 draft.text.usual.add(draft.accepted, draft.asked, draft.levels)
 
 

@@ -125,8 +125,9 @@ def test_a_new_text_expects_what_the_others_had_but_learns_soon() -> None:
     fresh = AcceptanceTracker(usual)
     assert fresh.accepted.chances(4)[0] < 0.1
     assert fresh.expected(4)[0][0] == fresh.accepted.chances(4)[0]
+    before = fresh.expected(4)[0][3]
     fresh.add(4, 4)
-    assert fresh.expected(4)[0][3] > 1.2, "one draft that was right to its end says much of a text"
+    assert fresh.expected(4)[0][3] > 5 * before, "one draft that was right to its end says much of a text"
     for _ in range(12):
         fresh.add(4, 4)
     assert fresh.accepted.chances(4)[0] > 0.8
@@ -205,7 +206,7 @@ def test_a_draft_that_costs_nothing_must_promise_what_ours_win_in_the_same_time(
     assert 2.8 < utility.matching(text) < 3.0, "5 tokens in 1.25 s are 4 in 1"
     for _ in range(40):
         played(utility, [text], [4], [0], level=0.25 / 4)
-    assert utility.matching(text) < 0.2
+    assert utility.matching(text) < 0.5
 
 
 @pytest.mark.parametrize("token", [0.1, 1.0])
