@@ -130,7 +130,7 @@ def test_a_new_text_expects_what_the_others_had_but_learns_soon() -> None:
     assert fresh.expected(4)[0][3] > 5 * before, "one draft that was right to its end says much of a text"
     for _ in range(12):
         fresh.add(4, 4)
-    assert fresh.accepted.chances(4)[0] > 0.8
+    assert fresh.accepted.chances(4)[0] > 0.7
     assert fresh.expected(4)[0][3] > 2.5
 
 
