@@ -251,14 +251,16 @@ def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(monkeypatch: pytes
     prompt = prompts_of((60,))
     target.forward = timed  # type: ignore[method-assign]
     first = engine.generate(prompt, settings)[0]
-    engine.generate(prompt, settings)  # what it costs to learn is bounded, and spent
-    began, rounds = clock.now, 1 + len(first.ids)
-    again = engine.generate(prompt, settings)[0]
-    assert again.ids == first.ids
+    for _ in range(2):
+        engine.generate(prompt, settings)  # what it costs to learn is bounded, and spent
+    began, rounds = clock.now, 4 * (1 + len(first.ids))
+    for _ in range(4):
+        again = engine.generate(prompt, settings)[0]
+        assert again.ids == first.ids
     assert first.drafted > 0
-    assert rounds / (clock.now - began) > 0.98
+    assert rounds / (clock.now - began) > 0.98, "the prompt takes 1.5 % of it"
     assert Counted.made == 1
-    assert Counted.decided < 0.2 * 3 * rounds, "plain rounds need few decisions"
+    assert Counted.decided < 0.1 * 7 / 4 * rounds, "plain rounds need few decisions"
     costs = engine.utility(TreeShape.chain(6)).costs
     assert list(costs.reading.latest) == pytest.approx([0.02] * len(costs.reading))
     # A round with a draft costs the draft and reading the round before it, not the text before that.
