@@ -183,6 +183,8 @@ class Utility:
         """Rounds with drafts since the latest plain one."""
         self._settling = False
         """Whether the next round is plain, too: the first after drafts finds the caches as the drafter left them."""
+        self._begun = 0
+        """Texts that began since the latest round."""
         self._learning = _LEARNING
         """Plain rounds that are left to learn in."""
         self._looked = 0
@@ -197,6 +199,7 @@ class Utility:
     def text(self, temperature: float) -> AcceptanceTracker:
         """A new text: it starts with the rates of all at its temperature, which decides how well drafts do."""
         self.plain_spell.text_began()
+        self._begun += 1
         return AcceptanceTracker(self._of_kind(temperature, -1, _PRIOR), temperature=temperature)
 
     def look(self, texts: Sequence[AcceptanceTracker], sureness: Callable[[Sequence[int]], Sequence[float]]) -> None:
@@ -352,10 +355,12 @@ class Utility:
 
     def record(self, drafts: Sequence[Drafted], ran: BatchRun) -> None:
         """Learn from a round."""
-        alone = bool(ran.texts) and not drafts and self._drafted > 0
-        self.costs.add(ran, self.plain_spell.stands_for, usual=not alone)
+        # The first plain round after drafts, or after a prompt, finds the caches as these left them.
+        usual = not ran.texts or bool(drafts) or (not self._drafted and 2 * self._begun <= ran.texts)
+        self.costs.add(ran, self.plain_spell.stands_for, usual=usual)
         if not ran.texts:
             return
+        self._begun = 0
         self._settling = not drafts and self._drafted >= _PLAIN_EVERY
         self._drafted = self._drafted + 1 if drafts else 0
         for draft in drafts:
