@@ -33,6 +33,8 @@ _LOOK_AGAIN = 4
 """Of the rounds that are decided on, one of so many looks again at texts that were looked at before."""
 _KINDS = (0.5, 0.8, 0.95)
 """Texts of which the target is less sure than these are of another kind."""
+_HOTTEST = 2.0
+"""Temperatures above are taken for this one."""
 _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
 """Plain rounds before the first draft, and rounds with drafts after which a plain one measures the baseline again."""
 _DEEPER_EVERY = 8
@@ -197,9 +199,10 @@ class Utility:
         self.plain_spell = PlainSpell()
 
     def text(self, temperature: float) -> AcceptanceTracker:
-        """A new text: it starts with the rates of all at its temperature, which decides how well drafts do."""
+        """A new text. The temperature decides how well drafts do; like ones are one, for clients choose them."""
         self.plain_spell.text_began()
         self._begun += 1
+        temperature = round(min(temperature, _HOTTEST), 1)
         return AcceptanceTracker(self._of_kind(temperature, -1, _PRIOR), temperature=temperature)
 
     def look(self, texts: Sequence[AcceptanceTracker], sureness: Callable[[Sequence[int]], Sequence[float]]) -> None:
@@ -286,10 +289,7 @@ class Utility:
         plain, nodes = texts + beside, min(shape.nodes, max(_UNTRIED, 2 * costs.forward.largest // texts))
         most = plain + texts * nodes
         node = (costs.forward.of(most) - costs.forward.of(plain)) / (most - plain)
-        least, level = (
-            _log(self._rate * node),
-            _log(self._rate * costs.level(texts) / texts),
-        )
+        least, level = _log(self._rate * node), _log(self._rate * costs.level(texts) / texts)
         return replace(
             shape, depth=levels, nodes=nodes, min_score=max(shape.min_score, level), least=max(shape.least, least)
         )

@@ -366,6 +366,15 @@ def test_the_first_draft_among_others_is_a_single_level() -> None:
     assert max(utility.levels(texts, [0] * 8)) > 1
 
 
+def test_clients_with_many_temperatures_cost_no_memory() -> None:
+    utility = Utility(TreeShape.chain(4))
+    for number in range(5000):
+        text = utility.text(number / 777)
+        utility.levels([text], [None])
+        utility.look([text], lambda places: [0.25 * (number % 4)] * len(places))  # noqa: B023
+    assert len(utility._usual) <= 5 * 21
+
+
 def test_the_first_round_of_a_text_says_nothing_of_plain_decoding() -> None:
     """It comes after a prompt, which has emptied the caches; what looks slow would make drafting look good."""
     utility = Utility(TreeShape.chain(6))
