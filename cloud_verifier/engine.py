@@ -117,8 +117,7 @@ class Engine:
 
     def _run_batch(self, jobs: Sequence[Job], chunks: Sequence[Chunk], worth: float) -> None:
         """Run drafts and chunks of prompts in one forward; rows that cannot run are reported, and the others run."""
-        # Where streams go on from the latest forward, what came between it and this one is a part of every round.
-        between = self._clock() - self.alive_at if any(job.enqueued == self.alive_at for job in jobs) else 0.0
+        between = self._between(jobs)
         guesses = {job: self._guesses(job, worth) for job in jobs}
         jobs = [job for job in self._ready(jobs, guesses) if self._claim(job.lease, job)]
         chunks = [chunk for chunk in chunks if self._claim(chunk.lease, None) and self._some_left(chunk)]
@@ -175,6 +174,13 @@ class Engine:
                 report.job.enqueued = ended
                 report.job.sent(len(report.tokens), ended)
                 self._scheduler.again(report.job)
+
+    def _between(self, jobs: Sequence[Job]) -> float:
+        """Seconds since the latest forward, where streams go on from it: these are a part of every round of theirs.
+        What comes between a forward and a request that arrives later is not."""
+        if any(job.enqueued == self.alive_at for job in jobs):
+            return self._clock() - self.alive_at
+        return 0.0
 
     def _read(self, chunks: Sequence[Chunk]) -> None:
         """Begin a forward of prompts alone, or run one more layer of it; what it read counts after the last one."""

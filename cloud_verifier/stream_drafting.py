@@ -11,12 +11,13 @@ import torch
 
 from cloud_verifier.recording import Recorder
 from cloud_verifier.work import Job, Lease, RecordRows
+from moa.acceptance import AcceptanceTracker
 from moa.batch_costs import BatchRun
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
 from moa.model.target import Target
 from moa.tree import TreeShape
-from moa.utility import AcceptanceTracker, Drafted, Utility
+from moa.utility import Drafted, Utility
 from moa.wire.messages import Stream
 
 FlatTree = tuple[Sequence[int], Sequence[int]]

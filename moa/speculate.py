@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from moa.acceptance import AcceptanceTracker
 from moa.batch_costs import BatchRun
 from moa.errors import UsageError
 from moa.model.choosing import Judged, accept_rows
@@ -18,7 +19,7 @@ from moa.model.drafting import Drafting, DraftRequest
 from moa.model.target import Committed, Row, Step, Target
 from moa.sampling import SamplingSettings
 from moa.tree import Accepted, DraftTree, TreeShape
-from moa.utility import AcceptanceTracker, Drafted, Utility
+from moa.utility import Drafted, Utility
 from moa.wire.finish import Decode, TurnRules, first_finish
 
 PREFILL_CHUNK = 512

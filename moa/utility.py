@@ -2,50 +2,37 @@
 
 A round is one forward of the target over the pending tokens of some texts and their drafts. A level costs drafter and
 target time whether it is accepted or not, and the more texts share the forward, the more a draft takes from the others:
-so plain decoding is faster where drafts are rejected, or where the batch is full. Acceptance is measured for each text,
-times over all (`moa.batch_costs`). A drafter that was not used for a while must first read the missed text, which costs
-time too. Where drafting lost, it is tried again when plain decoding has taken so long that the trial, reading included,
-is a small share of it.
+so plain decoding is faster where drafts are rejected, or where the batch is full. Acceptance is measured for each text
+(`moa.acceptance`), times over all (`moa.batch_costs`). A drafter that was not used for a while must first read the
+missed text, which costs time too. Where drafting lost, it is tried again when plain decoding has taken so long that the
+trial, reading included, is a small share of it.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from operator import mul
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from moa.acceptance import FIRST_DRAFTS, AcceptanceTracker, UsualAcceptance
 from moa.batch_costs import BatchCosts, BatchRun, Floats
 from moa.plain_spell import PlainSpell
 from moa.tree import TreeShape
 
-_KEEP, _KEEP_USUAL, _KEEP_WIDTH, _KEEP_SURE = 0.9, 0.97, 0.98, 0.7
-"""Weight that older rounds keep when a new one is added: in a text's acceptance rate; in the usual one, to which only
-the first drafts of a text are added, for that is what a new text must be judged by; in the width of trees; and in how
-sure the target is."""
+_KEEP_WIDTH = 0.98
+"""Weight that the width of older trees keeps when a new one is added."""
 _LOOK_AGAIN = 4
 """Of the rounds that are decided on, one of so many looks again at texts that were looked at before."""
-_KINDS = (0.5, 0.8, 0.95)
-"""Texts of which the target is less sure than these are of another kind."""
-_HOTTEST = 2.0
-"""Temperatures above are taken for this one."""
 _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
 """Plain rounds before the first draft, and rounds with drafts after which a plain one measures the baseline again."""
 _DEEPER_EVERY = 8
 """After this many rounds with drafts, one is a level deeper than the estimated optimum."""
-_PRIOR, _WEIGHT = 0.7, 3.0
-"""Prior chance that a level is accepted; and the weight in rounds of what is expected before anything was measured:
-that prior, or the usual rates. With the weight of one round a single miss ended all drafting; with that of one and a
-half, text that a drafter with records of its prompt was right about every second time was left after two."""
-_LEARNING, _OF_A_TEXT, _LEARNT = 12.0, 3, 4
-"""Plain rounds that drafts may cost in any case, while little is known; how many drafts of one text, for the next text
-may be of another kind; and their levels. As many of a text's drafts count as usual."""
+_LEARNING, _LEARNT = 12.0, 4
+"""Plain rounds that a text's first drafts may cost in any case, while little is known; and their levels."""
 _FEW = 8
 """Texts that share a round, at most, where it is worth looking at each of them to learn."""
 _SHARE = 0.003
@@ -60,103 +47,12 @@ _NODES = 2
 """Nodes of a level, about, before any draft: most do not promise what they cost."""
 _UNTRIED = 8
 """Nodes of a tree while no forward was as large; then twice as many as the largest had tokens."""
-_SURE = 0.9
+_MOST_ASKED = 0.9
 """The most that a node or a level must promise: what it costs is estimated, too."""
 _HOPELESS = 0.5
 """A level that wins less than this share of what its drafter's time is worth ends the search for the best depth."""
 _MARGIN = 1.05
 """Draft only if the estimated tokens a second are at least this many times those of plain decoding."""
-
-
-@dataclass
-class LevelRates:
-    """How often each level was reached, given that the level before was; older rounds count less."""
-
-    first: float
-    """What is expected of the first before anything was measured."""
-    usual: LevelRates | None = None
-    """Rates over all texts so far, which a new text starts with."""
-    tried: list[float] = field(default_factory=list)
-    won: list[float] = field(default_factory=list)
-    latest: list[float] = field(default_factory=list)
-    """Chances computed since the latest round was counted."""
-
-    def add(self, reached: int, levels: int) -> None:
-        """Count a round that could reach `levels`, and did reach so many."""
-        self.latest = []
-        while (known := len(self.tried)) < levels:
-            # What is expected of all texts fades as they come; that of one text stays.
-            weight = _WEIGHT if self.usual is None else 0.0
-            self.won.append(weight * (self.won[-1] / self.tried[-1] if known and weight else self.first))
-            self.tried.append(weight)
-        keep = _KEEP if self.usual is not None else _KEEP_USUAL
-        for level in range(min(reached + 1, levels)):
-            self.tried[level] = keep * self.tried[level] + 1
-            self.won[level] = keep * self.won[level] + (level < reached)
-
-    def chances(self, deepest: int) -> list[float]:
-        """That a level is reached, if the one before was: of those never measured, what the last one that was says."""
-        if self.usual is None:
-            measured = [won / tried for tried, won in zip(self.tried, self.won, strict=True)]
-            return [*measured, *[measured[-1] if measured else self.first] * (deepest - len(measured))][:deepest]
-        found: list[float] = []
-        before = 0.0
-        for level, usual in enumerate(self._expected(deepest)):
-            prior = max(before, usual)  # a text that did better than usual so far will go on so
-            tried, won = (self.tried[level], self.won[level]) if level < len(self.tried) else (0.0, 0.0)
-            found.append(before := (won + _WEIGHT * prior) / (tried + _WEIGHT))
-        return found
-
-    def reached(self, deepest: int) -> list[float]:
-        """Levels reached, of 1 to `deepest` that could be."""
-        return list(accumulate(accumulate(self.chances(deepest), mul)))
-
-    def _expected(self, deepest: int) -> list[float]:
-        """By the usual rates, which change less often than they are asked for."""
-        if self.usual is None:
-            return []
-        if len(self.usual.latest) != deepest:
-            self.usual.latest = self.usual.chances(deepest)
-        return self.usual.latest
-
-
-class AcceptanceTracker:
-    """How many levels a text's drafts get, of those that were asked for, and how many of them are accepted."""
-
-    def __init__(
-        self, usual: AcceptanceTracker | None = None, *, temperature: float = 0.0, first: float = _PRIOR
-    ) -> None:
-        """`first` is expected before anything was measured, where nothing is usual."""
-        self.temperature = temperature
-        self.sure: float | None = None
-        """How sure the target is of the next token, where that was looked at: the probability of the likeliest."""
-        self.accepted, self.drafted = LevelRates(first), LevelRates(1.0)
-        self.rounds = 0
-        self.usual: AcceptanceTracker | None = None
-        self._expected: tuple[list[float], list[float]] | None = None
-        if usual is not None:
-            self.like(usual)
-
-    def like(self, usual: AcceptanceTracker) -> None:
-        """Expect these rates where this text's own are not known."""
-        self.usual, self._expected = usual, None
-        self.accepted.usual, self.drafted.usual = usual.accepted, usual.drafted
-
-    def add(self, accepted: int, levels: int, drafted: int | None = None) -> None:
-        """Count a round of which `levels` were asked for: a draft may end where the drafter is unsure."""
-        self.rounds += 1
-        self._expected = None
-        self.accepted.add(accepted, levels)
-        self.drafted.add(levels if drafted is None else drafted, levels)
-
-    def expected(self, deepest: int) -> tuple[list[float], list[float]]:
-        """Accepted tokens, and levels drafted, of drafts of 1 to `deepest` levels. Without drafts yet, a text has the
-        usual ones; else they are computed when a round is added, which is often enough."""
-        if self.usual is not None and not self.accepted.tried:
-            return self.usual.expected(deepest)
-        if self._expected is None or len(self._expected[0]) != deepest:
-            self._expected = self.accepted.reached(deepest), self.drafted.reached(deepest)
-        return self._expected
 
 
 class Drafted(NamedTuple):
@@ -179,8 +75,7 @@ class Utility:
         self._deepest = shape.depth
         self._width = float(min(shape.breadth, _NODES))
         """Nodes of a level, on average."""
-        self._usual: dict[tuple[float, int], AcceptanceTracker] = {}
-        """The first drafts of texts, by temperature and how sure the target was."""
+        self._usual = UsualAcceptance()
         self._drafted = 0
         """Rounds with drafts since the latest plain one."""
         self._settling = False
@@ -199,16 +94,13 @@ class Utility:
         self.plain_spell = PlainSpell()
 
     def text(self, temperature: float) -> AcceptanceTracker:
-        """A new text. The temperature decides how well drafts do; like ones are one, for clients choose them."""
+        """A new text."""
         self.plain_spell.text_began()
         self._begun += 1
-        temperature = round(min(temperature, _HOTTEST), 1)
-        return AcceptanceTracker(self._of_kind(temperature, -1, _PRIOR), temperature=temperature)
+        return self._usual.text(temperature)
 
     def look(self, texts: Sequence[AcceptanceTracker], sureness: Callable[[Sequence[int]], Sequence[float]]) -> None:
-        """See how sure the target was of the next token of some `texts` that did not draft, by their places. That tells
-        texts apart before the drafter has read them: where the target is sure, a drafter mostly agrees. So a text is
-        expected to do as others of its kind."""
+        """See how sure the target was of the next token of some `texts` that did not draft, by their places."""
         if not self._planned:
             return
         self._planned, self._looked = False, self._looked + 1
@@ -216,14 +108,7 @@ class Utility:
         if not places and self._looked % _LOOK_AGAIN == 0:
             places = [place for place, text in enumerate(texts) if not text.rounds]
         for place, sure in zip(places[:_FEW], sureness(places[:_FEW]) if places else (), strict=True):
-            self._saw(texts[place], sure)
-
-    def _saw(self, text: AcceptanceTracker, sure: float) -> None:
-        text.sure = sure if text.sure is None else _KEEP_SURE * text.sure + (1 - _KEEP_SURE) * sure
-        text.like(self._of_kind(text.temperature, bisect_right(_KINDS, text.sure), max(_PRIOR, text.sure)))
-
-    def _of_kind(self, temperature: float, kind: int, first: float) -> AcceptanceTracker:
-        return self._usual.setdefault((temperature, kind), AcceptanceTracker(first=first))
+            self._usual.saw(texts[place], sure)
 
     def levels(self, texts: Sequence[AcceptanceTracker], missed: Sequence[int | None], beside: int = 0) -> list[int]:
         """Levels to draft for each; 0: plain decoding. `missed` tokens of a text, the latest round's left out, were not
@@ -306,8 +191,8 @@ class Utility:
         measured, then one when plain decoding has taken so long that it is a small share. With few texts it is a few
         levels, or it would show neither what a level costs nor that this text is easier than those before."""
         levels = min(_LEARNT, self._deepest) if texts <= _FEW and self.costs.drafted else 1  # others wait
-        lost = reading + self._trial_seconds(texts, beside, levels) - plain
-        if texts <= _FEW and text.rounds < _OF_A_TEXT and lost <= self._learning * plain:
+        lost = reading + float(self._seconds(texts, beside, 1, levels, levels)) - plain
+        if texts <= _FEW and text.rounds < FIRST_DRAFTS and lost <= self._learning * plain:
             self._learning -= lost / plain
             return levels
         return levels if self.costs.since * _SHARE >= lost else 0
@@ -319,7 +204,9 @@ class Utility:
         spread = reading / _HORIZON
         order = np.argsort((texts / plain) * spread[:, None] - gains, axis=0, kind="stable")
         won = texts + np.cumsum(np.take_along_axis(gains, order, 0), 0)
-        seconds = self._seconds(texts, beside, np.take_along_axis(steps, order, 0)) + np.cumsum(spread[order], 0)
+        taken = np.take_along_axis(steps, order, 0)
+        drafting, longest = np.arange(1, len(taken) + 1)[:, None], np.maximum.accumulate(taken, 0)
+        seconds = self._seconds(texts, beside, drafting, np.cumsum(taken, 0), longest) + np.cumsum(spread[order], 0)
         rate = won / np.maximum(plain, seconds)
         count, level = np.unravel_index(int(rate.argmax()), rate.shape)
         if rate[count, level] <= _MARGIN * texts / plain:
@@ -327,17 +214,12 @@ class Utility:
         self._rate = float(rate[count, level])
         return order[: count + 1, level], int(level) + 1
 
-    def _seconds(self, texts: int, beside: int, steps: Floats) -> Floats:
-        """Seconds `[n, levels]` of a round in which the first 1 to n texts draft so many `steps` `[n, levels]`."""
-        costs, drafting = self.costs, np.arange(1, len(steps) + 1)[:, None]
-        forward = costs.forward.at(texts + beside + self._width * np.cumsum(steps, 0)) + costs.rest.at(texts)
-        return costs.longer * (forward + costs.draft(drafting, np.maximum.accumulate(steps, 0)))
-
-    def _trial_seconds(self, texts: int, beside: int, levels: int) -> float:
-        """Seconds of a round in which one text drafts so many levels."""
+    def _seconds(self, texts: int, beside: int, drafting: ArrayLike, levels: ArrayLike, longest: ArrayLike) -> Floats:
+        """Seconds of rounds in which so many of the texts are `drafting`, so many `levels` in all, the longest of which
+        they wait for."""
         costs = self.costs
-        forward = costs.forward.of(texts + beside + self._width * levels) + costs.rest.of(texts)
-        return costs.longer * (forward + float(costs.draft(1, levels)))
+        forward = costs.forward.at(texts + beside + self._width * np.asarray(levels)) + costs.rest.of(texts)
+        return costs.longer * (forward + costs.draft(drafting, longest))
 
     def matching(self, text: AcceptanceTracker) -> float:
         """Accepted tokens that a draft must promise which costs nothing to make, to be worth as much as one of ours."""
@@ -348,9 +230,8 @@ class Utility:
         if not plain:
             return _UNKNOWN_MATCH
         gains, steps = map(np.array, text.expected(self._deepest))
-        forward = self.costs.forward.at(texts * (1.0 + self._width * steps) + beside)
-        seconds = forward + self.costs.rest.of(texts) + self.costs.draft(texts, steps)  # if all draft as many levels
-        worth = plain / np.maximum(plain, self.costs.longer * seconds)
+        seconds = self._seconds(texts, beside, texts, texts * steps, steps)  # if all draft as many levels
+        worth = plain / np.maximum(plain, seconds)
         return max(0.0, float(((1.0 + gains) * worth).max()) - 1.0)
 
     def record(self, drafts: Sequence[Drafted], ran: BatchRun) -> None:
@@ -367,10 +248,8 @@ class Utility:
             if draft.levels:
                 self._width = _KEEP_WIDTH * self._width + (1 - _KEEP_WIDTH) * draft.nodes / draft.levels
             draft.text.add(draft.accepted, draft.asked, draft.levels)
-            if draft.text.usual is not None and draft.text.rounds <= _OF_A_TEXT:
-                draft.text.usual.add(draft.accepted, draft.asked, draft.levels)
 
 
 def _log(share: float) -> float:
     """Of a probability that a draft must have; nothing is asked for what costs nothing, and never certainty."""
-    return math.log(min(share, _SURE)) if share > 0 else -math.inf
+    return math.log(min(share, _MOST_ASKED)) if share > 0 else -math.inf

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from moa.acceptance import AcceptanceTracker
 from moa.config import DrafterConfig
 from moa.errors import UsageError
 from moa.model.checkpoint import new_drafter
@@ -18,7 +19,7 @@ from moa.model.target import Committed, Row, Step, Target
 from moa.sampling import SamplingSettings, choose
 from moa.speculate import Generation, GenerationSettings, Speculator
 from moa.tree import DraftTree, TreeShape
-from moa.utility import AcceptanceTracker, Utility
+from moa.utility import Utility
 from tests.tiny import FAMILIES, save_tiny, tiny
 
 SHAPES = {"tree": TreeShape(), "chain": TreeShape.chain(4)}

@@ -9,9 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from moa.acceptance import AcceptanceTracker
 from moa.batch_costs import BatchCosts, BatchRun, Curve, Typical
 from moa.tree import TreeShape
-from moa.utility import AcceptanceTracker, Drafted, Utility
+from moa.utility import Drafted, Utility
 
 
 def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], accepted: list[int], *,
@@ -116,6 +117,14 @@ def test_a_text_that_becomes_easy_is_drafted_for_again() -> None:
         played(utility, [text], levels, levels)
         rounds += 1
         assert rounds < 2000
+
+
+def test_only_the_first_drafts_of_a_text_say_what_is_usual() -> None:
+    usual = AcceptanceTracker()
+    text = AcceptanceTracker(usual)
+    for number in range(1, 9):
+        text.add(0, 4)
+        assert (text.rounds, usual.rounds) == (number, min(number, 3))
 
 
 def test_a_new_text_expects_what_the_others_had_but_learns_soon() -> None:

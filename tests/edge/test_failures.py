@@ -19,6 +19,7 @@ from edge_client.tools.emulated_network import LinkProxy
 from moa.model.target import Row, Step
 from tests.edge import kit
 from tests.edge.test_exact import truth
+from tests.ports import held_port
 from tests.verifier import kit as verifier_kit
 
 IDS = verifier_kit.prompt(3, 12)
@@ -128,10 +129,9 @@ async def test_what_answers_instead_of_a_verifier(trouble: str, draft: Any) -> N
 
 @BOTH
 async def test_a_port_that_refuses(draft: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     stack = contextlib.AsyncExitStack()
     async with kit.verifier() as running, stack:
+        port = stack.enter_context(held_port())
 
         def recover() -> None:
             nonlocal opening

@@ -10,7 +10,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from moa.wire import ClientSession, Recovered, Refused
 from moa.wire.events import Advanced
 from moa.wire.messages import Ack, Activations, Stream, Verify
+from tests.ports import held_port
 from tests.torture.history import Entry, Finished, Opened, Verified, violations
 from tests.torture.raw import PATIENCE, Raw, binary
 
@@ -47,10 +47,8 @@ class Toll:
 class Nursery:
     """Starts verifiers."""
 
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+    def __init__(self, folder: Path, port: int) -> None:
+        self.port = port
         self._file, self._log = folder / "pid", folder / "log"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -94,8 +92,8 @@ class Nursery:
 @contextlib.asynccontextmanager
 async def nursery() -> AsyncIterator[Nursery]:
     """Starts verifiers while the context lasts."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = Nursery(Path(folder))
+    with tempfile.TemporaryDirectory() as folder, held_port() as port:
+        made = Nursery(Path(folder), port)
         try:
             await made.start()
             yield made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,15 +42,14 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_processes(*functions: Callable[[], object]) -> list[int | None]:
-    """Run each in a process of its own, forked so that nothing is imported anew; their exit codes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads, which torch has, idle
-        children = [multiprocessing.get_context("fork").Process(target=function) for function in functions]
-        for child in children:
-            child.start()
+    """Run each in a fresh process of its own; their exit codes. A fork would not do: torch refuses to go backward in
+    one once an earlier test has started autograd's threads."""
+    children = [multiprocessing.get_context("spawn").Process(target=function) for function in functions]
+    for child in children:
+        child.start()
     try:
         for child in children:
-            child.join(90)
+            child.join()  # a test that hangs ends by its own time limit
         return [child.exitcode for child in children]
     finally:
         for child in children:

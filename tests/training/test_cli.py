@@ -5,9 +5,9 @@ import os
 import re
 import resource
 import shutil
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from moa.model.checkpoint import load_drafter
 from moa.model.loading import load_model
 from moa.training import options
 from moa.training.cli import fast_precision, main
+from moa.training.loop import Loop
 from moa.training.masks import AnchorRule, Spacing
+from tests.ports import held_port
 from tests.tiny import save_tiny
 from tests.training.conftest import in_processes
 
@@ -57,37 +59,31 @@ def test_a_run_leaves_a_drafter_and_its_provenance(
     assert record["command"][0] == "moa-train"
 
 
+def train_as(rank: int, port: int, target: Path, data: Path, out: Path) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
+    os._exit(train(target, data, out, "--batch", "2"))
+
+
 def test_two_processes_learn_what_one_does(target: Path, chats: Path, tmp_path: Path) -> None:
     assert train(target, chats, tmp_path / "one", "--batch", "4") == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def rank(number: int) -> Callable[[], None]:
-        def run() -> None:
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(number)}
-            os._exit(train(target, chats, tmp_path / "two", "--batch", "2"))
-
-        return run
-
-    assert in_processes(rank(0), rank(1)) == [0, 0]
+    with held_port() as port:
+        two_ranks = [partial(train_as, rank, port, target, chats, tmp_path / "two") for rank in (0, 1)]
+        assert in_processes(*two_ranks) == [0, 0]
     assert history(tmp_path / "two") == pytest.approx(history(tmp_path / "one"), rel=1e-5)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=1e-4, rtol=1e-3)
 
 
-def test_the_same_command_goes_on_where_it_was_killed(target: Path, chats: Path, tmp_path: Path) -> None:
-    from moa.training.loop import Loop
-
-    assert train(target, chats, tmp_path / "whole") == 0
+def train_until_the_third_step(target: Path, data: Path, out: Path) -> None:
     one_step = Loop._one_step
+    Loop._one_step = lambda self: one_step(self) if self.step < 3 else os.kill(os.getpid(), 9)  # type: ignore
+    train(target, data, out, "--checkpoint-every", "1")
 
-    def killed() -> None:
-        Loop._one_step = lambda self: one_step(self) if self.step < 3 else os.kill(os.getpid(), 9)  # type: ignore
-        train(target, chats, tmp_path / "out", "--checkpoint-every", "1")
 
-    assert in_processes(killed) == [-9]
+def test_the_same_command_goes_on_where_it_was_killed(target: Path, chats: Path, tmp_path: Path) -> None:
+    assert train(target, chats, tmp_path / "whole") == 0
+    assert in_processes(partial(train_until_the_third_step, target, chats, tmp_path / "out")) == [-9]
     assert len(history(tmp_path / "out")) == 3
     assert train(target, chats, tmp_path / "out") == 0
     assert history(tmp_path / "out") == history(tmp_path / "whole")
@@ -365,8 +361,6 @@ def test_a_full_disk_is_one_clear_line(
 def test_a_full_disk_costs_only_what_came_after_the_last_checkpoint(target: Path, chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert train(target, chats, tmp_path / "whole") == 0
-    from moa.training.loop import Loop
-
     write = Loop._write_checkpoint
 
     def fails_later(self: Loop, fresh: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,21 +87,23 @@ def test_a_damaged_checkpoint_is_a_clear_error(rows: PackedRows, tmp_path: Path)
         Loop(Bigrams(), rows, settings(), tmp_path, quiet=True).run()
 
 
-def test_kill_9_while_a_checkpoint_is_written_costs_nothing_but_time(rows: PackedRows, tmp_path: Path) -> None:
-    whole = losses(Loop(Bigrams(), rows, settings(), tmp_path / "whole", quiet=True))
+def run_until_the_second_checkpoint(rows: Path, out: Path) -> None:
     rename = Path.rename
 
     def killed_at_the_second(self: Path, to: Path) -> Path:
-        if self.name == "state.part" and (tmp_path / "out" / "checkpoint").is_dir():
+        if self.name == "state.part" and (out / "checkpoint").is_dir():
             os.kill(os.getpid(), signal.SIGKILL)
         return rename(self, to)
 
-    def run() -> None:
-        Path.rename = killed_at_the_second  # type: ignore[method-assign, assignment]
-        Loop(Bigrams(), rows, settings(), tmp_path / "out", quiet=True).run()
+    Path.rename = killed_at_the_second  # type: ignore[method-assign, assignment]
+    Loop(Bigrams(), PackedRows(rows), settings(), out, quiet=True).run()
 
-    assert in_processes(run) == [-signal.SIGKILL]
-    again = Loop(Bigrams(), rows, settings(), tmp_path / "out", quiet=True)
+
+def test_kill_9_while_a_checkpoint_is_written_costs_nothing_but_time(rows: PackedRows, tmp_path: Path) -> None:
+    whole = losses(Loop(Bigrams(), rows, settings(), tmp_path / "whole", quiet=True))
+    out = tmp_path / "out"
+    assert in_processes(partial(run_until_the_second_checkpoint, tmp_path / "rows", out)) == [-signal.SIGKILL]
+    again = Loop(Bigrams(), rows, settings(), out, quiet=True)
     assert again.checkpointed_step() == 3
     assert losses(again) == whole
 

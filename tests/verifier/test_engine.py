@@ -459,6 +459,35 @@ def test_a_stream_whose_edge_has_guessed_nothing_is_not_compared_with_drafts_of_
     assert bench.of(Streamed)[-1].foreseen == 1
 
 
+def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, rests = [100.0], []
+    bench = Bench(clock=lambda: now[0])
+    real = bench.served.target.forward
+
+    def forward(rows: Any) -> Any:
+        now[0] += 1.0
+        return real(rows)
+
+    monkeypatch.setattr(bench.served.target, "forward", forward)
+    monkeypatch.setattr(bench.engine._drafting, "ran", lambda won, *told: won and rests.append(told[2]))
+    lease = bench.lease(0)
+    bench.submit(lease, kit.prompt(0, 10), None).enqueued = now[0]
+    now[0] += 0.5
+    while not rests:
+        bench.engine.turn(0)
+    for _ in range(2):
+        now[0] += 0.25
+        bench.engine.turn(0)
+    assert rests == [0.0, 0.25, 0.25], "the first round has waited for nothing but its request"
+    bench.scheduler.release(lease)
+    bench.run()
+    now[0] += 5.0
+    bench.submit(bench.lease(1), kit.prompt(1, 10), None).enqueued = now[0]
+    while len(rests) == 3:
+        bench.engine.turn(0)
+    assert rests[3] == 0.0, "nobody waited for this one"
+
+
 def test_streams_of_a_full_batch_that_is_plain_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     drafting = VirtualDrafting(now)
