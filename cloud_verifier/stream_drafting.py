@@ -159,9 +159,9 @@ class TreeDrafting:
             rest_seconds=rest,
         )
         self.utility.record(drafts, ran)
-        plain = [job for job in accepted if (text := self._round.get(job.lease)) is not None and not text.levels]
-        texts = [self._round[job.lease].acceptance for job in plain]
-        self.utility.look(texts, lambda places: sureness([plain[place] for place in places]))
+        jobs = [job for job in accepted if job.lease in self._round]
+        texts = [self._round[job.lease].acceptance for job in jobs]
+        self.utility.look(texts, lambda places: sureness([jobs[place] for place in places]))
 
     def matching(self, job: Job) -> float:
         """As many as ours win beyond plain decoding, in the same time."""
@@ -180,11 +180,10 @@ class TreeDrafting:
         return self._texts[job.lease]
 
     def _missed(self, job: Job) -> int | None:
-        """What the drafter has to read of earlier rounds; None if it cannot draft for this one, or it is not known yet
-        how sure the target is of it."""
+        """What the drafter has to read of earlier rounds; None if it cannot draft for this one."""
         text = self._round[job.lease]
         text.missed = max(0, job.lease.length - self._known(job.lease) - text.latest)
-        return text.missed if text.acceptance.sure is not None and self._able(job.lease) else None
+        return text.missed if self._able(job.lease) else None
 
     def _ready(self, job: Job, text: _Text) -> bool:
         """Whether the drafter knows the session's text now. Reading what the latest round said is a part of every

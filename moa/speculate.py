@@ -278,8 +278,8 @@ class Speculator:
             rest_seconds=rest,
         )
         utility.record(drafts, ran)
-        plain = [(b, s.acceptance) for b, s in enumerate(active) if s.acceptance is not None and not s.levels]
-        utility.look([text for _, text in plain], lambda places: step.sureness([(plain[at][0], 0) for at in places]))
+        texts = [(b, s.acceptance) for b, s in enumerate(active) if s.acceptance is not None]
+        utility.look([text for _, text in texts], lambda places: step.sureness([(texts[at][0], 0) for at in places]))
 
     def _draft(self, active: list[_Sequence], settings: GenerationSettings) -> list[DraftTree]:
         requests: list[DraftRequest] = []
@@ -309,8 +309,7 @@ class Speculator:
         utility = self.utility(shape)
         if utility.plain_spell.covers(len(texts)):
             return [0 for _ in texts]
-        missed = [None if text.sure is None else s.missed for text, s in zip(texts, active, strict=True)]
-        return utility.levels(texts, missed)
+        return utility.levels(texts, [sequence.missed for sequence in active])
 
     def _decode(self, settings: GenerationSettings) -> Decode | None:
         if not settings.stop:

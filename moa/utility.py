@@ -25,6 +25,9 @@ from moa.tree import TreeShape
 
 _KEEP_WIDTH = 0.98
 """Weight that the width of older trees keeps when a new one is added."""
+_LOOK_FIRST = 0.25
+"""A text is looked at in a plain round before the drafter reads it, if reading takes more than this share of such a
+round. A slow target makes reading cheap and plain rounds dear."""
 _LOOK_AGAIN = 4
 """Of the rounds that are decided on, one of so many looks again at texts that were looked at before."""
 _FIRST_PLAIN, _PLAIN_EVERY = 2, 32
@@ -100,7 +103,7 @@ class Utility:
         return self._usual.text(temperature)
 
     def look(self, texts: Sequence[AcceptanceTracker], sureness: Callable[[Sequence[int]], Sequence[float]]) -> None:
-        """See how sure the target was of the next token of some `texts` that did not draft, by their places."""
+        """See how sure the target was of the next token of some of the latest round's `texts`, by their places."""
         if not self._planned:
             return
         self._planned, self._looked = False, self._looked + 1
@@ -115,12 +118,12 @@ class Utility:
         yet read by the drafter (None: it cannot draft for this one); `beside` other tokens are in the forward."""
         costs, found = self.costs, np.zeros(len(texts), dtype=np.int64)
         self._planned = True
-        able = [place for place, tokens in enumerate(missed) if tokens is not None]
-        if not able or costs.rounds < _FIRST_PLAIN:
-            return found.tolist()
         plain = costs.plain(len(texts), len(texts) + beside)
         self._batch, self._rate = (len(texts), beside), len(texts) / plain if plain else 0.0
-        if not plain or self._drafted >= _PLAIN_EVERY or self._settling:
+        if not plain or costs.rounds < _FIRST_PLAIN or self._drafted >= _PLAIN_EVERY or self._settling:
+            return found.tolist()
+        able = [place for place, text in enumerate(texts) if self._able(text, missed[place], plain)]
+        if not able:
             return found.tolist()
         if len(texts) == 1:
             return [self._alone(texts[0], costs.price * (missed[0] or 0), beside, plain)]
@@ -141,6 +144,12 @@ class Utility:
         else:
             self.plain_spell.begin(len(texts), costs.rounds)
         return found.tolist()
+
+    def _able(self, text: AcceptanceTracker, missed: int | None, plain: float) -> bool:
+        """Whether the drafter may draft for this text, and may read it before anybody has looked at it."""
+        if not missed or text.sure is not None:
+            return missed is not None
+        return bool(self.costs.reading) and self.costs.price * missed <= _LOOK_FIRST * plain
 
     def _alone(self, text: AcceptanceTracker, reading: float, beside: int, plain: float) -> int:
         """The same of a single text, which is what a small target beside its user runs: there a decision by arrays of

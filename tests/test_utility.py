@@ -33,7 +33,15 @@ def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], 
     drafts = zip(texts, levels, levels, accepted, strict=True)
     if utility.plain_spell.measured:
         utility.record([Drafted(text, deep, deep, nodes, right) for text, deep, nodes, right in drafts if deep], ran)
+        utility.look(texts, lambda places: [0.6] * len(places))
     return ran.draft_seconds + ran.forward_seconds
+
+
+def looked_at(utility: Utility) -> AcceptanceTracker:
+    """A text of which the target is as sure as of many."""
+    text = utility.text(0.0)
+    text.sure = 0.6
+    return text
 
 
 def planned(utility: Utility, texts: list[AcceptanceTracker], missed: Sequence[int | None]) -> list[int]:
@@ -163,6 +171,22 @@ def test_a_text_is_expected_to_do_as_others_of_which_the_target_was_as_sure() ->
     assert asked == [[0]] * 20, "once each"
 
 
+@pytest.mark.parametrize(("prompt", "waits"), [(20, False), (30, True)])
+def test_a_text_waits_to_be_looked_at_unless_its_reading_takes_little_of_a_round(prompt: int, waits: bool) -> None:
+    utility = Utility(TreeShape.chain(4))
+    text = utility.text(0.0)
+    for levels in (0, 0, 0, 1, 1, 1, 1, 4, 4, 4):
+        assert utility.levels([utility.text(0.0)], [1]) == [0], "what reading costs is not known yet"
+        played(utility, [text], [levels], [levels])
+    utility.costs.read(0.01, 1)
+    fresh = utility.text(0.0)
+    levels = utility.levels([fresh], [prompt])
+    assert levels == ([0] if waits else [4])
+    played(utility, [fresh], levels, levels)
+    assert fresh.sure == 0.6, "the round has shown it"
+    assert utility.levels([fresh], [prompt])[0] >= 4
+
+
 def test_few_texts_are_looked_at_in_a_round_and_again_now_and_then() -> None:
     utility = Utility(TreeShape.chain(4))
     texts = [utility.text(0.0) for _ in range(20)]
@@ -245,7 +269,7 @@ def test_among_many_texts_those_draft_whose_drafts_hit() -> None:
 
 def test_what_the_drafter_must_read_first_holds_the_other_texts_up_by_a_quarter_at_most() -> None:
     utility = Utility(TreeShape.chain(4))
-    texts = [utility.text(0.0) for _ in range(10)]
+    texts = [looked_at(utility) for _ in range(10)]
     for text in texts:
         for _ in range(20):
             text.add(4, 4)
@@ -290,7 +314,7 @@ def test_a_level_that_was_slow_once_does_not_end_drafting_for_good() -> None:
 
 def test_where_plain_decoding_is_best_for_all_of_many_texts_few_rounds_look_at_them() -> None:
     utility = Utility(TreeShape.chain(4))
-    texts = [utility.text(0.0) for _ in range(64)]
+    texts = [looked_at(utility) for _ in range(64)]
     for _ in range(3):
         played(utility, texts, [0] * 64, [0] * 64, token=1.0)
     utility.costs.read(50.0, 1)
@@ -364,7 +388,7 @@ def test_a_decision_after_few_measurements_is_looked_at_again_soon() -> None:
 
 def test_the_first_draft_among_others_is_a_single_level() -> None:
     utility = Utility(TreeShape.chain(6))
-    texts = [utility.text(0.0) for _ in range(8)]
+    texts = [looked_at(utility) for _ in range(8)]
     for _ in range(3):
         played(utility, texts, [0] * 8, [0] * 8)
     levels = utility.levels(texts, [100] * 8)
@@ -408,7 +432,7 @@ def test_a_single_text_is_decided_as_one_of_a_batch() -> None:
     rng = random.Random(5)
     for _ in range(300):
         utility = Utility(TreeShape.chain(6))
-        text = utility.text(0.0)
+        text = looked_at(utility)
         for _ in range(rng.randrange(12)):
             text.add(rng.randrange(7), 6)
         level, fixed = rng.uniform(0.02, 1.5), rng.uniform(0, 0.5)
