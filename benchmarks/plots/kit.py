@@ -37,6 +37,7 @@ _COLOURS = (  # what a name begins with -> its colour in every picture
     ("device, independent", _GREEN),
     ("device", _SKY),
     ("server-drafted, eagle2", _ORANGE),
+    ("server-drafted, independent", _RED),
     ("server-drafted", _PURPLE),
     ("plain", _GREY),
     ("a call a token", "#222222"),
