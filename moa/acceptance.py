@@ -142,7 +142,3 @@ class UsualAcceptance:
         if kind not in self._kinds:
             self._kinds[kind] = AcceptanceTracker(first=first)
         return self._kinds[kind]
-
-    def __len__(self) -> int:
-        """Kinds that are known."""
-        return len(self._kinds)

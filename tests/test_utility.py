@@ -405,7 +405,7 @@ def test_clients_with_many_temperatures_cost_no_memory() -> None:
         text = utility.text(number / 777)
         utility.levels([text], [None])
         utility.look([text], lambda places: [0.25 * (number % 4)] * len(places))  # noqa: B023
-    assert len(utility._usual) <= 5 * 21
+    assert len(utility._usual._kinds) <= 5 * 21
 
 
 def test_the_first_round_of_a_text_says_nothing_of_plain_decoding() -> None:
