@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ def origin() -> dict[str, Any]:
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware(),
         "commit": commit(),
-        "command": " ".join(["python", *map(_relative, sys.orig_argv[1:])]),
+        "command": shlex.join(["python", *map(_relative, sys.orig_argv[1:])]),
         "versions": {"python": platform.python_version()} | {p: v for p in _PACKAGES if (v := _version(p))},
     }
 

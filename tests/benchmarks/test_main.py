@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,11 @@ def test_a_command_names_no_place_of_the_machine(monkeypatch: pytest.MonkeyPatch
     assert origin()["command"] == "python -m benchmarks --out=results --count=3"
     monkeypatch.setattr(sys, "orig_argv", ["python", "--pairs", "one=/far/away/bundle=/far/weights", "two==/far/b"])
     assert origin()["command"] == "python --pairs one=bundle=weights two==b"
+
+
+def test_a_command_can_be_run_as_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", given := ["python", "-m", "benchmarks", "--ways", "plain API streaming"])
+    assert shlex.split(origin()["command"]) == given
 
 
 def test_a_fault_that_was_measured_is_an_error_and_still_written(made_up: ModuleType, tmp_path: Path) -> None:
