@@ -84,8 +84,8 @@ def show(figures: dict[str, Any], *, as_json: bool) -> None:
     console.print(table)
     mixed = figures["unlike"]
     console.print(
-        f"{mixed['sessions']:,} sessions of {mixed['shortest']:,} to {mixed['longest']:,} tokens fit, as many in "
-        f"every doubling; if each took a whole context, {mixed['whole_contexts']:,}"
+        f"of lengths spread evenly on a logarithmic scale from {mixed['shortest']:,} to {mixed['longest']:,} tokens, "
+        f"room for drafts included, {mixed['sessions']:,} sessions fit; {mixed['whole_contexts']:,} of the longest"
     )
     table = Table("nodes in the tree", "ms a forward", "nodes a second", title=f"behind {figures['context']} tokens")
     for tree in figures["trees"]:

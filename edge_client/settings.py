@@ -242,7 +242,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for variable in sorted(v for v in environment if v.startswith(ENVIRONMENT) and v != CONFIG):
         if variable not in known:
-            raise ConfigError(f"unknown environment variable {variable}", hint=_nearest(variable, [*known, CONFIG]))
+            raise ConfigError(f"unknown environment variable {variable}", hint=_nearest_variable(variable, known))
         values[known[variable]] = from_text(known[variable], environment[variable], called=variable)
     return values
 
@@ -279,6 +279,13 @@ def _check_address(address: str) -> None:
         raise UsageError(
             f"no verifier address: {safe_line(repr(address))}", hint="like ws://host:8765, wss://host, or local"
         )
+
+
+def _nearest_variable(variable: str, known: Iterable[str]) -> str:
+    """By what comes after the beginning that all have: with it, all look alike."""
+    ours = {name.removeprefix(ENVIRONMENT): name for name in (*known, CONFIG)}
+    close = difflib.get_close_matches(variable.removeprefix(ENVIRONMENT), list(ours), n=1)
+    return f"did you mean {ours[close[0]]}?" if close else f"known: {', '.join(sorted(ours.values()))}"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -103,6 +103,8 @@ class _Build:
     def __init__(self, settings: BuildSettings, folder: Path, say: Notify) -> None:
         self.settings, self.folder, self.say = settings, folder, say
         self.kinds = choose_kinds(settings.variants)
+        self.texts = [*settings.prompts, *(read_prompts(settings.calibration) if settings.calibration else [])]
+        """Prompts to calibrate with: a mistake in a file is found before anything is loaded."""
         say("reading the drafter and what it shares of its target")
         self.source: Source = load_source(settings.target, settings.drafter)
 
@@ -126,7 +128,7 @@ class _Build:
     def _target(self) -> Target | None:
         """The whole target, loaded only if needed."""
         settings = self.settings
-        wanted = settings.calibration or settings.prompts or (settings.draft_vocab and not settings.vocab_text)
+        wanted = self.texts or (settings.draft_vocab and not settings.vocab_text)
         if not wanted:
             return None
         self.say("loading the target, for its own words")
@@ -154,14 +156,10 @@ class _Build:
         return parity(reference, place / "model.onnx", self.source.vocabulary, shop.draft_to_target)
 
     def _reference(self, target: Target | None) -> Reference | None:
-        texts = [
-            *self.settings.prompts,
-            *(read_prompts(self.settings.calibration) if self.settings.calibration else []),
-        ]
-        if target is None or not texts:
+        if target is None or not self.texts:
             return None
-        self.say(f"recording what the target says to {len(texts)} prompts")
-        prompts = encode_prompts(target, texts)
+        self.say(f"recording what the target says to {len(self.texts)} prompts")
+        prompts = encode_prompts(target, self.texts)
         traces = make_traces(target, self.source, prompts, new_tokens=self.settings.new_tokens)
         names = ", ".join(path.name for path in self.settings.calibration) or "held-out prompts of the embedded pair"
         # The float32 drafter with its whole vocabulary: the ratio then includes the cost of a smaller one.

@@ -15,6 +15,7 @@ from moa.api.app import Api, ApiLimits
 from moa.api.http import serving
 from moa.api.metrics import ApiMetrics
 from moa.api.pages import page
+from moa.demo import paths
 
 
 @contextlib.asynccontextmanager
@@ -40,5 +41,5 @@ async def endpoint(
 
 
 def model_name(settings: Settings) -> str:
-    """The model name for clients."""
-    return settings.model_name or Path(settings.target).name or "moa-demo"
+    """The model name for clients: as a device says it, the last part of where the target came from."""
+    return settings.model_name or Path(settings.target or paths().target).name

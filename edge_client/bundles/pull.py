@@ -28,11 +28,24 @@ def pull(source: str, *, name: str = "", force: bool = False, say: Notify = lamb
     """Download a bundle from `source` and store it as `name`. An archive is downloaded whole, other sources file by
     file."""
     name = check_name(name or _name_of(source))
-    home, place, partial = store(), store() / name, store() / (name + PARTIAL)
+    place, partial = store() / name, store() / (name + PARTIAL)
     if place.exists() and not force:
         raise UsageError(f"there is a bundle {name} already", hint="--force replaces it, --name keeps both")
-    partial.mkdir(parents=True, exist_ok=True)
+    try:
+        _download(source, partial, say)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.rmdir()  # if nothing has come yet; the rest is kept, and the next try goes on from there
+        raise
+    if place.exists():
+        shutil.rmtree(place)
+    partial.rename(place)
+    return Bundle.open(place)
+
+
+def _download(source: str, partial: Path, say: Notify) -> None:
     found = find(source)
+    partial.mkdir(parents=True, exist_ok=True)
     if isinstance(found, str):
         say(f"the archive {found}")
         with open_url(found) as (file, _):
@@ -41,17 +54,12 @@ def pull(source: str, *, name: str = "", force: bool = False, say: Notify = lamb
     with contextlib.closing(found) as opened:
         manifest = _pull_manifest(opened, partial)
         needed = sum(entry.size for entry in manifest.files.values())
-        if shutil.disk_usage(home).free < needed:
-            raise UsageError(f"no room in {home}: {needed / 1e6:.0f} MB are needed")
+        if shutil.disk_usage(partial).free < needed:
+            raise UsageError(f"no room in {partial.parent}: {needed / 1e6:.0f} MB are needed")
         for path, entry in manifest.files.items():
             _pull_file(opened, path, entry, partial / path, say)
     (partial / _ARCHIVE).unlink(missing_ok=True)
-    bundle = Bundle.open(partial)
-    bundle.verify()
-    if place.exists():
-        shutil.rmtree(place)
-    partial.rename(place)
-    return Bundle.open(place)
+    Bundle.open(partial).verify()
 
 
 def _name_of(source: str) -> str:

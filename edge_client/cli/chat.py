@@ -31,28 +31,31 @@ def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
     command.description = f"A conversation. {_HINT}."
     command.add_argument("--system", default="", metavar="TEXT", help="system message for the assistant")
+    command.add_argument("--no-history", action="store_true", help="keep no file of what you type")
     options.add_connection(command)
     options.add_generation(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Chat until the end of the input."""
+    """Chat until the end of the input; exit code 2 if it is no terminal and held a mistake."""
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed)
     options.tell_seed(settings, seed)
-    asyncio.run(_talk(Dialogue(settings, arguments.system)))
-    return 0
+    return asyncio.run(_talk(Dialogue(settings, arguments.system), history=not arguments.no_history))
 
 
-async def _talk(dialogue: Dialogue) -> None:
-    reader, console = make_reader(dialogue.completions), make_console()
+async def _talk(dialogue: Dialogue, *, history: bool) -> int:
+    reader, console = make_reader(dialogue.completions, history=history), make_console()
+    dialogue.keys = reader.keys
     async with EdgeClient(dialogue.settings) as client, client.conversation() as conversation:
         if not client.device.codec.can_chat:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
         if reader.interactive:
             console.print(_HINT, style="dim")
-        await ChatLoop(client, conversation, dialogue, reader, console).run()
+        chat = ChatLoop(client, conversation, dialogue, reader, console)
+        await chat.run()
+        return 2 if chat.mistakes and not reader.interactive else 0
 
 
 class ChatLoop:
@@ -63,6 +66,8 @@ class ChatLoop:
     ) -> None:
         self._client, self._conversation, self._dialogue = client, conversation, dialogue
         self._reader, self._console = reader, console
+        self.mistakes = 0
+        """Lines that could not be asked or done."""
 
     async def run(self) -> None:
         """Until the user ends it."""
@@ -90,6 +95,7 @@ class ChatLoop:
                     self._console.print(safe_text(step.text), style="dim")
             except UsageError as error:
                 # The conversation continues: only this answer failed.
+                self.mistakes += 1
                 self._console.print(f"edge-client: {error.line()}", style="red")
 
     async def _answer(self) -> None:

@@ -21,12 +21,11 @@ COMMANDS = {
     "/new": "forget the conversation and begin another",
     "/system": "TEXT: set the system message; alone: show it",
     "/set": "NAME VALUE: change a setting from the next answer on; alone: show all",
-    "/retry": "answer the last question again, with another seed",
+    "/retry": "answer the last question again, with another seed (the same at temperature 0)",
     "/save": "FILE: write the conversation",
     "/load": "FILE: go on with a conversation that was saved",
     "/quit": "end (also Ctrl-D)",
 }
-KEYS = 'Ctrl-C stops an answer. Alt-Enter begins a new line; without it, """ opens a message of many lines and ends it.'
 SETTABLE = (
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens", "stop"),
     *("draft", "on_reconnect", "max_offline_tokens", "settle_seconds"),
@@ -68,6 +67,8 @@ class Dialogue:
 
     settings: ClientSettings
     system: str = ""
+    keys: str = ""
+    """How a message of several lines is typed."""
     messages: list[DialogueMessage] = field(default_factory=list)
     """Without the system message."""
     changes: dict[str, Any] = field(default_factory=dict)
@@ -134,7 +135,7 @@ class Dialogue:
 
     def _help(self, _: str) -> NextStep:
         lines = [f"{name:8} {says}" for name, says in COMMANDS.items()]
-        return Say("\n".join([*lines, KEYS]))
+        return Say("\n".join([*lines, f"Ctrl-C stops an answer. {self.keys}".rstrip()]))
 
     def _new(self, _: str) -> NextStep:
         self.messages.clear()

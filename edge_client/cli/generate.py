@@ -17,6 +17,7 @@ from edge_client.screen.terminal import PipeView, View, rescue
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.turn.trace import Trace
+from moa.described import add_flags
 from moa.errors import MoaError, UsageError
 
 
@@ -29,6 +30,7 @@ def add(command: argparse.ArgumentParser) -> None:
     how.add_argument("--json", action="store_true", help="print one JSON object with ids, statuses, events and figures")
     how.add_argument("--jsonl", action="store_true", help="print every event as a JSON object on a line, as it happens")
     how.add_argument("-q", "--quiet", action="store_true", help="only the text: no status line, figures or notices")
+    add_flags(command, ClientSettings, {"logprobs": "N"})
     command.add_argument(
         "--require-verified", action="store_true", help="exit code 1 unless the target has verified every token"
     )
@@ -39,6 +41,8 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer one prompt; exit code 1 when it must be verified and is not."""
+    if arguments.logprobs is not None and not (arguments.json or arguments.jsonl):
+        raise UsageError("--logprobs has no place in plain text", hint="add --json or --jsonl")
     prompt = options.read_prompt(arguments.prompt, arguments.file)
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed)

@@ -23,7 +23,7 @@ _CONNECTION = {
 }
 _SAMPLING = {
     **{"max_new_tokens": "N", "temperature": "T", "top_k": "K", "top_p": "P", "min_p": "P"},
-    **{"repetition_penalty": "X", "seed": "N", "logprobs": "N"},
+    **{"repetition_penalty": "X", "seed": "N"},
 }
 _BEHAVIOUR = {
     **{"draft": "WHO", "on_reconnect": "HOW", "sync": "PRECISION", "max_kbps": "N", "max_calls": "N"},

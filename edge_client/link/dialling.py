@@ -80,8 +80,8 @@ class Dialling:
         self.refused = None
 
 
-def explain(error: BaseException, url: str, *, tls: bool) -> MoaError:
-    """The error of a connection, as one line with a hint."""
+def explain(error: BaseException, url: str, *, tls: bool, worked: bool = False) -> MoaError:
+    """The error of a connection, as one line with a hint: what may be wrong at an address that never `worked`."""
     match error:
         case MoaError():
             return error
@@ -105,6 +105,8 @@ def explain(error: BaseException, url: str, *, tls: bool) -> MoaError:
         case ssl.SSLError():
             return LinkError(f"TLS with {url} failed: {error.reason or error}", hint="check wss:// and the port")
         case NegotiationError() | InvalidHandshake():
+            if worked:
+                return LinkError(f"{url} does not answer now")
             hint = "" if tls else "is it a TLS port? then wss://"
             return LinkError(f"{url} does not answer as a verifier: {safe_line(str(error))}", hint=hint)
         case TimeoutError() | asyncio.TimeoutError():

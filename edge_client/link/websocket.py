@@ -230,7 +230,8 @@ class VerifierLink:
             except Exception as error:  # after any error the device continues and connects again
                 if not self._wanted:
                     return
-                why = explain(error, self.endpoint.url, tls=self.endpoint.tls is not None)
+                tls, worked = self.endpoint.tls is not None, self.connections > 0
+                why = explain(error, self.endpoint.url, tls=tls, worked=worked)
                 self.dialling.ended(why, perf_counter())
             self.up, self._connection = False, None
             self._tell_all()

@@ -104,7 +104,7 @@ def summary(done: Done) -> str:
     parts = [f"{stats['tokens']} tokens", f"{stats['tokens_per_second']:.0f}/s", calls]
     if stats["tokens_per_round"]:
         parts.append(f"{stats['tokens_per_round']:.2f} tokens a round")
-    if "rtt_ms" in stats:
+    if stats.get("rtt_ms"):
         kilobytes = (stats["sent_bytes"] + stats["received_bytes"]) / 1000
         parts += [f"RTT {stats['rtt_ms']:.0f} ms", f"{kilobytes:.1f} kB"]
     if stats["retracted"]:

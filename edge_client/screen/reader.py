@@ -29,6 +29,9 @@ class Interrupted(Exception):
 class Reader(Protocol):
     """Source of the user's messages."""
 
+    keys: str
+    """How a message of several lines is typed."""
+
     @property
     def interactive(self) -> bool:
         """Whether input comes from a terminal."""
@@ -40,12 +43,12 @@ class Reader(Protocol):
         """While active, output is printed above the line being typed."""
 
 
-def make_reader(completions: Completions) -> Reader:
-    """The reader for this input."""
+def make_reader(completions: Completions, *, history: bool = True) -> Reader:
+    """The reader for this input. Without `history` no file of what is typed is kept."""
     if not sys.stdin.isatty():
         return PlainReader("")
     try:
-        return EditingReader(completions)
+        return EditingReader(completions, history=history)
     except ImportError:
         return PlainReader("> ")
 
@@ -64,8 +67,9 @@ class EditingReader:
     """With prompt_toolkit. Pasted text is one message, however many lines it has."""
 
     interactive = True
+    keys = "Alt-Enter begins a new line."
 
-    def __init__(self, completions: Completions, **how: Any) -> None:
+    def __init__(self, completions: Completions, *, history: bool = True, **how: Any) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import Completer, Completion
         from prompt_toolkit.history import FileHistory, InMemoryHistory
@@ -84,11 +88,11 @@ class EditingReader:
             event.current_buffer.insert_text("\n")
 
         try:
-            history = FileHistory(str(history_file()))
+            kept = FileHistory(str(history_file())) if history else InMemoryHistory()
         except OSError:  # the home folder is not writable
-            history = InMemoryHistory()  # type: ignore[assignment]
+            kept = InMemoryHistory()
         self._session: Any = PromptSession(
-            "> ", history=history, completer=Words(), complete_while_typing=False, key_bindings=keys, **how
+            "> ", history=kept, completer=Words(), complete_while_typing=False, key_bindings=keys, **how
         )
 
     async def read(self) -> str | None:
@@ -109,6 +113,8 @@ class EditingReader:
 
 class PlainReader:
     """Reads lines in a thread, so that the event loop keeps running; the thread may be abandoned."""
+
+    keys = f"{_BLOCK} opens a message of many lines and ends it."
 
     def __init__(self, prompt: str) -> None:
         self._prompt = prompt

@@ -100,7 +100,8 @@ class PipeView:
             case Done():
                 self._write(len(self._pieces.texts), event.text[len(self._pieces.text(0)) :] + "\n")
                 if not event.verified and self._pieces.texts:
-                    self._tell("not all of this was verified by the target")
+                    how_much = "not all" if self._pieces.settled else "nothing"
+                    self._tell(f"{how_much} of this was verified by the target")
                 if event.reason in _ENDS:
                     self._tell(_ENDS[event.reason])
                 if self._broken is not None:

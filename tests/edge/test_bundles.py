@@ -185,9 +185,10 @@ def test_a_hub_id_is_an_address(
         ("org/demo", "embedded", "no name for a bundle"),
     ],
 )
-def test_what_cannot_be_pulled_is_one_line(source: str, name: str, what: str) -> None:
+def test_what_cannot_be_pulled_is_one_line(home: Path, source: str, name: str, what: str) -> None:
     with pytest.raises(UsageError, match=what):
         pull(source, name=name)
+    assert not [path for path in home.rglob("*") if path.name.endswith(".partial")]
 
 
 def command(*words: str) -> object:

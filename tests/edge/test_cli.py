@@ -80,7 +80,7 @@ def test_text_goes_to_a_pipe_and_remarks_do_not() -> None:
     result = offline("hello")
     assert result.returncode == 0
     assert json.loads(offline("--json", "hello").stdout)["text"] == result.stdout.decode()[:-1]
-    assert b"not all of this was verified" in result.stderr
+    assert b"nothing of this was verified" in result.stderr
 
 
 def test_the_prompt_may_come_from_standard_input() -> None:
@@ -115,6 +115,20 @@ def test_quiet_is_the_text_alone() -> None:
     assert result.returncode == 0
     assert result.stderr == b""
     assert result.stdout
+
+
+def test_log_probabilities_have_no_place_in_plain_text() -> None:
+    result = offline("--logprobs", "3", "hello")
+    assert result.returncode == 2
+    assert b"add --json or --jsonl" in result.stderr
+
+
+def test_a_mistake_in_a_chat_that_is_piped_in_is_told_and_the_rest_goes_on() -> None:
+    result = run("chat", "--offline", input=b"/nonsense\n/help\n")
+    assert result.returncode == 2
+    assert b"there is no /nonsense" in result.stdout + result.stderr
+    assert b"/quit" in result.stdout + result.stderr
+    assert run("chat", "--offline", input=b"/help\n").returncode == 0
 
 
 def test_what_must_be_verified_and_is_not_fails() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_client.cli.dialogue import COMMANDS, Ask, Dialogue, DialogueMessage, Quit, Say
+from edge_client.screen.reader import EditingReader, PlainReader
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError
 
@@ -62,6 +63,14 @@ def test_system(dialogue: Dialogue) -> None:
     assert left_out == 0
     said(dialogue, "/new")
     assert dialogue.to_send(lambda chat: 1, 10)[0] == [{"role": "system", "content": "Be brief."}]
+
+
+def test_help_tells_how_the_reader_in_use_takes_many_lines(dialogue: Dialogue) -> None:
+    dialogue.keys = EditingReader.keys
+    assert "Alt-Enter" in said(dialogue, "/help")
+    dialogue.keys = PlainReader.keys
+    assert '"""' in said(dialogue, "/help")
+    assert "Alt-Enter" not in said(dialogue, "/help")
 
 
 def test_set(dialogue: Dialogue) -> None:

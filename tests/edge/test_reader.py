@@ -23,13 +23,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-async def typed(*keys: str, times: int = 1) -> list[str | None]:
+async def typed(*keys: str, times: int = 1, history: bool = True) -> list[str | None]:
     with create_pipe_input() as pipe:
-        reader = EditingReader(lambda text: [], input=pipe, output=DummyOutput())
+        reader = EditingReader(lambda text: [], history=history, input=pipe, output=DummyOutput())
         for key in keys:
             pipe.send_text(key)
         async with asyncio.timeout(60):
             return [await reader.read() for _ in range(times)]
+
+
+async def test_without_history_nothing_typed_is_kept(tmp_path: Path) -> None:
+    assert await typed("first\r", history=False) == ["first"]
+    assert not list(tmp_path.iterdir())
 
 
 async def test_history_is_there_in_the_next_run() -> None:

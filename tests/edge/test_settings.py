@@ -56,6 +56,7 @@ def test_environment_values_have_types(tmp_path: Path) -> None:
         ("a = " + "[" * 20_000, {}, {}, "not valid TOML"),
         ("# " + "x" * 2**20, {}, {}, "too large"),
         ("", {"MOA_EDGE_VERIFIR": "ws://x"}, {}, r"MOA_EDGE_VERIFIR \(did you mean MOA_EDGE_VERIFIER\?"),
+        ("", {"MOA_EDGE_FOO": "1"}, {}, r"MOA_EDGE_FOO \(known: MOA_EDGE_ANSWER_SECONDS"),
         ("", {"MOA_EDGE_CONFIG": "/nowhere.toml"}, {}, "no config file at /nowhere.toml"),
         ("", {}, {"stop": ("",)}, "stop string must not be empty"),
         ("", {}, {"verifier": "ws://x:65536"}, "no verifier address.*[Pp]ort out of range"),

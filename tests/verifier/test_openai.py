@@ -17,14 +17,16 @@ import torch
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.auth import Authenticator
-from cloud_verifier.openai.endpoint import endpoint
+from cloud_verifier.openai.endpoint import endpoint, model_name
 from cloud_verifier.settings import Settings
+from edge_client.device import Device
+from edge_client.serve.app import model_name as edge_model_name
 from tests.edge.serve.pair import embedded, served
 from tests.verifier.kit import PATIENCE, generate
 
 SETTINGS = Settings(port=0, openai="0", slots=4, device="cpu", dtype="float32")
 QUESTION = [{"role": "user", "content": "What is 17 + 25 - 9?"}]
-MODEL = "moa-demo"
+MODEL = "target"
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Both = tuple[Verifier, openai.AsyncOpenAI]
 
@@ -160,3 +162,8 @@ async def test_the_operators_page_reads_the_metrics(both: Both) -> None:
     declared = {line.split(" ")[2] for line in metrics.splitlines() if line.startswith("# TYPE")}
     for name in set(re.findall(r'"(moa_\w+)"', script)):
         assert name in offered | declared, name
+
+
+async def test_both_ends_give_the_embedded_target_one_name() -> None:
+    source = Device.load().bundle.manifest.target.source
+    assert model_name(Settings()) == edge_model_name(source) == MODEL

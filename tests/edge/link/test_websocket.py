@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import InvalidMessage
 
 from cloud_verifier.auth import Authenticator, new_token, token_line
 from edge_client.client import EdgeClient
-from edge_client.link.dialling import Dialling
+from edge_client.link.dialling import Dialling, explain
 from edge_client.link.retry import Retry
 from edge_client.link.websocket import Endpoint, VerifierLink, hello, tls_context
 from edge_client.tools.emulated_network import LinkProxy
@@ -195,3 +196,11 @@ async def test_certificates_are_checked(start: str, end: str, what: str, tmp_pat
     async with stranger(refusal, tls=tls) as url:
         assert "not trusted" in (await trouble(url, tls=tls_context(""))).line()
         assert what in (await trouble(url, tls=tls_context(str(certificate)))).line()
+
+
+def test_an_address_that_has_worked_is_not_called_wrong() -> None:
+    """A link that is cut in the middle of a handshake looks like a port that speaks something else."""
+    url, error = "ws://127.0.0.1:1", InvalidMessage("did not receive a valid HTTP response")
+    assert "TLS" in explain(error, url, tls=False).hint
+    again = explain(error, url, tls=False, worked=True)
+    assert (str(again), again.hint) == (f"{url} does not answer now", "")
