@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -56,8 +57,11 @@ async def test_rewind_ends_in_the_targets_text(fault: str, right: float) -> None
         assert (Confirm if right == 1.0 else Retract) in kinds
 
 
-async def test_a_slow_reader_is_no_slow_link() -> None:
-    """Answers that arrive while the user reads are not late, however long the reading takes."""
+async def test_a_slow_reader_is_no_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that arrive while the user reads are not late, however long the reading takes. Only reading takes time
+    here: on a busy machine the verifier may be late, too."""
+    now = time.perf_counter()
+    monkeypatch.setattr("edge_client.turn.shell.perf_counter", lambda: now)
     device = kit.oracle([*IDS, *truth()], 0.3)
     how = kit.FAST | {"max_new_tokens": 12, "draft": "device", "on_reconnect": "keep", "offline_after": 0.2}
     transcript = kit.Transcript()
@@ -68,7 +72,7 @@ async def test_a_slow_reader_is_no_slow_link() -> None:
         async for event in client.generate(ids=IDS):
             transcript.take(event)
             if isinstance(event, Token):
-                await asyncio.sleep(0.3)
+                now += 30.0
     assert transcript.tokens == truth()[:12]
     assert not [event for event in transcript.events if isinstance(event, Token) and event.status == "provisional"]
 
@@ -81,7 +85,8 @@ async def test_keep_takes_nothing_back() -> None:
     assert len(transcript.tokens) == COUNT
     assert transcript.done is not None
     assert not transcript.done.verified
-    adopted = next(event for event in transcript.events if isinstance(event, Adopt))
+    # On a busy machine the verifier may be late once more after the link is back.
+    *_, adopted = (event for event in transcript.events if isinstance(event, Adopt))
     after = adopted.stop - len(IDS)
     assert all(transcript.verified[after:])
     # What follows the adopted text is the target's own continuation of it.
