@@ -151,13 +151,12 @@ async def test_what_stayed_provisional_is_checked_later() -> None:
     async with (
         kit.verifier() as running,
         LinkProxy("127.0.0.1", running.transport.port) as proxy,
-        EdgeClient(
-            verifier=proxy.url, device=kit.device(), offline_after=0.05, settle_seconds=0.1, reconnect_seconds=0.05
-        ) as client,
+        EdgeClient(verifier=proxy.url, device=kit.device(), offline_after=0.05, reconnect_seconds=0.05) as client,
         client.conversation() as conversation,
     ):
         proxy.go_down()
-        transcript = await kit.transcribe(conversation, ids, max_new_tokens=COUNT, max_offline_tokens=0)
+        how = {"max_new_tokens": COUNT, "max_offline_tokens": 0, "settle_seconds": 0.1}
+        transcript = await kit.transcribe(conversation, ids, **how)
         assert not any(transcript.verified)
         assert conversation.unverified
         proxy.restore()

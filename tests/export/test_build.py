@@ -35,11 +35,12 @@ def settings(pair: Pair, out: Path, **changes: Any) -> BuildSettings:
     return BuildSettings(**(given | changes))
 
 
-def test_a_mistake_in_the_prompts_is_found_before_anything_is_loaded(tmp_path: Path) -> None:
-    bad = tmp_path / "bad.jsonl"
+def test_a_mistake_in_the_prompts_is_found_before_anything_is_loaded(pair: Pair, tmp_path: Path) -> None:
+    bad, said = tmp_path / "bad.jsonl", []
     bad.write_text("{")
     with pytest.raises(UsageError, match="prompt 1"):
-        build(BuildSettings(target="/nowhere", drafter="/nowhere", out=tmp_path / "out", calibration=(bad,)))
+        build(settings(pair, tmp_path / "out", calibration=(bad,)), said.append)
+    assert not said
 
 
 def test_the_bundle_holds_what_the_design_says(bundle: Bundle, pair: Pair) -> None:
