@@ -21,6 +21,7 @@ from cloud_verifier.settings import Settings
 from cloud_verifier.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting
 from cloud_verifier.transport import Transport
 from cloud_verifier.work import Report
+from moa.listening import Port
 
 _SWEEP_SECONDS = 1.0
 _STALE_SECONDS = 60.0
@@ -69,17 +70,19 @@ class Verifier:
         )
         self.admission = Admission(self.service, auth or Authenticator(), self.wrong)
         self.transport = Transport(self.service, settings, self.admission)
+        self._address = settings.host, settings.port
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @contextlib.asynccontextmanager
-    async def open(self, *, listen: bool = True) -> AsyncIterator[Verifier]:
-        """Start the engine and listen while the body runs; a worker does not `listen` itself."""
-        async with self.running(), self.transport.open(listen=listen):
-            yield self
+    async def open(self, port: Port | None = None) -> AsyncIterator[Verifier]:
+        """Start the engine and listen while the body runs, on the settings' port unless one is taken already."""
+        with port or Port(*self._address) as taken:
+            async with self.running(), self.transport.open(taken):
+                yield self
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Verifier]:
-        """Start the engine without listening: the caller passes sockets."""
+        """Start the engine without listening: the caller has another way in."""
         self._loop = asyncio.get_running_loop()
         self.engine.start()
         sweeper = asyncio.create_task(self._sweep())

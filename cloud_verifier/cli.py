@@ -21,6 +21,7 @@ from moa import __version__
 from moa.command_line import CommandParser
 from moa.described import add_flags, given_fields
 from moa.errors import UsageError, run_cli
+from moa.listening import Port
 from moa.wire.limits import Limits
 
 _SERVE_FLAGS = (
@@ -153,14 +154,19 @@ def _serve_here(settings: Settings, auth: Authenticator | TokenFile) -> int:
     from cloud_verifier.model import load
 
     logs.take_over_libraries()
-    served = load(settings)
-    beside = _no_endpoint
-    if settings.openai:
-        from cloud_verifier.openai.endpoint import endpoint
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(Port(settings.host, settings.port))
+        api_port = stack.enter_context(Port(*settings.openai_address)) if settings.openai else None
+        served = load(settings)
+        beside = _no_endpoint
+        if api_port is not None:
+            from cloud_verifier.openai.endpoint import endpoint
 
-        tokenizer = served.target.tokenizer
-        beside = functools.partial(endpoint, tokenizer=tokenizer, settings=settings, principals=auth.principal)
-    loop.run(_until_stopped(Verifier(served, settings, auth), beside))
+            tokenizer = served.target.tokenizer
+            beside = functools.partial(
+                endpoint, port=api_port, tokenizer=tokenizer, settings=settings, principals=auth.principal
+            )
+        loop.run(_until_stopped(Verifier(served, settings, auth), port, beside))
     return 0
 
 
@@ -169,11 +175,11 @@ async def _no_endpoint(verifier: Any) -> AsyncIterator[str]:
     yield ""
 
 
-async def _until_stopped(verifier: Any, beside: ApiEndpoint) -> None:
+async def _until_stopped(verifier: Any, port: Port, beside: ApiEndpoint) -> None:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    async with verifier.open(), beside(verifier) as address:
+    async with verifier.open(port), beside(verifier) as address:
         log.info("listening", extra={"event": "listening", "url": verifier.transport.url})
         print(f"listening on {verifier.transport.url}", flush=True)
         if address:

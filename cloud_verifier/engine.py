@@ -166,7 +166,7 @@ class Engine:
             won,
             sum(step.batch.sizes),
             ended - drafted,
-            between or self._clock() - ended,
+            self._clock() - ended if between is None else between,
             lambda asked: step.sureness([(places[job], 0) for job in asked]),
         )
         for report in reports:
@@ -175,12 +175,12 @@ class Engine:
                 report.job.sent(len(report.tokens), ended)
                 self._scheduler.again(report.job)
 
-    def _between(self, jobs: Sequence[Job]) -> float:
+    def _between(self, jobs: Sequence[Job]) -> float | None:
         """Seconds since the latest forward, where streams go on from it: these are a part of every round of theirs.
-        What comes between a forward and a request that arrives later is not."""
+        What comes between a forward and a request that arrives later is not; then nobody knows yet."""
         if any(job.enqueued == self.alive_at for job in jobs):
             return self._clock() - self.alive_at
-        return 0.0
+        return None
 
     def _read(self, chunks: Sequence[Chunk]) -> None:
         """Begin a forward of prompts alone, or run one more layer of it; what it read counts after the last one."""

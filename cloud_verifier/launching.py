@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from moa.errors import MoaError
+from moa.listening import Port
 
 _LOOK_SECONDS = 0.1
 """How often the processes are looked after."""
@@ -50,8 +50,13 @@ def share_cores(processes: int) -> None:
 def launch(processes: int) -> int:
     """Run this same command in so many processes; returns the exit code of the first. It gets the signals to stop, and
     lets the others end; if one of these ends by itself, none can go on."""
+    with Port("127.0.0.1", 0) as meeting:  # held, or another program could be given it before the first listens
+        return _launch(processes, meeting.number)
+
+
+def _launch(processes: int, port: int) -> int:
     command = [sys.executable, "-m", "cloud_verifier", *sys.argv[1:]]
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(processes)}
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
     started: list[subprocess.Popen[bytes]] = []
     share_cores(processes)
 
@@ -92,9 +97,3 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
 def _ended(process: subprocess.Popen[bytes]) -> str:
     code = process.returncode
     return f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

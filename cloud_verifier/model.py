@@ -23,9 +23,15 @@ from moa.model.drafter import Drafter
 from moa.model.identity import weights_id
 from moa.model.pages import PAGE
 from moa.model.placement import Placement
+from moa.model.products import sizes_up_to
+from moa.model.rows import Row
 from moa.model.target import Target
 from moa.records import DTYPES
 from moa.wire.messages import RecordContract
+
+_WARM_TOKENS = 512
+"""More in one forward are prompts alone: each brings several large products, and these few numbers."""
+_WARM_SECONDS = 2.0
 
 
 class TargetDetokenizer:
@@ -71,6 +77,8 @@ def load(settings: Settings) -> Served:
         kind = SharedTarget
     target = load_target(settings, kind)
     _widen_head(target)
+    if settings.tensor_parallel == 1:
+        warm_up(target, min(_WARM_TOKENS, settings.max_batch_tokens))
     drafter_folder = settings.drafter
     if not settings.target:
         drafter_folder = drafter_folder or str(_embedded().drafter)
@@ -106,6 +114,26 @@ def _widen_head(target: Target) -> None:
         raise UsageError(
             f"no memory for the {size:.1f} GiB of the LM head in float32", hint="lower --kv-tokens"
         ) from error
+
+
+@torch.inference_mode()
+def warm_up(target: Target, most: int, *, seconds: float = _WARM_SECONDS) -> None:
+    """Have oneDNN make its kernels for every number of tokens up to `most` now, small ones first: else the first
+    requests wait for them, and memory grows for hours, whenever a number comes up for the first time. Kernels of one
+    layer serve all. A large target on a slow machine does as much of it as there are `seconds` for."""
+    if target.device.type != "cpu" or target.pieces == 1:
+        return
+    until = time.monotonic() + seconds
+    hidden = torch.zeros(most, target.head_weight.shape[1], dtype=target.dtype)
+    slot = target.pool.acquire()
+    try:
+        for tokens in sizes_up_to(min(most, target.pool.capacity, PAGE * target.pool.pages)):
+            if time.monotonic() > until:
+                break
+            target.start([Row.chain(slot, [0] * tokens, judged="none")]).advance()
+            target.most_likely(hidden[:tokens])
+    finally:
+        target.pool.release(slot)
 
 
 def load_target(settings: Settings, kind: type[Target] = Target) -> Target:

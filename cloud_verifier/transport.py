@@ -25,6 +25,7 @@ from cloud_verifier.secured import kind
 from cloud_verifier.service import Service
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
+from moa.listening import Port
 from moa.wire.codes import CloseCode
 from moa.wire.versions import SUBPROTOCOL
 
@@ -37,6 +38,7 @@ class Transport:
     def __init__(self, service: Service, settings: Settings, admission: Admission) -> None:
         self._service, self._settings, self._admission = service, settings, admission
         self._server: Server | None = None
+        self._port: Port | None = None
         limits = service.limits
         self._protocol: dict[str, Any] = {
             "origins": [None, *(Origin(o) for o in settings.origins)],
@@ -57,42 +59,37 @@ class Transport:
     @property
     def port(self) -> int:
         """The port; the chosen one if the settings say 0."""
-        if self._server is None:
-            raise RuntimeError("the transport is not open")
-        return int(next(iter(self._server.sockets)).getsockname()[1])
+        return self._listening.number
 
     @property
     def url(self) -> str:
         """The address for clients."""
-        host = self._settings.host
-        scheme = "wss" if self._settings.tls_cert else "ws"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return self._listening.url("wss" if self._settings.tls_cert else "ws")
+
+    @property
+    def _listening(self) -> Port:
+        if self._port is None:
+            raise RuntimeError("the transport does not listen")
+        return self._port
 
     @contextlib.asynccontextmanager
-    async def open(self, *, listen: bool = True) -> AsyncIterator[Transport]:
-        """Listen while the body runs; without `listen` serve only sockets passed to `adopt`."""
-        limits = self._service.limits
-        where: dict[str, Any] = {"host": self._settings.host, "port": self._settings.port}
-        if not listen:
-            where = {"unix": True, "sock": _unreachable()}
+    async def open(self, port: Port | None) -> AsyncIterator[Transport]:
+        """Listen on `port` while the body runs; without one serve only sockets passed to `adopt`."""
         self._fit_descriptors()
-        try:
-            self._server = await serve(
-                self._connection,
-                process_request=self._request,
-                server_header=None,
-                compression=None,
-                create_connection=self._kind,
-                open_timeout=limits.handshake_timeout,
-                backlog=_BACKLOG,
-                **where,
-                **self._protocol,
-                **self._pace,
-            )
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen on {self._settings.host}:{self._settings.port}: {error.strerror or error}"
-            ) from None
+        self._port = port
+        where: dict[str, Any] = {"sock": port.listen(_BACKLOG)} if port else {"unix": True, "sock": _unreachable()}
+        self._server = await serve(
+            self._connection,
+            process_request=self._request,
+            server_header=None,
+            compression=None,
+            create_connection=self._kind,
+            open_timeout=self._service.limits.handshake_timeout,
+            backlog=_BACKLOG,
+            **where,
+            **self._protocol,
+            **self._pace,
+        )
         try:
             yield self
         finally:

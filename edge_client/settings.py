@@ -242,7 +242,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for variable in sorted(v for v in environment if v.startswith(ENVIRONMENT) and v != CONFIG):
         if variable not in known:
-            raise ConfigError(f"unknown environment variable {variable}", hint=_nearest_variable(variable, known))
+            near = _nearest(variable, [*known, CONFIG], ENVIRONMENT)
+            raise ConfigError(f"unknown environment variable {variable}", hint=near)
         values[known[variable]] = from_text(known[variable], environment[variable], called=variable)
     return values
 
@@ -281,13 +282,8 @@ def _check_address(address: str) -> None:
         )
 
 
-def _nearest_variable(variable: str, known: Iterable[str]) -> str:
-    """By what comes after the beginning that all have: with it, all look alike."""
-    ours = {name.removeprefix(ENVIRONMENT): name for name in (*known, CONFIG)}
-    close = difflib.get_close_matches(variable.removeprefix(ENVIRONMENT), list(ours), n=1)
-    return f"did you mean {ours[close[0]]}?" if close else f"known: {', '.join(sorted(ours.values()))}"
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+def _nearest(name: str, known: Iterable[str], beginning: str = "") -> str:
+    """The known name that looks most like `name`, compared without the beginning that all have; or all of them."""
+    rest = {one.removeprefix(beginning): one for one in known}
+    close = difflib.get_close_matches(name.removeprefix(beginning), list(rest), n=1)
+    return f"did you mean {rest[close[0]]}?" if close else f"known: {', '.join(sorted(rest.values()))}"

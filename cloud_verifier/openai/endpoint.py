@@ -16,17 +16,17 @@ from moa.api.http import serving
 from moa.api.metrics import ApiMetrics
 from moa.api.pages import page
 from moa.demo import paths
+from moa.listening import Port
 
 
 @contextlib.asynccontextmanager
 async def endpoint(
-    verifier: Verifier, *, tokenizer: Any, settings: Settings, principals: Principals
+    verifier: Verifier, *, port: Port, tokenizer: Any, settings: Settings, principals: Principals
 ) -> AsyncIterator[str]:
-    """Serve `--openai` while the body runs; yields the address."""
-    host, port = settings.openai_address
+    """Serve `--openai` on `port` while the body runs; yields the address."""
     service = verifier.service
     answerer = VerifierAnswerer(service, Tokenizer(tokenizer), model_name(settings), verifier.wrong)
-    access = Access(principals, host=host, hosts=settings.openai_hosts, origins=settings.origins)
+    access = Access(principals, host=settings.openai_address[0], hosts=settings.openai_hosts, origins=settings.origins)
     api = Api(
         answerer,
         access,
@@ -36,7 +36,7 @@ async def endpoint(
     )
     tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key} if settings.tls_cert else {}
     routes = [*page("cloud_verifier.openai", "page", "/ui"), *page("moa.api", "assets", "/ui")]
-    async with api.running(), serving(api.app(routes, settings.origins), host, port, **tls) as address:
+    async with api.running(), serving(api.app(routes, settings.origins), port, **tls) as address:
         yield address
 
 

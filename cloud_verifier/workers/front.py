@@ -20,7 +20,8 @@ from cloud_verifier.settings import Settings
 from cloud_verifier.workers.affinity import choose_worker, is_whole, key_of
 from cloud_verifier.workers.control import AllMetrics, Serve
 from cloud_verifier.workers.worker import Start, Worker
-from moa.errors import MoaError, UsageError
+from moa.errors import MoaError
+from moa.listening import Port
 
 _LONGEST_HEAD = 16 * 1024
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
@@ -30,6 +31,7 @@ _STEADY_SECONDS = 60.0
 """A worker that ran this long was healthy: its next start is not delayed further."""
 _STUCK_SECONDS = 60.0
 """A worker that was unhealthy for so long is killed."""
+_BACKLOG = 1024
 _FAREWELL_SECONDS = 5.0
 """Time to close after the drain."""
 
@@ -52,19 +54,18 @@ class Front:
     @property
     def url(self) -> str:
         """The address for clients."""
-        host, port = self._listener.getsockname()[:2]
-        return f"{'wss' if self._settings.tls_cert else 'ws'}://{f'[{host}]' if ':' in host else host}:{port}"
+        return self._port.url("wss" if self._settings.tls_cert else "ws")
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Front]:
         """Start all workers, then listen while the body runs."""
-        with _listen(self._settings) as self._listener:
+        with Port(self._settings.host, self._settings.port) as self._port:
             lives = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
             tasks = [*lives, asyncio.create_task(self._watch())]
             try:
                 await self._first_beats(lives)
                 self._opened = True
-                self._accepting = asyncio.create_task(self._accept())
+                self._accepting = asyncio.create_task(self._accept(self._port.listen(_BACKLOG)))
                 tasks.append(self._accepting)
                 yield self
             finally:
@@ -79,7 +80,7 @@ class Front:
         """Accept no more connections, have every worker drain, and wait for them."""
         self._stopping = True
         self._accepting.cancel()
-        self._listener.close()
+        self._port.socket.close()
         for worker in self.workers:
             worker.terminate()
         with contextlib.suppress(TimeoutError):
@@ -142,11 +143,11 @@ class Front:
 
     # ---- connections
 
-    async def _accept(self) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         running = asyncio.get_running_loop()
         while True:
             try:
-                sock, address = await running.sock_accept(self._listener)
+                sock, address = await running.sock_accept(listener)
             except OSError as error:  # too many open files: wait until others are closed
                 log.error("cannot accept: %s", error.strerror, extra={"event": "accept_failed"})
                 await asyncio.sleep(0.1)
@@ -180,13 +181,3 @@ async def _read_head(sock: socket.socket) -> bytes:
             raise ConnectionResetError("hung up")
         head += data
     return head
-
-
-def _listen(settings: Settings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        sock = socket.create_server((settings.host, settings.port), family=family, backlog=1024)
-    except OSError as error:
-        raise UsageError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from None
-    sock.setblocking(False)
-    return sock

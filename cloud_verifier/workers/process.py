@@ -68,7 +68,7 @@ class WorkerProcess:
     async def run(self) -> None:
         """Serve until the front ends or sends SIGTERM, then drain."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
-        async with self._verifier.open(listen=False):
+        async with self._verifier.running(), self._verifier.transport.open(None):
             self._line = Line(self._control, self._heard, lost=self._stop.set)
             try:
                 await self._beat_until_stopped()

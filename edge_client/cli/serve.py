@@ -14,6 +14,7 @@ from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError, how_to_install
+from moa.listening import Port
 
 if TYPE_CHECKING:
     from edge_client.serve.app import ServeSettings
@@ -103,8 +104,9 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, name: str) -> N
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # not on every system; there Ctrl-C ends the program
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with EdgeClient(settings) as client:
-        model = name or model_name(client.device.bundle.manifest.target.source)
-        async with endpoint(client, serve, model) as address:
-            print(f"chat page and API at {address} (model {model}); Ctrl-C ends", file=sys.stderr, flush=True)
-            await stop.wait()
+    with Port(serve.host, serve.port) as port:
+        async with EdgeClient(settings) as client:
+            model = name or model_name(client.device.bundle.manifest.target.source)
+            async with endpoint(client, serve, model, port) as address:
+                print(f"chat page and API at {address} (model {model}); Ctrl-C ends", file=sys.stderr, flush=True)
+                await stop.wait()

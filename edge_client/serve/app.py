@@ -19,6 +19,7 @@ from moa.api.http import Json, read_body, serving
 from moa.api.pages import page
 from moa.api.requests import Defaults, decode
 from moa.errors import ConfigError
+from moa.listening import Port
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +48,8 @@ class ServeSettings:
 
 
 @contextlib.asynccontextmanager
-async def endpoint(client: EdgeClient, settings: ServeSettings, model: str) -> AsyncIterator[str]:
-    """Serve an open client while the body runs; yields the address."""
+async def endpoint(client: EdgeClient, settings: ServeSettings, model: str, port: Port) -> AsyncIterator[str]:
+    """Serve an open client on `port` while the body runs; yields the address."""
     answerer = EdgeAnswerer(client, model)
     access = Access(
         ApiKeys(settings.api_keys), host=settings.host, hosts=settings.allowed_hosts, origins=settings.origins
@@ -60,7 +61,7 @@ async def endpoint(client: EdgeClient, settings: ServeSettings, model: str) -> A
             *page("moa.api", "assets", "/"),
             _link_route(api, answerer),
         ]
-        async with serving(api.app(routes, settings.origins), settings.host, settings.port) as address:
+        async with serving(api.app(routes, settings.origins), port) as address:
             yield address
 
 

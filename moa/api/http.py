@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
@@ -18,10 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moa.api import sse
 from moa.api.errors import ApiError
-from moa.errors import UsageError
+from moa.listening import Port
 
 Result = TypeVar("Result")
 _KEEPALIVE_SECONDS = 15.0
+_BACKLOG = 1024
 _SEND_SECONDS = 30.0
 """Close the connection of a client that reads nothing for this long."""
 
@@ -127,9 +127,8 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, host: str, port: int, **options: Any) -> AsyncIterator[str]:
-    """Serve while the body runs; yields the address, with the port that the system chose for port 0."""
-    listening = _listen(host, port)
+async def serving(app: ASGIApp, port: Port, **options: Any) -> AsyncIterator[str]:
+    """Serve on `port` while the body runs; yields the address."""
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -138,31 +137,17 @@ async def serving(app: ASGIApp, host: str, port: int, **options: Any) -> AsyncIt
         server_header=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=2,
-        backlog=1024,
+        backlog=_BACKLOG,
         **options,
     )
     server = _Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listening]))
+    task = asyncio.create_task(server.serve(sockets=[port.listen(_BACKLOG)]))
     try:
         while not server.started and not task.done():
             await asyncio.sleep(0.005)
         if task.done():
             task.result()
-        bound = listening.getsockname()[1]
-        yield f"http{'s' if config.is_ssl else ''}://{f'[{host}]' if ':' in host else host}:{bound}"
+        yield port.url("https" if config.is_ssl else "http")
     finally:
         server.should_exit = True
         await asyncio.gather(task, return_exceptions=True)
-        listening.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-    except OSError as error:
-        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-    listening.setblocking(False)
-    return listening

@@ -73,6 +73,11 @@ def rounded_up(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
+def sizes_up_to(tokens: int) -> list[int]:
+    """All numbers of tokens, up to this one, that products are computed for."""
+    return sorted({rounded_up(number) for number in range(1, tokens + 1)})
+
+
 def _in_few_sizes(product: Product, x: Tensor) -> Tensor:
     """`product(x)`, computed for `rounded_up` tokens."""
     rows = x.reshape(-1, x.shape[-1])

@@ -14,6 +14,7 @@ from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Ended, Pie
 from moa.api.app import Api
 from moa.api.guard import Guard
 from moa.api.http import serving
+from moa.listening import Port
 
 MODEL = "scripted"
 PATIENCE = 30.0
@@ -81,7 +82,7 @@ async def endpoint(
 @contextlib.asynccontextmanager
 async def served(script: Script | Sequence[AnswerEvent], **settings: Any) -> AsyncIterator[tuple[Scripted, str]]:
     """The endpoint on a port of loopback."""
-    async with endpoint(script, **settings) as (answerer, _, app), serving(app, "127.0.0.1", 0) as address:
+    async with endpoint(script, **settings) as (answerer, _, app), serving(app, Port("127.0.0.1", 0)) as address:
         yield answerer, address
 
 

@@ -16,6 +16,7 @@ import pytest
 from cloud_verifier.app import Verifier
 from edge_client import EdgeClient
 from edge_client.serve.app import ServeSettings, endpoint
+from moa.listening import Port
 from tests.edge.serve.pair import SETTINGS, served
 
 MODEL = "demo"
@@ -57,7 +58,7 @@ class Device:
         async with (
             Verifier(pair, SETTINGS).open() as verifier,
             EdgeClient(verifier=verifier.transport.url, max_new_tokens=80, reconnect_seconds=0.2) as client,
-            endpoint(client, ServeSettings(port=0), MODEL) as self.address,
+            endpoint(client, ServeSettings(), MODEL, Port("127.0.0.1", 0)) as self.address,
         ):
             await client.wait_online(PATIENCE)
             self._up.set()

@@ -25,6 +25,7 @@ from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.tools import startup
 from moa.errors import MoaError
+from moa.listening import Port
 from moa.wire import Code, encode
 from moa.wire.messages import Error
 from tests.edge import kit
@@ -325,3 +326,11 @@ def test_the_record_holds_ids_and_statuses() -> None:
     assert report["status"] == ["verified"] * 3
     assert [event["event"] for event in report["events"]] == ["confirm", "retract"]
     msgspec.json.encode(report)
+
+
+def test_that_a_port_is_taken_is_said_before_anything_is_loaded() -> None:
+    with Port("127.0.0.1", 0) as theirs:
+        theirs.listen(1)
+        said = run("serve", "--port", str(theirs.number), "--bundle", "no/such/bundle", "--offline")
+    assert (said.returncode, said.stdout) == (2, b"")
+    assert said.stderr.decode().startswith(f"edge-client: error: cannot listen on 127.0.0.1:{theirs.number}")

@@ -20,6 +20,7 @@ from cloud_verifier.app import Verifier
 from cloud_verifier.asgi import AsgiVerifier
 from cloud_verifier.auth import Authenticator, new_token, token_line
 from moa.api.http import serving
+from moa.listening import Port
 from moa.wire import SUBPROTOCOL, encode
 from moa.wire.messages import Cancel, Error
 from tests.verifier import kit
@@ -32,7 +33,7 @@ async def behind_uvicorn(auth: Authenticator | None = None, **limits: Any) -> As
     settings = dataclasses.replace(kit.SETTINGS, limits=dataclasses.replace(kit.LIMITS, **limits))
     verifier = Verifier(kit.served(settings), settings, auth)
     app = AsgiVerifier(verifier, ["https://here"])
-    async with verifier.running(), serving(app, "127.0.0.1", 0, ws="websockets-sansio") as address:
+    async with verifier.running(), serving(app, Port("127.0.0.1", 0), ws="websockets-sansio") as address:
         yield address.replace("http://", "ws://")
 
 

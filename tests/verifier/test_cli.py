@@ -20,6 +20,7 @@ from cloud_verifier.model import load
 from cloud_verifier.settings import Settings
 from moa.config import DrafterConfig
 from moa.errors import UsageError
+from moa.listening import Port
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.target import Target
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
@@ -92,7 +93,7 @@ def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["serve", "--target", "no/such/folder"], "no/such/folder"),
+        (["serve", "--port", "0", "--target", "no/such/folder"], "no/such/folder"),
         (["serve", "--host", "0.0.0.0"], "without authentication"),
         (["serve", "--auth-tokens", "no/such/file"], "cannot read the token file"),
         (["serve", "--tls-cert", "x"], "--tls-key"),
@@ -102,7 +103,7 @@ def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None
         (["check", "--slots", "65537", "--target", "TARGET", "--device", "cpu"], "slots must be"),
         (["check", "--slots", "9", "--kv-tokens", "0", "--target", "TARGET", "--device", "cpu"], "kv_tokens must be"),
         (["serve", "--device-map", "auto"], "--device-map"),
-        (["serve", "--device", "warp", "--target", "TARGET"], "warp"),
+        (["serve", "--port", "0", "--device", "warp", "--target", "TARGET"], "warp"),
         ([], "required"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
@@ -117,6 +118,16 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert said in output.err
     assert "Traceback" not in output.err
     assert output.err.strip().splitlines()[-1].startswith("cloud-verifier")
+
+
+@pytest.mark.parametrize("flag", ["--port", "--openai"])
+def test_that_a_port_is_taken_is_said_before_anything_is_loaded(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with Port("127.0.0.1", 0) as theirs:
+        theirs.listen(1)
+        with pytest.raises(SystemExit) as caught:
+            main(["serve", "--port", "0", flag, str(theirs.number), "--target", "no/such/folder"])
+    assert caught.value.code == 2
+    assert f"cannot listen on 127.0.0.1:{theirs.number}" in capsys.readouterr().err
 
 
 def test_token_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from cloud_verifier.openai.endpoint import endpoint, model_name
 from cloud_verifier.settings import Settings
 from edge_client.device import Device
 from edge_client.serve.app import model_name as edge_model_name
+from moa.listening import Port
 from tests.edge.serve.pair import embedded, served
 from tests.verifier.kit import PATIENCE, generate
 
@@ -37,7 +38,9 @@ async def running(settings: Settings = SETTINGS) -> AsyncIterator[Both]:
     tokenizer, auth = embedded().target.tokenizer, Authenticator()
     async with (
         Verifier(served(settings), settings, auth).running() as verifier,
-        endpoint(verifier, tokenizer=tokenizer, settings=settings, principals=auth.principal) as address,
+        endpoint(
+            verifier, port=Port("127.0.0.1", 0), tokenizer=tokenizer, settings=settings, principals=auth.principal
+        ) as address,
         openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=3 * PATIENCE) as client,
     ):
         yield verifier, client

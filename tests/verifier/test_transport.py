@@ -441,7 +441,7 @@ async def test_a_drain_finishes_what_runs_and_sends_everybody_elsewhere(monkeypa
 
 
 async def test_a_connection_that_another_process_accepted_is_served() -> None:
-    async with kit.Verifier(kit.served(), kit.SETTINGS).open(listen=False) as running:
+    async with kit.Verifier(kit.served(), kit.SETTINGS).running() as running, running.transport.open(None):
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
 

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from edge_client import Done, EdgeClient
 from edge_client.serve.app import ServeSettings, endpoint
+from moa.listening import Port
 from tests.api.scripted import browser
 from tests.edge.serve.pair import verifier
 
@@ -29,7 +30,7 @@ async def serving(**settings: Any) -> AsyncIterator[Served]:
     """The endpoint over a client with these settings, and the `openai` package's client of it."""
     async with (
         EdgeClient(**{"max_new_tokens": 60, "reconnect_seconds": 0.2, **settings}) as client,
-        endpoint(client, ServeSettings(port=0), MODEL) as address,
+        endpoint(client, ServeSettings(), MODEL, Port("127.0.0.1", 0)) as address,
         openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=PATIENCE) as api,
     ):
         yield client, api

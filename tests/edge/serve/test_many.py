@@ -19,6 +19,7 @@ from cloud_verifier.app import Verifier
 from cloud_verifier.model import load
 from edge_client import Done, EdgeClient, Token
 from edge_client.serve.app import ServeSettings, endpoint
+from moa.listening import Port
 from tests.edge.serve.pair import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -34,7 +35,7 @@ async def serving() -> AsyncIterator[tuple[EdgeClient, openai.AsyncOpenAI]]:
     async with (
         Verifier(load(settings), settings).open() as running,
         EdgeClient(verifier=running.transport.url, ignore_eos=True, max_new_tokens=TOKENS) as client,
-        endpoint(client, ServeSettings(port=0), MODEL) as address,
+        endpoint(client, ServeSettings(), MODEL, Port("127.0.0.1", 0)) as address,
         openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=PATIENCE) as api,
     ):
         await client.wait_online(PATIENCE)

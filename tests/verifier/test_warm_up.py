@@ -1,0 +1,53 @@
+"""What the verifier does before it listens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cloud_verifier.model import load_target, warm_up
+from cloud_verifier.settings import Settings
+from moa.model.products import can_pack
+
+SCRIPT = """
+import torch
+from cloud_verifier.model import load_target, warm_up
+from cloud_verifier.settings import Settings
+from moa.model.rows import Row
+
+target = load_target(Settings(slots=1, device="cpu", dtype="float32"))
+warm_up(target, 64, seconds=1000)
+with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON_CREATION):
+    for tokens in (13, 50, 64, 300):
+        print("tokens", tokens, flush=True)
+        slot = target.pool.acquire()
+        target.forward([Row.chain(slot, [5] * tokens)]).argmax(0)
+        target.pool.release(slot)
+"""
+
+
+@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.float32), reason="torch is built without oneDNN")
+def test_no_request_waits_for_kernels_of_onednn() -> None:
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, check=True)
+    made = {}
+    for part in ran.stdout.split("tokens ")[1:]:
+        tokens, _, lines = part.partition("\n")
+        assert "cache_hit" in lines
+        made[int(tokens)] = lines.count("create:cache_miss")
+    assert made[13] == made[50] == made[64] == 0
+    assert made[300] > 0, "more tokens than were asked for"
+
+
+def test_a_slow_machine_does_not_wait_for_them_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = load_target(Settings(slots=1, device="cpu", dtype="float32"))
+    ran: list[int] = []
+    start = target.start
+    monkeypatch.setattr(target, "start", lambda rows: ran.append(len(rows[0].tokens)) or start(rows))
+    warm_up(target, 4, seconds=1000)
+    assert ran == [1, 2, 3, 4]
+    warm_up(target, 4, seconds=-1)
+    assert ran == [1, 2, 3, 4]
+    assert target.pool.free == 1
