@@ -169,7 +169,7 @@ def test_cli_reference_lists_subcommands_defaults_and_choices() -> None:
     parser = argparse.ArgumentParser("prog", description="Does it.")
     parser.add_argument("--secret", help=argparse.SUPPRESS)
     commands = parser.add_subparsers()
-    run = commands.add_parser("run", aliases=["r"])
+    run = commands.add_parser("run", aliases=["r"], help="runs it")
     run.add_argument("model", nargs="?", help="what to run")
     run.add_argument("-n", "--count", type=int, default=3, metavar="N", help="100%% of %(prog)s, not %(default)s|4")
     run.add_argument("--mode", choices=["a", "b"], required=True)
@@ -178,7 +178,7 @@ def test_cli_reference_lists_subcommands_defaults_and_choices() -> None:
     run.add_argument("--fast", action="store_true", help="skip checks")
     page = cli_reference([parser])
     assert "## `prog`\n\nDoes it.\n" in page
-    assert page.count("### `prog run`") == 1
+    assert page.count("### `prog run`\n\nruns it\n") == 1
     assert "| `MODEL` (optional) |  | what to run |" in page
     assert "| `-n, --count N` | `3` | 100% of prog run, not 3\\|4 |" in page
     assert "| `--mode {a,b}` | required |  |" in page

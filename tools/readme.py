@@ -173,10 +173,10 @@ def cli_reference(parsers: Iterable[argparse.ArgumentParser]) -> str:
     return "\n".join(parts)
 
 
-def _command(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
+def _command(parser: argparse.ArgumentParser, level: int, summary: str = "") -> Iterator[str]:
     yield f"{'#' * level} `{parser.prog}`\n"
-    if parser.description:
-        yield f"{parser.description.strip()}\n"
+    if about := parser.description or summary:
+        yield f"{about.strip()}\n"
     # argparse has no public way to list what a parser accepts; these names have been stable since Python 2.7.
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
     subcommands = [action for action in actions if isinstance(action, argparse._SubParsersAction)]
@@ -186,8 +186,9 @@ def _command(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
             yield f"| {_usage(action)} | {_default(action)} | {_cell(_help(action, parser.prog))} |"
         yield ""
     for subcommand in subcommands:
+        summaries = {one.dest: one.help or "" for one in subcommand._choices_actions}
         for child in dict.fromkeys(subcommand.choices.values()):  # an alias is the same parser again
-            yield from _command(child, level + 1)
+            yield from _command(child, level + 1, summaries.get(child.prog.rpartition(" ")[2], ""))
 
 
 def _usage(action: argparse.Action) -> str:

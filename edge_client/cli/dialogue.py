@@ -152,14 +152,14 @@ class Dialogue:
         name, _, text = rest.partition(" ")
         if not rest:
             shown = {name: self.changes.get(name, getattr(self.settings, name)) for name in SETTABLE}
-            return Say("\n".join(f"{name:20} {value}" for name, value in shown.items()))
+            return Say("\n".join(f"{name:20} {_written(value)}" for name, value in shown.items()))
         if name not in SETTABLE:
             raise UsageError(f"{safe_line(name, 40)} cannot be set here", hint=f"known: {', '.join(SETTABLE)}")
         value = from_text(name, text)
         changed = {**self.changes, name: value}
         dataclasses.replace(self.settings, **changed)  # refuses values out of range
         self.changes = changed
-        return Say(f"{name} is {value} from the next answer on")
+        return Say(f"{name} is {_written(value)} from the next answer on")
 
     def _retry(self, _: str) -> NextStep:
         if self.messages and self.messages[-1]["role"] == "assistant":
@@ -202,3 +202,8 @@ def _path(name: str) -> Path:
     if not name:
         raise UsageError("name a file")
     return Path(name).expanduser()
+
+
+def _written(value: Any) -> str:
+    """A setting's value as `/set` takes it; a list is separated by commas."""
+    return (",".join(value) or "none") if isinstance(value, tuple) else str(value)

@@ -69,9 +69,10 @@ class Presenter:
 
 
 def _not_verified(event: Ended) -> ApiError:
+    why = f" ({event.reason})" if event.reason in _LOST else ""
     return ApiError(
         503,
-        f"the verifier did not come back in time, and unverified text is not sent in mode hold ({event.reason})",
+        f"the verifier did not come back in time, and unverified text is not sent in mode hold{why}",
         code="not_verified",
         retry_after=5.0,
     )

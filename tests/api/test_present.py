@@ -41,6 +41,9 @@ def test_hold_never_ends_with_text_that_was_not_verified() -> None:
     with pytest.raises(ApiError) as refused:
         shown(Presenter("hold"), Piece("a"), Piece("b", False), ended("ab", verified=False, reason="link"))
     assert (refused.value.status, refused.value.code) == (503, "not_verified")
+    assert str(refused.value).endswith("in mode hold (link)")
+    with pytest.raises(ApiError, match=r"in mode hold$"):  # that unverified text came to its end is no reason
+        shown(Presenter("hold"), Piece("ab", False), ended("ab", verified=False, reason="eos"))
 
 
 def test_provisional_text_is_shown_and_taken_back() -> None:

@@ -197,6 +197,9 @@ def test_a_full_disk_does_not_lose_the_answer() -> None:
     assert trace.returncode == 0
     assert trace.stdout == expected
     assert b"no trace at /dev/full" in trace.stderr
+    late = offline("hello", "--trace", "no/such/folder/trace.json")
+    assert (late.returncode, late.stdout) == (2, b"")
+    assert b"no trace can be written to no/such/folder/trace.json" in late.stderr
 
 
 def test_an_answer_that_outgrows_the_context_says_so() -> None:

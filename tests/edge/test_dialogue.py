@@ -77,7 +77,8 @@ def test_set(dialogue: Dialogue) -> None:
     said(dialogue, "/set temperature 0.8")
     said(dialogue, "/set stop a,b")
     assert dialogue.changes == {"temperature": 0.8, "stop": ("a", "b")}
-    said(dialogue, "/set stop")
+    assert "stop                 a,b\n" in said(dialogue, "/set")
+    assert said(dialogue, "/set stop") == "stop is none from the next answer on"
     assert dialogue.changes["stop"] == ()
     assert "temperature          0.8" in said(dialogue, "/set")
     for line, what in (
