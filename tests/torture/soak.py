@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import random
@@ -74,12 +75,17 @@ def slopes(samples: Sequence[Sample]) -> dict[str, Slope]:
 
 
 def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope:
-    """Least squares."""
+    """Least squares. A sample that is mostly like the one before says little more than that one: the error counts such
+    samples for less, by the correlation of neighbours."""
     n, x, y = len(seconds), sum(seconds) / len(seconds), sum(values) / len(values)
     spread = sum((s - x) ** 2 for s in seconds)
     by = sum((s - x) * (v - y) for s, v in zip(seconds, values, strict=True)) / spread
-    rest = sum((v - y - by * (s - x)) ** 2 for s, v in zip(seconds, values, strict=True))
-    return Slope(3600 * by, 3600 * math.sqrt(rest / max(1, n - 2) / spread))
+    rest = [v - y - by * (s - x) for s, v in zip(seconds, values, strict=True)]
+    square = sum(r * r for r in rest)
+    alike = sum(a * b for a, b in itertools.pairwise(rest)) / square if square else 0.0
+    alike = min(max(alike, 0.0), 1 - 2 / n)
+    error = math.sqrt(square / max(1, n - 2) / spread * (1 + alike) / (1 - alike))
+    return Slope(3600 * by, 3600 * error)
 
 
 async def soak(server: Server, seconds: float, seed: int, out: Path | None = None) -> Soaked:

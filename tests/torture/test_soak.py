@@ -20,6 +20,22 @@ def test_a_line_is_found_through_noise() -> None:
     assert slope(seconds, [100 + rng.gauss(0, 1) for _ in seconds]).flat
 
 
+def test_what_wanders_is_not_taken_for_a_trend() -> None:
+    wrong = 0
+    for seed in range(100):
+        rng, value, values = random.Random(seed), 100.0, []
+        for _ in range(600):
+            value += 0.05 * (100 - value) + rng.gauss(0, 1)  # each sample is mostly like the one before
+            values.append(value)
+        wrong += not slope([float(n) for n in range(600)], values).flat
+    assert wrong < 15  # 11; if each sample counted in full, 79
+
+
+def test_what_grows_in_steps_is_a_trend() -> None:
+    seconds = [float(n) for n in range(600)]
+    assert not slope(seconds, [100 + n // 50 for n in range(600)]).flat
+
+
 def test_a_sample_without_an_answer_says_nothing_of_latency() -> None:
     def sample(second: int) -> Sample:
         p50 = math.nan if second % 10 == 3 else 8.0 + second
