@@ -30,7 +30,7 @@ from moa.records import DTYPES
 from moa.wire.messages import RecordContract
 
 _WARM_TOKENS = 512
-"""More in one forward are prompts alone: each brings several large products, and these few numbers."""
+"""Only drafts of dozens of sessions are more in one forward: prompts are read in pieces."""
 _WARM_SECONDS = 2.0
 
 
