@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier import launching, logs, loop, tokens
+from cloud_verifier import launching, logs, loop, secured, tokens
 from cloud_verifier.auth import Authenticator, TokenFile
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
@@ -43,7 +43,8 @@ ApiEndpoint = Callable[[Any], contextlib.AbstractAsyncContextManager[str]]
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     arguments = parser().parse_args(argv)
-    code = run_cli("cloud-verifier", lambda: arguments.run(arguments), extra="verifier")
+    tells = arguments.run is not _serve
+    code = run_cli("cloud-verifier", lambda: arguments.run(arguments), extra="verifier", stdout_needed=tells)
     if launching.launched():
         launching.leave(code)
     sys.exit(code)
@@ -120,6 +121,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     auth = TokenFile(settings.auth_tokens) if settings.auth_tokens else Authenticator()
     logs.configure(arguments.log_level, settings.limits)
+    secured.tls(settings)  # that it cannot be used is said before anything is loaded
+    if arguments.workers < 1:
+        raise UsageError(f"--workers must be at least 1, not {arguments.workers}")
     if arguments.workers > 1 and settings.tensor_parallel > 1:
         raise UsageError("--workers and --tensor-parallel do not go together")
     if arguments.workers > 1 and settings.openai:

@@ -12,7 +12,22 @@ from typing import Any, cast
 
 from cloud_verifier.connection import Connection
 from cloud_verifier.half_open import HalfOpen
+from cloud_verifier.settings import Settings
+from moa.errors import UsageError
 from moa.wire.limits import Limits
+
+
+def tls(settings: Settings) -> ssl.SSLContext | None:
+    """What `--tls-cert` and `--tls-key` say; None for a port without TLS."""
+    if settings.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"cannot use the TLS certificate {settings.tls_cert}: {error.strerror or error}") from None
+    return context
 
 
 class SecuredConnection(Connection):

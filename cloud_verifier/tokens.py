@@ -37,10 +37,15 @@ def _new(arguments: argparse.Namespace) -> int:
     if arguments.append is None:
         print(f"token: {token}\nline for the token file: {line}")
         return 0
-    with arguments.append.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
-    arguments.append.chmod(0o600)
-    print(token)
+    try:
+        with arguments.append.open("a", encoding="utf-8") as file:
+            arguments.append.chmod(0o600)
+            print(token, flush=True)  # first: a token that nobody has seen must not open anything
+            file.write(line + "\n")
+    except IsADirectoryError:
+        raise UsageError(f"{arguments.append} is a folder, not a token file") from None
+    except FileNotFoundError:
+        raise UsageError(f"cannot make the token file {arguments.append}: there is no such folder") from None
     return 0
 
 

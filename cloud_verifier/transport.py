@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,10 +20,9 @@ from cloud_verifier.connection import Connection
 from cloud_verifier.conversation import converse
 from cloud_verifier.half_open import HalfOpen, room_for_connections
 from cloud_verifier.logs import log
-from cloud_verifier.secured import kind
+from cloud_verifier.secured import kind, tls
 from cloud_verifier.service import Service
 from cloud_verifier.settings import Settings
-from moa.errors import UsageError
 from moa.listening import Port
 from moa.wire.codes import CloseCode
 from moa.wire.versions import SUBPROTOCOL
@@ -53,7 +51,7 @@ class Transport:
             "write_limit": limits.send_buffer_bytes,
         }
         self._half_open = HalfOpen(limits.max_half_open, service.metrics.half_open_dropped.inc)
-        self._kind = kind(limits, self._half_open, _tls(settings))
+        self._kind = kind(limits, self._half_open, tls(settings))
         service.metrics.half_open.set_function(lambda: len(self._half_open))
 
     @property
@@ -140,18 +138,6 @@ def _ours(connection: ServerConnection) -> Connection:
     if not isinstance(connection, Connection):
         raise TypeError("connections are made by `create_connection`")
     return connection
-
-
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    if settings.tls_cert is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"cannot use the TLS certificate {settings.tls_cert}: {error.strerror or error}") from None
-    return context
 
 
 def _unreachable() -> socket.socket:

@@ -115,8 +115,12 @@ class ClientSettings:
                 raise ConfigError(f"{field} must be a finite number, not {value}")
         if self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
-        if self.threads < 0 or self.max_offline_tokens < -1:
-            raise ConfigError("threads must be at least 0, max_offline_tokens at least -1")
+        if self.threads < 0:
+            raise ConfigError(f"threads must be at least 0, not {self.threads}")
+        if self.max_offline_tokens < -1:
+            raise ConfigError(f"max_offline_tokens must be at least -1, not {self.max_offline_tokens}")
+        if not self.token.isascii() or any(character <= " " or character == "\x7f" for character in self.token):
+            raise ConfigError("token holds a space, a control character or a letter beyond ASCII: no verifier made it")
         if not -1 <= self.logprobs <= MAX_TOP:
             raise ConfigError(f"logprobs must be -1..{MAX_TOP}, not {self.logprobs}")
         for name in ("offline_after", "settle_seconds"):

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
     args = parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int | None] = args.run
-    return run_cli(PROGRAM, lambda: command(args), extra="export")
+    return run_cli(PROGRAM, lambda: command(args), extra="export", stdout_needed=command is not _build)
 
 
 def parser() -> argparse.ArgumentParser:

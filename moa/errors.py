@@ -97,14 +97,19 @@ class LinkError(MoaError):
     retryable = True
 
 
-def run_cli(program: str, main: Callable[[], int | None], *, extra: str = "") -> int:
+def run_cli(program: str, main: Callable[[], int | None], *, extra: str = "", stdout_needed: bool = False) -> int:
     """Run a command's body; turn every expected failure into one line on stderr and an exit code.
 
-    `extra` names the optional dependencies that the command may miss.
+    `extra` names the optional dependencies that the command may miss. With `stdout_needed` what it prints is what it is
+    for: it does not begin where that would be lost.
     """
     _stand_in_for_closed_streams()
     try:
-        return main() or 0
+        if stdout_needed and sys.__stdout__ is None:
+            raise UsageError("standard output is closed: there is nowhere to answer")
+        code = main() or 0
+        _flush()
+        return code
     except ModuleNotFoundError as error:
         if not extra or (error.name or "").partition(".")[0] in _OURS:
             raise  # a bug of ours: the traceback helps to find it
@@ -118,7 +123,7 @@ def run_cli(program: str, main: Callable[[], int | None], *, extra: str = "") ->
         return 130
     except BrokenPipeError:
         # The reader of our output has ended (`| head`): this is no error, and nobody would read a message.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return 141
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
@@ -136,3 +141,18 @@ def _stand_in_for_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the program's whole life
+
+
+def _flush() -> None:
+    """Write what was printed now: at its end the interpreter would fail with a traceback, and with no exit code."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_stdout()
+        raise UsageError(f"standard output cannot be written: {error.strerror}") from None
+
+
+def _drop_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

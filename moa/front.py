@@ -50,9 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if words and words[0] in (program.short, program.name):
             sys.exit(start(program, words[1:]))
     options = parser().parse_args(words)
-    if options.command == "completion":
-        sys.exit(run_cli("moa-edge", lambda: print(completion(options.shell))))
-    parser().print_help()
+    tell = parser().format_help if options.command != "completion" else lambda: completion(options.shell)
+    sys.exit(run_cli("moa-edge", lambda: print(tell().rstrip()), stdout_needed=True))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +32,9 @@ def run(*words: str, program: str = _BASE, **how: Any) -> subprocess.CompletedPr
 
 
 def test_it_names_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    main([])
+    with pytest.raises(SystemExit) as end:
+        main([])
+    assert end.value.code == 0
     shown = capsys.readouterr().out
     assert all(program.name in shown for program in PROGRAMS)
     assert "edge-client demo" in shown
@@ -59,6 +63,20 @@ def test_what_is_not_installed_is_named_with_its_extra(words: tuple[str, ...], m
     assert done.stderr.count(b"\n") == 1, done.stderr
     assert missing in done.stderr
     assert b"pip install '.[" + extra + b"]'" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [(), ("completion", "bash"), ("verifier", "token", "new")], ids=" ".join)
+def test_output_that_cannot_be_written_or_has_no_place_is_one_line(words: tuple[str, ...]) -> None:
+    program = [sys.executable, "-c", "from moa.front import main; main()", *words]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, timeout=100, check=False)
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr
+    assert b"No space left on device" in done.stderr
+    shell = ["sh", "-c", f"{shlex.join(program)} >&-"]
+    done = subprocess.run(shell, capture_output=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr
+    assert b"standard output is closed" in done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a shell")

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from moa import __version__
 from moa.command_line import CommandParser
-from moa.errors import UsageError, run_cli
+from moa.errors import run_cli
 
 _COMMANDS = {
     "generate": "answer one prompt",
@@ -31,13 +31,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
 
     def body() -> int:
-        if sys.__stdout__ is None:
-            raise UsageError("standard output is closed: there is nowhere to answer")
         options = parser(words).parse_args(words)
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
 
-    sys.exit(run_cli("edge-client", body, extra="verifier"))
+    sys.exit(run_cli("edge-client", body, extra="verifier", stdout_needed=True))
 
 
 def parser(words: Collection[str] = tuple(_COMMANDS)) -> argparse.ArgumentParser:

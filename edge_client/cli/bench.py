@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     ways = arguments.ways.split(",")
     if unknown := [way for way in ways if way not in WAYS]:
         raise UsageError(f"unknown way {unknown[0]!r}", hint=f"known: {', '.join(WAYS)}")
+    if arguments.starts < 0:
+        raise UsageError(f"--starts must be at least 0, not {arguments.starts}")
     if not settings.verifier:
         raise UsageError("a benchmark needs the target", hint="pass --verifier ADDRESS, or --verifier local")
     texts = _read_prompts(arguments.prompts) if arguments.prompts else list(_PROMPTS)

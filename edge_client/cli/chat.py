@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 from collections.abc import AsyncIterator
 
 from rich.console import Console
@@ -17,7 +16,8 @@ from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import Done
 from edge_client.screen.console import make_console
-from edge_client.screen.reader import Interrupted, Reader, make_reader
+from edge_client.screen.ctrl_c import CtrlC, Interrupted
+from edge_client.screen.reader import Reader, make_reader
 from edge_client.screen.terminal import Pieces
 from edge_client.screen.views import make_view
 from moa.errors import LinkError, MoaError, UsageError
@@ -65,17 +65,21 @@ class ChatLoop:
         self, client: EdgeClient, conversation: Conversation, dialogue: Dialogue, reader: Reader, console: Console
     ) -> None:
         self._client, self._conversation, self._dialogue = client, conversation, dialogue
-        self._reader, self._console = reader, console
+        self._reader, self._console, self._ctrl_c = reader, console, CtrlC()
         self.mistakes = 0
         """Lines that could not be asked or done."""
 
     async def run(self) -> None:
         """Until the user ends it."""
+        with self._ctrl_c.heard():
+            await self._run()
+
+    async def _run(self) -> None:
         leaving = False
         while True:
             try:
                 async with self._checking_meanwhile():
-                    line = await self._reader.read()
+                    line = await self._ctrl_c.stoppable(self._reader.read())
             except Interrupted:
                 if leaving:
                     return
@@ -111,16 +115,20 @@ class ChatLoop:
                 f"the context is full: the first {left_out} messages are no longer sent", style="yellow"
             )
         done: Done | None = None
+
+        async def show() -> None:
+            nonlocal done
+            events = self._conversation.generate(messages, **dialogue.changes)
+            with make_view(console=self._console) as view:
+                async with contextlib.aclosing(events):
+                    async for event in events:
+                        view.take(event)
+                        pieces.take(event)
+                        done = event if isinstance(event, Done) else None
+
         try:
-            async with _stopped_by_ctrl_c():
-                events = self._conversation.generate(messages, **dialogue.changes)
-                with make_view(console=self._console) as view:
-                    async with contextlib.aclosing(events):
-                        async for event in events:
-                            view.take(event)
-                            pieces.take(event)
-                            done = event if isinstance(event, Done) else None
-        except _Stopped:
+            await self._ctrl_c.stoppable(show())
+        except Interrupted:
             self._console.print("stopped", style="dim")
         except MoaError:
             dialogue.unanswered()
@@ -167,23 +175,3 @@ class ChatLoop:
                 self._console.print(Text(safe_text(done.text)))
             else:
                 self._console.print("the verifier is back: the last answer is the target's own", style="dim")
-
-
-class _Stopped(Exception):
-    """Ctrl-C during an answer."""
-
-
-@contextlib.asynccontextmanager
-async def _stopped_by_ctrl_c() -> AsyncIterator[None]:
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    with contextlib.suppress(NotImplementedError):  # not on every system: there Ctrl-C ends the program
-        loop.add_signal_handler(signal.SIGINT, task.cancel)
-    try:
-        yield
-    except asyncio.CancelledError:
-        task.uncancel()
-        raise _Stopped from None
-    finally:
-        with contextlib.suppress(NotImplementedError):
-            loop.remove_signal_handler(signal.SIGINT)

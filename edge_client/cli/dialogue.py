@@ -155,6 +155,9 @@ class Dialogue:
             return Say("\n".join(f"{name:20} {_written(value)}" for name, value in shown.items()))
         if name not in SETTABLE:
             raise UsageError(f"{safe_line(name, 40)} cannot be set here", hint=f"known: {', '.join(SETTABLE)}")
+        if not text and name != "stop":
+            now = self.changes.get(name, getattr(self.settings, name))
+            raise UsageError(f"{name} needs a value", hint=f"it is {now}")
         value = from_text(name, text)
         changed = {**self.changes, name: value}
         dataclasses.replace(self.settings, **changed)  # refuses values out of range

@@ -36,6 +36,7 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     options.add_connection(command)
     options.add_generation(command)
+    command.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev")
     command.set_defaults(run=run)
 
 
@@ -43,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer one prompt; exit code 1 when it must be verified and is not."""
     if arguments.logprobs is not None and not (arguments.json or arguments.jsonl):
         raise UsageError("--logprobs has no place in plain text", hint="add --json or --jsonl")
-    if arguments.trace is not None and not arguments.trace.parent.is_dir():
-        raise UsageError(f"no trace can be written to {arguments.trace}: there is no such folder")
+    if arguments.trace is not None and (arguments.trace.is_dir() or not arguments.trace.parent.is_dir()):
+        raise UsageError(f"no trace can be written to {arguments.trace}", hint="name a file in a folder that exists")
     prompt = options.read_prompt(arguments.prompt, arguments.file)
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed)

@@ -67,7 +67,6 @@ def add_generation(command: argparse.ArgumentParser) -> None:
     behaviour.add_argument(
         "--foresee", action=argparse.BooleanOptionalAction, help="send guesses ahead of the verifier's answers"
     )
-    behaviour.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev")
 
 
 def settings_from(options: argparse.Namespace, **defaults: Any) -> ClientSettings:

@@ -53,6 +53,7 @@ class LocalVerifier:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
+                start_new_session=True,  # Ctrl-C is for the client: it may stop an answer, not the verifier
             )
             try:
                 yield await _address(process, errors)

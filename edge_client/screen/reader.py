@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edge_client.screen.ctrl_c import Interrupted
 from moa.errors import MoaError, UsageError
 
 if TYPE_CHECKING:
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 Completions = Callable[[str], list[str]]
 _BLOCK = '"""'
-
-
-class Interrupted(Exception):
-    """Ctrl-C at the prompt."""
 
 
 class Reader(Protocol):
@@ -37,7 +33,7 @@ class Reader(Protocol):
         """Whether input comes from a terminal."""
 
     async def read(self) -> str | None:
-        """The next message, of one line or more; None at the end. Ctrl-C is `Interrupted`."""
+        """The next message, of one line or more; None at the end. Ctrl-C may be `Interrupted`, where it is a key."""
 
     def above(self) -> contextlib.AbstractContextManager[Any]:
         """While active, output is printed above the line being typed."""
@@ -120,7 +116,7 @@ class PlainReader:
         self._prompt = prompt
         self.interactive = bool(prompt)
         self._waiting: asyncio.Future[str | None] | None = None
-        """The pending read of a line; it survives a Ctrl-C."""
+        """The pending read of a line; it goes on when nobody waits for it any more, after a Ctrl-C."""
         with contextlib.suppress(ImportError):  # line editing, if the library exists
             import readline  # noqa: F401
 
@@ -141,23 +137,8 @@ class PlainReader:
         return contextlib.nullcontext()
 
     async def _line(self, prompt: str) -> str | None:
-        loop = asyncio.get_running_loop()
         waiting = self._waiting = self._waiting or self._start(prompt)
-        interrupted: asyncio.Future[None] = loop.create_future()
-
-        def interrupt() -> None:
-            if not interrupted.done():
-                interrupted.set_result(None)
-
-        with contextlib.suppress(NotImplementedError):  # not on every system; there Ctrl-C ends the program
-            loop.add_signal_handler(signal.SIGINT, interrupt)
-        try:
-            await asyncio.wait((waiting, interrupted), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            with contextlib.suppress(NotImplementedError):
-                loop.remove_signal_handler(signal.SIGINT)
-        if not waiting.done():
-            raise Interrupted
+        await asyncio.wait([waiting])
         self._waiting = None
         return waiting.result()
 

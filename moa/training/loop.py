@@ -250,8 +250,8 @@ class Loop:
         for name in saved:
             if saved[name] != self._identity.get(name):
                 raise UsageError(
-                    f"the checkpoint in {self.out} is of a run with another {name.replace('_', ' ')}:"
-                    f" {saved[name]}, not {self._identity.get(name)}",
+                    f"the checkpoint in {self.out} is of a run with {name.replace('_', ' ')} {saved[name]},"
+                    f" not {self._identity.get(name)}",
                     hint="use the flags it was made with, or another --out",
                 )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
+import signal
 from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ from rich.console import Console
 from edge_client.cli.chat import ChatLoop
 from edge_client.cli.dialogue import Dialogue
 from edge_client.events import Done, Event, Prompt, Token
-from edge_client.screen.reader import Interrupted
+from edge_client.screen.ctrl_c import Interrupted
 from edge_client.settings import ClientSettings
 from moa.errors import LinkError, UsageError
 
@@ -126,6 +128,19 @@ async def test_ctrl_c_at_the_prompt_asks_first() -> None:
     )
     assert screen.count("Ctrl-C once more") == 2
     assert [message["content"] for message in dialogue.messages] == ["one", "a"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+async def test_ctrl_c_just_as_an_answer_ends_does_not_end_the_chat() -> None:
+    class Late(Played):
+        async def generate(self, messages: list[dict[str, str]], **changes: Any) -> AsyncGenerator[Event, None]:
+            async for event in super().generate(messages, **changes):
+                yield event
+            os.kill(os.getpid(), signal.SIGINT)
+
+    dialogue, screen = await talk(Late([done("a", verified=True), done("b", verified=True)]), "one", "two")
+    assert screen.count("Ctrl-C once more") == 2
+    assert [message["content"] for message in dialogue.messages] == ["one", "a", "two", "b"]
 
 
 async def test_a_turn_that_cannot_be_had_leaves_the_conversation_as_it_was() -> None:

@@ -197,9 +197,10 @@ def test_a_full_disk_does_not_lose_the_answer() -> None:
     assert trace.returncode == 0
     assert trace.stdout == expected
     assert b"no trace at /dev/full" in trace.stderr
-    late = offline("hello", "--trace", "no/such/folder/trace.json")
-    assert (late.returncode, late.stdout) == (2, b"")
-    assert b"no trace can be written to no/such/folder/trace.json" in late.stderr
+    for nowhere in ("no/such/folder/trace.json", str(kit.pair())):
+        late = offline("hello", "--trace", nowhere)
+        assert (late.returncode, late.stdout) == (2, b"")
+        assert f"no trace can be written to {nowhere}".encode() in late.stderr
 
 
 def test_an_answer_that_outgrows_the_context_says_so() -> None:

@@ -15,7 +15,8 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from edge_client.screen.reader import EditingReader, Interrupted, PlainReader, history_file, make_reader
+from edge_client.screen.ctrl_c import CtrlC, Interrupted
+from edge_client.screen.reader import EditingReader, PlainReader, history_file, make_reader
 
 
 @pytest.fixture(autouse=True)
@@ -79,10 +80,11 @@ async def test_ctrl_c_does_not_lose_the_line_that_is_being_typed(monkeypatch: py
     with os.fdopen(reading, encoding="utf-8") as stdin, os.fdopen(writing, "w", encoding="utf-8") as keyboard:
         monkeypatch.setattr(sys, "stdin", stdin)
         reader = PlainReader("> ")
+        ctrl_c = CtrlC()
         asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
         async with asyncio.timeout(60):
-            with pytest.raises(Interrupted):
-                await reader.read()
+            with ctrl_c.heard(), pytest.raises(Interrupted):
+                await ctrl_c.stoppable(reader.read())
             keyboard.write("still here\n")
             keyboard.flush()
             assert await reader.read() == "still here"

@@ -301,7 +301,7 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "no drafter to start from": (["{target}", "--init", "{empty_drafter}"], "config.json is missing"),
     "a drafter of another target": (["{target}", "--init", "{foreign_drafter}"], "made for another target"),
     "a shape beside --init": (["{target}", "--init", "{drafter}", "--heads", "2"], "brings its own shape"),
-    "a checkpoint of other flags": (["{target}", "--out", "{drafter}"], "run with another steps: 1, not 4"),
+    "a checkpoint of other flags": (["{target}", "--out", "{drafter}"], "is of a run with steps 1, not 4"),
     "a checkpoint of other data": (["{target}", "--out", "{drafter}", "--data", "{short}"], "run on other data"),
     "an out that is a file": (["{target}", "--out", "{empty}"], "is a file"),
     "an out of somebody else's": (["{target}", "--out", "{stranger}"], "not of a run of moa-train"),

@@ -97,6 +97,12 @@ def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None
         (["serve", "--host", "0.0.0.0"], "without authentication"),
         (["serve", "--auth-tokens", "no/such/file"], "cannot read the token file"),
         (["serve", "--tls-cert", "x"], "--tls-key"),
+        (
+            ["serve", "--tls-cert", "pyproject.toml", "--tls-key", "pyproject.toml", "--target", "no/such"],
+            "the TLS cert",
+        ),
+        (["serve", "--workers", "0", "--target", "no/such"], "--workers must be at least 1"),
+        (["serve", "--port", "9", "--openai", "9", "--target", "no/such"], "--openai needs a port of its own"),
         (["serve", "--max-queue", "0"], "max_queue"),
         (["serve", "--max-queue", "x"], "invalid int"),
         (["check", "--dtype", "float8", "--target", "."], "float8"),
@@ -139,6 +145,27 @@ def test_token_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert Authenticator.read(file).principal([f"Bearer {token}"]) == "phone"
     assert token not in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_token_that_nobody_has_seen_opens_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    program = [sys.executable, "-m", "cloud_verifier", "token", "new", "--append", str(file)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, timeout=100, check=False)
+    assert done.returncode == 2
+    assert file.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("where", "said"), [("", "is a folder, not a token file"), ("no/such/tokens", "there is no such folder")]
+)
+def test_a_token_file_that_cannot_be(where: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["token", "new", "--append", str(tmp_path / where)])
+    output = capsys.readouterr()
+    assert (caught.value.code, output.out) == (2, "")
+    assert said in output.err
 
 
 def test_token_list_and_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
