@@ -22,7 +22,7 @@ def run(program: str, *, ignoring: bool = False) -> subprocess.CompletedProcess[
     return subprocess.run(
         [sys.executable, "-c", program, "--version"],
         capture_output=True,
-        timeout=100,
+        timeout=300,
         check=False,
         preexec_fn=lambda: signal.signal(signal.SIGINT, disposition),
     )

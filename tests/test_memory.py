@@ -31,5 +31,5 @@ def test_the_peak_stands_in_where_the_present_is_not_told(monkeypatch: pytest.Mo
 
 
 def test_no_program_needs_the_unix_module() -> None:
-    done = subprocess.run([sys.executable, "-c", _WINDOWS], capture_output=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", _WINDOWS], capture_output=True, timeout=300, check=False)
     assert done.stdout == b"0\n", done.stderr

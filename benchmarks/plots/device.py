@@ -125,7 +125,7 @@ def reconnection(result: Result) -> Figure:
                 axis.plot(range(len(gaps)), values, color=shades.get(policy, colour(policy)), **how)
         axis.set_xticks(range(len(gaps)), [f"{gap:g}" for gap in gaps])
         axis.set(title=title, xlabel="seconds without a link", ylim=(0, 105 if key == "right_share" else None))
-    panels[0].legend(fontsize=8)
+    panels[0].legend(fontsize=8, loc="lower left")
     return figure
 
 

@@ -64,6 +64,7 @@ _STYLE: dict[Any, Any] = {
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
+    "legend.loc": "upper right",  # matplotlib would look for the best place, and warns where that takes a second
     "svg.fonttype": "none",
     "svg.hashsalt": "moa-edge",
 }

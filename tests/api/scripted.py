@@ -17,7 +17,7 @@ from moa.api.http import serving
 from moa.listening import Port
 
 MODEL = "scripted"
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 Script = Callable[[AnswerRequest], Iterable[AnswerEvent | asyncio.Event]]
 

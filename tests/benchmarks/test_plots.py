@@ -140,7 +140,10 @@ def results(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_picture_is_drawn_captioned_and_up_to_date(results: Path, tmp_path: Path) -> None:
+def test_every_picture_is_drawn_captioned_and_up_to_date(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("matplotlib.legend.Legend._find_best_position")  # it takes as long as the machine is busy
     out = tmp_path / "pictures"
     assert plots.main(["--results", str(results), "--out", str(out)]) == 0
     names = list(PICTURES)

@@ -47,7 +47,7 @@ def run(*arguments: str, program: str = "from edge_client.cli import main; main(
     """Call the command in a fresh process."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MOA_EDGE_")}
     environment |= {"XDG_CONFIG_HOME": str(kit.pair()), "NO_COLOR": "1", **how.pop("environment", {})}
-    how = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 60} | how
+    how = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 300} | how
     if "input" in how:
         del how["stdin"]
     return subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=False, **how)

@@ -109,7 +109,7 @@ async def test_records_of_a_conversation_that_is_over_are_acknowledged() -> None
         client.link.send, client.link._receive = sending, receiving  # type: ignore[method-assign]
         for seed in range(4):
             await kit.transcribe(client, verifier_kit.prompt(seed, 40))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while acknowledged != payload or not payload:
                 await kit.transcribe(client, verifier_kit.prompt(9, 12))
 

@@ -29,7 +29,7 @@ async def typed(*keys: str, times: int = 1, history: bool = True) -> list[str | 
         reader = EditingReader(lambda text: [], history=history, input=pipe, output=DummyOutput())
         for key in keys:
             pipe.send_text(key)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             return [await reader.read() for _ in range(times)]
 
 
@@ -70,7 +70,7 @@ async def test_plain_lines_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = make_reader(lambda text: [])
     assert isinstance(reader, PlainReader)
     assert not reader.interactive
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         assert [await reader.read() for _ in range(4)] == ["one", "two\nthree", "open\nend", None]
 
 
@@ -82,7 +82,7 @@ async def test_ctrl_c_does_not_lose_the_line_that_is_being_typed(monkeypatch: py
         reader = PlainReader("> ")
         ctrl_c = CtrlC()
         asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             with ctrl_c.heard(), pytest.raises(Interrupted):
                 await ctrl_c.stoppable(reader.read())
             keyboard.write("still here\n")

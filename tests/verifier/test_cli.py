@@ -68,7 +68,7 @@ def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None
         def ask(*messages: Message) -> ServerMessage:
             for message in messages:
                 raw.send(encode(message))
-            return decode_server(raw.recv(timeout=30))  # type: ignore[arg-type]
+            return decode_server(raw.recv(timeout=300))  # type: ignore[arg-type]
 
         welcome = ask(Hello([2], ["tree"]))
         assert isinstance(welcome, Welcome)
@@ -78,7 +78,7 @@ def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None
         session.receive(ask(session.verify([7, 8])))
         assert session.round == 1
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 0
     lines = [json.loads(line) for line in errors.splitlines()]
     told = {line["event"]: line for line in lines if "event" in line}  # logs are JSON, one object a line
@@ -152,7 +152,7 @@ def test_a_token_that_nobody_has_seen_opens_nothing(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     program = [sys.executable, "-m", "cloud_verifier", "token", "new", "--append", str(file)]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, timeout=100, check=False)
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, timeout=300, check=False)
     assert done.returncode == 2
     assert file.read_text() == ""
 
@@ -212,7 +212,7 @@ def test_libraries_log_as_json_too() -> None:
         name: value for name, value in os.environ.items() if name != "CI"
     }  # where CI is set transformers says it twice
     command = [sys.executable, "-c", _TALKATIVE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True, env=quiet)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=quiet)
     lines = done.stderr.splitlines()[2:]  # the first warning came before
     assert [json.loads(line)["level"] for line in lines] == ["warning"] * 3, done.stderr
 

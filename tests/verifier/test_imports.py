@@ -9,4 +9,4 @@ MODULES = ("transport", "channel", "service", "sessions", "scheduler", "record_s
 def test_the_loop_side_needs_no_torch() -> None:
     imports = ", ".join(f"cloud_verifier.{module}" for module in MODULES)
     code = f"import sys, {imports}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0

@@ -99,7 +99,7 @@ async def test_health_and_metrics() -> None:
 
 
 async def test_whoever_posts_is_told_what_this_port_is_for() -> None:
-    async with kit.verifier() as running, asyncio.timeout(60):
+    async with kit.verifier() as running, asyncio.timeout(300):
         reader, writer = await asyncio.open_connection("127.0.0.1", running.transport.port)
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         answer = await reader.read()

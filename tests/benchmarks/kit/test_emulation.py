@@ -49,7 +49,7 @@ async def test_a_server_that_drafts_with_a_baseline_says_what_the_target_says(ki
     settings = Settings(port=0, slots=2, limits=limits)
     served = Served(target, None, None, model_facts(target, None))
     verifier = BaselineVerifier(served, target, open_drafting(tmp_path, target), settings)
-    async with verifier.open(), asyncio.timeout(60):
+    async with verifier.open(), asyncio.timeout(300):
         for _ in range(2):  # the second conversation takes what the first gave back
             async with client(verifier.transport.url) as edge:
                 session = await edge.start(asked, max_new_tokens=12, ignore_eos=True, records="off")

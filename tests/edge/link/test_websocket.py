@@ -33,7 +33,7 @@ async def trouble(url: str, **endpoint: Any) -> MoaError:
     """The error for this verifier."""
     async with VerifierLink(Endpoint(url=url, hello=HELLO, connect_seconds=2.0, **endpoint)).running() as link:
         with link.mailbox() as box:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(300):
                 while link.dialling.last_error is None:
                     await box.wait(1)
         assert not link.up
@@ -108,7 +108,7 @@ async def test_a_server_of_another_kind() -> None:
 
 async def test_a_busy_verifier_is_asked_again() -> None:
     async with stranger(encode(Error(code=Code.BUSY, message="full", retry_after_ms=1))) as url:
-        async with quick(url).running() as link, asyncio.timeout(30):
+        async with quick(url).running() as link, asyncio.timeout(300):
             with link.mailbox() as box:
                 while link.dialling.failures < 3:
                     await box.wait(1)
@@ -120,7 +120,7 @@ async def test_a_verifier_that_restarts_is_found_again() -> None:
         kit.verifier() as running,
         LinkProxy("127.0.0.1", running.transport.port) as proxy,
         quick(proxy.url).running() as link,
-        asyncio.timeout(60),
+        asyncio.timeout(300),
     ):
         with link.mailbox() as box:
             for number in (1, 2, 3):

@@ -20,7 +20,7 @@ from tests.edge.serve.pair import verifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Served = tuple[EdgeClient, openai.AsyncOpenAI]
-PATIENCE = 60.0
+PATIENCE = 300.0
 MODEL = "demo"
 QUESTION: list[Any] = [{"role": "user", "content": "What is 17 + 25 - 9?"}]
 

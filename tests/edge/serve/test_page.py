@@ -103,7 +103,7 @@ def parsed(texts: list[str]) -> list[list[Any]]:
         input=json.dumps(texts),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     trees: list[list[Any]] = json.loads(done.stdout)
