@@ -7,13 +7,16 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
+from moa.garbage import leave_out_what_is_loaded
+
 SWITCH_SECONDS = 0.0005
 """A verdict should not wait the default 5 ms for the engine's thread to yield."""
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` to its end, on uvloop where there is one."""
+    """Run `main` to its end, on uvloop where there is one. Everything that it needs must have been loaded."""
     sys.setswitchinterval(SWITCH_SECONDS)
+    leave_out_what_is_loaded()
     try:
         import uvloop
     except ImportError:  # uvloop is optional

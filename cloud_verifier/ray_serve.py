@@ -22,6 +22,7 @@ from cloud_verifier.replicas import replicas_wanted, settings_from
 from cloud_verifier.settings import Settings
 from cloud_verifier.workers.pages import merge
 from moa.errors import MoaError
+from moa.garbage import leave_out_what_is_loaded
 
 _PAGE_SECONDS = 5.0
 _QUEUE_MS, _PAGES = "queue_ms", "pages_used"
@@ -54,6 +55,7 @@ class Replica:
         self._verifier.admission.page = self._page
         self._asgi = AsgiVerifier(self._verifier, settings.origins)
         self._waited = (0.0, 0.0)
+        leave_out_what_is_loaded()
 
     def __serve_build_asgi_app__(self) -> Any:
         """What Serve passes requests to."""

@@ -14,6 +14,7 @@ from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError, how_to_install
+from moa.garbage import leave_out_what_is_loaded
 from moa.listening import Port
 
 if TYPE_CHECKING:
@@ -108,5 +109,6 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, name: str) -> N
         async with EdgeClient(settings) as client:
             model = name or model_name(client.device.bundle.manifest.target.source)
             async with endpoint(client, serve, model, port) as address:
+                leave_out_what_is_loaded()
                 print(f"chat page and API at {address} (model {model}); Ctrl-C ends", file=sys.stderr, flush=True)
                 await stop.wait()

@@ -67,7 +67,7 @@ def test_no_step_leaves_tensors_behind(rows: PackedRows, tmp_path: Path) -> None
 )
 def test_a_checkpoint_of_other_settings_is_refused(rows: PackedRows, tmp_path: Path, change: dict[str, object]) -> None:
     Loop(Bigrams(), rows, settings(), tmp_path, quiet=True).run(stop_after=1)
-    with pytest.raises(UsageError, match="another") as caught:
+    with pytest.raises(UsageError, match=r"is of a run with .* not ") as caught:
         Loop(Bigrams(), rows, settings(**change), tmp_path, quiet=True).run()
     assert "--out" in caught.value.hint
 
