@@ -13,12 +13,14 @@ class Port:
     """A port of this machine, for as long as the body runs. It refuses connections until `listen`."""
 
     def __init__(self, host: str, port: int) -> None:
-        """Port 0 is one that the system chooses."""
+        """Port 0 is one that the system chooses. A name that has addresses of both kinds, as localhost has, stands for
+        the IPv4 one, which all clients of the name try."""
         self._host, self.number = host, port
         try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            families = [found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         except OSError as error:
             raise self._refusal(error) from None
+        family = socket.AF_INET if socket.AF_INET in families else families[0]
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -41,6 +41,14 @@ def test_a_host_that_is_not_this_machine_is_one_clear_line() -> None:
             Port(host, 80)
 
 
+def test_localhost_is_reached_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [(family, socket.SOCK_STREAM, 6, "", ()) for family in (socket.AF_INET6, socket.AF_INET)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    with Port("localhost", 0) as port:
+        assert port.socket.family == socket.AF_INET
+        assert port.url("ws") == f"ws://localhost:{port.number}"
+
+
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
 def test_an_ipv6_address_is_in_brackets() -> None:
     with Port("::1", 0) as port:
