@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from types import TracebackType
 from typing import Self
@@ -23,7 +24,8 @@ class Port:
         family = socket.AF_INET if socket.AF_INET in families else families[0]
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         try:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if os.name == "posix":  # elsewhere it lets two programs listen on one port
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.socket.bind((host, port))
         except OSError as error:
             self.socket.close()
