@@ -6,34 +6,21 @@ import subprocess
 import sys
 
 PROGRAM = """
-import asyncio, gc, weakref
+import gc
 from cloud_verifier import loop
 from cloud_verifier.app import Verifier
 
-class Cycle:
-    def __init__(self):
-        self.me = self
-
-loaded = len(gc.get_objects())
-
 async def main():
-    cycle = weakref.ref(Cycle())
-    print(loaded, len(gc.get_objects()), gc.get_freeze_count())
-    rounds = 0
-    while cycle() is not None and rounds < 100_000:
-        kept = [[] for _ in range(100)]  # what a round makes
-        rounds += 1
-        await asyncio.sleep(0)
-    print(rounds)
+    print(gc.get_freeze_count(), len(gc.get_objects()))
 
+print(len(gc.get_objects()))
 loop.run(main())
 """
 
 
-def test_cyclic_garbage_goes_soon_for_what_is_loaded_is_no_longer_looked_at() -> None:
+def test_the_garbage_collector_looks_no_longer_at_what_is_loaded() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=True)
-    loaded, left, frozen, rounds = map(int, ran.stdout.split())
+    loaded, left_out, left = map(int, ran.stdout.split())
     assert loaded > 50_000
-    assert frozen > 50_000
-    assert left < 10_000
-    assert rounds < 100_000
+    assert left_out > 0.9 * loaded
+    assert left < 0.1 * loaded
