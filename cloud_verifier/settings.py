@@ -88,7 +88,7 @@ class Settings:
             raise ConfigError("refusing to serve --openai to others without authentication", hint="give --auth-tokens")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be 0..65535, not {self.port}")
-        if self.openai and self.port and self.openai_address[1] == self.port:
+        if self.openai and self.port and self.openai_address == (self.host, self.port):
             raise ConfigError(f"--openai needs a port of its own: {self.port} is the verifier's")
         for name in (
             "slots",

@@ -16,10 +16,10 @@ from edge_client.client import EdgeClient
 from edge_client.events import Token
 from edge_client.link.websocket import tls_context
 from edge_client.tools.emulated_network import LinkProxy
+from moa.listening import Port
 from moa.model.target import Row, Step
 from tests.edge import kit
 from tests.edge.test_exact import truth
-from tests.ports import held_port
 from tests.verifier import kit as verifier_kit
 
 IDS = verifier_kit.prompt(3, 12)
@@ -131,7 +131,7 @@ async def test_what_answers_instead_of_a_verifier(trouble: str, draft: Any) -> N
 async def test_a_port_that_refuses(draft: Any) -> None:
     stack = contextlib.AsyncExitStack()
     async with kit.verifier() as running, stack:
-        port = stack.enter_context(held_port())
+        port = stack.enter_context(Port("127.0.0.1", 0)).number
 
         def recover() -> None:
             nonlocal opening

@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from moa.listening import Port
 from moa.wire import ClientSession, Recovered, Refused
 from moa.wire.events import Advanced
 from moa.wire.messages import Ack, Activations, Stream, Verify
-from tests.ports import held_port
 from tests.torture.history import Entry, Finished, Opened, Verified, violations
 from tests.torture.raw import PATIENCE, Raw, binary
 
@@ -92,8 +92,8 @@ class Nursery:
 @contextlib.asynccontextmanager
 async def nursery() -> AsyncIterator[Nursery]:
     """Starts verifiers while the context lasts."""
-    with tempfile.TemporaryDirectory() as folder, held_port() as port:
-        made = Nursery(Path(folder), port)
+    with tempfile.TemporaryDirectory() as folder, Port("127.0.0.1", 0) as port:
+        made = Nursery(Path(folder), port.number)
         try:
             await made.start()
             yield made

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moa.config import DrafterConfig
+from moa.listening import Port
 from moa.masking import MASKED
 from moa.model.checkpoint import load_drafter
 from moa.model.loading import load_model
@@ -23,7 +24,6 @@ from moa.training import options
 from moa.training.cli import fast_precision, main
 from moa.training.loop import Loop
 from moa.training.masks import AnchorRule, Spacing
-from tests.ports import held_port
 from tests.tiny import save_tiny
 from tests.training.conftest import in_processes
 
@@ -66,8 +66,8 @@ def train_as(rank: int, port: int, target: Path, data: Path, out: Path) -> None:
 
 def test_two_processes_learn_what_one_does(target: Path, chats: Path, tmp_path: Path) -> None:
     assert train(target, chats, tmp_path / "one", "--batch", "4") == 0
-    with held_port() as port:
-        two_ranks = [partial(train_as, rank, port, target, chats, tmp_path / "two") for rank in (0, 1)]
+    with Port("127.0.0.1", 0) as port:
+        two_ranks = [partial(train_as, rank, port.number, target, chats, tmp_path / "two") for rank in (0, 1)]
         assert in_processes(*two_ranks) == [0, 0]
     assert history(tmp_path / "two") == pytest.approx(history(tmp_path / "one"), rel=1e-5)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))

@@ -44,3 +44,9 @@ def test_a_slot_holds_a_full_context_and_the_largest_draft() -> None:
 def test_an_address_that_may_not_be(address: str) -> None:
     with pytest.raises(ConfigError):
         _ = Settings(openai=address).openai_address
+
+
+def test_the_endpoint_has_an_address_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="a port of its own"):
+        Settings(port=8080, openai="8080")
+    assert Settings(port=8080, openai="127.0.0.2:8080").openai_address == ("127.0.0.2", 8080)
