@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from moa.files import write_whole
+from moa.process.files import write_whole
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("moa-edge", "torch", "transformers", "numpy", "safetensors")

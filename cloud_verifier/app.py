@@ -7,21 +7,21 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
-from cloud_verifier.admission import Admission
-from cloud_verifier.auth import Authenticator, Credentials
-from cloud_verifier.engine import Engine
-from cloud_verifier.graph_drafting import GraphServerDrafting
+from cloud_verifier.engine.core import Engine
+from cloud_verifier.engine.graph_drafting import GraphServerDrafting
+from cloud_verifier.engine.recording import Recorder
+from cloud_verifier.engine.scheduler import Scheduler
+from cloud_verifier.engine.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting
+from cloud_verifier.engine.work import Report
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.model import Served
-from cloud_verifier.recording import Recorder
-from cloud_verifier.scheduler import Scheduler
-from cloud_verifier.service import Service
+from cloud_verifier.serving.admission import Admission
+from cloud_verifier.serving.auth import Authenticator, Credentials
+from cloud_verifier.serving.transport import Transport
+from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
-from cloud_verifier.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting
-from cloud_verifier.transport import Transport
-from cloud_verifier.work import Report
-from moa.listening import Port
+from moa.process.listening import Port
 
 _SWEEP_SECONDS = 1.0
 _STALE_SECONDS = 60.0

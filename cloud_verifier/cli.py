@@ -13,15 +13,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier import launching, logs, loop, secured, tokens
-from cloud_verifier.auth import Authenticator, TokenFile
+from cloud_verifier import launching, logs, tokens
 from cloud_verifier.logs import log
+from cloud_verifier.serving import event_loop as loop
+from cloud_verifier.serving import secured
+from cloud_verifier.serving.auth import Authenticator, TokenFile
 from cloud_verifier.settings import Settings
 from moa import __version__
-from moa.command_line import CommandParser
-from moa.described import add_flags, given_fields
+from moa.cli.command_line import CommandParser
+from moa.cli.settings_flags import add_flags, given_fields
 from moa.errors import UsageError, run_cli
-from moa.listening import Port
+from moa.process.listening import Port
 from moa.wire.limits import Limits
 
 _SERVE_FLAGS = (

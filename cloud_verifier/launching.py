@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from moa.errors import MoaError
-from moa.listening import Port
+from moa.process.listening import Port
 
 _LOOK_SECONDS = 0.1
 """How often the processes are looked after."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from cloud_verifier.engine.work import Detokenizer, ModelFacts
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
-from cloud_verifier.work import Detokenizer, ModelFacts
 from moa import __version__
 from moa.bundle import Bundle
 from moa.errors import ConfigError, UsageError

@@ -17,12 +17,12 @@ from ray import serve
 from ray.serve.config import AutoscalingContext, RequestRouterConfig
 
 from cloud_verifier import logs
-from cloud_verifier.loop import SWITCH_SECONDS
 from cloud_verifier.replicas import replicas_wanted, settings_from
+from cloud_verifier.serving.event_loop import SWITCH_SECONDS
 from cloud_verifier.settings import Settings
 from cloud_verifier.workers.pages import merge
 from moa.errors import MoaError
-from moa.garbage import leave_out_what_is_loaded
+from moa.process.gc_freeze import leave_out_what_is_loaded
 
 _PAGE_SECONDS = 5.0
 _QUEUE_MS, _PAGES = "queue_ms", "pages_used"
@@ -42,9 +42,9 @@ class Replica:
     def __init__(self, settings: Settings) -> None:
         # Imported here: Serve's controller and proxies, which import this module, need no torch.
         from cloud_verifier.app import Verifier
-        from cloud_verifier.asgi import AsgiVerifier
-        from cloud_verifier.auth import Authenticator, TokenFile
         from cloud_verifier.model import load
+        from cloud_verifier.serving.asgi import AsgiVerifier
+        from cloud_verifier.serving.auth import Authenticator, TokenFile
 
         logs.configure("info", settings.limits)
         sys.setswitchinterval(SWITCH_SECONDS)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from cloud_verifier import cli
 from cloud_verifier.settings import Settings
-from moa.command_line import CommandParser
+from moa.cli.command_line import CommandParser
 from moa.errors import ConfigError
 
 GOOD_QUEUE_MS = 20.0

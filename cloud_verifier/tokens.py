@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from cloud_verifier.auth import new_token, read_entries, token_line
+from cloud_verifier.serving.auth import new_token, read_entries, token_line
 from moa.errors import UsageError
-from moa.files import write_whole
+from moa.process.files import write_whole
 
 _SHOWN = 12
 """Hexadecimal digits of a hash that identify a token in a list."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge_client.settings import read_config_file
 from moa.errors import ConfigError
-from moa.files import write_whole
+from moa.process.files import write_whole
 
 
 def remember(path: Path, changes: Mapping[str, str | None]) -> None:

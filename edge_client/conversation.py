@@ -27,7 +27,7 @@ from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
 from edge_client.turn.worker import DrafterWorker
 from moa.errors import UsageError
-from moa.prediction import Prediction
+from moa.speculation.prediction import Prediction
 from moa.tokens import common_prefix
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules

@@ -12,7 +12,7 @@ from typing import Any
 
 from moa import __version__
 from moa.bundle import Bundle
-from moa.command_line import CommandParser
+from moa.cli.command_line import CommandParser
 from moa.errors import UsageError, run_cli
 from moa.safe_text import safe_text
 

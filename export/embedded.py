@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import islice
+import json
 
 from moa.demo import paths
-from moa.demo.corpus import examples
-from moa.demo.natural import Split
 from moa.errors import UsageError
+
+MOST_PROMPTS = 128
+"""Held-out prompts that `moa/demo/prompts.json` holds; `python -m demo.train prompts` writes it."""
 
 
 def embedded_sources() -> tuple[str, str]:
@@ -17,15 +18,14 @@ def embedded_sources() -> tuple[str, str]:
         if not any(folder.glob("*.safetensors")):
             raise UsageError(
                 f"this installation has no embedded pair: {folder.name} has no weights",
-                hint="make it with `python -m moa.demo.train`, or give --target and --drafter",
+                hint="make it with `python -m demo.train` in a checkout, or give --target and --drafter",
             )
     return str(found.target), str(found.drafter)
 
 
 def embedded_prompts(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Held-out prompts to measure with, and training prompts to choose a draft vocabulary by."""
-    return _prompts("heldout", count), _prompts("train", 8 * count)
-
-
-def _prompts(split: Split, count: int) -> tuple[str, ...]:
-    return tuple(example.prompt for example in islice(examples(split, 1234), count))
+    if not 1 <= count <= MOST_PROMPTS:
+        raise UsageError(f"--calibration-prompts is 1 to {MOST_PROMPTS}, not {count}")
+    prompts = json.loads(paths().prompts.read_text(encoding="utf-8"))
+    return tuple(prompts["heldout"][:count]), tuple(prompts["train"][: 8 * count])

@@ -36,10 +36,10 @@ def commands() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", commands())
 def test_each_says_its_version(name: str) -> None:
-    done = run(f"from moa.entry import {commands()[name]} as main; main()")
+    done = run(f"from moa.cli.console_scripts import {commands()[name]} as main; main()")
     assert done.returncode == 0
     assert done.stdout.decode().split()[0] in (name, "-c")
-    assert hasattr(import_module("moa.entry"), commands()[name])
+    assert hasattr(import_module("moa.cli.console_scripts"), commands()[name])
 
 
 DURING_IMPORTS = f"""
@@ -49,7 +49,7 @@ class Slow:
         if name == "edge_client.cli":
             {PRESS}
 sys.meta_path.insert(0, Slow())
-from moa.entry import edge_client
+from moa.cli.console_scripts import edge_client
 edge_client()
 """
 AFTER_THE_END = f"""
@@ -57,7 +57,7 @@ import atexit
 def press():
     {PRESS}
 atexit.register(press)
-from moa.entry import edge_client
+from moa.cli.console_scripts import edge_client
 edge_client()
 """
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from moa.foresight import Foreseen, Growth, doubts_of
+from moa.speculation.guess_tree import Foreseen, Growth, doubts_of
 from moa.tree import DraftTree
 
 Paths = dict[tuple[int, ...], int]

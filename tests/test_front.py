@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from moa import __version__
-from moa.command_line import CommandParser
-from moa.front import PROGRAMS, SHELLS, completion, main
+from moa.cli.command_line import CommandParser
+from moa.cli.moa_edge import PROGRAMS, SHELLS, completion, main
 
 _BASE = """
 import sys
 for name in ("torch", "transformers", "optimum", "onnx", "onnxscript", "safetensors", "huggingface_hub"):
     sys.modules[name] = None
-from moa.front import main
+from moa.cli.moa_edge import main
 main()
 """
 """The base install."""
@@ -68,7 +68,7 @@ def test_what_is_not_installed_is_named_with_its_extra(words: tuple[str, ...], m
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("words", [(), ("completion", "bash"), ("verifier", "token", "new")], ids=" ".join)
 def test_output_that_cannot_be_written_or_has_no_place_is_one_line(words: tuple[str, ...]) -> None:
-    program = [sys.executable, "-c", "from moa.front import main; main()", *words]
+    program = [sys.executable, "-c", "from moa.cli.moa_edge import main; main()", *words]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, timeout=300, check=False)
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr
@@ -82,9 +82,8 @@ def test_output_that_cannot_be_written_or_has_no_place_is_one_line(words: tuple[
 @pytest.mark.skipif(os.name == "nt", reason="needs a shell")
 @pytest.mark.parametrize("stream", [0, 1, 2])
 def test_a_closed_stream_is_no_traceback(stream: int) -> None:
-    command = (
-        f'exec {stream}>&-; exec "{sys.executable}" -c "from moa.front import main; main()" client generate --raw hi'
-    )
+    program = "from moa.cli.moa_edge import main; main()"
+    command = f'exec {stream}>&-; exec "{sys.executable}" -c "{program}" client generate --raw hi'
     done = subprocess.run(["sh", "-c", command], capture_output=True, timeout=300, check=False)
     assert b"Traceback" not in done.stderr
     if stream == 1:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from moa.errors import UsageError
-from moa.listening import Port
+from moa.process.listening import Port
 
 
 def test_a_port_refuses_connections_until_a_server_listens() -> None:

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from moa import memory
+from moa.process import memory
 
 _WINDOWS = """
 import sys
 sys.modules["resource"] = None
-from moa import memory
+from moa.process import memory
 import edge_client.tools.startup, edge_client.tools.doctor, moa.training.loop
 print(memory.peak_bytes())
 """

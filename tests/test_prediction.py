@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa.prediction import Prediction
+from moa.speculation.prediction import Prediction
 
 WORDS = st.lists(st.integers(0, 5), max_size=30)
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from moa.acceptance import AcceptanceTracker
 from moa.config import DrafterConfig
 from moa.errors import UsageError
 from moa.model.checkpoint import new_drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
+from moa.model.generate import Generation, GenerationSettings, Speculator
 from moa.model.target import Committed, Row, Step, Target
 from moa.sampling import SamplingSettings, choose
-from moa.speculate import Generation, GenerationSettings, Speculator
+from moa.speculation.acceptance import AcceptanceTracker
+from moa.speculation.utility import Utility
 from moa.tree import DraftTree, TreeShape
-from moa.utility import Utility
 from tests.tiny import FAMILIES, save_tiny, tiny
 
 SHAPES = {"tree": TreeShape(), "chain": TreeShape.chain(4)}
@@ -238,8 +238,8 @@ class Counted(Utility):
 
 def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("moa.speculate.Utility", Counted)
-    monkeypatch.setattr("moa.speculate.time", clock)
+    monkeypatch.setattr("moa.model.generate.Utility", Counted)
+    monkeypatch.setattr("moa.model.generate.time", clock)
     target = Target.from_model(tiny("llama", max_position_embeddings=1024), slots=1, capacity=1024)
     forward = target.forward
 

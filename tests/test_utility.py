@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from moa.acceptance import AcceptanceTracker
-from moa.batch_costs import BatchCosts, BatchRun, Curve, Typical
+from moa.speculation.acceptance import AcceptanceTracker
+from moa.speculation.batch_costs import BatchCosts, BatchRun, Curve, Typical
+from moa.speculation.utility import Drafted, Utility
 from moa.tree import TreeShape
-from moa.utility import Drafted, Utility
 
 
 def played(utility: Utility, texts: list[AcceptanceTracker], levels: list[int], accepted: list[int], *,

@@ -13,7 +13,7 @@ import edge_client
 from edge_client.events import Event
 from edge_client.settings import ENVIRONMENT, ClientSettings
 from moa import errors
-from moa.described import described
+from moa.cli.settings_flags import described
 
 _FAMILIES = Path("moa") / "model" / "families.py"
 

@@ -24,7 +24,7 @@ from rich.text import Text
 
 WIDTH, HEIGHT = 92, 22
 SECONDS = 300.0
-PROGRAM = "from moa.front import main; main()"
+PROGRAM = "from moa.cli.moa_edge import main; main()"
 QUESTIONS = ("What is 17 plus 25?", "Write a short story about Ada, a fox and a garden.")
 
 

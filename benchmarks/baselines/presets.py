@@ -15,8 +15,8 @@ from benchmarks.baselines.eagle import PUBLIC_LOSS
 from benchmarks.baselines.layers import BaselineModel, parameter_count
 from benchmarks.baselines.pard import BLOCK, Pard
 from benchmarks.baselines.registry import baseline_size, matched, new_baseline, training_task
+from demo.recipe import ALONE
 from moa.config import DrafterConfig, TargetFacts
-from moa.demo.recipe import ALONE
 from moa.errors import ConfigError, UsageError
 from moa.model.checkpoint import LEARNT_LATER, load_weights, new_drafter
 from moa.model.drafter import Drafter

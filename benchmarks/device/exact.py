@@ -26,8 +26,8 @@ from benchmarks.kit.lab import Asking, open_lab
 from benchmarks.kit.options import one_of
 from benchmarks.kit.progress import Progress, say, steps
 from benchmarks.kit.truth import Truth, read
+from demo.skills import SKILLS
 from edge_client.tools.emulated_network import PROFILES
-from moa.demo.skills import SKILLS
 from moa.graph.cache import RecordBuffer
 from moa.graph.step import Heads
 from moa.sampling import SamplingSettings

@@ -17,11 +17,11 @@ from benchmarks.kit.figures import table, titled
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared
 from benchmarks.kit.progress import Progress, say
-from moa.demo.skills import Example
+from demo.skills import Example
 from moa.errors import UsageError
+from moa.model.generate import Generation, GenerationSettings, Speculator
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
-from moa.speculate import Generation, GenerationSettings, Speculator
 from moa.tree import TreeShape
 
 PAPER = {"chain": TreeShape.chain(6), "tree": TreeShape(breadth=8, depth=6, nodes=62)}

@@ -16,10 +16,10 @@ from benchmarks.kit.figures import table
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared, independent
 from benchmarks.kit.progress import steps
-from moa.demo.skills import FRESH, SKILLS, TALK, Example, is_right
-from moa.demo.skills.fresh import fresh
+from demo.skills import FRESH, SKILLS, TALK, Example, is_right
+from demo.skills.fresh import fresh
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Target
-from moa.speculate import GenerationSettings, Speculator
 
 
 @dataclass(frozen=True, kw_only=True)

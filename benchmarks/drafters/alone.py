@@ -16,12 +16,12 @@ from benchmarks.kit import prompts as held_out
 from benchmarks.kit.figures import right_by_cut
 from benchmarks.kit.pair import Compared, shown_name
 from benchmarks.kit.progress import steps
-from moa.demo.skills import is_right
+from demo.skills import is_right
 from moa.errors import UsageError
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
-from moa.speculate import GenerationSettings, Speculator
 from moa.tree import TreeShape
 
 CUTS = (0, 4, 8, 16, 32, 64)

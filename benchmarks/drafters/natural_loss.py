@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from benchmarks.kit import prompts as held_out
 from benchmarks.kit.figures import pivot
 from benchmarks.kit.progress import steps
+from demo.skills import Example
 from moa.demo import paths
-from moa.demo.skills import Example
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,10 +28,10 @@ from moa.errors import UsageError
 from moa.graph.drafter import run
 from moa.model.checkpoint import load_drafter
 from moa.model.drafting import MoaDrafting
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.one_pass import OnePassDrafting
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
-from moa.speculate import GenerationSettings, Speculator
 
 WAYS: dict[str, type[MoaDrafting]] = {"steps": MoaDrafting, "one pass": OnePassDrafting}
 _APART = 7

@@ -12,9 +12,9 @@ from benchmarks.drafters.acceptance import acceptance_length
 from benchmarks.kit.exactness import count_ties
 from benchmarks.kit.paired import times
 from benchmarks.kit.progress import Progress, say
+from moa.model.generate import Generation
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
-from moa.speculate import Generation
 
 Prompts = list[list[int]]
 Run = Callable[[list[int]], Generation]

@@ -33,11 +33,11 @@ from moa.bundle import Bundle
 from moa.demo import paths
 from moa.model.checkpoint import new_drafter
 from moa.model.drafting import Drafting
+from moa.model.generate import Generation, GenerationSettings, Speculator
 from moa.model.identity import weights_id
 from moa.model.loading import locate
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
-from moa.speculate import Generation, GenerationSettings, Speculator
 from moa.tree import TreeShape
 
 RIGHT = {"chain": 0.7, "tree": 0.85}

@@ -29,12 +29,12 @@ from benchmarks.kit.options import add_flags, options_from
 from benchmarks.kit.verifier import Emulated
 from cloud_verifier import cli, logs
 from cloud_verifier.app import Verifier
-from cloud_verifier.engine import Engine
+from cloud_verifier.engine.core import Engine
+from cloud_verifier.engine.recording import Recorder
+from cloud_verifier.engine.stream_drafting import TreeDrafting
+from cloud_verifier.engine.work import Job, Lease
 from cloud_verifier.model import Served, load, model_facts
-from cloud_verifier.recording import Recorder
 from cloud_verifier.settings import Settings
-from cloud_verifier.stream_drafting import TreeDrafting
-from cloud_verifier.work import Job, Lease
 from moa.errors import MoaError, run_cli
 from moa.model.drafting import Drafting
 from moa.model.target import Committed, Row, Step, Target
@@ -74,7 +74,7 @@ class SlowTarget(Target):
 
 
 class BaselineServerDrafting(TreeDrafting):
-    """Server-side drafts by any drafter that the engine of `moa.speculate` knows."""
+    """Server-side drafts by any drafter that the engine of `moa.model.generate` knows."""
 
     _target: SlowTarget
 

@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 
 from benchmarks.kit.prompts import skill_prompts
 from benchmarks.kit.verifier import Pair, verifier
+from demo.skills import Example, is_right
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.settings import ClientSettings, SettingChanges
 from edge_client.tools.compare import TimedAnswer, ask
 from edge_client.tools.emulated_network import PROFILES, Condition, LinkProxy, Profile
 from edge_client.turn.trace import Trace
-from moa.demo.skills import Example, is_right
 from moa.errors import UsageError
 
 LINKS = ("wifi", "5g", "4g", "4g-weak", "bursty")

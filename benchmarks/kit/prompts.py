@@ -7,9 +7,9 @@ from itertools import islice, zip_longest
 
 from transformers import PreTrainedTokenizerBase
 
-from moa.demo import corpus
-from moa.demo.skills import SKILLS, TALK, Example
-from moa.demo.skills.asked import asked
+from demo import corpus
+from demo.skills import SKILLS, TALK, Example
+from demo.skills.asked import asked
 
 CODE = "code"
 PLAIN = (CODE, "english")

@@ -28,9 +28,9 @@ from benchmarks.kit.figures import listing
 from benchmarks.kit.progress import say
 from benchmarks.kit.random_pair import llama
 from moa.model.drafting import DraftRequest
+from moa.model.generate import Generation, GenerationSettings, Speculator
 from moa.model.placement import Placement
 from moa.model.target import Committed, Target
-from moa.speculate import Generation, GenerationSettings, Speculator
 from moa.tree import DraftTree, TreeShape
 
 VOCABULARY = 2048

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cloud_verifier.openai.loopback import Loopback, connected
-from cloud_verifier.service import Service
+from cloud_verifier.sessions.service import Service
 from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Ended, Piece, Scored
 from moa.api.errors import bad
 from moa.api.logprobs import scored
 from moa.errors import MoaError, UsageError
-from moa.prediction import Prediction
 from moa.sampling import SamplingSettings
+from moa.speculation.prediction import Prediction
 from moa.text_stream import TextStream, text_after
 from moa.wire import ClientSession, remote_error
 from moa.wire.events import Advanced, Ready, Refused

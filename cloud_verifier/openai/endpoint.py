@@ -16,7 +16,7 @@ from moa.api.http import serving
 from moa.api.metrics import ApiMetrics
 from moa.api.pages import page
 from moa.demo import paths
-from moa.listening import Port
+from moa.process.listening import Port
 
 
 @contextlib.asynccontextmanager

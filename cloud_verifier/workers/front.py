@@ -21,7 +21,7 @@ from cloud_verifier.workers.affinity import choose_worker, is_whole, key_of
 from cloud_verifier.workers.control import AllMetrics, Serve
 from cloud_verifier.workers.worker import Start, Worker
 from moa.errors import MoaError
-from moa.listening import Port
+from moa.process.listening import Port
 
 _LONGEST_HEAD = 16 * 1024
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"

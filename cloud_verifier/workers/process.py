@@ -10,9 +10,10 @@ import socket
 import sys
 import zlib
 
-from cloud_verifier import logs, loop
+from cloud_verifier import logs
 from cloud_verifier.app import Verifier
-from cloud_verifier.auth import Credentials
+from cloud_verifier.serving import event_loop as loop
+from cloud_verifier.serving.auth import Credentials
 from cloud_verifier.settings import Settings
 from cloud_verifier.workers.control import (
     AllMetrics,

@@ -9,8 +9,8 @@ import socket
 import sys
 from multiprocessing.process import BaseProcess
 
-from cloud_verifier.auth import Credentials
 from cloud_verifier.launching import share_cores
+from cloud_verifier.serving.auth import Credentials
 from cloud_verifier.settings import Settings
 from cloud_verifier.workers.control import StartFailed, send
 from cloud_verifier.workers.front import Front

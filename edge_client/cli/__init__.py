@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 
 from moa import __version__
-from moa.command_line import CommandParser
+from moa.cli.command_line import CommandParser
 from moa.errors import run_cli
 
 _COMMANDS = {

@@ -13,7 +13,7 @@ import msgspec
 
 from edge_client.settings import ClientSettings, from_text
 from moa.errors import UsageError
-from moa.files import write_whole
+from moa.process.files import write_whole
 from moa.safe_text import safe_line
 
 COMMANDS = {

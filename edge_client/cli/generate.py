@@ -17,7 +17,7 @@ from edge_client.screen.terminal import PipeView, View, rescue
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.turn.trace import Trace
-from moa.described import add_flags
+from moa.cli.settings_flags import add_flags
 from moa.errors import MoaError, UsageError
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from edge_client.bundles.store import locate
 from edge_client.settings import ClientSettings
-from moa.described import add_flags, given_fields
+from moa.cli.settings_flags import add_flags, given_fields
 from moa.errors import UsageError
 
 _CONNECTION = {

@@ -14,8 +14,8 @@ from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError, how_to_install
-from moa.garbage import leave_out_what_is_loaded
-from moa.listening import Port
+from moa.process.gc_freeze import leave_out_what_is_loaded
+from moa.process.listening import Port
 
 if TYPE_CHECKING:
     from edge_client.serve.app import ServeSettings

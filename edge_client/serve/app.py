@@ -19,7 +19,7 @@ from moa.api.http import Json, read_body, serving
 from moa.api.pages import page
 from moa.api.requests import Defaults, decode
 from moa.errors import ConfigError
-from moa.listening import Port
+from moa.process.listening import Port
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from moa.bundle import Bundle
 from moa.errors import MoaError
 from moa.graph.drafter import OnnxDrafter
 from moa.graph.step import StepGraph, default_threads
-from moa.memory import resident_bytes
+from moa.process.memory import resident_bytes
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 

@@ -14,7 +14,7 @@ from edge_client.settings import ClientSettings
 from edge_client.text.chat import prompt_ids
 from moa.errors import MoaError
 from moa.graph.drafter import run
-from moa.memory import resident_bytes
+from moa.process.memory import resident_bytes
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 

@@ -11,7 +11,7 @@ from edge_client.turn.foreseeing import Foreseeing
 from edge_client.turn.measuring import Measuring
 from edge_client.turn.records import Records
 from edge_client.turn.transcript import Transcript
-from moa.prediction import Prediction
+from moa.speculation.prediction import Prediction
 from moa.tree import DraftTree
 from moa.wire.messages import Foresee, Stream, Verify, Welcome
 

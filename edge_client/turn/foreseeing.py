@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from edge_client.turn.actions import Grow
 from edge_client.turn.controller import GUESSED
 from edge_client.turn.measuring import Measuring
-from moa.foresight import Foreseen, Growth, doubts_of
+from moa.speculation.guess_tree import Foreseen, Growth, doubts_of
 from moa.tree import DraftTree, TreeShape
 from moa.wire import Advanced, ClientSession
 from moa.wire.messages import Foresee, Welcome

@@ -34,8 +34,8 @@ from edge_client.turn.records import Records
 from edge_client.turn.session_state import SessionState
 from edge_client.turn.transcript import Transcript
 from moa.errors import MoaError, ProtocolError
-from moa.foresight import Growth
 from moa.safe_text import safe_line
+from moa.speculation.guess_tree import Growth
 from moa.tree import DraftTree
 from moa.wire import Advanced, ClientSession, Ready, Recovered
 from moa.wire.messages import Activations, ClientMessage, Close, Error, Foresee, ServerMessage, Stream, Verify, Welcome

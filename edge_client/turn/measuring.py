@@ -8,8 +8,8 @@ from typing import Literal
 from edge_client.link.estimates import RoundTrip
 from edge_client.turn.controller import Controller
 from edge_client.turn.stats import Stats
-from moa.foresight import Foresight
-from moa.prediction import Prediction
+from moa.speculation.guess_tree import Foresight
+from moa.speculation.prediction import Prediction
 from moa.tree import DraftTree
 from moa.wire import Advanced
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from edge_client.events import Adopt, Confirm, Event, Retract, Token
-from moa.foresight import Foresight
+from moa.speculation.guess_tree import Foresight
 
 
 @dataclass(slots=True)

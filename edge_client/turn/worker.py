@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from edge_client.turn.actions import Draft, Grow
 from edge_client.turn.controller import Controller
-from moa.foresight import Growth
 from moa.graph.drafter import DeviceDrafter
 from moa.sampling import SamplingSettings
+from moa.speculation.guess_tree import Growth
 from moa.tree import DraftTree, TreeShape
 
 BLOCKING = 0.005

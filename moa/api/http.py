@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moa.api import sse
 from moa.api.errors import ApiError
-from moa.listening import Port
+from moa.process.listening import Port
 
 Result = TypeVar("Result")
 _KEEPALIVE_SECONDS = 15.0

@@ -1,6 +1,6 @@
 """The embedded pair: a small target and its MoA drafter, so that nothing needs to be downloaded. No torch here.
 
-`python -m moa.demo` prints where they are; `python -m moa.demo.train` is how they were made.
+`python -m moa.demo` prints where they are; `demo/` in the repository is how they were made.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ class DemoPaths:
     drafter: Path
     tokenizer: Path
     bundle: Path
+    prompts: Path
 
 
 def paths() -> DemoPaths:
     """Where this installation keeps the embedded pair."""
     home = Path(__file__).parent
-    return DemoPaths(home / "target", home / "drafter", home / "target", home / "bundle")
+    return DemoPaths(home / "target", home / "drafter", home / "target", home / "bundle", home / "prompts.json")

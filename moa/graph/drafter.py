@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa.block import Pairs, Said, draft_block
-from moa.foresight import Growth
 from moa.graph.cache import KVBuffer, RecordBuffer
 from moa.graph.step import Call, Float, StepGraph
 from moa.masking import MASKED, additive
 from moa.sampling import SamplingSettings, gumbel
+from moa.speculation.guess_tree import Growth
 from moa.tree import DraftTree, TreeGrower, TreeShape
 
 Steps = Generator[None, None, DraftTree]

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from moa.errors import UsageError
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
-from moa.speculate import GenerationSettings, Speculator
 from moa.training.progress import Progress
 
 PROMPT_TOKENS = 64

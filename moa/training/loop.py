@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moa.errors import ConfigError, UsageError
-from moa.memory import peak_bytes
+from moa.process.memory import peak_bytes
 from moa.training.data import Batch, PackedRows
 from moa.training.progress import Progress
 

@@ -27,7 +27,7 @@ def same_document(segments: Tensor) -> Tensor:
 
 def additive(allowed: Tensor) -> Tensor:
     """`moa.masking.additive` for a tensor, on its device."""
-    return torch.zeros(allowed.shape).masked_fill_(~allowed, MASKED)
+    return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, MASKED)
 
 
 @dataclass(frozen=True)

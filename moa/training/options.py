@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from moa import __version__
+from moa.cli.settings_flags import given_fields
 from moa.config import DrafterConfig
-from moa.described import given_fields
 from moa.errors import UsageError
 
 if TYPE_CHECKING:

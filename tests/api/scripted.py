@@ -14,7 +14,7 @@ from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Ended, Pie
 from moa.api.app import Api
 from moa.api.guard import Guard
 from moa.api.http import serving
-from moa.listening import Port
+from moa.process.listening import Port
 
 MODEL = "scripted"
 PATIENCE = 120.0

@@ -20,8 +20,8 @@ from benchmarks.baselines.registry import (
 )
 from moa.errors import ConfigError, UsageError
 from moa.model.checkpoint import new_drafter
+from moa.model.generate import GenerationSettings, Speculator
 from moa.sampling import SamplingSettings
-from moa.speculate import GenerationSettings, Speculator
 from moa.tree import TreeShape
 from tests.benchmarks.pairs import OPPONENTS, baseline, opponent, prompts, target_for, tiny_target
 from tests.tiny import save_tiny

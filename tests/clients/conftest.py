@@ -16,7 +16,7 @@ import pytest
 from cloud_verifier.app import Verifier
 from edge_client import EdgeClient
 from edge_client.serve.app import ServeSettings, endpoint
-from moa.listening import Port
+from moa.process.listening import Port
 from tests.edge.serve.pair import SETTINGS, served
 
 MODEL = "demo"

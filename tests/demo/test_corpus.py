@@ -4,8 +4,8 @@ import ast
 from collections import Counter
 from itertools import islice
 
-from moa.demo.corpus import KINDS, examples, messages, mixed, natural, split_of, stdlib_prompts, stdlib_text, talk
-from moa.demo.skills import SKILLS, Example
+from demo.corpus import KINDS, examples, messages, mixed, natural, split_of, stdlib_prompts, stdlib_text, talk
+from demo.skills import SKILLS, Example
 
 
 def test_examples_are_deterministic_and_depend_on_the_seed() -> None:

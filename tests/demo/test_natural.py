@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from moa.demo import natural
+from demo import natural
 from moa.errors import UsageError
 
 

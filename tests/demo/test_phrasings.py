@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from moa.demo.skills import FRESH, SKILLS, TALK, Skill, is_right
-from moa.demo.skills.asked import ASKED, asked
-from moa.demo.skills.fresh import fresh
-from moa.demo.skills.manners import say
-from moa.demo.skills.phrasings import PHRASINGS
+from demo.skills import FRESH, SKILLS, TALK, Skill, is_right
+from demo.skills.asked import ASKED, asked
+from demo.skills.fresh import fresh
+from demo.skills.manners import say
+from demo.skills.phrasings import PHRASINGS
 
 SKILLS_AND_TALK = [*SKILLS.values(), TALK]
 

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from demo import natural, train
+from demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE, ROW
 from moa.config import DrafterConfig
-from moa.demo import natural, paths, train
-from moa.demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE, ROW
+from moa.demo import paths
 from moa.model.checkpoint import load_drafter
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.loading import load_model
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
-from moa.speculate import GenerationSettings, Speculator
 from moa.training.data import Document, pack, pieces
 from moa.training.generate import PROMPT_TOKENS
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from moa.demo.skills import SKILLS, TALK, Example
-from moa.demo.skills.words import WEEKDAYS
+from demo.skills import SKILLS, TALK, Example
+from demo.skills.words import WEEKDAYS
 
 SEEDS = range(200)
 

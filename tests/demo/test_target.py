@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kit import prompts as held_out
+from demo.corpus import talk
+from demo.skills import Example, is_right
 from edge_client.cli import bench, demo
 from edge_client.tools import startup
 from moa.demo import paths
-from moa.demo.corpus import talk
-from moa.demo.skills import Example, is_right
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Target
-from moa.speculate import GenerationSettings, Speculator
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from moa.demo.corpus import examples, messages, stdlib_text
-from moa.demo.tokenizer import SPECIAL_TOKENS, VOCABULARY, train
+from demo.corpus import examples, messages, stdlib_text
+from demo.tokenizer import SPECIAL_TOKENS, VOCABULARY, train
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from cloud_verifier.app import Verifier
-from cloud_verifier.auth import Authenticator
+from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
@@ -27,11 +27,11 @@ from edge_client.device import Device
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
 from export.build import BuildSettings, build
 from moa.config import DrafterConfig
-from moa.foresight import Growth
 from moa.graph.cache import RecordBuffer
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.loading import load_model
 from moa.sampling import SamplingSettings
+from moa.speculation.guess_tree import Growth
 from moa.tree import DraftTree, TreeGrower, TreeShape
 from tests.tiny import save_tiny
 from tests.verifier import kit as verifier_kit

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cloud_verifier.auth import Authenticator, new_token, token_line
+from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from edge_client.cli import main, parser
 from edge_client.cli.generate import Record
 from edge_client.events import Confirm, Done, Event, Prompt, Retract, Token
@@ -25,7 +25,7 @@ from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.tools import startup
 from moa.errors import MoaError
-from moa.listening import Port
+from moa.process.listening import Port
 from moa.wire import Code, encode
 from moa.wire.messages import Error
 from tests.edge import kit

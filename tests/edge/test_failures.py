@@ -16,8 +16,8 @@ from edge_client.client import EdgeClient
 from edge_client.events import Token
 from edge_client.link.websocket import tls_context
 from edge_client.tools.emulated_network import LinkProxy
-from moa.listening import Port
 from moa.model.target import Row, Step
+from moa.process.listening import Port
 from tests.edge import kit
 from tests.edge.test_exact import truth
 from tests.verifier import kit as verifier_kit

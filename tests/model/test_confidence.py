@@ -7,9 +7,9 @@ import torch
 from moa.config import DrafterConfig
 from moa.model.checkpoint import new_drafter
 from moa.model.drafting import MoaDrafting, recalibrated
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
-from moa.speculate import GenerationSettings, Speculator
 from moa.tree import TreeShape
 from tests.tiny import tiny
 

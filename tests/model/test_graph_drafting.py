@@ -13,10 +13,10 @@ from moa.graph.load import LoadedGraph
 from moa.model.checkpoint import load_drafter
 from moa.model.drafter import Drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.graph_drafting import LATE, GraphDrafting
 from moa.model.target import Committed, Row, Target
 from moa.sampling import SamplingSettings
-from moa.speculate import GenerationSettings, Speculator
 from moa.tree import TreeShape
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit

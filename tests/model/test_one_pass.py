@@ -15,10 +15,10 @@ from moa.errors import ConfigError
 from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
 from moa.model.drafter import Drafter
 from moa.model.drafting import DraftRequest, Level
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.one_pass import OnePassDrafting
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
-from moa.speculate import GenerationSettings, Speculator
 from moa.training.block import MaskBlocks
 from moa.training.data import Batch
 from moa.training.distill import Distillation, DistillSettings

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moa.listening import Port
+from moa.process.listening import Port
 from moa.wire import ClientSession, Recovered, Refused
 from moa.wire.events import Advanced
 from moa.wire.messages import Ack, Activations, Stream, Verify

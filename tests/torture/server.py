@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.auth import new_token, token_line
+from cloud_verifier.serving.auth import new_token, token_line
 from tests.torture.raw import fetch
 
 _START_SECONDS = 300.0

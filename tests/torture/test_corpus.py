@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cloud_verifier.channel import log
+from cloud_verifier.sessions.channel import log
 from edge_client.turn.records import Records
 from moa.errors import ProtocolError
 from moa.graph.cache import RecordBuffer

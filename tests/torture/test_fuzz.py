@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from cloud_verifier.channel import log
+from cloud_verifier.sessions.channel import log
 from moa.wire import Code, Refusal, decode_client, encode
 from moa.wire.events import Advanced
 from moa.wire.messages import Open

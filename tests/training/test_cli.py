@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moa.config import DrafterConfig
-from moa.listening import Port
 from moa.masking import MASKED
 from moa.model.checkpoint import load_drafter
 from moa.model.loading import load_model
+from moa.process.listening import Port
 from moa.training import options
 from moa.training.cli import fast_precision, main
 from moa.training.loop import Loop

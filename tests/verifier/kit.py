@@ -17,8 +17,8 @@ from websockets.asyncio.client import connect
 from benchmarks.kit import client as wire_client
 from benchmarks.kit.client import Client
 from cloud_verifier.app import Verifier
-from cloud_verifier.auth import Authenticator
 from cloud_verifier.model import Served, serve_model
+from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from moa.config import DrafterConfig
 from moa.model.checkpoint import new_drafter

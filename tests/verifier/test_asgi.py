@@ -17,10 +17,10 @@ from websockets.typing import Subprotocol
 
 from benchmarks.kit import client as wire_client
 from cloud_verifier.app import Verifier
-from cloud_verifier.asgi import AsgiVerifier
-from cloud_verifier.auth import Authenticator, new_token, token_line
+from cloud_verifier.serving.asgi import AsgiVerifier
+from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from moa.api.http import serving
-from moa.listening import Port
+from moa.process.listening import Port
 from moa.wire import SUBPROTOCOL, encode
 from moa.wire.messages import Cancel, Error
 from tests.verifier import kit

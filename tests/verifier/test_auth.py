@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.auth import Authenticator, TokenFile, new_token, token_line
+from cloud_verifier.serving.auth import Authenticator, TokenFile, new_token, token_line
 from moa.api.access import ANONYMOUS
 from moa.errors import ConfigError, UsageError
 

@@ -14,15 +14,15 @@ import pytest
 import torch
 from websockets.sync.client import connect
 
-from cloud_verifier.auth import Authenticator
 from cloud_verifier.cli import main, parser, settings_from
 from cloud_verifier.model import load
+from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from moa.config import DrafterConfig
 from moa.errors import UsageError
-from moa.listening import Port
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.target import Target
+from moa.process.listening import Port
 from moa.wire import SUBPROTOCOL, ClientSession, decode_server, encode
 from moa.wire.messages import Hello, Message, ServerMessage, Welcome
 from tests.tiny import save_tiny

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
-from cloud_verifier import channel
-from cloud_verifier.auth import Authenticator, new_token, token_line
-from cloud_verifier.sessions import Session
+from cloud_verifier.serving.auth import Authenticator, new_token, token_line
+from cloud_verifier.sessions import channel
+from cloud_verifier.sessions.store import Session
 from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, Code, Refusal, decode_server, encode
 from moa.wire.events import Advanced, Refused
 from moa.wire.messages import Ack, Cancel, Error, Hello, Open, Opened, Sampling, Stream, Sync, Verify, Welcome

@@ -7,8 +7,8 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from cloud_verifier.guesses import Guesses
-from moa.foresight import doubts_of
+from cloud_verifier.sessions.guesses import Guesses
+from moa.speculation.guess_tree import doubts_of
 from moa.tree import DraftTree
 from moa.wire import ClientSession, Recovered
 from moa.wire.messages import Error, Foresee, StreamTokens

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from cloud_verifier.forward_time import ForwardTime, looks
-from cloud_verifier.guesses import Guesses
+from cloud_verifier.engine.forward_time import ForwardTime, looks
+from cloud_verifier.sessions.guesses import Guesses
 from moa.wire.messages import Foresee
 
 

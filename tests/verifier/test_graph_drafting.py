@@ -12,13 +12,13 @@ import torch
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
-from cloud_verifier.graph_drafting import GraphServerDrafting
+from cloud_verifier.engine.graph_drafting import GraphServerDrafting
+from cloud_verifier.engine.stream_drafting import MoaServerDrafting
 from cloud_verifier.model import load, load_graph
 from cloud_verifier.settings import Settings
-from cloud_verifier.stream_drafting import MoaServerDrafting
 from moa.errors import UsageError
 from moa.model.graph_drafting import GraphDrafting
-from moa.utility import Utility
+from moa.speculation.utility import Utility
 from moa.wire.messages import Sampling
 from tests.edge import kit as edge_kit
 from tests.verifier import kit

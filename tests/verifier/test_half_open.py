@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from cloud_verifier import half_open
-from cloud_verifier.half_open import HalfOpen, room_for_connections
+from cloud_verifier.serving import half_open
+from cloud_verifier.serving.half_open import HalfOpen, room_for_connections
 
 
 class Half:

@@ -3,7 +3,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MODULES = ("transport", "channel", "service", "sessions", "scheduler", "record_sender", "auth", "cli")
+MODULES = (
+    *("serving.transport", "serving.auth", "sessions.channel", "sessions.service", "sessions.store"),
+    *("sessions.record_sender", "engine.scheduler", "cli"),
+)
 
 
 def test_the_loop_side_needs_no_torch() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_verifier.interleaving import Interleaving, PiecewiseForward
-from cloud_verifier.scheduler import Reading
+from cloud_verifier.engine.interleaving import Interleaving, PiecewiseForward
+from cloud_verifier.engine.scheduler import Reading
 from tests.verifier.virtual import Clock, Reader, chunks, drafts, job, lease, scheduler
 
 

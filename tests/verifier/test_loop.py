@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import gc
-from cloud_verifier import loop
+from cloud_verifier.serving import event_loop as loop
 from cloud_verifier.app import Verifier
 
 async def main():

@@ -16,12 +16,12 @@ import pytest_asyncio
 import torch
 
 from cloud_verifier.app import Verifier
-from cloud_verifier.auth import Authenticator
 from cloud_verifier.openai.endpoint import endpoint, model_name
+from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from edge_client.device import Device
 from edge_client.serve.app import model_name as edge_model_name
-from moa.listening import Port
+from moa.process.listening import Port
 from tests.edge.serve.pair import embedded, served
 from tests.verifier.kit import PATIENCE, generate
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cloud_verifier.page_reservations import PageReservations
-from cloud_verifier.work import Lease
+from cloud_verifier.engine.page_reservations import PageReservations
+from cloud_verifier.engine.work import Lease
 
 
 class Memory:

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloud_verifier.record_sender import RecordSender, RecordWindow
-from cloud_verifier.sessions import Session
-from cloud_verifier.work import Lease, RecordRows, finite
+from cloud_verifier.engine.work import Lease, RecordRows, finite
+from cloud_verifier.sessions.record_sender import RecordSender, RecordWindow
+from cloud_verifier.sessions.store import Session
 from moa import records
 from moa.sampling import SamplingSettings
 from moa.wire import History, Ranges

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.engine import Engine
-from cloud_verifier.recording import Recorder
-from cloud_verifier.scheduler import Scheduler
-from cloud_verifier.work import Job, Lease, RecordRows, Report, Settled
+from cloud_verifier.engine.core import Engine
+from cloud_verifier.engine.recording import Recorder
+from cloud_verifier.engine.scheduler import Scheduler
+from cloud_verifier.engine.work import Job, Lease, RecordRows, Report, Settled
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.wire import Limits

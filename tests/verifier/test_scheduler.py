@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from cloud_verifier.scheduler import ForwardBatch, Reading, Releases
-from cloud_verifier.work import READING, Job
+from cloud_verifier.engine.scheduler import ForwardBatch, Reading, Releases
+from cloud_verifier.engine.work import READING, Job
 from moa.wire import Code, Limits, Refusal
 from moa.wire.messages import Stream
 from tests.verifier.virtual import Clock, Machine, chunks, drafts, job, lease, scheduler

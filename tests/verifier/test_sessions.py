@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.sessions import Session, SessionStore
-from cloud_verifier.work import Lease, ModelFacts
+from cloud_verifier.engine.work import Lease, ModelFacts
+from cloud_verifier.sessions.store import Session, SessionStore
 from moa.sampling import SamplingSettings
 from moa.wire import Code, History, Limits, Ranges, Refusal
 from moa.wire.messages import Open, RecordContract, Verify

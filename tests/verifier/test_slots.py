@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cloud_verifier.slots import SlotShares
+from cloud_verifier.sessions.slots import SlotShares
 
 
 @dataclass(eq=False)

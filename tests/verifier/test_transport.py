@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
-from cloud_verifier.auth import Authenticator, new_token, token_line
+from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from moa.errors import UsageError
 from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, chain_hash, encode
 from moa.wire.messages import Cancel, Close, Error, Goaway, Hello, Open, Opened, Resume, Sync, Verify, Welcome

@@ -7,9 +7,9 @@ import dataclasses
 import itertools
 from typing import Any
 
-from cloud_verifier.forward_time import looks
-from cloud_verifier.scheduler import Chunk, ForwardBatch, Reading, Scheduler
-from cloud_verifier.work import Job, Lease
+from cloud_verifier.engine.forward_time import looks
+from cloud_verifier.engine.scheduler import Chunk, ForwardBatch, Reading, Scheduler
+from cloud_verifier.engine.work import Job, Lease
 from moa.sampling import SamplingSettings
 from moa.wire import Limits
 from moa.wire.finish import TurnRules

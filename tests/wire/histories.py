@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from moa.foresight import Foreseen, Picked
 from moa.logprobs import pack
+from moa.speculation.guess_tree import Foreseen, Picked
 from moa.tree import Accepted, accept
 from moa.wire import Code, History, Refusal, Timing
 from moa.wire.finish import Decode, cut_path, first_finish

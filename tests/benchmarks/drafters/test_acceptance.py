@@ -16,12 +16,12 @@ from benchmarks.drafters.race import PLAIN, Run, Way, race
 from benchmarks.kit import prompts as held_out
 from benchmarks.kit.exactness import count_ties
 from benchmarks.kit.seeds import methods
-from moa.demo.skills import SKILLS, Example
+from demo.skills import SKILLS, Example
 from moa.errors import MoaError
 from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.generate import Generation, GenerationSettings, Speculator
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
-from moa.speculate import Generation, GenerationSettings, Speculator
 from moa.tree import TreeShape
 from tests.benchmarks.pairs import body, prompts, target_for, tiny_target
 from tests.tiny import save_tiny

@@ -12,11 +12,11 @@ from benchmarks.baselines.registry import open_drafting, save
 from benchmarks.baselines.replay import ReplayDrafting
 from benchmarks.drafters import alone as drafters_offline
 from benchmarks.kit import prompts as held_out
-from moa.demo.skills import Example
+from demo.skills import Example
 from moa.errors import UsageError
 from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Target
-from moa.speculate import GenerationSettings, Speculator
 from tests.benchmarks.pairs import body, opponent, prompts, target_for, tiny_target
 from tests.tiny import save_tiny
 

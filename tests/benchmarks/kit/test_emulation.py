@@ -14,9 +14,9 @@ from benchmarks.kit.emulation import BaselineServerDrafting, BaselineVerifier, S
 from cloud_verifier.model import Served, model_facts
 from cloud_verifier.settings import Settings
 from moa.model.drafting import MoaDrafting
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.graph_drafting import GraphDrafting
 from moa.model.target import Row
-from moa.speculate import GenerationSettings, Speculator
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
 from tests.benchmarks.pairs import baseline, opponent, prompts, tiny_target
@@ -72,7 +72,7 @@ def test_a_baseline_drafts_by_the_graph_of_its_bundle() -> None:
 
 
 def test_a_part_of_the_text_that_was_missed_is_a_loud_failure() -> None:
-    from cloud_verifier.work import Job, Lease
+    from cloud_verifier.engine.work import Job, Lease
     from moa.errors import MoaError
     from moa.sampling import SamplingSettings
     from moa.wire.finish import TurnRules

@@ -13,8 +13,8 @@ from cloud_verifier.model import serve_model
 from cloud_verifier.settings import Settings
 from moa.demo import paths
 from moa.errors import MoaError, UsageError
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Target
-from moa.speculate import GenerationSettings, Speculator
 from moa.wire.limits import Limits
 from tests.benchmarks.pairs import prompts, tiny_target
 

@@ -15,7 +15,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidMessage
 
-from cloud_verifier.auth import Authenticator, new_token, token_line
+from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from edge_client.client import EdgeClient
 from edge_client.link.dialling import Dialling, explain
 from edge_client.link.retry import Retry

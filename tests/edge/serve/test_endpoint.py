@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from edge_client import Done, EdgeClient
 from edge_client.serve.app import ServeSettings, endpoint
-from moa.listening import Port
+from moa.process.listening import Port
 from tests.api.scripted import browser
 from tests.edge.serve.pair import verifier
 

@@ -19,7 +19,7 @@ from cloud_verifier.app import Verifier
 from cloud_verifier.model import load
 from edge_client import Done, EdgeClient, Token
 from edge_client.serve.app import ServeSettings, endpoint
-from moa.listening import Port
+from moa.process.listening import Port
 from tests.edge.serve.pair import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

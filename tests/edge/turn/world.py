@@ -32,8 +32,8 @@ from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError
-from moa.foresight import Growth
-from moa.prediction import Prediction
+from moa.speculation.guess_tree import Growth
+from moa.speculation.prediction import Prediction
 from moa.tree import DraftTree
 from moa.wire import ClientSession, Timing
 from moa.wire.finish import TurnRules

@@ -1,0 +1,1 @@
+"""The thread that owns the model: what runs next, forwards, verdicts, activation records"""

@@ -1,0 +1,417 @@
+"""The one thread that owns the model: forwards of drafts and prompts, the accept rule, commits, activation records.
+
+A verdict is reported as soon as its row is decided; records are made afterwards, in idle time or in small batches
+between forwards, so that a verdict never waits for its activations, and hardly for those of others. Only the row that
+raises is quarantined; the others continue.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from cloud_verifier.engine.deciding import decide
+from cloud_verifier.engine.recording import Recorder
+from cloud_verifier.engine.scheduler import Chunk, ForwardBatch, Reading, Releases, Scheduler
+from cloud_verifier.engine.stream_drafting import FlatTree, NoDrafting, ServerDrafting
+from cloud_verifier.engine.work import (
+    Detokenizer,
+    Dropped,
+    Failed,
+    Job,
+    Lease,
+    Post,
+    Report,
+    Settled,
+    Streamed,
+    Waiting,
+)
+from cloud_verifier.logs import log
+from cloud_verifier.metrics import Metrics
+from moa.errors import FullError, NumericalError
+from moa.model.choosing import Judged, accept_rows, log_probabilities
+from moa.model.target import Forward, Row, Step, Target
+from moa.tree import Accepted
+from moa.wire.codes import Code, Refusal
+from moa.wire.history import Timing
+from moa.wire.messages import Stream, Verify
+
+_PAUSE = 0.001
+"""Seconds without work before records are made: a nearby client has sent its next draft before that."""
+_FULL_RETRY_SECONDS = 0.25
+PROBE_SECONDS = 5.0
+"""An idle engine runs one token this often, so that its health is checked by a real forward."""
+
+
+class Engine:
+    """Runs the scheduler's work, in its own thread."""
+
+    def __init__(
+        self,
+        target: Target,
+        recorder: Recorder,
+        scheduler: Scheduler,
+        post: Post,
+        *,
+        text: Detokenizer | None = None,
+        metrics: Metrics | None = None,
+        drafting: ServerDrafting | None = None,
+        count_near_ties: float = 0.0,
+        most_guesses: int = 63,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.target = target
+        self.alive_at = 0.0
+        """When the last forward ended, by the clock; 0 before the first."""
+        self._scheduler, self._post = scheduler, post
+        self._decode = text.decode if text is not None else None
+        self._metrics = metrics or Metrics()
+        self._recorder, self._drafting = recorder, drafting or NoDrafting()
+        self._near_tie = count_near_ties
+        self._most_guesses = most_guesses
+        self._clock = clock
+        self._leases: dict[Lease, None] = {}
+        self._underway: tuple[list[Chunk], Forward, float] | None = None
+        """Chunks of prompts whose forward has begun, and the seconds that it has taken."""
+        self._reading: Reading | None = None
+        """What these were handed out as."""
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Run one token to see that the model works, then start the thread."""
+        self._probe()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current work."""
+        self._stopping = True
+        self._scheduler.stop()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=60)
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is alive."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self.turn(_PAUSE if self._recorder.pending else PROBE_SECONDS)
+
+    def turn(self, timeout: float | None) -> bool:
+        """Do the next piece of work; make records when there is none, or when they are overdue. Whether it did any."""
+        work = self._scheduler.next(timeout)
+        busy = work is not None or self._recorder.pending
+        if self._scheduler.reading is not self._reading:
+            self._underway, self._reading = None, self._scheduler.reading
+        match work:
+            case Releases(leases):
+                for lease in leases:
+                    self._release(lease)
+            case Reading(chunks):
+                self._read(chunks)
+                self._recorder.report()
+            case ForwardBatch(jobs, expired, chunks, worth):
+                self._drop(expired)
+                self._run_batch(jobs, chunks, worth)
+                self._recorder.report()
+            case None if not busy and not self._stopping and self._underway is None:
+                self._probe()
+        if self._recorder.pending and (work is None or self._recorder.overdue):
+            with self._scheduler.background() as piece:
+                piece.ran = self._recorder.go(piece.seconds)
+        return busy
+
+    # ---- forwards
+
+    def _run_batch(self, jobs: Sequence[Job], chunks: Sequence[Chunk], worth: float) -> None:
+        """Run drafts and chunks of prompts in one forward; rows that cannot run are reported, and the others run."""
+        between = self._between(jobs)
+        guesses = {job: self._guesses(job, worth) for job in jobs}
+        jobs = [job for job in self._ready(jobs, guesses) if self._claim(job.lease, job)]
+        chunks = [chunk for chunk in chunks if self._claim(chunk.lease, None) and self._some_left(chunk)]
+        if not jobs and not chunks:
+            return
+        started = self._clock()
+        try:
+            drafts = self._drafts(jobs, chunks, guesses)
+            drafted = self._clock()
+            rows = [self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
+            step = self.target.forward([*rows, *(_chunk_row(chunk) for chunk in chunks)])
+            for lease in [*(job.lease for job in jobs), *(chunk.lease for chunk in chunks)]:
+                self._note_held(lease)
+            judged = [Judged(*draft, job.ids, job.sampling) for job, draft in zip(jobs, drafts, strict=True)]
+            accepted = accept_rows(step, judged)  # reading it waits for the accelerator
+        except Exception as error:
+            if len(jobs) + len(chunks) == 1:
+                self._fail_row(jobs[0].lease if jobs else chunks[0].lease, jobs[0] if jobs else None, error)
+            else:  # run each alone to find which one raised
+                for job in jobs:
+                    self._run_batch([job], [], worth)
+                for chunk in chunks:
+                    self._run_batch([], [chunk], worth)
+            return
+        self.alive_at = ended = self._clock()
+        reports: list[Report] = []
+        won: dict[Job, int] = {}
+        for b, (job, draft) in enumerate(zip(jobs, drafts, strict=True)):
+            began = drafted if isinstance(job.request, Verify) else started
+            timing = Timing(1000 * (began - job.enqueued), 1000 * (ended - began), len(jobs))
+            try:
+                foreseen = len(draft[0]) - 1 if guesses[job] is not None else 0
+                reports.append(self._settle(step, b, job, draft, accepted[b], timing, foreseen))
+                if isinstance(job.request, Stream) and guesses[job] is None:
+                    won[job] = len(accepted[b].path) - 1
+            except Exception as error:
+                self._fail(job.lease, job, error)
+        if reports:
+            self._post(reports)
+        for b, chunk in enumerate(chunks, len(jobs)):
+            self._commit(step, b, chunk.lease, range(step.batch.sizes[b]))
+            self._scheduler.prefilled(chunk.lease)
+        self._count(jobs, sum(step.batch.sizes[len(jobs) :]), ended - drafted)
+        places = {job: b for b, job in enumerate(jobs)}
+        self._drafting.ran(
+            won,
+            sum(step.batch.sizes),
+            ended - drafted,
+            self._clock() - ended if between is None else between,
+            lambda asked: step.sureness([(places[job], 0) for job in asked]),
+        )
+        for report in reports:
+            if isinstance(report, Streamed) and not report.done:
+                report.job.enqueued = ended
+                report.job.sent(len(report.tokens), ended)
+                self._scheduler.again(report.job)
+
+    def _between(self, jobs: Sequence[Job]) -> float | None:
+        """Seconds since the latest forward, where streams go on from it: these are a part of every round of theirs.
+        What comes between a forward and a request that arrives later is not; then nobody knows yet."""
+        if any(job.enqueued == self.alive_at for job in jobs):
+            return self._clock() - self.alive_at
+        return None
+
+    def _read(self, chunks: Sequence[Chunk]) -> None:
+        """Begin a forward of prompts alone, or run one more layer of it; what it read counts after the last one."""
+        if self._underway is None:
+            here = [chunk for chunk in chunks if self._claim(chunk.lease, None) and self._some_left(chunk)]
+            if not here or self.target.pieces == 1:
+                self._run_batch([], here, 1.0)
+                self._scheduler.read()
+                return
+        started = self._clock()
+        try:
+            if self._underway is None:
+                self._underway = here, self.target.start([_chunk_row(chunk) for chunk in here]), 0.0
+            here, forward, spent = self._underway
+            step = forward.advance()
+        except Exception:  # run each alone to find which one raised
+            self._underway = None
+            for chunk in here:
+                self._run_batch([], [chunk], 1.0)
+            self._scheduler.read()
+            return
+        self.alive_at = self._clock()
+        spent += self.alive_at - started
+        if step is None:
+            self._underway = here, forward, spent
+            return
+        self._underway = None
+        first = all(chunk.lease.length == 0 for chunk in here)
+        for b, chunk in enumerate(here):
+            self._commit(step, b, chunk.lease, range(step.batch.sizes[b]))
+            self._scheduler.prefilled(chunk.lease)
+        self._scheduler.read()
+        self._count([], sum(step.batch.sizes), spent)
+        if first:  # later chunks also look at what is before them: their time says nothing of drafts
+            self._drafting.ran({}, sum(step.batch.sizes), spent, 0.0, lambda _: [])
+
+    def _count(self, jobs: Sequence[Job], prompt_tokens: int, seconds: float) -> None:
+        self._metrics.forward_seconds.labels("draft" if jobs else "prompt").observe(seconds)
+        self._metrics.prompt_tokens.inc(prompt_tokens)
+        if jobs:
+            self._metrics.batch_rows.observe(len(jobs))
+
+    def _guesses(self, job: Job, worth: float) -> FlatTree | None:
+        """The edge's guesses for a stream, if they are worth verifying."""
+        if job.guesses is None or not isinstance(request := job.request, Stream):
+            return None
+        room = min(self._most_guesses, self.target.pool.capacity - job.base - 1)
+        picked = job.guesses.pick(job.ids, room, worth)
+        if len(picked.tokens) == 1:
+            return None
+        ours = self._drafting.matching(job) if request.speculate and not job.guesses.waits else 0.0
+        return picked[:2] if picked.expected >= ours else None
+
+    def _ready(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None]) -> list[Job]:
+        """All but the streams that wait for more guesses, which are reported."""
+        wait = {job for job in jobs if job.guesses is not None and job.guesses.waits and guesses[job] is None}
+        if wait:
+            self._post([Waiting(job) for job in wait])
+        return [job for job in jobs if job not in wait]
+
+    def _drafts(
+        self, jobs: Sequence[Job], chunks: Sequence[Chunk], guesses: Mapping[Job, FlatTree | None]
+    ) -> list[FlatTree]:
+        made = {job: draft for job in jobs if (draft := guesses[job]) is not None}
+        made |= {job: _as_sent(job) for job in jobs if isinstance(job.request, Verify)}
+        streams = [job for job in jobs if job not in made]
+        beside = sum(len(tokens) for tokens, _ in made.values()) + sum(chunk.size for chunk in chunks)
+        made |= dict(zip(streams, self._drafting.draft(streams, beside), strict=True))
+        for job, draft in made.items():
+            job.nodes = len(draft[0])
+        return [made[job] for job in jobs]
+
+    def _row(self, job: Job, draft: FlatTree) -> Row:
+        if job.lease.slot is None:
+            raise RuntimeError("a row without a slot")
+        # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the best token of every node.
+        return Row(job.lease.slot, *draft, judged="all" if job.sampling.plain_greedy else "none")
+
+    def _settle(
+        self, step: Step, b: int, job: Job, draft: FlatTree, accepted: Accepted, timing: Timing, foreseen: int
+    ) -> Settled | Streamed:
+        path, next_token, finish, done = decide(accepted, job, draft, self._decode)
+        if self._near_tie:
+            self._metrics.near_ties.inc(int((step.margins(b, path) < self._near_tie).sum()))
+        new = [*(draft[0][node] for node in path[1:]), next_token]
+        logprobs = log_probabilities(step, b, path, new, job.logprobs) if job.logprobs >= 0 else b""
+        self._commit(step, b, job.lease, path)
+        if isinstance(job.request, Verify):
+            return Settled(job, path, next_token, finish, timing, logprobs)
+        job.ids += new
+        job.deadline = float("inf")  # it has begun
+        return Streamed(job, new, finish, len(draft[0]) - 1, done, timing, logprobs, foreseen)
+
+    # ---- slots
+
+    def _claim(self, lease: Lease, job: Job | None) -> bool:
+        """Ensure that the lease has a slot; a new one shares the prefix that another lease of the principal has run."""
+        if lease.revoked:
+            return False
+        if lease.slot is not None:
+            return True
+        try:
+            self._take_slot(lease)
+        except Exception as error:
+            self._fail_row(lease, job, error)
+            return False
+        return True
+
+    def _take_slot(self, lease: Lease) -> None:
+        source, lease.share = lease.share, None
+        pool, tokens = self.target.pool, 0
+        if source is not None and source.slot is not None and not source.revoked:
+            tokens = min(lease.share_tokens, source.length)
+            if not tokens or not self._recorder.can_copy(source, lease, tokens):
+                tokens = 0
+        if source is None or source.slot is None or not tokens:
+            lease.slot = pool.acquire()
+        else:
+            lease.slot = pool.share(source.slot, tokens)
+            self._recorder.copy(source, lease, tokens)
+            lease.length = tokens
+            self._metrics.shared_tokens.inc(tokens)
+        self._leases[lease] = None
+        self._note_held(lease)
+
+    def _note_held(self, lease: Lease) -> None:
+        if lease.slot is not None:
+            lease.held = self.target.pool.held[lease.slot]
+
+    def _some_left(self, chunk: Chunk) -> bool:
+        """Whether there is anything to run: a shared prefix may cover the whole prompt."""
+        if chunk.lease.length < chunk.goal:
+            return True
+        self._scheduler.prefilled(chunk.lease)
+        return False
+
+    def _commit(self, step: Step, b: int, lease: Lease, path: Sequence[int]) -> None:
+        self._recorder.add(lease, self.target.commit(step, b, path))
+        lease.length += len(path)
+
+    def _release(self, lease: Lease) -> None:
+        if self._underway is not None and any(chunk.lease is lease for chunk in self._underway[0]):
+            self._underway = None  # its pages may soon be another's; the chunks of others are read again
+            self._scheduler.read()
+        self._recorder.forget(lease)
+        self._drafting.close(lease)
+        self._leases.pop(lease, None)
+        if lease.slot is not None:
+            lease.held = 0  # before its pages are free: who counts both must not count them twice
+            self.target.pool.release(lease.slot)
+            lease.slot = None
+
+    # ---- trouble
+
+    def _drop(self, jobs: list[Job]) -> None:
+        reports: list[Report] = []
+        for job in jobs:
+            if job.cancelled and isinstance(job.request, Stream):
+                reports.append(Streamed(job, [], "", 0, True, Timing()))
+            elif job.cancelled:
+                reports.append(Dropped(job, Refusal(Code.CANCELLED, "cancelled before it ran")))
+            else:
+                waited = self._clock() - job.enqueued
+                reports.append(Dropped(job, Refusal(Code.DEADLINE, f"not run within {waited:.2f} s")))
+        if reports:
+            self._post(reports)
+
+    def _fail_row(self, lease: Lease, job: Job | None, error: Exception) -> None:
+        """Report that only this row did not run: the memory is full, or its work raised."""
+        if not isinstance(error, FullError):
+            self._fail(lease, job, error)
+            return
+        job = job or self._scheduler.give_up(lease)
+        if job is not None and isinstance(job.request, Stream) and job.base > job.request.base:
+            self._post([Streamed(job, [], "", 0, True, Timing())])  # it has begun: its tokens stay
+        elif job is not None:
+            wait = int(1000 * _FULL_RETRY_SECONDS)
+            self._post([Dropped(job, Refusal(Code.BUSY, str(error), limit="kv_tokens", retry_after_ms=wait))])
+
+    def _fail(self, lease: Lease, job: Job | None, error: Exception) -> None:
+        known = isinstance(error, NumericalError)  # the model's doing: where in our code it showed helps nobody
+        log.error(
+            "work of a session failed: %s",
+            error,
+            exc_info=None if known else error,
+            extra={"session": lease.session, "event": "quarantine"},
+        )
+        self._metrics.quarantined.inc()
+        self._post([Failed(lease, job, str(error) if known else type(error).__name__)])
+
+    def _probe(self) -> None:
+        """Run one token as a probe."""
+        pool = self.target.pool
+        try:
+            if pool.free:
+                slot = pool.acquire()
+                try:
+                    self.target.forward([Row.chain(slot, [0])])
+                finally:
+                    pool.release(slot)
+            else:
+                slots = [lease.slot for lease in self._leases if lease.slot is not None]
+                slot = min(slots, key=lambda s: pool.lengths[s])
+                self.target.forward([Row.chain(slot, [0])])
+        except Exception as error:
+            if not self.alive_at:
+                raise
+            log.error("the model does not run: %s", error, exc_info=error, extra={"event": "unhealthy"})
+            return
+        self.alive_at = self._clock()
+
+
+def _chunk_row(chunk: Chunk) -> Row:
+    if chunk.lease.slot is None:
+        raise RuntimeError("a row without a slot")
+    start = chunk.lease.length
+    return Row.chain(chunk.lease.slot, chunk.ids[start : min(chunk.goal, start + chunk.size)], judged="none")
+
+
+def _as_sent(job: Job) -> FlatTree:
+    if not isinstance(job.request, Verify):
+        raise TypeError("a stream brings no draft of its own")
+    return job.request.tokens, job.request.parents or range(-1, len(job.request.tokens) - 1)

@@ -1,0 +1,299 @@
+"""Server-side drafting for stream rounds, with the same MoA drafter as the edge's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from cloud_verifier.engine.recording import Recorder
+from cloud_verifier.engine.work import Job, Lease, RecordRows
+from moa.model.drafter import Drafter
+from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
+from moa.model.target import Target
+from moa.speculation.acceptance import AcceptanceTracker
+from moa.speculation.batch_costs import BatchRun
+from moa.speculation.utility import Drafted, Utility
+from moa.tree import TreeShape
+from moa.wire.messages import Stream
+
+FlatTree = tuple[Sequence[int], Sequence[int]]
+"""Tokens and parents; node 0 is the pending token."""
+Sureness = Callable[[Sequence[Job]], Sequence[float]]
+"""Asks how sure the target was of the token after each job's pending one: the probability of the likeliest."""
+
+
+class ServerDrafting(Protocol):
+    """The engine's interface to a drafter."""
+
+    def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
+        """A draft for the pending token of each of a batch's streams; `beside` other tokens are in its forward."""
+
+    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float, sureness: Sureness) -> None:
+        """The batch of the latest drafts has run: how many nodes were accepted of each stream's, the tokens of the
+        forward, its seconds, and the seconds of what followed."""
+
+    def matching(self, job: Job) -> float:
+        """The accepted nodes that a draft of the edge must promise, to be verified in place of one of ours."""
+
+    def close(self, lease: Lease) -> None:
+        """The lease is given back."""
+
+
+class NoDrafting:
+    """Without a drafter a stream is plain decoding: one token a forward."""
+
+    def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
+        """Only the pending token."""
+        return [([job.ids[-1]], [-1]) for job in jobs]
+
+    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float, sureness: Sureness) -> None:
+        """There is nothing to learn."""
+
+    def matching(self, job: Job) -> float:
+        """Any draft is better than none."""
+        return 0.0
+
+    def close(self, lease: Lease) -> None:
+        """There is nothing to give back."""
+
+
+@dataclass
+class _Text:
+    """A session's text: how well drafts for it do, and what the drafter has read of it."""
+
+    acceptance: AcceptanceTracker
+    latest: int = 0
+    """Tokens of its latest round: to read them is a part of any drafted round."""
+    missed: int = 0
+    """Tokens before these that the drafter has not read yet."""
+    reading: float = 0.0
+    """Seconds of reading these so far."""
+    levels: int = 0
+    """Levels asked for in the latest round; 0: none."""
+    drafted: int = 0
+    """Levels of the draft that came of it."""
+    nodes: int = 0
+    """And its nodes."""
+
+
+class TreeDrafting:
+    """Trees by any drafter of the engine; who drafts, and how deep, follows measured cost and acceptance, down to none.
+    Subclasses give the drafter a session's text: `_able`, `_known` and `_catch_up`."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafting: Drafting,
+        shape: TreeShape,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._target, self._drafting, self._shape, self._clock = target, drafting, shape, clock
+        self.utility = Utility(shape)
+        self._texts: dict[Lease, _Text] = {}
+        self._round: dict[Lease, _Text] = {}
+        """The sessions of the latest round that may draft; none while plain decoding is best for all."""
+        self._asked = 0
+        """How many might have."""
+        self._took, self._reading, self._steps = 0.0, 0.0, 0
+        """Seconds of the latest drafts, those spent on reading what earlier rounds had said, and the levels run."""
+
+    def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
+        """Trees for all stream rounds of a batch, level by level together."""
+        began, self._reading, self._steps = self._clock(), 0.0, 0
+        asked = [job for job in jobs if isinstance(job.request, Stream) and job.request.speculate]
+        texts = {job.lease: self._text(job) for job in asked}  # one that is new may end a spell
+        self._asked, self._took = len(asked), 0.0
+        if not asked or self.utility.plain_spell.covers(len(asked)):
+            self._round = {}
+            return [([job.ids[-1]], [-1]) for job in jobs]
+        self._round = texts
+        wanted = self.utility.levels(
+            [text.acceptance for text in self._round.values()],
+            [self._missed(job) for job in asked],
+            beside + len(jobs) - len(asked),
+        )
+        requests, able = [], []
+        for job, levels in zip(asked, wanted, strict=True):
+            text = self._round[job.lease]
+            text.levels = 0
+            room = self._target.pool.capacity - job.base - 1
+            if not levels or room < 1 or not self._ready(job, text):
+                continue
+            text.levels = levels
+            shape = self.utility.shape(self._shape, levels)
+            shape = replace(shape, nodes=min(shape.nodes, room))
+            requests.append(DraftRequest(job.lease.drafting, job.ids[-1], shape, job.sampling))
+            able.append(job)
+        trees = dict(zip(able, self._drafting.draft(requests), strict=True)) if requests else {}
+        for job, tree in trees.items():
+            text = self._round[job.lease]
+            text.nodes, text.drafted = len(tree) - 1, int(max(tree.depths()))
+            self._steps = max(self._steps, text.drafted)
+        self._took = self._clock() - began - self._reading
+        return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
+
+    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float, sureness: Sureness) -> None:
+        """Learn what the round cost and won."""
+        if self._asked and not self.utility.plain_spell.measured:
+            return
+        drafts = []
+        for job, count in accepted.items():
+            if (text := self._round.get(job.lease)) is not None:
+                text.latest = count + 1
+                if text.levels:
+                    drafts.append(Drafted(text.acceptance, text.levels, text.drafted, text.nodes, count))
+        ran = BatchRun(
+            texts=self._asked,
+            drafting=len(drafts),
+            steps=self._steps,
+            tokens=tokens,
+            drafted=sum(draft.nodes for draft in drafts),
+            won=self._asked + sum(draft.accepted for draft in drafts),
+            draft_seconds=self._took,
+            forward_seconds=forward,
+            rest_seconds=rest,
+        )
+        self.utility.record(drafts, ran)
+        jobs = [job for job in accepted if job.lease in self._round]
+        texts = [self._round[job.lease].acceptance for job in jobs]
+        self.utility.look(texts, lambda places: sureness([jobs[place] for place in places]))
+
+    def matching(self, job: Job) -> float:
+        """As many as ours win beyond plain decoding, in the same time."""
+        return self.utility.matching(self._text(job).acceptance)
+
+    def close(self, lease: Lease) -> None:
+        """Give the drafting slot back."""
+        self._texts.pop(lease, None)
+        if lease.drafting is not None:
+            self._drafting.close(lease.drafting)
+            lease.drafting = None
+
+    def _text(self, job: Job) -> _Text:
+        if job.lease not in self._texts:
+            self._texts[job.lease] = _Text(self.utility.text(job.sampling.temperature))
+        return self._texts[job.lease]
+
+    def _missed(self, job: Job) -> int | None:
+        """What the drafter has to read of earlier rounds; None if it cannot draft for this one."""
+        text = self._round[job.lease]
+        text.missed = max(0, job.lease.length - self._known(job.lease) - text.latest)
+        return text.missed if self._able(job.lease) else None
+
+    def _ready(self, job: Job, text: _Text) -> bool:
+        """Whether the drafter knows the session's text now. Reading what the latest round said is a part of every
+        drafted round; what was missed before that has a price of its own."""
+        if text.missed:
+            began = self._clock()
+            read = self._catch_up(job, self._known(job.lease) + text.missed)
+            took = self._clock() - began
+            self._reading += took
+            text.reading += took
+            if not read:
+                return False
+            self.utility.costs.read(text.reading, text.missed)
+            text.reading = 0.0
+        return self._catch_up(job, job.lease.length)
+
+    def _able(self, lease: Lease) -> bool:
+        """Whether the drafter has, or can get, memory for this session."""
+        return True
+
+    def _known(self, lease: Lease) -> int:
+        """How much of the session's text the drafter has read."""
+        raise NotImplementedError
+
+    def _catch_up(self, job: Job, stop: int) -> bool:
+        """Let the drafter know the session's text up to `stop`, in `lease.drafting`; False when it cannot draft for
+        this one."""
+        raise NotImplementedError
+
+
+def drafting_slots(target: Target) -> int:
+    """As many full contexts as the target's KV cache holds; further sessions stream without drafts."""
+    return max(1, min(target.pool.slots, target.pool.pages // target.pool.per_slot))
+
+
+class ReadingDrafting(Drafting, Protocol):
+    """The MoA drafter, in torch or as a graph, which reads the tokens of a session beside its records."""
+
+    @property
+    def free(self) -> bool:
+        """Whether there is an empty slot."""
+
+    def known(self, slot: int) -> int:
+        """How many tokens of its sequence a slot has read."""
+
+
+class RecordDrafting(TreeDrafting):
+    """Trees by the MoA drafter. A session's drafting state is built when its first stream begins, from its token log,
+    its slot and its activation records, and caught up when another begins after rounds that the edge drafted.
+    Subclasses give it what it has missed: `_give`."""
+
+    _drafting: ReadingDrafting
+
+    def __init__(self, target: Target, drafting: ReadingDrafting, recorder: Recorder, *, shape: TreeShape) -> None:
+        super().__init__(target, drafting, shape)
+        self._recorder = recorder
+
+    def _able(self, lease: Lease) -> bool:
+        return lease.records is not None and (lease.drafting is not None or self._drafting.free)
+
+    def _known(self, lease: Lease) -> int:
+        return 0 if lease.drafting is None else self._drafting.known(lease.drafting)
+
+    def _catch_up(self, job: Job, stop: int) -> bool:
+        lease = job.lease
+        # Others may have taken the last slot in this round. And while records of a long prompt are made in batches, the
+        # stream continues without drafts.
+        if not self._able(lease) or lease.records is None or lease.slot is None or not self._recorded(lease, stop):
+            return False
+        if lease.drafting is None:
+            lease.drafting = self._drafting.open()
+        self._give(job, lease.drafting, lease.records, stop)
+        return True
+
+    def _recorded(self, lease: Lease, stop: int) -> bool:
+        """Whether records that the drafter needs to read up to `stop` are made; else a batch of them is."""
+        return self._known(lease) == stop or self._recorder.finish(lease)
+
+    def _give(self, job: Job, slot: int, records: RecordRows, stop: int) -> None:
+        """Give a slot of the drafter the session's records and tokens up to `stop`."""
+        raise NotImplementedError
+
+
+class MoaServerDrafting(RecordDrafting):
+    """By torch."""
+
+    _drafting: MoaDrafting
+
+    def __init__(self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape) -> None:
+        drafting = MoaDrafting(
+            drafter,
+            slots=drafting_slots(target),
+            capacity=target.pool.capacity,
+            scratch=shape.breadth * (shape.depth + 1) + 8,
+        )
+        super().__init__(target, drafting, recorder, shape=shape)
+        self._drafter = drafter
+
+    @torch.inference_mode()
+    def _give(self, job: Job, slot: int, records: RecordRows, stop: int) -> None:
+        drafting, start = self._drafting, self._drafting.known(slot)
+        if start == stop or job.lease.slot is None:
+            return
+        if drafting.records is not None:
+            # A row that could not be made stays zero.
+            halves = [self._drafter.layout.split(half)[0] for half in records.read(start, stop)]
+            rows = [torch.from_numpy(half).to(drafting.records.k) for half in halves]
+            append(drafting.records, slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))
+        if drafting.borrowed is not None:
+            last = slice(-self._drafter.config.tli, None)
+            keys, values = self._target.pool.read(job.lease.slot, start, stop)
+            append(drafting.borrowed, slot, keys[last].transpose(1, 2), values[last].transpose(1, 2))
+        drafting.read(slot, job.ids[start:stop])

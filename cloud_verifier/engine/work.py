@@ -1,0 +1,230 @@
+"""The objects that the event loop and the model's thread exchange. No torch.
+
+Only the loop changes sessions and their histories; only the model's thread touches slots. A
+`Lease` is a session's claim on a slot: the loop makes and revokes it, the thread fills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloud_verifier.sessions.guesses import Guesses
+from moa.sampling import SamplingSettings
+from moa.wire.codes import Refusal
+from moa.wire.finish import TurnRules
+from moa.wire.history import Timing
+from moa.wire.messages import Finish, RecordContract, Stream, Verify
+from moa.wire.ranges import Ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What the service must know about the model."""
+
+    target: str
+    tokenizer: str
+    drafter: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    slots: int
+    capacity: int
+    max_positions: int
+    kv_bytes_per_token: int
+    records: RecordContract | None
+    pages: int = 0
+    """Pages of KV cache; 0 if all slots can be full."""
+    page_tokens: int = 16
+
+
+class Detokenizer(Protocol):
+    """Tokens and text, as the target's tokenizer sees them. Called from any thread."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of output tokens, special tokens left out."""
+
+
+class Spent(NamedTuple):
+    """When a verdict's draft arrived, by the clock, and the seconds of its forward."""
+
+    arrived: float
+    forward: float
+
+
+def finite(rows: NDArray[Any]) -> NDArray[np.float16]:
+    """Record rows as they are kept. NaN would break the edge's attention; a record is only a hint, so zero is fine."""
+    return np.clip(np.nan_to_num(rows.astype(np.float32), nan=0.0), -65504, 65504).astype(np.float16)
+
+
+class RecordRows:
+    """Activation records of one session, by position. The thread writes rows, then the loop learns of them."""
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        self._rows: NDArray[np.float16] = np.zeros((2, 0, heads, head_dim), dtype=np.float16)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return self._rows.nbytes
+
+    def write(self, start: int, keys: NDArray[Any], values: NDArray[Any]) -> None:
+        """Write the rows of positions from `start` on, which are `finite`."""
+        stop = start + len(keys)
+        if stop > self._rows.shape[1]:
+            grown = np.zeros((2, max(64, stop + stop // 2), *self._rows.shape[2:]), dtype=np.float16)
+            grown[:, : self._rows.shape[1]] = self._rows
+            self._rows = grown
+        self._rows[0, start:stop], self._rows[1, start:stop] = keys, values
+
+    def read(self, start: int, stop: int) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+        """Keys and values of positions start..stop, which must have been written."""
+        return self._rows[0, start:stop], self._rows[1, start:stop]
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """A session's claim on a slot, and what the model's thread keeps there."""
+
+    session: bytes
+    principal: str
+    records: RecordRows | None = None
+    """Where to put activation records; None if they are not wanted."""
+    eager_records: bool = True
+    """Whether records are made at the next idle moment. Those that the server's own drafter alone may want wait until
+    it drafts for this session, or there are very many: made anyway they would cost a plain stream a twentieth."""
+    share: Lease | None = None
+    """Another lease of the same principal with a common prefix, which can be shared instead of computed."""
+    share_tokens: int = 0
+    revoked: bool = False
+    """Set by the loop: whatever is still queued for this lease is void."""
+
+    slot: int | None = None
+    length: int = 0
+    """Tokens whose keys and values are in the slot."""
+    held: int = 0
+    """Pages that the slot holds."""
+    backlog: list[Any] = field(default_factory=list)
+    """Committed tokens whose records have not been made yet."""
+    loose: int = 0
+    """How many of them, the latest, still hold the states of the whole forward that they were part of."""
+    made: Ranges = field(default_factory=Ranges)
+    """Positions whose records have been made."""
+    drafting: Any = None
+    """State of the server's own drafter."""
+
+
+READING = 10.0
+"""Tokens a second that a person reads."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A round to run once the slot holds all tokens before `request.base`."""
+
+    lease: Lease
+    request: Verify | Stream
+    ids: list[int]
+    """The session's log, which does not change while a round runs; a stream has a copy of its own to write on."""
+    rules: TurnRules
+    sampling: SamplingSettings
+    enqueued: float
+    deadline: float
+    logprobs: int = -1
+    """Likeliest tokens whose log-probabilities are wanted, with each chosen one's; -1 wants none."""
+    guesses: Guesses | None = None
+    """The edge's guesses for a stream."""
+    cancelled: bool = False
+    nodes: int = 8
+    """Tokens that the latest forward of a stream ran, or about as many."""
+    needed: float = 0.0
+    """When its reader has read what a stream has sent so far, by the clock; before that nobody waits. 0: at once."""
+
+    @property
+    def base(self) -> int:
+        """Position of the pending token."""
+        return len(self.ids) - 1
+
+    @property
+    def due(self) -> float:
+        """When somebody begins to wait for it: the rounds of a principal go by this."""
+        return max(self.enqueued, self.needed)
+
+    def sent(self, tokens: int, now: float) -> None:
+        """The stream has sent so many tokens more, to somebody who reads them one after another."""
+        self.needed = max(self.needed, now) + tokens / READING
+
+    @property
+    def cost(self) -> int:
+        """Tokens to run, for fairness and rate."""
+        return len(self.request.tokens) if isinstance(self.request, Verify) else self.nodes
+
+
+# ---- what the thread reports
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A verify round is decided; the slot holds the accepted path."""
+
+    job: Job
+    path: list[int]
+    next_token: int
+    finish: Finish
+    timing: Timing
+    logprobs: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A stream round has new tokens; it ends with them if `done`."""
+
+    job: Job
+    tokens: list[int]
+    finish: Finish
+    drafted: int
+    done: bool
+    timing: Timing
+    logprobs: bytes = b""
+    foreseen: int = 0
+    """How many of the `drafted` nodes the edge had sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A stream that waits for the edge has nothing to verify: it was not run."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A job was not run."""
+
+    job: Job
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Activation records of positions start..stop are in the lease's rows."""
+
+    lease: Lease
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """This lease's work raised: its slot was given back."""
+
+    lease: Lease
+    job: Job | None
+    reason: str
+
+
+Report = Settled | Streamed | Waiting | Dropped | Recorded | Failed
+Post = Callable[[list[Report]], None]

@@ -1,0 +1,76 @@
+"""Admission of websockets, and the answers to plain HTTP: health, metrics, refusals. No sockets."""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from cloud_verifier.logs import log
+from cloud_verifier.serving.auth import Credentials
+from cloud_verifier.sessions.service import Service
+from moa.api.metrics import CONTENT_TYPE
+
+Readiness = Callable[[], str]
+"""Empty if the model is healthy, else its problem."""
+Page = Callable[[], Awaitable[bytes]]
+"""The text of /metrics."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A plain HTTP response."""
+
+    status: http.HTTPStatus
+    content: bytes
+    extra: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """All header fields."""
+        return {
+            "Content-Type": "text/plain; charset=utf-8",
+            "Content-Length": str(len(self.content)),
+            "Cache-Control": "no-store",
+            "Connection": "close",
+        } | self.extra
+
+
+class Admission:
+    """Answers requests for a `Service`."""
+
+    def __init__(self, service: Service, auth: Credentials, ready: Readiness) -> None:
+        self._service, self._auth, self._ready = service, auth, ready
+        self.page: Page = self.own_page
+        """The text of /metrics; a worker's includes all workers."""
+
+    async def own_page(self) -> bytes:
+        """The metrics of this process."""
+        self._service.observe()
+        return self._service.metrics.page()
+
+    async def answer(self, target: str, authorization: Sequence[str], peer: str) -> Reply | str:
+        """The answer to a request with these Authorization headers, or the principal whose websocket may open."""
+        path = target.partition("?")[0]
+        if path == "/health/live":
+            return _text(http.HTTPStatus.OK, "live")
+        if path == "/health/ready":
+            wrong = "draining" if self._service.draining else self._ready()
+            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK, wrong or "ready")
+        principal = self._auth.principal(authorization)
+        if principal is None:
+            log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
+            return _text(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
+        if path == "/metrics":
+            return Reply(http.HTTPStatus.OK, await self.page(), {"Content-Type": CONTENT_TYPE})
+        if path != "/":
+            return _text(http.HTTPStatus.NOT_FOUND, "not found")
+        if self._service.draining:
+            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "draining")
+        if self._service.full(principal):
+            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"})
+        return principal
+
+
+def _text(status: http.HTTPStatus, line: str, extra: dict[str, str] | None = None) -> Reply:
+    return Reply(status, f"{line}\n".encode(), extra or {})

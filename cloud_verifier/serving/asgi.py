@@ -1,0 +1,166 @@
+"""The verifier as an ASGI application, for servers that own the sockets, as Ray Serve and uvicorn do. No torch.
+
+The conversation, the answers to plain HTTP and the budgets are those of our own port. What that port does with bytes
+and half-open connections (`connection.py`, `half_open.py`) is the server's here: frames are counted when they are
+whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from websockets.exceptions import ConnectionClosedError
+
+from cloud_verifier.app import Verifier
+from cloud_verifier.logs import log
+from cloud_verifier.serving.admission import Admission, Reply
+from cloud_verifier.serving.budgets import BYTES, FRAMES, Meter
+from cloud_verifier.serving.conversation import converse
+from cloud_verifier.sessions.outbox import CloseConnection
+from cloud_verifier.sessions.service import Service
+from moa.wire.codes import CloseCode
+from moa.wire.limits import Limits
+from moa.wire.versions import SUBPROTOCOL
+
+AsgiScope = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
+AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
+AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
+
+_LONGEST_NAP = 0.25
+_REPLIES = "websocket.http.response"
+"""The extension of servers that can refuse a handshake with any HTTP status, not just 403."""
+
+
+class AsgiVerifier:
+    """A verifier whose engine runs as long as the server does."""
+
+    def __init__(self, verifier: Verifier, origins: Sequence[str] = ()) -> None:
+        self._verifier = verifier
+        self._service: Service = verifier.service
+        self._admission: Admission = verifier.admission
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        """One request, one websocket, or the life of the server."""
+        match scope["type"]:
+            case "lifespan":
+                await self._live(receive, send)
+            case "http":
+                answer = await self._answer(scope)
+                await _reply(answer if isinstance(answer, Reply) else _ONLY_WEBSOCKETS, send, "http.response")
+            case "websocket":
+                await self._websocket(scope, receive, send)
+
+    async def _live(self, receive: AsgiReceive, send: AsgiSend) -> None:
+        await receive()
+        async with self._verifier.running():
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self._verifier.drain()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer(self, scope: AsgiScope) -> Reply | str:
+        path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
+        return await self._admission.answer(path, _values(scope, b"authorization"), _peer(scope))
+
+    async def _websocket(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        await receive()  # the request itself
+        answer = await self._answer(scope)
+        if SUBPROTOCOL not in scope.get("subprotocols", ()):
+            answer = _OTHER_SUBPROTOCOL
+        elif any(origin not in self._origins for origin in _values(scope, b"origin")):
+            answer = _OTHER_ORIGIN
+        if isinstance(answer, Reply):
+            if _REPLIES in (scope.get("extensions") or {}):
+                await _reply(answer, send, _REPLIES)
+            else:
+                await send({"type": "websocket.close", "code": CloseCode.POLICY, "reason": ""})
+            return
+        await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL, "headers": []})
+        await converse(self._service, AsgiSocket(receive, send, self._service.limits, _peer(scope)), answer)
+
+
+class AsgiSocket:
+    """A websocket of an ASGI server, as `conversation.py` wants it."""
+
+    def __init__(self, receive: AsgiReceive, send: AsgiSend, limits: Limits, peer: str) -> None:
+        self._receive, self._send, self._limits, self.peer = receive, send, limits, peer
+        self.arrived = time.monotonic()
+        self.meter = Meter(limits, self.arrived)
+        self.flooded: Callable[[str], None] = lambda limit: None
+        self._open = True
+
+    async def __aiter__(self) -> AsyncIterator[str | bytes]:
+        """Frames as they come, and as the budget allows."""
+        while (message := await self._receive())["type"] != "websocket.disconnect":
+            self.arrived = time.monotonic()
+            frame: str | bytes = message.get("bytes") or message.get("text") or b""
+            if len(frame) > self._limits.max_frame_bytes:
+                raise CloseConnection(CloseCode.TOO_BIG, "max_frame_bytes")
+            self.meter.spend(FRAMES)
+            self.meter.spend(BYTES, len(frame))
+            await self._hold_back()
+            yield frame
+        self._open = False
+
+    async def send(self, frame: bytes, /) -> None:
+        """Send a frame; a reader that is too slow ends the connection."""
+        try:
+            async with asyncio.timeout(self._limits.send_timeout):
+                await self._tell({"type": "websocket.send", "bytes": frame})
+        except TimeoutError:
+            log.warning("too slow a reader", extra={"peer": self.peer, "event": "slow_reader", "limit": "send_timeout"})
+            self._open = False
+            raise ConnectionClosedError(None, None) from None
+
+    async def close(self, code: int, reason: str) -> None:
+        """End the connection in an orderly way."""
+        if self._open:
+            await self._tell({"type": "websocket.close", "code": int(code), "reason": reason})
+            self._open = False
+
+    async def _tell(self, message: AsgiMessage) -> None:
+        if not self._open:
+            raise ConnectionClosedError(None, None)
+        try:
+            await self._send(message)
+        except OSError:  # it has closed meanwhile
+            self._open = False
+            raise ConnectionClosedError(None, None) from None
+
+    async def _hold_back(self) -> None:
+        while (wait := self.meter.wait(time.monotonic())) > 0:
+            nap = min(wait, _LONGEST_NAP)
+            if limit := self.meter.held_back(nap, time.monotonic()):
+                self.flooded(limit)
+                raise CloseConnection(CloseCode.POLICY, limit)
+            await asyncio.sleep(nap)
+
+
+def _refusal(status: HTTPStatus, line: str, extra: dict[str, str]) -> Reply:
+    return Reply(status, f"{line}\n".encode(), extra)
+
+
+_ONLY_WEBSOCKETS = _refusal(HTTPStatus.UPGRADE_REQUIRED, "this port speaks websocket", {"Upgrade": "websocket"})
+_OTHER_SUBPROTOCOL = _refusal(HTTPStatus.BAD_REQUEST, f"the subprotocol is {SUBPROTOCOL}", {})
+_OTHER_ORIGIN = _refusal(HTTPStatus.FORBIDDEN, "this origin may not connect", {})
+
+
+async def _reply(reply: Reply, send: AsgiSend, kind: str) -> None:
+    fields = [(name.lower().encode(), value.encode()) for name, value in reply.headers.items() if name != "Connection"]
+    await send({"type": f"{kind}.start", "status": int(reply.status), "headers": fields})
+    await send({"type": f"{kind}.body", "body": reply.content})
+
+
+def _values(scope: AsgiScope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for field, value in scope["headers"] if field.lower() == name]
+
+
+def _peer(scope: AsgiScope) -> str:
+    client = scope.get("client")
+    return f"{client[0]}:{client[1]}" if client else ""

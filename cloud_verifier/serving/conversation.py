@@ -1,0 +1,124 @@
+"""One connection from handshake to end: passes frames to a `Channel`, and its outbox to any kind of socket.
+
+It needs only the few methods of `Socket`, so that another server can pass its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from websockets.exceptions import ConnectionClosed
+
+from cloud_verifier.logs import log
+from cloud_verifier.serving.budgets import Meter
+from cloud_verifier.sessions.channel import Channel
+from cloud_verifier.sessions.outbox import CloseConnection
+from cloud_verifier.sessions.service import Service
+from moa.wire.codes import CloseCode
+
+
+class Socket(Protocol):
+    """A websocket after its handshake. Sending may raise `ConnectionClosed`."""
+
+    @property
+    def peer(self) -> str:
+        """The other end's address, for the log."""
+
+    @property
+    def arrived(self) -> float:
+        """When the latest bytes arrived, by the monotonic clock."""
+
+    def __aiter__(self) -> AsyncIterator[str | bytes]:
+        """Frames as they come, until the connection is closed."""
+
+    @property
+    def meter(self) -> Meter:
+        """Counts the input; the socket passes no frames while the meter says to wait."""
+
+    flooded: Callable[[str], None]
+    """The socket calls it with the limit's name when the meter reports a flood."""
+
+    async def send(self, frame: bytes, /) -> None:
+        """Send a binary frame; returns when there is room for the next. The socket closes if the other end does not
+        read within `send_timeout`."""
+
+    async def close(self, code: int, reason: str) -> None:
+        """End the connection in an orderly way."""
+
+
+async def converse(service: Service, socket: Socket, principal: str) -> None:
+    """Serve one connection of `principal` until it ends."""
+    if service.full(principal):  # handshakes that were under way together
+        await socket.close(CloseCode.TRY_LATER, "too many connections")
+        return
+    channel = Channel(service, principal, socket.meter, socket.peer)
+    log.info("connected", extra=_who(channel, "connected"))
+    began = service.clock()
+    socket.meter.belongs_to(service.principal(principal))
+    socket.flooded = channel.flooded
+    writer = asyncio.create_task(_write(socket, channel))
+    greeting = asyncio.create_task(_await_hello(socket, channel))
+    try:
+        async for frame in socket:
+            if not isinstance(frame, bytes):
+                raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
+            await channel.receive(frame, socket.arrived)
+            await asyncio.sleep(0)  # between frames that arrived together, other connections get their turn
+    except CloseConnection as end:
+        channel.outbox.end(end)
+        await writer
+    except ConnectionClosed:
+        pass
+    except Exception:
+        await _failed(socket, channel)
+    finally:
+        channel.close()
+        greeting.cancel()
+        writer.cancel()
+        await asyncio.wait([greeting, writer])
+        seconds = round(service.clock() - began, 3)
+        log.info("disconnected", extra=_who(channel, "disconnected") | {"seconds": seconds})
+
+
+async def _write(socket: Socket, channel: Channel) -> None:
+    outbox = channel.outbox
+    try:
+        while True:
+            outbox.wake.clear()
+            frame, pause, spent = outbox.next()
+            if frame is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await outbox.wake.wait()
+                continue
+            await socket.send(frame)
+            outbox.sent(spent)
+    except ConnectionClosed:
+        pass
+    except CloseConnection as end:
+        log.info("hung up: %s", end, extra=_who(channel, "hang_up"))
+        await socket.close(end.code, end.reason)
+    except Exception:
+        await _failed(socket, channel)
+    finally:
+        outbox.end(CloseConnection(CloseCode.NORMAL, "the connection is gone"))
+
+
+async def _failed(socket: Socket, channel: Channel) -> None:
+    log.exception("a connection failed", extra=_who(channel, "connection_failed"))
+    await socket.close(CloseCode.INTERNAL, "internal error")
+
+
+def _who(channel: Channel, event: str) -> dict[str, object]:
+    return {"peer": channel.peer, "principal": channel.principal, "event": event}
+
+
+async def _await_hello(socket: Socket, channel: Channel) -> None:
+    try:
+        async with asyncio.timeout(channel.service.limits.hello_timeout):
+            await channel.welcomed.wait()
+    except TimeoutError:
+        await socket.close(CloseCode.PROTOCOL_ERROR, "no hello")

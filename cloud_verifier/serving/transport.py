@@ -1,0 +1,155 @@
+"""The websocket server of `cloud-verifier serve`: its port, TLS and sockets. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import tempfile
+from collections.abc import AsyncIterator
+from typing import Any
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+from websockets.server import ServerProtocol
+from websockets.typing import Origin, Subprotocol
+
+from cloud_verifier.logs import log
+from cloud_verifier.serving.admission import Admission, Reply
+from cloud_verifier.serving.connection import Connection
+from cloud_verifier.serving.conversation import converse
+from cloud_verifier.serving.half_open import HalfOpen, room_for_connections
+from cloud_verifier.serving.secured import kind, tls
+from cloud_verifier.sessions.service import Service
+from cloud_verifier.settings import Settings
+from moa.process.listening import Port
+from moa.wire.codes import CloseCode
+from moa.wire.versions import SUBPROTOCOL
+
+_BACKLOG = 128  # also the connections accepted at once: more would delay all others
+
+
+class Transport:
+    """Serves a `Service` on a port."""
+
+    def __init__(self, service: Service, settings: Settings, admission: Admission) -> None:
+        self._service, self._settings, self._admission = service, settings, admission
+        self._server: Server | None = None
+        self._port: Port | None = None
+        limits = service.limits
+        self._protocol: dict[str, Any] = {
+            "origins": [None, *(Origin(o) for o in settings.origins)],
+            "subprotocols": [Subprotocol(SUBPROTOCOL)],
+            "max_size": limits.max_frame_bytes,
+        }
+        self._pace: dict[str, Any] = {
+            "ping_interval": limits.ping_interval,
+            "ping_timeout": limits.ping_timeout,
+            "close_timeout": 2,
+            "max_queue": 2,
+            "write_limit": limits.send_buffer_bytes,
+        }
+        self._half_open = HalfOpen(limits.max_half_open, service.metrics.half_open_dropped.inc)
+        self._kind = kind(limits, self._half_open, tls(settings))
+        service.metrics.half_open.set_function(lambda: len(self._half_open))
+
+    @property
+    def port(self) -> int:
+        """The port; the chosen one if the settings say 0."""
+        return self._listening.number
+
+    @property
+    def url(self) -> str:
+        """The address for clients."""
+        return self._listening.url("wss" if self._settings.tls_cert else "ws")
+
+    @property
+    def _listening(self) -> Port:
+        if self._port is None:
+            raise RuntimeError("the transport does not listen")
+        return self._port
+
+    @contextlib.asynccontextmanager
+    async def open(self, port: Port | None) -> AsyncIterator[Transport]:
+        """Listen on `port` while the body runs; without one serve only sockets passed to `adopt`."""
+        self._fit_descriptors()
+        self._port = port
+        where: dict[str, Any] = {"sock": port.listen(_BACKLOG)} if port else {"unix": True, "sock": _unreachable()}
+        self._server = await serve(
+            self._connection,
+            process_request=self._request,
+            server_header=None,
+            compression=None,
+            create_connection=self._kind,
+            open_timeout=self._service.limits.handshake_timeout,
+            backlog=_BACKLOG,
+            **where,
+            **self._protocol,
+            **self._pace,
+        )
+        try:
+            yield self
+        finally:
+            self._half_open.close()
+            self._server.close(code=CloseCode.RESTART, reason="the verifier has stopped")
+            await self._server.wait_closed()
+
+    async def adopt(self, sock: socket.socket, head: bytes = b"") -> None:
+        """Serve a connection that another process has accepted, and of which it has read `head`."""
+        if self._server is None:
+            raise RuntimeError("the transport is not open")
+        connection = self._kind(ServerProtocol(**self._protocol), self._server, **self._pace)
+        connection.head = head
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: connection, sock)
+
+    def _fit_descriptors(self) -> None:
+        limits = self._service.limits
+        most, half = room_for_connections(limits.max_connections, limits.max_half_open)
+        if (most, half) != (limits.max_connections, limits.max_half_open):
+            log.warning(
+                "this process may open few files: at most %d connections and %d half-open ones (raise `ulimit -n`)",
+                most,
+                half,
+                extra={"event": "descriptors"},
+            )
+        self._service.max_connections, self._half_open.most = most, half
+
+    # ---- HTTP
+
+    async def _request(self, connection: ServerConnection, request: Request) -> Response | None:
+        ours = _ours(connection)
+        self._half_open.leave(ours)
+        answer = await self._admission.answer(request.path, request.headers.get_all("Authorization"), ours.peer)
+        if isinstance(answer, Reply):
+            return Response(answer.status.value, answer.status.phrase, Headers(answer.headers), answer.content)
+        connection.username = answer
+        return None
+
+    # ---- websockets
+
+    async def _connection(self, connection: ServerConnection) -> None:
+        _bound_kernel_buffer(connection, self._service.limits.send_buffer_bytes)
+        await converse(self._service, _ours(connection), connection.username)
+
+
+def _ours(connection: ServerConnection) -> Connection:
+    if not isinstance(connection, Connection):
+        raise TypeError("connections are made by `create_connection`")
+    return connection
+
+
+def _unreachable() -> socket.socket:
+    """A private listening socket, because the library needs one."""
+    sock = socket.socket(socket.AF_UNIX)
+    with tempfile.TemporaryDirectory() as folder:
+        sock.bind(f"{folder}/nobody")
+    return sock
+
+
+def _bound_kernel_buffer(connection: ServerConnection, size: int) -> None:
+    """A verdict cannot overtake bytes in the kernel's send buffer, so keep it small."""
+    sock = connection.transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)

@@ -1,0 +1,122 @@
+"""The send queue of one connection: answers first; activation records only when no answer waits and the window allows.
+
+Runs in the event loop; no sockets, no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cloud_verifier.engine.work import Spent
+from cloud_verifier.metrics import Metrics
+from cloud_verifier.sessions.record_sender import RecordSender
+from cloud_verifier.sessions.store import Session
+from moa.wire.codec import encode
+from moa.wire.codes import CloseCode
+from moa.wire.limits import Limits
+from moa.wire.messages import Message, RecordContract
+
+
+class CloseConnection(Exception):
+    """Close the connection with this code and reason, after sending what is queued."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+class Outgoing(NamedTuple):
+    """A frame to send now; or none, and the seconds to wait (None: until woken)."""
+
+    frame: bytes | None
+    pause: float | None = None
+    spent: Spent | None = None
+
+
+class Outbox:
+    """The outgoing frames of one connection."""
+
+    def __init__(self, metrics: Metrics, limits: Limits, clock: Callable[[], float]) -> None:
+        self.wake = asyncio.Event()
+        self._metrics, self._ceiling, self._clock = metrics, limits.record_window_bytes, clock
+        self._most_bytes, self._room_bytes = limits.max_waiting_bytes, limits.send_buffer_bytes
+        self._answer_bytes = metrics.sent_bytes.labels("answers")
+        self.record_sender = RecordSender(None, self._ceiling, clock)
+        self._answers: deque[Outgoing] = deque()
+        self._waiting = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._end: CloseConnection | None = None
+
+    def carry(self, contract: RecordContract | None) -> None:
+        """Send records from now on, if the feature was agreed."""
+        self.record_sender = RecordSender(contract, self._ceiling, self._clock)
+
+    def offer(self, session: Session) -> None:
+        """The session may have records to send."""
+        self.record_sender.offer(session)
+        self.wake.set()
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether answers wait to be sent."""
+        return bool(self._answers)
+
+    async def room(self) -> None:
+        """Return when few enough answers wait, so that no requests are read from a client that does not read its
+        answers. Raises `CloseConnection` if the connection ends."""
+        await self._room.wait()
+        if self._end is not None:
+            raise self._end
+
+    def answer(self, message: Message, spent: Spent | None = None) -> int:
+        """Queue an answer; returns its size."""
+        if self._end is not None:
+            return 0
+        frame = encode(message)
+        self._answer_bytes.inc(len(frame))
+        self._waiting += len(frame)
+        if self._waiting > self._most_bytes:
+            self._answers.clear()
+            self.end(CloseConnection(CloseCode.POLICY, "max_waiting_bytes: answers are not being read"))
+            return 0
+        self._answers.append(Outgoing(frame, None, spent))
+        if self._waiting > self._room_bytes:
+            self._room.clear()
+        self.wake.set()
+        return len(frame)
+
+    def end(self, end: CloseConnection) -> None:
+        """Close the connection after the answers that wait now."""
+        self._end = self._end or end
+        self._room.set()
+        self.wake.set()
+
+    def next(self) -> Outgoing:
+        """What to send now; raises `CloseConnection` when the connection ends and everything was sent."""
+        if self._answers:
+            out = self._answers.popleft()
+            self._waiting -= len(out.frame or b"")
+            if self._waiting <= self._room_bytes:
+                self._room.set()
+            return out
+        if self._end is not None:
+            raise self._end
+        message, pause = self.record_sender.next()
+        if message is None:
+            return Outgoing(None, pause)
+        frame = encode(message)
+        self._metrics.sent_bytes.labels("records").inc(len(frame))
+        self._metrics.record_bytes.labels(message.dtype).inc(len(message.payload))
+        self._metrics.record_rows.labels(message.dtype).inc(message.rows)
+        return Outgoing(frame)
+
+    def sent(self, spent: Spent | None) -> None:
+        """The socket has taken a frame."""
+        if spent is not None:
+            seconds = self._clock() - spent.arrived
+            self._metrics.verify_seconds.observe(seconds)
+            self._metrics.overhead_seconds.observe(seconds - spent.forward)

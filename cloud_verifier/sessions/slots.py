@@ -1,0 +1,122 @@
+"""Fair shares of slots between principals. Pure: no clock, no I/O, no torch.
+
+A principal's share is the number of slots divided by the principals that hold or want one. It may hold more if nobody
+else wants them. When slots run out, the least recently used one is evicted: first of detached sessions, then of live
+ones that have paused. If none is unused, a principal below its share takes one from a principal above its own: a
+session of that one loses its slot between two rounds. A claim keeps the slot free until the claimant asks again.
+
+Who is refused gets an appointment: however many wait, they ask again one after another, no more of them in a pause than
+their principal's share of the slots. So refusals cost the same at twice the capacity and at a hundred times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+from cloud_verifier.engine.work import Lease
+
+
+class Holder(Protocol):
+    """The part of a session that is needed here."""
+
+    principal: str
+    used: float
+
+    @property
+    def owner(self) -> object | None:
+        """The connection; None while detached."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no work of it is queued or runs."""
+
+    @property
+    def lease(self) -> Lease | None:
+        """The claim on a slot."""
+
+
+H = TypeVar("H", bound=Holder)
+
+_LONGEST_PAUSES = 20
+"""An appointment is at most so many pauses away: by then slots may have become free faster than expected."""
+
+
+class SlotShares:
+    """How many slots each principal holds, and who waits for one."""
+
+    def __init__(self, total: int, idle_seconds: float, claim_seconds: float, pause_seconds: float) -> None:
+        self._total, self._idle, self._claim_seconds = total, idle_seconds, claim_seconds
+        self._pause = pause_seconds
+        self._held: Counter[str] = Counter()
+        self._appointments: dict[str, float] = {}  # each principal's latest
+        self._claims: dict[str, float] = {}  # until when, oldest claim first
+
+    @property
+    def free(self) -> int:
+        """Slots that no principal holds."""
+        return self._total - self._held.total()
+
+    def take(self, principal: str) -> None:
+        """A slot is taken."""
+        self._held[principal] += 1
+        self._claims.pop(principal, None)
+
+    def give_back(self, principal: str) -> None:
+        """A slot is given back."""
+        self._held[principal] -= 1
+        if not self._held[principal]:
+            del self._held[principal]
+
+    def may_take(self, principal: str, now: float) -> bool:
+        """Whether a slot is free that is not reserved for an earlier claim."""
+        earlier = 0
+        for name in self._waiting(now):
+            if name == principal:
+                break
+            earlier += 1
+        return self.free > earlier
+
+    def victim(self, wanting: H, holders: Iterable[H], now: float) -> H | None:
+        """The session that must give its slot to `wanting`. If None, the next free slot is reserved for it for a while,
+        if its principal is below its share."""
+        principal = wanting.principal
+        below = self._held[principal] < self._share(principal)
+        if below:
+            self._claims[principal] = now + self._claim_seconds
+        idle = [s for s in holders if s.lease is not None and s.at_rest and s is not wanting]
+        # A live session that has paused can be evicted too: its next round then costs a prefill. But a session that is
+        # between two rounds must not lose its slot, or two sessions would evict each other in turn.
+        unused = [s for s in idle if s.owner is None or now - s.used >= self._idle]
+        if unused:
+            return min(unused, key=lambda s: (s.owner is not None, not self._greedy(s.principal), s.used))
+        if not below:
+            return None
+        return min((s for s in idle if self._greedy(s.principal)), key=lambda s: s.used, default=None)
+
+    def appointment(self, principal: str, now: float) -> float:
+        """After how many seconds a refused session of this principal may ask again. One with a claim comes back after
+        a pause, for its slot is kept free only so long."""
+        if principal in self._waiting(now):
+            return self._pause
+        self._appointments = {name: at for name, at in self._appointments.items() if at > now}
+        after_the_last = self._appointments.get(principal, now) + self._pause / self._share(principal)
+        at = min(max(now + self._pause, after_the_last), now + _LONGEST_PAUSES * self._pause)
+        self._appointments[principal] = at
+        return at - now
+
+    def must_yield(self, principal: str, now: float) -> bool:
+        """Whether a session of this principal must give its slot to a waiting principal."""
+        others = [name for name in self._waiting(now) if name != principal]
+        return len(others) > self.free and self._greedy(principal)
+
+    def _greedy(self, principal: str) -> bool:
+        return self._held[principal] > self._share(principal)
+
+    def _share(self, principal: str) -> int:
+        return max(1, self._total // len({principal, *self._held, *self._claims}))
+
+    def _waiting(self, now: float) -> Iterable[str]:
+        self._claims = {name: until for name, until in self._claims.items() if until > now}
+        return self._claims

@@ -1,0 +1,1 @@
+"""How the embedded pair was made: exercises, corpus, tokenizer and training plan. Not in the wheel"""

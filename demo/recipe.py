@@ -1,0 +1,133 @@
+"""The training plan of the embedded pair for `python -m demo.train`: data, order and length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from moa.training.distill import DistillSettings
+from moa.training.loop import LoopSettings
+from moa.training.masks import AnchorRule, Spacing
+
+ROW = 256
+LONGEST_CHAT = 3
+"""Exercises in one conversation, so that the target learns to continue after an answer."""
+TALK, MIXED = 0.08, 0.08
+"""Shares of turns with small talk, and of turns that ask for two skills at once."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How many tokens of what; the skills in `more` come twice as often."""
+
+    exercises: int
+    code: int
+    english: int
+    more: tuple[str, ...]
+    seed: int
+
+    def of(self, tokens: int) -> Mix:
+        """The same mix of about so many tokens."""
+        share = tokens / (self.exercises + self.code + self.english)
+        sizes = {name: round(getattr(self, name) * share) for name in ("exercises", "code", "english")}
+        return replace(self, **sizes)
+
+
+@dataclass(frozen=True)
+class Course:
+    """One phase of the target's training: one learning-rate schedule over one mix."""
+
+    name: str
+    mix: Mix
+    settings: LoopSettings
+
+    def of(self, tokens: int) -> Course:
+        """About so many tokens in the same mix, under a name of its own: its rows are not taken for the whole's."""
+        return replace(self, name=f"{self.name}-{tokens}", mix=self.mix.of(tokens))
+
+
+COURSES = (
+    Course(
+        "widen",
+        Mix(5_000_000, 1_900_000, 1_500_000, ("arithmetic", "word_problem", "filter", "table", "sort", "function"), 7),
+        LoopSettings(steps=560, batch=32, learning_rate=2e-3, warmup=30, checkpoint_every=50),
+    ),
+    Course(
+        "sharpen",
+        Mix(760_000, 140_000, 120_000, ("edit", "count", "function", "story", "word_problem", "compare"), 8),
+        LoopSettings(steps=120, batch=32, learning_rate=1e-3, warmup=10, checkpoint_every=30),
+    ),
+    Course(
+        "practice",
+        Mix(2_080_000, 110_000, 110_000, ("edit", "count", "function", "story", "word_problem", "sort"), 9),
+        LoopSettings(steps=180, batch=32, learning_rate=1.5e-3, warmup=8, checkpoint_every=30),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class DrafterCourse:
+    """One phase of the drafter's training, on the rows of one of the target's phases."""
+
+    name: str
+    rows: Course
+    settings: LoopSettings
+    distill: DistillSettings
+
+
+DRAFTER_LAYERS = (0, 1, 4, 7)
+"""The target's layers from which the drafter's body starts: the four that predict most of its text without the
+others."""
+DRAFTER_SHAPE = {
+    "layers": len(DRAFTER_LAYERS),
+    "num_attention_heads": 8,
+    "self_attention_num_key_value_heads": 2,
+    "self_attention_intermediate_size": 128,
+    "cross_attention_num_key_value_heads": 2,
+    "cross_attention_intermediate_size": 32,
+    "layer_self_attention_num_key_value_heads": 2,
+    "layer_self_attention_intermediate_size": 64,
+    "final_norm": True,
+    "final_state": True,
+}
+ALONE = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.45), Spacing(32, 64, 0.08)), cold=0.4))
+"""Almost half with records a few tokens late, as in drafting; almost half without records, as offline; the others very
+late, or with only the prompt's."""
+_FOLLOWING = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.34), Spacing(32, 64, 0.06)), cold=0.25))
+"""The same with more documents that have only their prompt's records."""
+
+DRAFTER_COURSES = (
+    DrafterCourse(
+        "follow",
+        COURSES[0],
+        LoopSettings(steps=665, batch=16, learning_rate=1.3e-3, warmup=30, checkpoint_every=50),
+        _FOLLOWING,
+    ),
+    DrafterCourse(
+        "alone",
+        COURSES[-1],
+        LoopSettings(steps=445, batch=16, learning_rate=2e-3, warmup=30, checkpoint_every=50),
+        ALONE,
+    ),
+)
+"""The embedded drafter came this way. Of the first course, its first 480 steps ran beside earlier stages of the target,
+which are not kept: a repetition learns from the finished target throughout."""
+
+
+def plan() -> str:
+    """Both trainings in a few lines."""
+    lines = ["target:"]
+    for course in COURSES:
+        mix, loop = course.mix, course.settings
+        lines.append(
+            f"  {course.name:9} {loop.steps} steps of {loop.batch} rows of {ROW} tokens, rate {loop.learning_rate:g};"
+            f" tokens of exercises {mix.exercises:,}, code {mix.code:,}, English {mix.english:,}"
+        )
+    lines.append(f"drafter, a body that starts as the target's layers {', '.join(map(str, DRAFTER_LAYERS))}:")
+    for stretch in DRAFTER_COURSES:
+        loop, anchors = stretch.settings, stretch.distill.anchors
+        spaced = ", ".join(f"{s.share:.0%} every {s.low}-{s.high} tokens" for s in anchors.spacings)
+        lines.append(
+            f"  {stretch.name:9} {loop.steps} steps of {loop.batch} rows of `{stretch.rows.name}`,"
+            f" rate {loop.learning_rate:g}; anchors in {spaced}, {anchors.cold:.0%} of the documents cold"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,46 @@
+"""Where the installed commands begin: with as few imports as possible, for Ctrl-C would show a traceback of them."""
+
+import signal
+
+
+def _run(module: str, main: str) -> object:
+    """Import a command and run it. Before and after its own body, which says what it does of Ctrl-C, this just ends the
+    process; unless whoever started it wants Ctrl-C to be ignored."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from importlib import import_module
+
+    run = getattr(import_module(module), main)
+    if ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return run()
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def moa_edge() -> object:
+    """`moa-edge`."""
+    return _run("moa.cli.moa_edge", "main")
+
+
+def moa_train() -> object:
+    """`moa-train`, whose own module cannot be imported where torch is missing."""
+    return _run("moa.cli.moa_edge", "train")
+
+
+def moa_export() -> object:
+    """`moa-export`."""
+    return _run("export.cli", "main")
+
+
+def cloud_verifier() -> object:
+    """`cloud-verifier`."""
+    return _run("cloud_verifier.cli", "main")
+
+
+def edge_client() -> object:
+    """`edge-client`."""
+    return _run("edge_client.cli", "main")

@@ -1,0 +1,104 @@
+"""`moa-edge`: one command that lists the programs, starts them, and completes them in a shell. No torch.
+
+The programs are in packages that import this one, so they are named by strings and imported when one is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from moa import __version__
+from moa.cli.command_line import CommandParser
+from moa.errors import how_to_install, run_cli
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One program: where its parser and its entry point are, and which extra it needs."""
+
+    name: str
+    parser: str
+    main: str
+    says: str
+    extra: str = ""
+
+    @property
+    def short(self) -> str:
+        """Its name as a subcommand of `moa-edge`."""
+        return self.name.rpartition("-")[2]
+
+
+PROGRAMS = (
+    Program("edge-client", "edge_client.cli:parser", "edge_client.cli:main", "the device: generate, chat, demo, serve"),
+    Program("cloud-verifier", "cloud_verifier.cli:parser", "cloud_verifier.cli:main", "the server", "verifier"),
+    Program("moa-train", "moa.training.options:parser", "moa.training.cli:main", "train a drafter", "train"),
+    Program("moa-export", "export.cli:parser", "export.cli:main", "make a bundle of it for the device", "export"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of `moa-edge`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    for program in PROGRAMS:
+        if words and words[0] in (program.short, program.name):
+            sys.exit(start(program, words[1:]))
+    options = parser().parse_args(words)
+    tell = parser().format_help if options.command != "completion" else lambda: completion(options.shell)
+    sys.exit(run_cli("moa-edge", lambda: print(tell().rstrip()), stdout_needed=True))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `moa-edge` itself."""
+    top = CommandParser(
+        prog="moa-edge",
+        description="A large language model that keeps answering when the network does not.",
+        epilog="Each has a --help of its own. Start with: edge-client demo",
+    )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="PROGRAM")
+    for program in PROGRAMS:
+        needs = f" ({how_to_install(program.extra)})" if program.extra else ""
+        commands.add_parser(program.short, help=f"{program.name}: {program.says}{needs}", add_help=False)
+    complete = commands.add_parser(
+        "completion",
+        help="what makes a shell complete all of these",
+        description='In ~/.bashrc: eval "$(moa-edge completion bash)"; in fish: moa-edge completion fish | source',
+    )
+    complete.add_argument("shell", choices=SHELLS, help="your shell")
+    return top
+
+
+def train() -> None:
+    """Entry point of `moa-train`, whose module cannot be imported where torch is missing."""
+    sys.exit(start(PROGRAMS[2], sys.argv[1:]))
+
+
+def start(program: Program, words: Sequence[str]) -> int:
+    """Run one of the programs."""
+
+    def run() -> int:
+        if program.extra:  # --help and mistakes need nothing but the parser
+            _load(program.parser)().parse_args(words)
+        return int(_load(program.main)(words) or 0)
+
+    return run_cli(program.name, run, extra=program.extra)
+
+
+def completion(shell: str) -> str:
+    """A script that completes every program of ours."""
+    import shtab
+
+    made = [parser(), *(_load(program.parser)() for program in PROGRAMS)]
+    return "\n".join(shtab.complete(each, shell) for each in made)
+
+
+def _load(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(import_module(module), name)

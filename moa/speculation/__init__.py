@@ -1,0 +1,1 @@
+"""How deep to draft, guesses ahead of a stream, and drafts from a predicted text. Pure; no torch"""
