@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
     args = parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int | None] = args.run
-    return run_cli(PROGRAM, lambda: command(args), extra="export", stdout_needed=command is not _build)
+    return run_cli(PROGRAM, lambda: command(args), extra="export", stdout_needed=command not in (_build, _setup))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,6 +72,25 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--dry-run", action="store_true", help="print shapes, sizes and time, and stop")
     build.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     build.set_defaults(run=_build)
+
+    setup = commands.add_parser(
+        "setup",
+        help="a target and a small sibling: everything that server and device need",
+        description="Makes the bundle of a small model of the target's family, as it is or with an attention to the"
+        " target's activation records that is trained here, and prints the commands for server and device.",
+    )
+    setup.add_argument("target", help="hub id or folder of the target")
+    setup.add_argument("--sibling", required=True, metavar="MODEL", help="small model of the same tokenizer")
+    setup.add_argument(
+        "-o", "--out", type=Path, required=True, help="folder for the bundle, and the drafter if trained"
+    )
+    setup.add_argument("-v", "--variant", action="append", default=[], metavar="NAME", help="may be repeated")
+    setup.add_argument("--records", nargs="+", default=[], metavar="SOURCE", help="train the attention on these chats")
+    setup.add_argument("--steps", type=int, metavar="N", help="steps of that training (default: moa-train's)")
+    setup.add_argument("--dry-run", action="store_true", help="print sizes and least times, and stop")
+    setup.add_argument("--force", action="store_true", help="replace the bundle in --out")
+    setup.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    setup.set_defaults(run=_setup)
 
     inspect = commands.add_parser("inspect", help="show the contents of a bundle")
     inspect.set_defaults(run=_inspect)
@@ -138,8 +157,28 @@ def _build(args: argparse.Namespace) -> None:
     )
     with new_folder(args.out, force=args.force, trial=True):
         pass  # find out in a millisecond, not after minutes, that nothing can be written there
-    bundle = build(settings, say=lambda line: print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True))
+    bundle = build(settings, say=_say)
     _show_bundle(bundle, args.json)
+
+
+def _setup(args: argparse.Namespace) -> None:
+    from export.setup import VARIANTS, Setup, make_setup_plan, next_commands, run_setup
+    from moa.training.cli import main as train
+
+    if args.steps is not None and not args.records:
+        raise UsageError("--steps is for the training of --records", hint="give --records, or leave out --steps")
+    variants = tuple(args.variant) or VARIANTS
+    setup = Setup(args.target, args.sibling, args.out, variants, tuple(args.records), args.steps, args.force)
+    plan = make_setup_plan(setup)
+    if not args.dry_run:
+        run_setup(setup, train, _say)
+    commands = next_commands(setup)
+    result = {"bundle": str(setup.bundle), "plan": plan.as_json(), "commands": commands}
+    _show(result, args.json, [*(plan.lines() if args.dry_run else ()), *commands])
+
+
+def _say(line: str) -> None:
+    print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
 
 
 def _inspect(args: argparse.Namespace) -> None:

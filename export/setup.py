@@ -1,0 +1,139 @@
+"""From a target and a small sibling of its family to what server and device need: a plan, the steps, the commands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from export.atomic_folder import gigabytes
+from export.build import BuildSettings, Notify, build
+from export.plan import ExportPlan, make_plan
+from export.source import INDEPENDENT, TargetTokenizer
+from moa.errors import UsageError
+from moa.model.identity import stored_tensors
+from moa.model.partial_target import read_facts
+
+VARIANTS = ("cpu-int4",)
+_BYTES_PER_TARGET_WEIGHT = 2
+"""The verifier loads a target in bfloat16 on a GPU."""
+_GPUS = {"H100": 2600, "RTX 4090": 900}
+_DEVICES = {"laptop": 40, "phone": 15}
+"""Memory bandwidth in GB/s that a decoder reaches."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What to set up. `records`: training data for a drafter that reads the target's state; empty: no training."""
+
+    target: str
+    sibling: str
+    out: Path
+    variants: tuple[str, ...] = VARIANTS
+    records: tuple[str, ...] = ()
+    steps: int | None = None
+    force: bool = False
+
+    @property
+    def drafter(self) -> Path:
+        """The folder of the trained drafter, if one is trained."""
+        return self.out / "drafter"
+
+    @property
+    def bundle(self) -> Path:
+        """The folder of the bundle."""
+        return self.out / "bundle"
+
+
+@dataclass(frozen=True)
+class SetupPlan:
+    """Sizes computed from the headers of files: nothing was measured, and no weight was read."""
+
+    family: str
+    target_weights: int
+    target_bytes: int
+    kv_bytes_per_token: int
+    export: ExportPlan
+    trains: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return asdict(self) | {"disk_bytes": self.export.disk}
+
+    def lines(self) -> list[str]:
+        """For people. Every line is computed."""
+        device = max(self.export.variant_bytes.values())
+        training = ["training: time and memory are measured by the same moa-train command with --dry-run"]
+        variants = ", ".join(f"{name} {gigabytes(size)}" for name, size in self.export.variant_bytes.items())
+        return [
+            f"target ({self.family}): {self.target_weights / 1e9:.3g}B weights, {gigabytes(self.target_bytes)} in"
+            f" bfloat16, and {self.kv_bytes_per_token / 1024:.4g} kB of KV cache a token",
+            f"bundle: {variants}",
+            f"room on disk while building: {gigabytes(self.export.disk)}; about {self.export.seconds:.0f} s on two cores",
+            f"a forward of the target takes at least: {_least_times(self.target_bytes, _GPUS)}",
+            f"a step on the device takes at least: {_least_times(device, _DEVICES)}",
+            *(training if self.trains else []),
+        ]
+
+
+def _least_times(size: int, bandwidths: Mapping[str, int]) -> str:
+    """A step reads all weights once."""
+    return ", ".join(f"{1e-6 * size / rate:.2g} ms ({name}, {rate} GB/s)" for name, rate in bandwidths.items())
+
+
+def make_setup_plan(setup: Setup) -> SetupPlan:
+    """Read shapes and tokenizers, and refuse a pair that cannot work."""
+    facts, folder = read_facts(setup.target)
+    _, small = read_facts(setup.sibling)
+    if TargetTokenizer.of(folder).hash != TargetTokenizer.of(small).hash:
+        raise UsageError(
+            f"{setup.sibling} has another tokenizer than {setup.target}",
+            hint="take a small model of the same family and generation",
+        )
+    weights = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
+    return SetupPlan(
+        family=facts.family,
+        target_weights=weights,
+        target_bytes=weights * _BYTES_PER_TARGET_WEIGHT,
+        kv_bytes_per_token=2 * facts.layers * facts.kv_heads * facts.head_dim * _BYTES_PER_TARGET_WEIGHT,
+        export=make_plan(setup.target, INDEPENDENT + setup.sibling, setup.variants, None),
+        trains=bool(setup.records),
+    )
+
+
+def training_command(setup: Setup) -> list[str]:
+    """Arguments of `moa-train`: the sibling stays as it is, and only its attention to records is trained."""
+    words = [setup.target, "--data", *setup.records, "--out", str(setup.drafter)]
+    words += ["--body", setup.sibling, "--freeze-body"]
+    return words if setup.steps is None else [*words, "--steps", str(setup.steps)]
+
+
+def run_setup(setup: Setup, train: Callable[[Sequence[str]], int], say: Notify) -> None:
+    """Train if there is data, and build the bundle. A repeated run continues the training where it was left."""
+    drafter = INDEPENDENT + setup.sibling
+    if setup.records:
+        say(f"training: moa-train {' '.join(training_command(setup))}")
+        if train(training_command(setup)) != 0:
+            raise UsageError("the training did not end well", hint="its last lines say why; run the same command again")
+        drafter = str(setup.drafter)
+    build(
+        BuildSettings(
+            target=setup.target, drafter=drafter, out=setup.bundle, variants=setup.variants, force=setup.force
+        ),
+        say=say,
+    )
+
+
+def next_commands(setup: Setup) -> list[str]:
+    """What to start, on the server and on the device."""
+    drafter = f" --drafter {setup.drafter}" if setup.records else ""
+    return [
+        "on the server:",
+        "  cloud-verifier token new --name laptop --append tokens.txt    # prints the device's TOKEN once",
+        f"  cloud-verifier serve --target {setup.target}{drafter} --host 0.0.0.0 --auth-tokens tokens.txt",
+        f"on the device, with a copy of {setup.bundle}:",
+        "  edge-client chat --bundle bundle --verifier ws://SERVER:8765 --token TOKEN",
+        "  edge-client serve --bundle bundle --verifier ws://SERVER:8765 --token TOKEN   # chat page and API",
+    ]

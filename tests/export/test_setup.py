@@ -1,0 +1,109 @@
+"""`moa-export setup`: from a target and a sibling to texts that are the target's own, with and without training."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from edge_client import Done, EdgeClient, Retract, Token
+from edge_client.link.local import LocalVerifier
+from export.cli import main
+from tests.tiny import save_tiny
+
+FAMILIES = ("llama", "qwen3", "gemma3")
+IDS = [20, 31, 42, 53, 64]
+SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
+
+
+def save_siblings(folder: Path, family: str) -> tuple[Path, Path]:
+    return save_tiny(family, folder / "target"), save_tiny(family, folder / "small", seed=5, **SMALL)
+
+
+def library_greedy(folder: Path, ids: list[int], count: int) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        out = model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False)
+    return [int(token) for token in out[0, len(ids) :]]
+
+
+async def verified_text(bundle: Path, serve: list[str], count: int) -> list[int]:
+    async with (
+        LocalVerifier(serve).running() as url,
+        EdgeClient(verifier=url, bundle=bundle, max_new_tokens=count) as client,
+    ):
+        events = [event async for event in client.generate(ids=IDS)]
+    log: list[int] = []
+    for event in events:
+        match event:
+            case Token(id=token):
+                log.append(token)
+            case Retract(start=start):
+                del log[start:]
+    assert isinstance(events[-1], Done)
+    assert events[-1].verified
+    return log
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_sibling_drafts_and_the_text_is_the_targets(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, small = save_siblings(tmp_path, family)
+    out = tmp_path / "out"
+    assert await asyncio.to_thread(main, ["setup", str(target), "--sibling", str(small), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert f"cloud-verifier serve --target {target} --host" in printed
+    assert not (out / "drafter").exists()
+    text = await verified_text(out / "bundle", ["--target", str(target), "--dtype", "float32"], 16)
+    assert text == library_greedy(target, IDS, 16)
+
+
+async def test_with_records_the_sibling_stays_and_its_attention_to_records_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, small = save_siblings(tmp_path, "llama")
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(json.dumps({"text": f"{n} and {n + 1} " * 12}) + "\n" for n in range(40)))
+    out = tmp_path / "out"
+    words = ["setup", str(target), "--sibling", str(small), "--out", str(out), "--records", str(chats), "--steps", "2"]
+    assert await asyncio.to_thread(main, words) == 0
+    assert f"--drafter {out / 'drafter'}" in capsys.readouterr().out
+    serve = ["--target", str(target), "--drafter", str(out / "drafter"), "--dtype", "float32"]
+    assert await verified_text(out / "bundle", serve, 16) == library_greedy(target, IDS, 16)
+
+
+def test_a_dry_run_says_sizes_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, small = save_siblings(tmp_path, "qwen3")
+    out = tmp_path / "out"
+    words = ["setup", str(target), "--sibling", str(small), "--out", str(out), "--dry-run", "--json"]
+    assert main(words) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert plan["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 2  # keys and values, layers, heads, width, bytes
+    assert plan["target_bytes"] == 2 * plan["target_weights"]
+    assert plan["disk_bytes"] > 0
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "wrong"),
+    [
+        (["--steps", "3"], "--steps is for the training of --records"),
+        (["-v", "cpu-int3"], "cpu-int3"),
+    ],
+)
+def test_mistakes_are_one_line(more: list[str], wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, small = save_siblings(tmp_path, "llama")
+    assert main(["setup", str(target), "--sibling", str(small), "--out", str(tmp_path / "o"), *more]) == 2
+    assert wrong in capsys.readouterr().err
+
+
+def test_a_sibling_of_another_tokenizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = save_tiny("llama", tmp_path / "target")
+    other = save_tiny("llama", tmp_path / "other", vocab_size=144)
+    assert main(["setup", str(target), "--sibling", str(other), "--out", str(tmp_path / "o"), "--dry-run"]) == 2
+    assert "has another tokenizer than" in capsys.readouterr().err
