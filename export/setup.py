@@ -66,12 +66,13 @@ class SetupPlan:
         """For people. Every line is computed."""
         device = max(self.export.variant_bytes.values())
         training = ["training: time and memory are measured by the same moa-train command with --dry-run"]
+        disk, seconds = gigabytes(self.export.disk), self.export.seconds
         variants = ", ".join(f"{name} {gigabytes(size)}" for name, size in self.export.variant_bytes.items())
         return [
             f"target ({self.family}): {self.target_weights / 1e9:.3g}B weights, {gigabytes(self.target_bytes)} in"
             f" bfloat16, and {self.kv_bytes_per_token / 1024:.4g} kB of KV cache a token",
             f"bundle: {variants}",
-            f"room on disk while building: {gigabytes(self.export.disk)}; about {self.export.seconds:.0f} s on two cores",
+            f"room on disk while building: {disk}; about {seconds:.0f} s on two cores",
             f"a forward of the target takes at least: {_least_times(self.target_bytes, _GPUS)}",
             f"a step on the device takes at least: {_least_times(device, _DEVICES)}",
             *(training if self.trains else []),
