@@ -311,8 +311,6 @@ class Channel:
     def _close(self, message: Close) -> None:
         session = self.service.store.find(message.session, self.principal)
         if session is not None:
-            if session.owner is not None:
-                session.owner.let_go(session)
             self.service.store.remove(session, "closed")
 
     # ---- sessions of this connection

@@ -156,8 +156,6 @@ class Rounds:
                 round = report.job.request.round if report.job is not None else 0
                 refusal = Refusal(Code.QUARANTINED, f"this session's work failed here ({report.reason}): open it again")
                 self._refused(session, refusal, round)
-                if session.owner is not None:
-                    session.owner.let_go(session)
                 self._store.remove(session, "quarantined")
 
     def _settled(self, session: Session, report: Settled) -> None:

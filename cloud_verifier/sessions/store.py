@@ -266,7 +266,9 @@ class SessionStore:
         session.used = self._clock()
 
     def remove(self, session: Session, reason: str) -> None:
-        """Forget the session."""
+        """Forget the session, and detach it from its connection."""
+        if session.owner is not None:
+            session.owner.let_go(session)
         if session.lease is not None:
             self.evict(session, reason)
         if self._sessions.pop((session.principal, session.id), None) is not None:
@@ -320,10 +322,7 @@ class SessionStore:
         fit = [s for s in self._sessions.values() if s.principal == greediest and s.history.running is None]
         if not fit:
             return False
-        victim = min(fit, key=lambda s: s.used)
-        if victim.owner is not None:
-            victim.owner.let_go(victim)
-        self.remove(victim, reason)
+        self.remove(min(fit, key=lambda s: s.used), reason)
         return True
 
     def _share_prefix(self, session: Session) -> None:

@@ -81,8 +81,8 @@ def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None
     if message.max_new_tokens < 1:
         raise Refusal(Code.BAD_MESSAGE, "max_new_tokens must be at least 1")
     _at_most(len(message.stop), limits.max_stop_strings, "max_stop_strings", "stop strings")
-    stop_bytes = sum(len(s.encode()) for s in message.stop)
-    _at_most(stop_bytes, limits.max_stop_bytes, "max_stop_bytes", "bytes of stop strings")
+    longest = max((len(text.encode()) for text in message.stop), default=0)
+    _at_most(longest, limits.max_stop_bytes, "max_stop_bytes", "bytes in a stop string")
     if "" in message.stop:
         raise Refusal(Code.BAD_MESSAGE, "a stop string must not be empty")
     _in_vocab(message.ids, vocab_size)

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 from moa.errors import ConfigError
 
+MAX_STOP_STRINGS = 8
+"""Stop strings of a turn, where nobody configures another number: what an endpoint may accept from its callers."""
+MAX_STOP_BYTES = 128
+"""Bytes of one stop string in UTF-8; also the most characters that a frame may carry of one (`messages.Name`)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -29,10 +34,10 @@ class Limits:
     """Tokens of a draft that branches."""
     max_chain_tokens: int = 256
     """Tokens of a draft that is a chain."""
-    max_stop_strings: int = 8
+    max_stop_strings: int = MAX_STOP_STRINGS
     """Stop strings of a turn."""
-    max_stop_bytes: int = 128
-    """Bytes of a stop string."""
+    max_stop_bytes: int = MAX_STOP_BYTES
+    """Bytes of one stop string."""
 
     # one connection
     max_sessions_per_connection: int = 64

@@ -17,6 +17,14 @@ FACTS = ModelFacts(
 )  # fmt: skip
 
 
+class Connection:
+    """Keeps nothing of its sessions."""
+
+    def let_go(self, session: Session) -> None:
+        """The session has gone."""
+        session.owner = None
+
+
 class World:
     """A store, its clock, and what it has given back."""
 
@@ -39,7 +47,7 @@ class World:
         self.store.check_room(message.session, principal)
         made = Session(
             id=message.session, principal=principal, sampling=SamplingSettings(), records="int8",
-            record_rate=0, held=Ranges(), ready=Ranges(), used=self.now, owner=object() if live else None,
+            record_rate=0, held=Ranges(), ready=Ranges(), used=self.now, owner=Connection() if live else None,
             history=History(message, message.ids, eos_ids=frozenset(), max_context=90),
         )  # fmt: skip
         self.store.ensure_lease(made)

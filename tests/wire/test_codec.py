@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from moa.errors import ConfigError
 from moa.wire import Code, Limits, Refusal, chain_hash, check, decode_client, encode, remote_error
 from moa.wire.codes import RETRYABLE
+from moa.wire.limits import MAX_STOP_BYTES, MAX_STOP_STRINGS
 from moa.wire.messages import Append, Error, Open, Verify
 from tests.wire.examples import EXAMPLES, ID
 
@@ -68,7 +69,7 @@ def test_deep_nesting_is_refused() -> None:
         (Append(ID, 3, [1] * 9), "max_prompt_tokens"),
         (Open(ID, [1], max_new_tokens=5), "max_new_tokens"),
         (Open(ID, [1], max_new_tokens=1, stop=["x"] * 9), "max_stop_strings"),
-        (Open(ID, [1], max_new_tokens=1, stop=["x" * 100, "y" * 100]), "max_stop_bytes"),
+        (Open(ID, [1], max_new_tokens=1, stop=["y", "ü" * 65]), "max_stop_bytes"),
         (Verify(ID, 1, 0, [1] * 5, [-1, 0, 0, 0, 0]), "max_tree_nodes"),
         (Verify(ID, 1, 0, [1] * 7), "max_chain_tokens"),
     ],
@@ -106,6 +107,10 @@ def test_good_messages_pass() -> None:
     check(Open(ID, [1, 2], max_new_tokens=4, generated=1), LIMITS, VOCAB)
     check(Verify(ID, 1, 0, [1, 2, 3, 4], [-1, 0, 0, 1]), LIMITS, VOCAB)
     check(Verify(ID, 1, 0, [1] * 6), LIMITS, VOCAB)
+    # The limit of bytes is of each string: all of them may be as long.
+    longest = ["ü" * (MAX_STOP_BYTES // 2)] * MAX_STOP_STRINGS
+    message = decode_client(encode(Open(ID, [1], max_new_tokens=1, stop=longest)))
+    check(message, LIMITS, VOCAB)
 
 
 def test_chain_hashes_tell_logs_apart() -> None:
