@@ -79,7 +79,8 @@ class FairShare(logging.Filter):
         return True
 
     def _source(self, record: logging.LogRecord, now: float) -> _Source:
-        name = getattr(record, "principal", "") or getattr(record, "peer", "").rpartition(":")[0]
+        peer = getattr(record, "peer", "").rpartition(":")[0]
+        name = getattr(record, "principal", "") or peer or record.name
         source = self._sources.get(name)
         if source is None:
             source = self._sources[name] = _Source(TokenBucket(self._rate, self._rate * _BURST_SECONDS, now))
@@ -117,6 +118,7 @@ def configure(level: str, limits: Limits) -> None:
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     others = ToStandardError()
     others.setFormatter(JsonFormatter())
+    others.addFilter(FairShare(limits.max_log_lines_per_second))
     logging.getLogger().handlers[:] = [others]
     logging.captureWarnings(True)
     # The library's messages about failed handshakes are dropped: we log those in our own format.

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import socket
+from collections.abc import Iterator
 
 import pytest
 
@@ -53,3 +57,40 @@ def test_localhost_is_reached_by_its_number(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_ipv6_address_is_in_brackets() -> None:
     with Port("::1", 0) as port:
         assert port.url("http") == f"http://[::1]:{port.number}"
+
+
+@contextlib.contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    """This process has as many files open as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, len(os.listdir("/dev/fd")) + 20), hard))
+    taken: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        for each in taken:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_connection_for_which_there_is_no_descriptor_is_refused_and_reported_and_the_next_is_served() -> None:
+    refused: list[str] = []
+    with Port("127.0.0.1", 0) as port, socket.socket() as first, socket.socket() as second, socket.socket() as third:
+        listening = port.listen(8, refused.append)
+        first.connect(("127.0.0.1", port.number))
+        accepted, _ = listening.accept()
+        accepted.close()
+        with no_free_descriptor():
+            second.connect(("127.0.0.1", port.number))
+            for _ in range(3):  # the loop that asks sees no connection, then and later
+                with pytest.raises(BlockingIOError):
+                    listening.accept()
+            assert refused == [f"127.0.0.1:{second.getsockname()[1]}"]
+            assert second.recv(1) == b""
+        third.connect(("127.0.0.1", port.number))
+        accepted, address = listening.accept()
+        assert address == third.getsockname()
+        accepted.close()

@@ -20,7 +20,7 @@ from websockets.protocol import Event
 
 from cloud_verifier.logs import log
 from cloud_verifier.serving.budgets import BYTES, FRAMES, Meter
-from cloud_verifier.serving.half_open import HalfOpen
+from moa.process.half_open import HalfOpen
 from moa.wire.limits import Limits
 
 _PIECE = 1024

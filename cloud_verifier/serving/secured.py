@@ -11,9 +11,9 @@ from collections.abc import Coroutine, Generator
 from typing import Any, cast
 
 from cloud_verifier.serving.connection import Connection
-from cloud_verifier.serving.half_open import HalfOpen
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
+from moa.process.half_open import HalfOpen
 from moa.wire.limits import Limits
 
 

@@ -19,10 +19,10 @@ from cloud_verifier.logs import log
 from cloud_verifier.serving.admission import Admission, Reply
 from cloud_verifier.serving.connection import Connection
 from cloud_verifier.serving.conversation import converse
-from cloud_verifier.serving.half_open import HalfOpen, room_for_connections
 from cloud_verifier.serving.secured import kind, tls
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
+from moa.process.half_open import HalfOpen, room_for_connections
 from moa.process.listening import Port
 from moa.wire.codes import CloseCode
 from moa.wire.versions import SUBPROTOCOL
@@ -50,7 +50,7 @@ class Transport:
             "max_queue": 2,
             "write_limit": limits.send_buffer_bytes,
         }
-        self._half_open = HalfOpen(limits.max_half_open, service.metrics.half_open_dropped.inc)
+        self._half_open = HalfOpen(limits.max_half_open, self._dropped)
         self._kind = kind(limits, self._half_open, tls(settings))
         service.metrics.half_open.set_function(lambda: len(self._half_open))
 
@@ -75,7 +75,9 @@ class Transport:
         """Listen on `port` while the body runs; without one serve only sockets passed to `adopt`."""
         self._fit_descriptors()
         self._port = port
-        where: dict[str, Any] = {"sock": port.listen(_BACKLOG)} if port else {"unix": True, "sock": _unreachable()}
+        where: dict[str, Any] = (
+            {"sock": port.listen(_BACKLOG, self._exhausted)} if port else {"unix": True, "sock": _unreachable()}
+        )
         self._server = await serve(
             self._connection,
             process_request=self._request,
@@ -106,7 +108,9 @@ class Transport:
 
     def _fit_descriptors(self) -> None:
         limits = self._service.limits
-        most, half = room_for_connections(limits.max_connections, limits.max_half_open)
+        most, half = room_for_connections(
+            limits.max_connections, limits.max_half_open, ports=2 if self._settings.openai else 1
+        )
         if (most, half) != (limits.max_connections, limits.max_half_open):
             log.warning(
                 "this process may open few files: at most %d connections and %d half-open ones (raise `ulimit -n`)",
@@ -115,6 +119,21 @@ class Transport:
                 extra={"event": "descriptors"},
             )
         self._service.max_connections, self._half_open.most = most, half
+
+    def _dropped(self, peer: str, count: int) -> None:
+        log.warning(
+            "too many half-open connections: the oldest of this address is dropped, it has %d",
+            count,
+            extra={"peer": peer, "event": "half_open", "limit": "max_half_open"},
+        )
+        self._service.metrics.half_open_dropped.inc()
+
+    def _exhausted(self, peer: str) -> None:
+        log.error(
+            "this process has no free file descriptor: a connection was refused (raise `ulimit -n`)",
+            extra={"peer": peer, "event": "descriptors"},
+        )
+        self._half_open.make_room()
 
     # ---- HTTP
 

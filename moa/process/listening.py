@@ -1,13 +1,67 @@
-"""A port to listen on. It is taken before anything is loaded: that another program has it is said at once."""
+"""A port to listen on, taken before anything is loaded, so that a port in use is an error at once."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from moa.errors import UsageError
+
+
+class _ListeningSocket(socket.socket):
+    """A listening socket that refuses connections while the process has no free file descriptor.
+
+    Python's event loop would write a traceback into the log for each of them, up to the backlog's length at a time, and
+    start as many tasks that try again. uvloop does what we do here.
+    """
+
+    exhausted: Callable[[str], None] = staticmethod(lambda peer: None)
+    """Called with the address of each refused connection."""
+    _spare = -1
+    """A descriptor that is given up to accept a connection, so that it can be closed."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection; BlockingIOError, as if there were none, when it had to be refused."""
+        if self._spare < 0:
+            self._spare = _any_descriptor()
+        try:
+            return super().accept()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        self._refuse_one()
+        raise BlockingIOError
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._give_up_spare()
+        super().close()
+
+    def _refuse_one(self) -> None:
+        self._give_up_spare()
+        try:
+            connection, address = super().accept()
+        except OSError:  # another thread was faster
+            return
+        connection.close()
+        self._spare = _any_descriptor()
+        self.exhausted(f"{address[0]}:{address[1]}")
+
+    def _give_up_spare(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+
+
+def _any_descriptor() -> int:
+    try:
+        return os.open(os.devnull, os.O_RDONLY)
+    except OSError:
+        return -1
 
 
 class Port:
@@ -22,7 +76,7 @@ class Port:
         except OSError as error:
             raise self._refusal(error) from None
         family = socket.AF_INET if socket.AF_INET in families else families[0]
-        self.socket = socket.socket(family, socket.SOCK_STREAM)
+        self.socket = _ListeningSocket(family, socket.SOCK_STREAM)
         try:
             if os.name == "posix":  # elsewhere it lets two programs listen on one port
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,8 +87,11 @@ class Port:
         self.socket.setblocking(False)
         self.number = int(self.socket.getsockname()[1])
 
-    def listen(self, backlog: int) -> socket.socket:
-        """Accept connections from now on. Of two programs that have taken a port the first to listen gets it."""
+    def listen(self, backlog: int, exhausted: Callable[[str], None] = lambda peer: None) -> socket.socket:
+        """Accept connections from now on. Of two programs that have taken a port the first to listen gets it.
+
+        `exhausted` is called with the address of a connection that was refused for lack of file descriptors."""
+        self.socket.exhausted = exhausted
         try:
             self.socket.listen(backlog)
         except OSError as error:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
+import os
+import resource
 import shutil
+import socket
 import ssl
 import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,31 @@ from tests.torture.raw import BINARY, PING, Raw, binary, frame, request
 from tests.verifier import kit
 
 IDS = kit.prompt(1, 10)
+
+
+FLOOD = """
+import socket, sys
+held = []
+for _ in range(600):
+    held.append(socket.socket())
+    held[-1].settimeout(5)
+    try:
+        held[-1].connect(("127.0.0.1", int(sys.argv[1])))
+    except OSError:
+        pass
+print("held", flush=True)
+sys.stdin.read()
+"""
+"""Another process holds 600 connections that say nothing, until its input ends."""
+
+
+@pytest.fixture(autouse=True)
+def few_descriptors() -> Iterator[None]:
+    """A flood must not get far with what a small machine has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _settings(**limits: Any) -> kit.Settings:
@@ -265,6 +295,93 @@ async def test_half_open_connections_do_not_keep_a_good_one_out() -> None:
         assert float(page.split("\nmoa_half_open_dropped_total ")[1].split()[0]) >= 32
         for raw in silent:
             await raw.gone()
+
+
+def _loops() -> list[Any]:
+    plain = pytest.param(asyncio.run, id="asyncio")
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        return [plain, pytest.param(uvloop.run, id="uvloop")]
+    return [plain]
+
+
+@pytest.mark.parametrize("run", _loops())
+def test_idle_connections_beyond_the_descriptors_keep_nobody_out_and_write_little_into_the_log(
+    run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As many descriptors as a small machine has, and more connections that say nothing than these."""
+    monkeypatch.setattr(channel.log, "propagate", True)
+
+    async def flooded() -> None:
+        async with kit.verifier() as running:
+            port = str(running.transport.port)
+            flood = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", FLOOD, port, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            assert flood.stdin
+            assert flood.stdout
+            async with asyncio.timeout(kit.PATIENCE):
+                await flood.stdout.readline()
+            for number in range(20):
+                async with kit.client(running) as edge:
+                    session = await edge.start(kit.prompt(number, 9))
+                    assert isinstance(await edge.advance(session, [session.log[-1]]), Advanced)
+            flood.stdin.close()
+            await flood.wait()
+
+    with caplog.at_level(logging.INFO):
+        run(flooded())
+    assert not [record for record in caplog.records if record.exc_info]
+    assert not [record for record in caplog.records if record.name == "asyncio" and record.levelno >= logging.WARNING]
+
+
+async def test_a_port_survives_that_something_else_takes_all_descriptors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(channel.log, "propagate", True)
+    async with kit.verifier() as running:
+        silent = await Raw.connect(running.transport.port)
+        await _until(lambda: len(running.transport._half_open) == 1)
+        with contextlib.ExitStack() as held, caplog.at_level(logging.INFO):
+            sockets = [held.enter_context(socket.socket()) for _ in range(10)]
+            with contextlib.suppress(OSError):
+                while True:
+                    held.callback(os.close, os.dup(0))
+            for sock in sockets:
+                sock.setblocking(False)
+                sock.connect_ex(("127.0.0.1", running.transport.port))
+            async with asyncio.timeout(kit.PATIENCE):
+                with contextlib.suppress(ConnectionError):
+                    assert await silent.reader.read() == b"", "the oldest one that says nothing makes room"
+        await silent.gone()
+        async with kit.client(running) as edge:
+            session = await edge.start(IDS)
+            assert isinstance(await edge.advance(session, [session.log[-1]]), Advanced)
+    assert any(getattr(record, "event", "") == "descriptors" for record in caplog.records)
+    assert not [record for record in caplog.records if record.exc_info or record.name == "asyncio"]
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET //[ HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (request(extra=["Origin: http://["]), 403),
+        (request(extra=["Origin: \xe9"]), 403),
+        (request().replace(b"Host: x", b"Host: [::1:"), 101),
+    ],
+)
+async def test_an_odd_head_of_a_stranger_is_no_defect_of_ours(
+    head: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with kit.verifier() as running:
+        raw = await Raw.connect(running.transport.port)
+        raw.write(head)
+        async with asyncio.timeout(kit.PATIENCE):
+            assert int((await raw.reader.readuntil(b"\r\n\r\n")).split()[1]) == status
+        await raw.gone()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")

@@ -4,7 +4,10 @@ import json
 import logging
 from typing import Any
 
-from cloud_verifier.logs import FairShare, JsonFormatter
+import pytest
+
+from cloud_verifier.logs import FairShare, JsonFormatter, configure, log
+from moa.wire import Limits
 
 
 def record(message: str = "refused", **extra: Any) -> logging.LogRecord:
@@ -47,6 +50,22 @@ def test_lines_are_shared_fairly_and_the_log_says_what_is_left_out() -> None:
     again = record(principal="greedy")
     assert share.filter(again)
     assert again.suppressed == 950  # type: ignore[attr-defined]
+
+
+def test_lines_of_libraries_are_limited_too(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], log.handlers[:], log.propagate, log.level
+    try:
+        configure("info", Limits(max_log_lines_per_second=2))
+        for _ in range(100):
+            logging.getLogger("asyncio").error("socket.accept() out of system resource")
+        logging.getLogger("another").error("and another library")
+    finally:
+        root.handlers[:], log.handlers[:], log.propagate, log.level = before
+        logging.captureWarnings(False)
+    lines = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert len(lines) == 12
+    assert lines[-2:] == ["more lines of this source are left out", "and another library"]
 
 
 def test_sources_without_end_cost_no_memory_without_end() -> None:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import logging
-
 import pytest
 
-from cloud_verifier.serving import half_open
-from cloud_verifier.serving.half_open import HalfOpen, room_for_connections
+from moa.process import half_open
+from moa.process.half_open import HalfOpen, room_for_connections
 
 
 class Half:
@@ -19,22 +17,21 @@ class Half:
         self.dropped = True
 
 
-def test_the_oldest_of_the_most_crowded_address_makes_room_and_the_log_says_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(half_open.log, "propagate", True)
-    counted: list[int] = []
-    waiting = HalfOpen(4, lambda: counted.append(1))
+def test_the_oldest_of_the_most_crowded_address_makes_room_and_is_reported() -> None:
+    told: list[tuple[str, int]] = []
+    waiting = HalfOpen(4, lambda peer, count: told.append((peer, count)))
     good, crowd = Half("good"), [Half("crowd", port) for port in range(6)]
     waiting.enter(good)
-    with caplog.at_level(logging.WARNING):
-        for half in crowd:
-            waiting.enter(half)
+    for half in crowd:
+        waiting.enter(half)
     assert not good.dropped
     assert [half.dropped for half in crowd] == [True, True, True, False, False, False]
     assert len(waiting) == 4
-    assert len(counted) == 3
-    assert {record.limit for record in caplog.records} == {"max_half_open"}  # type: ignore[attr-defined]
+    assert told == [("crowd:0", 4), ("crowd:1", 4), ("crowd:2", 4)]
+    for half in (good, *crowd):
+        waiting.leave(half)
+    waiting.make_room()
+    assert len(told) == 3, "of nobody there is nobody to drop"
 
 
 def test_who_has_finished_its_handshake_does_not_count() -> None:
@@ -56,6 +53,11 @@ def test_no_more_connections_than_files_may_be_open(
 ) -> None:
     monkeypatch.setattr(half_open, "_free_descriptors", lambda: free)
     assert room_for_connections(4096, 128) == expected
+
+
+def test_two_ports_share_the_files_that_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half_open, "_free_descriptors", lambda: 200)
+    assert room_for_connections(4096, 128, ports=2) == (75, 25)
 
 
 def test_a_process_knows_how_many_files_it_may_still_open() -> None:

@@ -1,4 +1,4 @@
-"""Connections that have not finished their handshake: counted, bounded and logged. Also the limit of open files.
+"""Connections that have not finished their handshake: counted and bounded. Also the limit of open files.
 
 Anybody can open a TCP connection and send nothing. Each uses a file descriptor until the handshake times out, and
 without descriptors nobody can connect. So the number of half-open connections is limited; for a new one, the oldest of
@@ -11,14 +11,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from cloud_verifier.logs import log
-
 _SPARE_DESCRIPTORS = 32
 """File descriptors for the log, the model's files, DNS, and connections that are being refused."""
 
 
-class Half(Protocol):
-    """A half-open connection."""
+class HalfOpenConnection(Protocol):
+    """A connection whose handshake is not finished."""
 
     @property
     def peer(self) -> str:
@@ -29,27 +27,28 @@ class Half(Protocol):
 
 
 class HalfOpen:
-    """The half-open connections of a process."""
+    """The half-open connections of one port."""
 
-    def __init__(self, most: int, dropped: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, most: int, dropped: Callable[[str, int], None] = lambda peer, count: None) -> None:
+        """`dropped` is called with the peer of a dropped connection, and how many its address had."""
         self.most, self._dropped = most, dropped
-        self._waiting: dict[Half, str] = {}
+        self._waiting: dict[HalfOpenConnection, str] = {}
         self._hosts: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def enter(self, connection: Half) -> None:
-        """A connection begins its handshake, or goes on with it behind TLS's."""
+    def enter(self, connection: HalfOpenConnection) -> None:
+        """A connection begins its handshake, or goes on with it after that of TLS."""
         if connection in self._waiting:
             return
         host = connection.peer.rpartition(":")[0]
         self._waiting[connection] = host
         self._hosts[host] += 1
         if len(self._waiting) > self.most:
-            self._make_room()
+            self.make_room()
 
-    def leave(self, connection: Half) -> None:
+    def leave(self, connection: HalfOpenConnection) -> None:
         """It has finished its handshake, or is gone."""
         host = self._waiting.pop(connection, None)
         if host is not None:
@@ -63,24 +62,24 @@ class HalfOpen:
             self.leave(connection)
             connection.abort()
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
+        """Drop the oldest connection of the most crowded address, if there is one."""
+        if not self._waiting:
+            return
         (crowded, count), *_ = self._hosts.most_common(1)
         oldest = next(connection for connection, host in self._waiting.items() if host == crowded)
-        log.warning(
-            "too many half-open connections: the oldest of this address is dropped, it has %d",
-            count,
-            extra={"peer": oldest.peer, "event": "half_open", "limit": "max_half_open"},
-        )
-        self._dropped()
+        self._dropped(oldest.peer, count)
         self.leave(oldest)
         oldest.abort()
 
 
-def room_for_connections(wanted: int, half_open: int) -> tuple[int, int]:
-    """How many connections, and half-open ones, fit the process's limit of open files."""
+def room_for_connections(wanted: int, half_open: int, *, ports: int = 1) -> tuple[int, int]:
+    """How many connections, and half-open ones, fit the process's limit of open files, which it shares among so many
+    ports."""
     free = _free_descriptors()
-    if free is None or wanted + half_open <= free:
+    if free is None or wanted + half_open <= free // ports:
         return wanted, half_open
+    free //= ports
     half = max(1, min(half_open, free // 4))
     return max(1, min(wanted, free - half)), half
 
