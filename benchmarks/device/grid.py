@@ -31,10 +31,10 @@ from benchmarks.kit.lab import LINKS, Asking, link_to, mean_rtt, turned
 from benchmarks.kit.options import one_of
 from benchmarks.kit.paired import EXERCISES
 from benchmarks.kit.progress import Progress
-from benchmarks.kit.prompts import PLAIN as WITHOUT_CHAT
-from benchmarks.kit.prompts import by_kind
 from benchmarks.kit.verifier import Emulated, Pair, Running, verifier
 from benchmarks.provenance import commit
+from demo.held_out import PLAIN as WITHOUT_CHAT
+from demo.held_out import by_kind
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.settings import ClientSettings

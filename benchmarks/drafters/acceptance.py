@@ -11,12 +11,12 @@ from typing import Any
 
 from benchmarks.baselines.registry import load_target, open_drafting
 from benchmarks.baselines.train import finished
-from benchmarks.kit import prompts as held_out
 from benchmarks.kit.exactness import count_ties
 from benchmarks.kit.figures import table, titled
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared
 from benchmarks.kit.progress import Progress, say
+from demo import held_out
 from demo.skills import Example
 from moa.errors import UsageError
 from moa.model.generate import Generation, GenerationSettings, Speculator

@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerBase
 from benchmarks.baselines.independent import as_llama
 from benchmarks.baselines.layers import parameter_count
 from benchmarks.baselines.registry import load_independent
-from benchmarks.kit import prompts as held_out
 from benchmarks.kit.figures import table
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared, independent
 from benchmarks.kit.progress import steps
+from demo import held_out
 from demo.skills import FRESH, SKILLS, TALK, Example, is_right
 from demo.skills.fresh import fresh
 from moa.model.generate import GenerationSettings, Speculator

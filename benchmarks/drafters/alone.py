@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.baselines.registry import load_target, open_drafting
-from benchmarks.kit import prompts as held_out
 from benchmarks.kit.figures import right_by_cut
 from benchmarks.kit.pair import Compared, shown_name
 from benchmarks.kit.progress import steps
+from demo import held_out
 from demo.skills import is_right
 from moa.errors import UsageError
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.drafters.acceptance import SHAPES, Drafted, checked, compare
-from benchmarks.kit import prompts as held_out
 from benchmarks.kit.figures import table, titled, values_of
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import shown_name
 from benchmarks.kit.seeds import YARDSTICKS, method, methods
+from demo import held_out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from benchmarks.kit import prompts as held_out
 from benchmarks.kit.figures import pivot
 from benchmarks.kit.progress import steps
+from demo import held_out
 from demo.skills import Example
 from moa.demo import paths
 

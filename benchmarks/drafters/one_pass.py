@@ -16,12 +16,12 @@ from typing import Any
 
 from benchmarks.baselines.train import finished
 from benchmarks.drafters.acceptance import SHAPES, Drafted, summary
-from benchmarks.kit import prompts as held_out
 from benchmarks.kit.exactness import count_ties
 from benchmarks.kit.figures import table, titled, values_of
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import shown_name
 from benchmarks.kit.progress import Progress, say
+from demo import held_out
 from edge_client.device import Device
 from export.build import BuildSettings, build
 from moa.errors import UsageError

@@ -14,8 +14,8 @@ from unittest import mock
 from benchmarks.kit.figures import listing
 from benchmarks.kit.lab import Lab
 from benchmarks.kit.progress import steps
-from benchmarks.kit.prompts import code_prompts, encode
 from benchmarks.kit.verifier import Pair, verifier
+from demo.held_out import code_prompts, encode
 from edge_client.device import Device
 from edge_client.turn.controller import Controller, Plan
 from moa.demo import paths

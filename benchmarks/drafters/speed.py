@@ -22,13 +22,13 @@ from benchmarks.baselines.registry import load_independent, load_target, open_dr
 from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
 from benchmarks.drafters.acceptance import PAPER as SHAPES
 from benchmarks.drafters.race import PLAIN, Way, race
-from benchmarks.kit import prompts as held_out
 from benchmarks.kit.figures import table, titled
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared, independent
 from benchmarks.kit.paired import Estimate
 from benchmarks.kit.random_pair import llama
 from cloud_verifier.settings import Settings
+from demo import held_out
 from moa.bundle import Bundle
 from moa.demo import paths
 from moa.model.checkpoint import new_drafter

@@ -20,7 +20,7 @@ from benchmarks.export.share import Measured, share
 from benchmarks.export.share import measure as measured
 from benchmarks.kit.figures import table
 from benchmarks.kit.progress import Progress, say
-from benchmarks.kit.prompts import CODE, code_prompts, encode, skill_prompts
+from demo.held_out import CODE, code_prompts, encode, skill_prompts
 from export.continuations import Continuation, make_traces
 from export.describe import this_runtime
 from export.embedded import embedded_sources

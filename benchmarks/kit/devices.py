@@ -19,12 +19,12 @@ from typing import Any, Literal, NamedTuple
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from benchmarks.kit.client import PATIENCE, Client, client
 from benchmarks.kit.figures import percentiles
 from moa.errors import MoaError
 from moa.wire import FEATURES, ClientSession, Code
 from moa.wire.events import Advanced, Recovered, Refused
 from moa.wire.messages import Goaway, RecordDtype
+from tests.support.client import PATIENCE, Client, client
 
 _BACKOFF = (0.05, 1.0)
 _DOUBT = 1

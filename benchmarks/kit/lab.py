@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 from urllib.parse import urlsplit
 
-from benchmarks.kit.prompts import skill_prompts
 from benchmarks.kit.verifier import Pair, verifier
+from demo.held_out import skill_prompts
 from demo.skills import Example, is_right
 from edge_client.client import EdgeClient
 from edge_client.device import Device

@@ -7,13 +7,13 @@ import contextlib
 from statistics import linear_regression
 from typing import Any
 
-from benchmarks.kit.client import client
 from benchmarks.kit.devices import ScriptedDevice, prompt, run_all, scripts
 from benchmarks.kit.figures import table
 from benchmarks.kit.progress import Progress
 from benchmarks.kit.verifier import Pair, verifier
 from benchmarks.server.crowd import scripts_for
 from benchmarks.server.scrape import look
+from tests.support.client import client
 
 Figures = dict[str, Any]
 _SLOTS = 16

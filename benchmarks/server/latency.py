@@ -9,7 +9,6 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from benchmarks.kit.client import client
 from benchmarks.kit.devices import Round, Script, prompt
 from benchmarks.kit.figures import listing, percentiles
 from benchmarks.kit.progress import steps
@@ -17,6 +16,7 @@ from benchmarks.kit.verifier import Pair, verifier
 from benchmarks.server.crowd import crowd, scripts_for
 from moa.wire import FEATURES
 from moa.wire.messages import RecordDtype
+from tests.support.client import client
 
 Figures = dict[str, Any]
 _ROOM = 512

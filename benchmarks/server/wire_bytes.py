@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.kit.client import client
 from benchmarks.kit.figures import table
 from benchmarks.kit.verifier import Pair, verifier
 from benchmarks.server.crowd import scripts_for
 from moa.demo import paths
 from moa.model.partial_target import read_facts
 from moa.wire.messages import RecordDtype
+from tests.support.client import client
 
 Figures = dict[str, Any]
 _PRECISIONS: tuple[RecordDtype, ...] = ("off", "int4", "int8", "fp16")

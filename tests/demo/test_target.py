@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kit import prompts as held_out
+from demo import held_out
 from demo.corpus import talk
 from demo.skills import Example, is_right
 from edge_client.cli import bench, demo

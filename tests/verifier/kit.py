@@ -14,8 +14,6 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 from websockets.asyncio.client import connect
 
-from benchmarks.kit import client as wire_client
-from benchmarks.kit.client import Client
 from cloud_verifier.app import Verifier
 from cloud_verifier.model import Served, serve_model
 from cloud_verifier.serving.auth import Authenticator
@@ -25,6 +23,8 @@ from moa.model.checkpoint import new_drafter
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings, choose
 from moa.wire import Limits, decode_server
+from tests.support import client as wire_client
+from tests.support.client import Client
 from tests.tiny import tiny
 
 __all__ = ["Client", "Row", "Verifier", "decode_server"]

@@ -15,7 +15,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
-from benchmarks.kit import client as wire_client
 from cloud_verifier.app import Verifier
 from cloud_verifier.serving.asgi import AsgiVerifier
 from cloud_verifier.serving.auth import Authenticator, new_token, token_line
@@ -23,6 +22,7 @@ from moa.api.http import serving
 from moa.process.listening import Port
 from moa.wire import SUBPROTOCOL, encode
 from moa.wire.messages import Cancel, Error
+from tests.support import client as wire_client
 from tests.verifier import kit
 
 IDS = kit.prompt(1, 10)

@@ -13,9 +13,9 @@ from benchmarks.baselines.registry import save
 from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
 from benchmarks.drafters import acceptance, accuracy, natural, speed
 from benchmarks.drafters.race import PLAIN, Run, Way, race
-from benchmarks.kit import prompts as held_out
 from benchmarks.kit.exactness import count_ties
 from benchmarks.kit.seeds import methods
+from demo import held_out
 from demo.skills import SKILLS, Example
 from moa.errors import MoaError
 from moa.model.checkpoint import new_drafter, save_drafter

@@ -11,7 +11,7 @@ from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import open_drafting, save
 from benchmarks.baselines.replay import ReplayDrafting
 from benchmarks.drafters import alone as drafters_offline
-from benchmarks.kit import prompts as held_out
+from demo import held_out
 from demo.skills import Example
 from moa.errors import UsageError
 from moa.model.checkpoint import new_drafter, save_drafter

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.baselines.registry import open_drafting, save
-from benchmarks.kit.client import client
 from benchmarks.kit.emulation import BaselineServerDrafting, BaselineVerifier, SlowTarget
 from cloud_verifier.model import Served, model_facts
 from cloud_verifier.settings import Settings
@@ -21,6 +20,7 @@ from moa.tree import TreeShape
 from moa.wire.limits import Limits
 from tests.benchmarks.pairs import baseline, opponent, prompts, tiny_target
 from tests.edge import kit as edge_kit
+from tests.support.client import client
 
 
 def test_a_forward_takes_as_long_as_was_said() -> None:

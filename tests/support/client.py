@@ -1,4 +1,4 @@
-"""A minimal client of the protocol, for benchmarks and tests: sends given messages, sorts and counts answers."""
+"""A minimal client of the protocol: sends given messages, sorts and counts answers."""
 
 from __future__ import annotations
 
