@@ -25,7 +25,12 @@ CITED = re.compile(r"`((?:moa|export|edge_client|cloud_verifier|benchmarks|tools
 
 MODULE = re.compile(r"`([\w/]+\.py)`")
 """A module by the end of its path, which the page's context completes."""
-LOGS = ("CHANGELOG.md", "experiments.md")
+LOG = ROOT / "docs" / "log"
+
+
+def is_history(page: Path) -> bool:
+    """Whether a page is dated and stays as it was written: it names modules of its day."""
+    return page.name == "CHANGELOG.md" or page.is_relative_to(LOG) or page.is_relative_to(ROOT / "docs" / "decisions")
 
 
 def find_module(short: str) -> bool:
@@ -65,8 +70,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_cited_files_and_names_exist(page: Path) -> None:
-    if page.name in LOGS:
-        pytest.skip("what it says of the past names modules of the past")
+    if is_history(page):
+        pytest.skip("a dated page names modules of its day")
     text = page.read_text(encoding="utf-8")
     missing = [short for short in MODULE.findall(text) if not find_module(short)]
     for path, name in CITED.findall(text):
@@ -81,6 +86,16 @@ def test_decisions_are_numbered_one_after_another() -> None:
     for number, page in enumerate(pages, 1):
         assert page.name.startswith(f"{number:04}-"), "two decisions of one number, or a number left out"
         assert page.read_text().startswith(f"# {number}. ")
+
+
+@pytest.mark.parametrize("page", sorted(LOG.glob("2*.md")), ids=lambda p: p.stem)
+def test_an_entry_of_the_log_is_short_and_answers_a_question(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"# {page.name[:10]}: ")
+    assert "\nQuestion: " in text
+    assert "\nAnswer: " in text
+    assert len(text.splitlines()) <= 60
+    assert f"]({page.name})" in (LOG / "README.md").read_text(encoding="utf-8"), "not in the index"
 
 
 def test_every_verb_that_a_page_names_is_in_the_makefile() -> None:

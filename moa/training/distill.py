@@ -28,7 +28,7 @@ from moa.training.weights import lag_weights, prefix_weights
 @dataclass(frozen=True, kw_only=True)
 class DistillSettings:
     """Losses and masks of the training. The defaults were the best in this project's ablations
-    (docs/experiments.md)."""
+    (docs/log)."""
 
     loss: LossKind = "kl"
     """kl: KL(target || draft); ce: the target's own choices; tv: total variation, the rate of rejected tokens; lk: tv,
