@@ -38,10 +38,10 @@ clients: $(STAMP) ## clients that others wrote, a browser, and OpenAI's specific
 	$(VENV)-clients/bin/python -m pytest --numprocesses 0 tests/clients
 
 # Ray brings a hundred packages of which nothing else needs one: an environment of its own, as for `clients`.
-ray: $(STAMP) ## replicas on Ray Serve: killed, scaled up and down, on this machine
+ray: $(STAMP) ## the example of deploy/ray, on this machine
 	test -x $(VENV)-ray/bin/python || $(PYTHON) -m venv $(VENV)-ray
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > "$$($(VENV)-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
-	$(VENV)-ray/bin/python -m pip install --quiet -c constraints.txt -e ".[ray]"
+	$(VENV)-ray/bin/python -m pip install --quiet -c constraints.txt "ray[serve]"
 	$(VENV)-ray/bin/python -m pytest --numprocesses 0 -m slow tests/ray
 
 check: $(STAMP) ## formatting, lint, types, import arrows

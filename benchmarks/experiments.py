@@ -46,8 +46,6 @@ _ON_REQUEST = (
                {"scenarios": ["batching"], "random": "1024x8", "clients": [1, 16], "repeats": 3, "tokens": 64}),
     Experiment("forward", "a verification beside its bare arithmetic", "server.forward", 1),
     Experiment("utility", "drafts by utility for mixtures of experts and offloaded targets", "server.utility", 3),
-    Experiment("workers", "several workers behind a port, one of them killed", "server.workers", 2),
-    Experiment("ray_serve", "replicas on Ray Serve, killed and scaled", "server.ray_serve", 6),
     Experiment("fleet", "a simulated fleet of up to ten million devices", "fleet.simulate", 2),
     Experiment("fleet_predict", "the simulation against emulated verifiers", "fleet.predict", 1),
     Experiment("export_steps", "step time of the CPU forms", "export.steps", 8),

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier import launching, logs, tokens
+from cloud_verifier import logs, tokens
 from cloud_verifier.logs import log
 from cloud_verifier.serving import event_loop as loop
 from cloud_verifier.serving import secured
@@ -22,7 +22,7 @@ from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.cli.command_line import CommandParser
 from moa.cli.settings_flags import add_flags, given_fields
-from moa.errors import UsageError, run_cli
+from moa.errors import run_cli
 from moa.process.listening import Port
 from moa.wire.limits import Limits
 
@@ -46,10 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
     arguments = parser().parse_args(argv)
     tells = arguments.run is not _serve
-    code = run_cli("cloud-verifier", lambda: arguments.run(arguments), extra="verifier", stdout_needed=tells)
-    if launching.launched():
-        launching.leave(code)
-    sys.exit(code)
+    sys.exit(run_cli("cloud-verifier", lambda: arguments.run(arguments), extra="verifier", stdout_needed=tells))
 
 
 def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
@@ -68,14 +65,6 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
     serve.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")
     serve.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
     serve.add_argument("--origin", action="append", default=[], metavar="URL", help="browser origin that may connect")
-    serve.add_argument(
-        "--workers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes behind the port, each with the whole target and a device of its own where there are several; "
-        "slots and limits are for each (default: %(default)s)",
-    )
     serve.add_argument(
         "--openai",
         default="",
@@ -124,38 +113,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     auth = TokenFile(settings.auth_tokens) if settings.auth_tokens else Authenticator()
     logs.configure(arguments.log_level, settings.limits)
     secured.tls(settings)  # that it cannot be used is said before anything is loaded
-    if arguments.workers < 1:
-        raise UsageError(f"--workers must be at least 1, not {arguments.workers}")
-    if arguments.workers > 1 and settings.tensor_parallel > 1:
-        raise UsageError("--workers and --tensor-parallel do not go together")
-    if arguments.workers > 1 and settings.openai:
-        raise UsageError("--openai is served by one process", hint="leave --workers away")
-    if arguments.workers > 1:
-        from cloud_verifier.workers.serve import serve
-
-        loop.run(serve(settings, auth, arguments.workers, arguments.log_level))
-        return 0
-    return _in_all_processes(settings, functools.partial(_serve_here, settings, auth))
-
-
-def _in_all_processes(settings: Settings, here: Callable[[], int]) -> int:
-    """Run `here`; with --tensor-parallel in the first of its processes, while the others follow."""
-    if settings.tensor_parallel == 1:
-        return here()
-    if not launching.launched():
-        return launching.launch(settings.tensor_parallel)
-    from cloud_verifier import tensor_parallel
-    from cloud_verifier.model import load_target
-
-    if not tensor_parallel.enter():
-        return tensor_parallel.follow(functools.partial(load_target, settings))
-    try:
-        return here()
-    finally:
-        tensor_parallel.dismiss()
-
-
-def _serve_here(settings: Settings, auth: Authenticator | TokenFile) -> int:
     from cloud_verifier.app import Verifier
     from cloud_verifier.model import load
 
@@ -197,14 +154,10 @@ async def _until_stopped(verifier: Any, port: Port, beside: ApiEndpoint) -> None
 def _check(arguments: argparse.Namespace) -> int:
     """Load the target, verify trees of several sizes, and print capacity and speed."""
     settings = settings_from(arguments)
+    from cloud_verifier.check import measure, show
 
-    def here() -> int:
-        from cloud_verifier.check import measure, show
-
-        show(measure(settings), as_json=arguments.json)
-        return 0
-
-    return _in_all_processes(settings, here)
+    show(measure(settings), as_json=arguments.json)
+    return 0
 
 
 def _add_model_flags(command: argparse.ArgumentParser) -> None:
@@ -219,6 +172,6 @@ def _add_model_flags(command: argparse.ArgumentParser) -> None:
     add_flags(
         command.add_argument_group("weights"),
         Settings,
-        {"quantize": "int8", "resident_layers": "N", "offload_folder": "DIR", "tensor_parallel": "N"},
+        {"quantize": "int8", "resident_layers": "N", "offload_folder": "DIR"},
     )
     command.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (default: %(default)s)")

@@ -65,11 +65,6 @@ class Metrics:
         for counter in self._accepted_at[:accepted]:
             counter.inc()
 
-    def waited(self) -> tuple[float, float]:
-        """Seconds that rounds have waited for the model so far, and how many rounds."""
-        told = {sample.name.rpartition("_")[2]: sample.value for sample in self.queue_seconds.collect()[0].samples}
-        return told["sum"], told["count"]
-
     def page(self) -> bytes:
         """The text of /metrics."""
         return generate_latest(self.registry)

@@ -70,15 +70,9 @@ def load(settings: Settings) -> Served:
     """Load everything that `settings` names; errors are one clear line."""
     began = time.monotonic()
     log.info("starting", extra={"event": "start", "version": __version__, "target": settings.target or "embedded"})
-    kind = Target
-    if settings.tensor_parallel > 1:
-        from cloud_verifier.tensor_parallel import SharedTarget
-
-        kind = SharedTarget
-    target = load_target(settings, kind)
+    target = load_target(settings)
     _widen_head(target)
-    if settings.tensor_parallel == 1:
-        warm_up(target, min(_WARM_TOKENS, settings.max_batch_tokens))
+    warm_up(target, min(_WARM_TOKENS, settings.max_batch_tokens))
     drafter_folder = settings.drafter
     if not settings.target:
         drafter_folder = drafter_folder or str(_embedded().drafter)
@@ -136,11 +130,11 @@ def warm_up(target: Target, most: int, *, seconds: float = _WARM_SECONDS) -> Non
         target.pool.release(slot)
 
 
-def load_target(settings: Settings, kind: type[Target] = Target) -> Target:
+def load_target(settings: Settings) -> Target:
     """The target alone."""
     device = pick_device(settings.device)
     try:
-        return kind.load(
+        return Target.load(
             settings.target or str(_embedded().target),
             device=device,
             dtype=pick_dtype(settings.dtype, device),

@@ -32,8 +32,6 @@ class Settings:
     """Decoder layers that stay on the device; the others are brought there for every forward (accelerate). -1: all."""
     offload_folder: str = ""
     """A folder on a fast disk that those others are read from; without it they wait in the host's memory."""
-    tensor_parallel: int = 1
-    """Processes, each with a device of its own where there are several, that share every layer."""
 
     host: str = "127.0.0.1"
     port: int = 8765
@@ -113,7 +111,6 @@ class Settings:
             "quantize": self.quantize,
             "resident_layers": self.resident_layers,
             "offload_folder": Path(self.offload_folder) if self.offload_folder else None,
-            "ranks": self.tensor_parallel,
         }
 
     @property

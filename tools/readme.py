@@ -46,7 +46,6 @@ TITLES = {
     "forward": "A verification beside its bare arithmetic",
     "natural_loss": "Loss on natural text",
     "one_pass": "One pass over a block beside steps",
-    "ray_serve": "Replicas on Ray Serve",
     "server_load": "The verifier under load",
     "server_load_1024": "The verifier under load: a random target, hidden 1,024, 8 layers",
     "speed": "One machine",
@@ -54,7 +53,6 @@ TITLES = {
     "speed_1024": "One machine: a random target, hidden 1,024, 8 layers",
     "timeline": "One round",
     "tokens_a_round": "Drafters over the wire, on held-out code",
-    "workers": "Several workers behind one port",
 }
 PARSERS = {"moa-edge": "moa.cli.moa_edge:parser"} | {program.name: program.parser for program in PROGRAMS}
 """Where the argument parser of each console script is made."""

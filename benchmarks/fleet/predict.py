@@ -13,7 +13,6 @@ from benchmarks.kit.devices import Script, ScriptedDevice, run_all, scripts
 from benchmarks.kit.figures import listing
 from benchmarks.kit.progress import steps
 from benchmarks.kit.verifier import Emulated, many_short, verifier
-from cloud_verifier.workers.affinity import choose_worker
 
 _NODES, _RATE, _DRAFT, _PROMPT = 8, 0.7, 0.1, 32
 
@@ -37,7 +36,7 @@ async def measure(options: Options) -> dict[str, Any]:
         emulated, many = Emulated(step_ms=options.step_ms, lanes=lanes), options.devices
         with verifier(*many_short(many), emulated=emulated, threads=1) as running:
             said = await scripts(running.url, many, length=_PROMPT, tokens=options.tokens, rate=_RATE, nodes=_NODES)
-            homes = [choose_worker(f"device {i}", dict.fromkeys(range(lanes), 0)) or 0 for i in range(many)]
+            homes = [i % lanes for i in range(many)]
             places = [running.urls[home] for home in homes]
             measured = await run_all(
                 [ScriptedDevice((url,), one, think=_DRAFT) for url, one in zip(places, said, strict=True)]

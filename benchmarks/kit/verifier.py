@@ -69,11 +69,6 @@ class Running:
         """Memory, descriptors and processor time, of the process alone."""
         return psutil.Process(self.process.pid)
 
-    def workers(self) -> list[int]:
-        """Process ids of `--workers`, in their order."""
-        children = self.stats.children()
-        return [child.pid for child in children if any("spawn_main" in word for word in child.cmdline())]
-
 
 @contextlib.contextmanager
 def verifier(

@@ -1,1 +1,1 @@
-"""Experiments with the verifier: load, capacity in readers, its forward against bare arithmetic, several workers."""
+"""Experiments with the verifier: load, capacity in readers, its forward against bare arithmetic."""

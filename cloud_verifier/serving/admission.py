@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cloud_verifier.logs import log
@@ -13,8 +13,6 @@ from moa.api.metrics import CONTENT_TYPE
 
 Readiness = Callable[[], str]
 """Empty if the model is healthy, else its problem."""
-Page = Callable[[], Awaitable[bytes]]
-"""The text of /metrics."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +39,8 @@ class Admission:
 
     def __init__(self, service: Service, auth: Credentials, ready: Readiness) -> None:
         self._service, self._auth, self._ready = service, auth, ready
-        self.page: Page = self.own_page
-        """The text of /metrics; a worker's includes all workers."""
 
-    async def own_page(self) -> bytes:
-        """The metrics of this process."""
-        self._service.observe()
-        return self._service.metrics.page()
-
-    async def answer(self, target: str, authorization: Sequence[str], peer: str) -> Reply | str:
+    def answer(self, target: str, authorization: Sequence[str], peer: str) -> Reply | str:
         """The answer to a request with these Authorization headers, or the principal whose websocket may open."""
         path = target.partition("?")[0]
         if path == "/health/live":
@@ -62,7 +53,8 @@ class Admission:
             log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
             return _text(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
         if path == "/metrics":
-            return Reply(http.HTTPStatus.OK, await self.page(), {"Content-Type": CONTENT_TYPE})
+            self._service.observe()
+            return Reply(http.HTTPStatus.OK, self._service.metrics.page(), {"Content-Type": CONTENT_TYPE})
         if path != "/":
             return _text(http.HTTPStatus.NOT_FOUND, "not found")
         if self._service.draining:

@@ -51,7 +51,7 @@ class AsgiVerifier:
             case "lifespan":
                 await self._live(receive, send)
             case "http":
-                answer = await self._answer(scope)
+                answer = self._answer(scope)
                 await _reply(answer if isinstance(answer, Reply) else _ONLY_WEBSOCKETS, send, "http.response")
             case "websocket":
                 await self._websocket(scope, receive, send)
@@ -64,13 +64,13 @@ class AsgiVerifier:
             await self._verifier.drain()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _answer(self, scope: AsgiScope) -> Reply | str:
+    def _answer(self, scope: AsgiScope) -> Reply | str:
         path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
-        return await self._admission.answer(path, _values(scope, b"authorization"), _peer(scope))
+        return self._admission.answer(path, _values(scope, b"authorization"), _peer(scope))
 
     async def _websocket(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         await receive()  # the request itself
-        answer = await self._answer(scope)
+        answer = self._answer(scope)
         if SUBPROTOCOL not in scope.get("subprotocols", ()):
             answer = _OTHER_SUBPROTOCOL
         elif any(origin not in self._origins for origin in _values(scope, b"origin")):

@@ -140,7 +140,7 @@ class Transport:
     async def _request(self, connection: ServerConnection, request: Request) -> Response | None:
         ours = _ours(connection)
         self._half_open.leave(ours)
-        answer = await self._admission.answer(request.path, request.headers.get_all("Authorization"), ours.peer)
+        answer = self._admission.answer(request.path, request.headers.get_all("Authorization"), ours.peer)
         if isinstance(answer, Reply):
             return Response(answer.status.value, answer.status.phrase, Headers(answer.headers), answer.content)
         connection.username = answer

@@ -1,4 +1,4 @@
-"""How a target's weights are held: quantized when they are loaded, partly outside the device, or over several."""
+"""How a target's weights are held: quantized when they are loaded, or partly outside the device."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ class Placement:
     """Decoder layers that stay on the device; the others are brought there for every forward. -1: all stay."""
     offload_folder: Path | None = None
     """Where those others are read from; None is the host's memory."""
-    ranks: int = 1
-    """Processes that share every layer, by the library's plan for the model."""
 
     def __post_init__(self) -> None:
         if self.quantize not in QUANTIZED:
@@ -35,10 +33,8 @@ class Placement:
             raise ConfigError(f"resident_layers must be at least 0, not {self.resident_layers}")
         if self.offload_folder is not None and not self.offloads:
             raise ConfigError("an offload folder needs --resident-layers N: how many layers are not read from it")
-        if self.ranks < 1:
-            raise ConfigError(f"tensor_parallel must be at least 1, not {self.ranks}")
-        if sum((bool(self.quantize), self.offloads, self.ranks > 1)) > 1:
-            raise ConfigError("choose one of --quantize, --resident-layers and --tensor-parallel")
+        if self.quantize and self.offloads:
+            raise ConfigError("choose one of --quantize and --resident-layers")
 
     @property
     def offloads(self) -> bool:
@@ -48,7 +44,7 @@ class Placement:
     @property
     def whole(self) -> bool:
         """Whether one device holds every weight, as the packed decoder needs."""
-        return not self.offloads and self.ranks == 1
+        return not self.offloads
 
     def arguments(self, folder: Path, config: dict[str, Any], device: torch.device) -> dict[str, Any]:
         """What `from_pretrained` must be told, beside dtype and attention."""
@@ -56,11 +52,6 @@ class Placement:
             return self._quantized(folder, config, device)
         if self.offloads:
             return self._offloaded(folder, device)
-        if self.ranks > 1:
-            heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-            if heads % self.ranks:
-                raise UsageError(f"the {heads} key/value heads of {folder} cannot be shared by {self.ranks} processes")
-            return {"tp_plan": "auto"}
         return {}
 
     def _quantized(self, folder: Path, config: dict[str, Any], device: torch.device) -> dict[str, Any]:

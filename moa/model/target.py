@@ -154,8 +154,6 @@ class Forward:
 class Target:
     """A causal language model with a pool of slots, verifying trees of drafted tokens for many sequences at once."""
 
-    Pool: type[PagePool] = PagePool
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -168,15 +166,13 @@ class Target:
         fp32_head: bool = True,
         packed: bool = True,
         pack_weights: bool = False,
-        ranks: int = 1,
     ) -> None:
         """Use a model prepared by `moa.model.loading`. The capacity is limited to the model's positions.
 
         `kv_tokens` is the total of all slots (0: each can be full). `fp32_head` computes logits of lower-precision
         weights in float32, which makes numerical ties rarer. `packed` uses the packed decoder if the family has one;
         `pack_weights` then stores the weights in oneDNN's layout instead of torch's, and beside them a float32 copy of
-        the LM head in that layout: to widen it in every forward takes as long as eight layers. Where `ranks` processes
-        share the model, each holds its part of the heads' keys and values.
+        the LM head in that layout: to widen it in every forward takes as long as eight layers.
         """
         head: Any = model.get_output_embeddings()
         embedding: Any = model.get_input_embeddings()
@@ -186,7 +182,7 @@ class Target:
         self.facts = facts
         self.folder = folder
         self.fp32_head = fp32_head
-        self.head_weight: Tensor = _whole(head.weight)
+        self.head_weight: Tensor = head.weight
         self.embedding_weight: Tensor = embedding.weight
         self.device = self.embedding_weight.device
         self.dtype = self.embedding_weight.dtype
@@ -194,10 +190,10 @@ class Target:
         self.embedding_scale = float(torch.tensor(embedding_scale(model.config), dtype=self.dtype))
         self.logit_softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         capacity = min(capacity, facts.max_positions)
-        self.pool = self.Pool(
+        self.pool = PagePool(
             layers=facts.layers,
             slots=slots,
-            kv_heads=facts.kv_heads // ranks,
+            kv_heads=facts.kv_heads,
             capacity=capacity,
             tokens=min(kv_tokens, slots * capacity),
             head_dim=facts.head_dim,
@@ -228,7 +224,7 @@ class Target:
         """Load from a hub id or a folder; `how` is passed to the constructor."""
         placement = placement or Placement()
         loaded = load_model(source, device=device, dtype=dtype, placement=placement)
-        how = {"packed": placement.whole, "ranks": placement.ranks} | how
+        how = {"packed": placement.whole} | how
         return cls(loaded.model, loaded.facts, folder=loaded.folder, **how)
 
     @classmethod
@@ -303,8 +299,7 @@ class Target:
 
     @cached_property
     def wide_head(self) -> Product | None:
-        """The LM head in float32, made when it is first asked for: of processes that share a target only one computes
-        logits."""
+        """The LM head in float32, made when it is first asked for."""
         return widened(self.head_weight) if self._pack_head else None
 
     @torch.inference_mode()
@@ -329,11 +324,6 @@ class Target:
         the best logit is none."""
         at_once = max(1, _LOGITS_AT_ONCE // self.facts.vocab_size)
         return torch.cat([_best(self.logits(part)) for part in hidden.split(at_once)])
-
-
-def _whole(weight: Any) -> Tensor:
-    """A weight that several processes share, on each of them: logits are then made by one alone."""
-    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
 def _best(logits: Tensor) -> Tensor:

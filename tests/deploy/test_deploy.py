@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,17 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.metrics import Metrics
-from cloud_verifier.replicas import settings_from
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 DEPLOY = Path(__file__).parents[2] / "deploy"
-FRONT = {"moa_workers_well", "moa_worker_restarts_total"}
 WATCHED = ("prometheus/alerts.yml", "grafana/cloud-verifier.json")
 
 
 def _served() -> set[str]:
     metrics = Metrics()
     names = {family.name for family in text_string_to_metric_families(metrics.page().decode())}
-    return {f"{name}{end}" for name in names for end in ("", "_total", "_bucket", "_sum", "_count")} | FRONT
+    return {f"{name}{end}" for name in names for end in ("", "_total", "_bucket", "_sum", "_count")}
 
 
 @pytest.mark.parametrize("file", WATCHED)
@@ -51,15 +49,10 @@ def _documents(file: str) -> list[Any]:
     return list(yaml.safe_load_all((DEPLOY / file).read_text()))
 
 
-def test_both_files_for_ray_serve_say_the_same_in_settings_that_there_are() -> None:
-    (alone,) = _documents("ray/serve.yaml")
-    (service,) = _documents("kubernetes/rayservice.yaml")
-    inside = yaml.safe_load(service["spec"]["serveConfigV2"])
-    for config in (alone, inside):
-        assert settings_from(config["applications"][0]["args"]).auth_tokens
-    assert alone["applications"][0]["deployments"] == inside["applications"][0]["deployments"]
-    assert alone["http_options"] == inside["http_options"]
-    assert f"ray[serve]=={service['spec']['rayClusterConfig']['rayVersion']}" in PROJECT["optional-dependencies"]["ray"]
+def test_the_flags_for_ray_serve_are_those_of_the_command() -> None:
+    (config,) = _documents("ray/serve.yaml")
+    flags = shlex.split(config["applications"][0]["args"]["flags"])
+    assert settings_from(parser().parse_args(["serve", *flags])).auth_tokens
 
 
 def test_the_manifests_ask_for_what_the_verifier_answers() -> None:

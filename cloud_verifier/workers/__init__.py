@@ -1,1 +1,0 @@
-"""Several verifier processes behind one port: `cloud-verifier serve --workers N`"""
