@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from moa.errors import ConfigError, NumericalError
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = 0x9E3779B97F4A7C15
+_GOLDEN = np.uint64(GOLDEN)
 MAX_SEED = 2**63 - 1
 NO_LOGITS = "the target's logits are infinite or no numbers"
 MIN_TEMPERATURE = 1e-3
@@ -71,6 +72,12 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+def noise_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint64]:
+    """What the noise of each position begins with."""
+    with np.errstate(over="ignore"):  # overflow is intended
+        return _mix(_mix(np.array(seeds, np.uint64) + _GOLDEN) + np.array(positions, np.uint64) * _GOLDEN)
+
+
 def gumbel(seed: int, position: int, tokens: int | NDArray[np.int64]) -> NDArray[np.float64]:
     """Standard Gumbel noise for `position`: of a whole vocabulary (its size) or of chosen token ids.
 
@@ -79,8 +86,7 @@ def gumbel(seed: int, position: int, tokens: int | NDArray[np.int64]) -> NDArray
     """
     ids = np.arange(tokens) if isinstance(tokens, int) else tokens
     with np.errstate(over="ignore"):  # overflow is intended
-        key = _mix(_mix(np.array([seed], np.uint64) + _GOLDEN) + np.uint64(position) * _GOLDEN)
-        bits = _mix(key + (ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+        bits = _mix(noise_keys([seed], [position]) + (ids.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return np.asarray(-np.log(-np.log(uniform)), dtype=np.float64)
 

@@ -1,5 +1,4 @@
-"""From a forward to the accepted nodes of each row's draft. All rows are walked level by level, with one product of the
-LM head for each level."""
+"""From a forward to the accepted nodes of each row's draft."""
 
 from __future__ import annotations
 
@@ -10,9 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moa.errors import NumericalError
 from moa.logprobs import pack
+from moa.model.accelerator.sampling import NO_NUMBER, Draw
+from moa.model.accelerator.sampling import choose as choose_all
 from moa.model.target import Step
-from moa.sampling import SamplingSettings, choose
+from moa.sampling import NO_LOGITS, SamplingSettings, choose
 from moa.tree import Accepted, accept, walk
 
 
@@ -28,13 +30,43 @@ class Judged(NamedTuple):
 def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
     """The accepted nodes of each row of a forward, and the target's token after them."""
     found: dict[int, Accepted] = {}
-    walks: dict[int, tuple[Generator[int, int, Accepted], int]] = {}
+    sampled: list[int] = []
     for b, row in enumerate(rows):
         if row.sampling.plain_greedy:
             found[b] = accept(row.tokens, row.parents, step.argmax(b).tolist().__getitem__)
         else:
-            steps = walk(row.tokens, row.parents)
-            walks[b] = steps, next(steps)
+            sampled.append(b)
+    if sampled:
+        found |= (_at_once if step.samples_on_device else _by_level)(step, rows, sampled)
+    return [found[b] for b in range(len(rows))]
+
+
+def _at_once(step: Step, rows: Sequence[Judged], sampled: Sequence[int]) -> dict[int, Accepted]:
+    """Choose after every node of these rows, on the device, then walk: logits never travel to the host."""
+    nodes, draws = [], []
+    for b in sampled:
+        row, paths = rows[b], list[list[int]]()
+        for node, parent in enumerate(row.parents):
+            paths.append([] if node == 0 else [*paths[parent], row.tokens[node]])
+            draws.append(Draw(row.sampling, len(row.log) + len(paths[node]), row.log, paths[node]))
+            nodes.append((b, node))
+    chosen = iter(choose_all(step.logits_of(nodes), draws))
+    found = {}
+    for b in sampled:
+        tokens = [next(chosen) for _ in rows[b].tokens]
+        if NO_NUMBER in tokens:
+            raise NumericalError(NO_LOGITS)
+        found[b] = accept(rows[b].tokens, rows[b].parents, tokens.__getitem__)
+    return found
+
+
+def _by_level(step: Step, rows: Sequence[Judged], sampled: Sequence[int]) -> dict[int, Accepted]:
+    """Choose on the host, for the nodes that are reached alone: one product of the LM head for each level."""
+    found: dict[int, Accepted] = {}
+    walks: dict[int, tuple[Generator[int, int, Accepted], int]] = {}
+    for b in sampled:
+        steps = walk(rows[b].tokens, rows[b].parents)
+        walks[b] = steps, next(steps)
     paths: dict[int, list[int]] = {b: [] for b in walks}  # the tokens after node 0
     seen = {b: _distinct(rows[b]) for b in walks}
     while walks:
@@ -49,7 +81,7 @@ def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
             except StopIteration as end:
                 found[b] = end.value
                 del walks[b]
-    return [found[b] for b in range(len(rows))]
+    return found
 
 
 def log_probabilities(step: Step, b: int, path: Sequence[int], chosen: Sequence[int], top: int) -> bytes:

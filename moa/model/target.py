@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from moa.config import TargetFacts
 from moa.errors import NumericalError, UnsupportedModelError, UsageError
+from moa.model.accelerator.sampling import NO_NUMBER
 from moa.model.families import embedding_scale, mask_plan
 from moa.model.layout import Layout
 from moa.model.library import LibraryDecoder
@@ -30,7 +31,6 @@ from moa.sampling import NO_LOGITS
 
 __all__ = ["Committed", "Forward", "Row", "Step", "Target"]
 
-_NO_NUMBER = -2
 _LOGITS_AT_ONCE = 2**25  # numbers; bounds the memory of the LM head to 128 MiB whatever the batch
 
 
@@ -91,6 +91,11 @@ class Step:
         self._target = target
         self._hidden = hidden
 
+    @property
+    def samples_on_device(self) -> bool:
+        """Whether tokens are sampled where the logits are: on a CPU the host's own walk reads fewer of them."""
+        return self._hidden.device.type != "cpu"
+
     def hidden(self, b: int) -> Tensor:
         """Final states `[t,hidden]` of row b, after the last norm."""
         return self._hidden[int(self.batch.starts[b]) : int(self.batch.starts[b + 1])]
@@ -118,7 +123,7 @@ class Step:
         """The most likely next token after each node of row b; -1 for nodes that were not judged. A `NumericalError`
         where logits of the row are infinite or no numbers."""
         choices = self._choices[self.batch.starts[b] : self.batch.starts[b + 1]]
-        if (choices == _NO_NUMBER).any():
+        if (choices == NO_NUMBER).any():
             raise NumericalError(NO_LOGITS)
         return choices
 
@@ -320,7 +325,7 @@ class Target:
 
     @torch.inference_mode()
     def most_likely(self, hidden: Tensor) -> Tensor:
-        """The best token `[n]` after each of the final states `[n,hidden]`, in bounded memory; `_NO_NUMBER` where
+        """The best token `[n]` after each of the final states `[n,hidden]`, in bounded memory; `NO_NUMBER` where
         the best logit is none."""
         at_once = max(1, _LOGITS_AT_ONCE // self.facts.vocab_size)
         return torch.cat([_best(self.logits(part)) for part in hidden.split(at_once)])
@@ -329,7 +334,7 @@ class Target:
 def _best(logits: Tensor) -> Tensor:
     # To argmax what is no number is the greatest of all, and so is infinity: the best logit shows that there is one.
     best = logits.argmax(dim=-1, keepdim=True)
-    return torch.where(logits.gather(-1, best).isfinite(), best, _NO_NUMBER).squeeze(-1)
+    return torch.where(logits.gather(-1, best).isfinite(), best, NO_NUMBER).squeeze(-1)
 
 
 def _linear_in_fp32(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -1,0 +1,182 @@
+"""`moa.sampling`'s rule in torch, for all nodes of a forward at once: only the chosen tokens travel to the host.
+
+The noise is the same bit for bit (integers), its logarithms in float64. A node's token can therefore differ from
+numpy's only where two scores are closer than the rounding of a float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moa.sampling import GOLDEN, SamplingSettings, noise_keys
+
+NO_NUMBER = -2
+"""Chosen where the best logit is NaN or infinite."""
+_WIDER = -3
+"""Chosen where more tokens may survive top-k, top-p and min-p than were sorted."""
+_SORTED_FIRST = 1024
+"""Tokens that are sorted for top-k, top-p and min-p; the whole vocabulary only for nodes that need more."""
+_NUMBERS_AT_ONCE = 2**24
+"""Bounds the memory of one pass: 128 MiB for each temporary tensor of float64."""
+
+
+class Draw(NamedTuple):
+    """One node: its sampling settings, the position of the token to choose, and what the repetition penalty applies to:
+    the text up to the draft (shared by the nodes of a row) and the drafted tokens up to the node."""
+
+    settings: SamplingSettings
+    position: int
+    text: Sequence[int] = ()
+    drafted: Sequence[int] = ()
+
+
+@torch.inference_mode()
+def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """The token after each node, given their logits `[n, vocab]`; `NO_NUMBER` where these are not finite."""
+    chosen = torch.empty(len(draws), dtype=torch.long, device=logits.device)
+    for places in _pieces(draws, logits.shape[1]):
+        chosen[_index(places, logits.device)] = _choose(logits, draws, places, _SORTED_FIRST)
+    found: list[int] = chosen.tolist()
+    wider = [place for place, token in enumerate(found) if token == _WIDER]
+    for start in range(0, len(wider), at_once := _nodes_at_once(logits.shape[1])):
+        some = wider[start : start + at_once]
+        for place, token in zip(some, _choose(logits, draws, some, logits.shape[1]).tolist(), strict=True):
+            found[place] = token
+    return found
+
+
+def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
+    """`moa.sampling.gumbel` for `moa.sampling.noise_keys`, as int64 `[n, 1]`, and token ids `[k]` or `[n, k]`."""
+    # The product and the sum wrap around, as they do in numpy's unsigned numbers.
+    bits = _mix(keys + (ids + 1) * _signed(GOLDEN))
+    uniform = (_shifted(bits, 11).double() + 0.5) * 2.0**-53
+    return -(-uniform.log()).log()
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """Shifted right as an unsigned number: torch's shift of int64 repeats the sign."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _filters(settings: SamplingSettings) -> bool:
+    return not settings.greedy and (settings.top_k > 0 or settings.top_p < 1.0 or settings.min_p > 0.0)
+
+
+def _nodes_at_once(vocab: int) -> int:
+    return max(1, _NUMBERS_AT_ONCE // vocab)
+
+
+def _pieces(draws: Sequence[Draw], vocab: int) -> Iterator[list[int]]:
+    """The nodes by what they need, so that none pays for another's settings."""
+    kinds: dict[tuple[bool, bool, bool], list[int]] = {}
+    for place, draw in enumerate(draws):
+        settings = draw.settings
+        kind = settings.greedy, _filters(settings), settings.repetition_penalty != 1.0
+        kinds.setdefault(kind, []).append(place)
+    at_once = _nodes_at_once(vocab)
+    for places in kinds.values():
+        for start in range(0, len(places), at_once):
+            yield places[start : start + at_once]
+
+
+def _choose(logits: Tensor, draws: Sequence[Draw], places: Sequence[int], sorted_first: int) -> Tensor:
+    """The tokens of nodes of one kind."""
+    mine = [draws[place] for place in places]
+    rows = logits.index_select(0, _index(places, logits.device))
+    finite = rows.amax(-1).isfinite()
+    greedy, filters, penalizes = (
+        mine[0].settings.greedy,
+        _filters(mine[0].settings),
+        mine[0].settings.repetition_penalty != 1.0,
+    )
+    if greedy and not penalizes:
+        return torch.where(finite, rows.argmax(-1), NO_NUMBER)
+    scores = rows.double()
+    if penalizes:
+        penalty = _column([draw.settings.repetition_penalty for draw in mine], scores)
+        less_likely = torch.where(scores > 0, scores / penalty, scores * penalty)
+        scores = torch.where(_seen(mine, scores), less_likely, scores)
+    if greedy:
+        return torch.where(finite, scores.argmax(-1), NO_NUMBER)
+    scores = scores / _column([draw.settings.temperature for draw in mine], scores)
+    seeds, positions = [draw.settings.seed for draw in mine], [draw.position for draw in mine]
+    keys = torch.from_numpy(noise_keys(seeds, positions).view(np.int64)).to(scores.device).unsqueeze(1)
+    if filters:
+        chosen = _filtered(scores, mine, keys, min(sorted_first, scores.shape[1]))
+    else:
+        chosen = (scores + gumbel(keys, torch.arange(scores.shape[1], device=scores.device))).argmax(-1)
+    return torch.where(finite, chosen, NO_NUMBER)
+
+
+def _filtered(scores: Tensor, draws: Sequence[Draw], keys: Tensor, count: int) -> Tensor:
+    """The choice among the `count` best tokens; `_WIDER` where others may survive too."""
+    vocab = scores.shape[1]
+    some, ids = scores.topk(count, -1)
+    # The likeliest first; of equal ones the smallest id, for top-p may cut between them.
+    by_id = ids.argsort(-1)
+    some, order = some.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(-1, by_id).gather(-1, order)
+    top_k = torch.tensor([[draw.settings.top_k or vocab] for draw in draws], device=scores.device)
+    # Ties at the edge stay in, as in `moa.sampling.candidates`.
+    keep = (some >= some.gather(-1, (top_k - 1).clamp(max=count - 1))) | (top_k >= vocab)
+    best = some[:, :1]
+    weight = (some - best).exp()
+    mass = torch.where(
+        top_k < vocab, weight.where(keep, 0.0).sum(-1, keepdim=True), (scores - best).exp().sum(-1, keepdim=True)
+    )
+    probability = weight.where(keep, 0.0) / mass
+    before = probability.cumsum(-1) - probability
+    # Without top-p and min-p nothing is left out, not even behind a sum that rounds to 1.
+    top_p = _column([_top_p(draw.settings) for draw in draws], scores)
+    min_p = _column([draw.settings.min_p for draw in draws], scores)
+    keep &= (before < top_p) & (probability >= min_p * probability[:, :1])
+    noisy = (some + gumbel(keys, ids)).where(keep, -torch.inf)
+    chosen = ids.gather(-1, noisy.argmax(-1, keepdim=True)).squeeze(-1)
+    if count == vocab:
+        return chosen
+    return torch.where((keep & (some <= some[:, -1:])).any(-1), _WIDER, chosen)
+
+
+def _top_p(settings: SamplingSettings) -> float:
+    return settings.top_p if settings.top_p < 1.0 or settings.min_p > 0.0 else np.inf
+
+
+def _seen(draws: Sequence[Draw], scores: Tensor) -> Tensor:
+    """`[n, vocab]`: the tokens that the penalty applies to. A row's text is sent once for all its nodes."""
+    texts = {id(draw.text): draw.text for draw in draws}
+    at = {key: place for place, key in enumerate(texts)}
+    seen = torch.zeros(len(texts), scores.shape[1], dtype=torch.bool, device=scores.device)
+    _mark(seen, list(texts.values()))
+    seen = seen.index_select(0, _index([at[id(draw.text)] for draw in draws], scores.device))
+    _mark(seen, [draw.drafted for draw in draws])
+    return seen
+
+
+def _mark(seen: Tensor, tokens: Sequence[Sequence[int]]) -> None:
+    rows = np.repeat(np.arange(len(tokens)), [len(one) for one in tokens])
+    ids = np.concatenate([np.asarray(one, dtype=np.int64) for one in tokens])
+    where = torch.from_numpy(np.stack([rows, ids])).to(seen.device)
+    seen[where[0], where[1]] = True
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device).unsqueeze(1)
+
+
+def _index(places: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(places, dtype=torch.long, device=device)

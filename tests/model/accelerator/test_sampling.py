@@ -1,0 +1,134 @@
+"""Sampling in torch chooses the tokens that `moa.sampling` chooses, for all nodes at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moa.model.accelerator import sampling as device
+from moa.model.accelerator.sampling import NO_NUMBER, Draw, choose
+from moa.model.choosing import Judged, accept_rows
+from moa.model.target import Row, Step, Target
+from moa.sampling import MAX_SEED, SamplingSettings, gumbel, noise_keys
+from moa.sampling import choose as on_host
+from tests.model.trees import random_tree
+from tests.tiny import tiny
+
+DRAWS = 1_000_000
+
+
+def expected(logits: np.ndarray, draws: list[Draw]) -> list[int]:
+    return [
+        on_host(row, draw.settings, draw.position, [*draw.text, *draw.drafted])
+        for row, draw in zip(logits, draws, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32, MAX_SEED])
+def test_the_noise_is_the_same_but_for_the_rounding_of_its_logarithms(seed: int) -> None:
+    keys = torch.from_numpy(noise_keys([seed] * 3, [0, 77, 2**31]).view(np.int64)).unsqueeze(1)
+    ids = torch.arange(50_000)
+    found = device.gumbel(keys, ids).numpy()
+    for row, position in enumerate([0, 77, 2**31]):
+        np.testing.assert_allclose(found[row], gumbel(seed, position, 50_000), rtol=0, atol=3e-14)
+
+
+def test_a_million_draws_choose_the_same_tokens() -> None:
+    vocab, rows = 16, 1000
+    rng = np.random.default_rng(5)
+    one = SamplingSettings(temperature=0.8, seed=9)
+    differ = 0
+    for start in range(0, DRAWS // rows, 20):
+        positions = np.repeat(range(start, start + 20), rows)
+        logits = rng.normal(0, 3, (len(positions), vocab)).astype(np.float32)
+        noise = np.stack([gumbel(9, position, vocab) for position in range(start, start + 20)])
+        theirs = (logits.astype(np.float64) / 0.8 + np.repeat(noise, rows, 0)).argmax(-1)
+        differ += int((theirs != choose(torch.from_numpy(logits), [Draw(one, at) for at in positions])).sum())
+    assert differ == 0
+
+
+SETTINGS = st.builds(
+    SamplingSettings,
+    temperature=st.sampled_from([0.0, 0.001, 0.3, 1.0, 100.0]),
+    top_k=st.sampled_from([0, 0, 1, 5, 40, 5000]),
+    top_p=st.sampled_from([1.0, 1.0, 1e-9, 0.31, 0.9371, 0.9999]),
+    min_p=st.sampled_from([0.0, 0.0, 0.0137, 0.93]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    seed=st.integers(0, MAX_SEED),
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    wanted=st.lists(SETTINGS, min_size=1, max_size=6),
+    seed=st.integers(0, 2**32),
+    spread=st.sampled_from([0.0, 0.1, 2.0, 20.0]),
+    step=st.sampled_from([0.0, 0.5]),
+    vocab=st.sampled_from([3, 97, 3000]),
+)
+def test_every_setting_chooses_as_on_the_host(
+    wanted: list[SamplingSettings], seed: int, spread: float, step: float, vocab: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, spread, (len(wanted), vocab)).astype(np.float32)
+    if step:  # ties, at the edges of what survives too
+        logits = np.round(logits / step).astype(np.float32) * np.float32(step)
+    text = rng.integers(0, vocab, 30).tolist()
+    draws = [
+        Draw(one, int(rng.integers(0, 2**31)), text, rng.integers(0, vocab, at).tolist())
+        for at, one in enumerate(wanted)
+    ]
+    assert choose(torch.from_numpy(logits), draws) == expected(logits, draws)
+
+
+def test_logits_that_are_no_numbers_are_told_apart_for_each_node() -> None:
+    logits = torch.zeros(4, 9)
+    logits[1, 3], logits[2, 4] = torch.nan, torch.inf
+    for one in (SamplingSettings(), SamplingSettings(temperature=1.0), SamplingSettings(temperature=1.0, top_p=0.5)):
+        found = choose(logits, [Draw(one, 3)] * 4)
+        assert found[1] == found[2] == NO_NUMBER
+        assert found[0] == found[3] >= 0
+
+
+def test_few_nodes_fit_into_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 1, (9, 40)).astype(np.float32)
+    kinds = [
+        SamplingSettings(temperature=1.0, seed=3),
+        SamplingSettings(temperature=1.0, top_p=0.99),
+        SamplingSettings(),
+    ]
+    draws = [Draw(kinds[at % 3], at) for at in range(9)]
+    monkeypatch.setattr(device, "_NUMBERS_AT_ONCE", 80)
+    monkeypatch.setattr(device, "_SORTED_FIRST", 3)
+    assert choose(torch.from_numpy(logits), draws) == expected(logits, draws)
+
+
+def test_rows_are_accepted_as_by_the_walk_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target.from_model(tiny("llama"), slots=4, capacity=64)
+    rng = np.random.default_rng(11)
+    kinds = [
+        SamplingSettings(temperature=0.7, seed=4, repetition_penalty=1.4),
+        SamplingSettings(),
+        SamplingSettings(repetition_penalty=3.0),
+        SamplingSettings(temperature=2.0, top_k=3),
+    ]
+    won = 0
+    for _ in range(8):
+        slots = [target.pool.acquire() for _ in kinds]
+        trees = [random_tree(rng, 9) for _ in kinds]
+        step = target.forward([Row(slot, *tree) for slot, tree in zip(slots, trees, strict=True)])
+        for tree, kind in zip(trees, kinds, strict=True):  # the first child of node 0 is right: else nothing is won
+            tree[0][tree[1].index(0)] = on_host(step.logits(kinds.index(kind), [0]).numpy()[0], kind, 1, [tree[0][0]])
+        judged = [Judged(*tree, [tree[0][0]], kind) for tree, kind in zip(trees, kinds, strict=True)]
+        theirs = accept_rows(step, judged)
+        monkeypatch.setattr(Step, "samples_on_device", property(lambda step: True))
+        assert accept_rows(step, judged) == theirs
+        monkeypatch.undo()
+        won += sum(len(one.path) - 1 for one in theirs)
+        for slot in slots:
+            target.pool.release(slot)
+    assert won >= 16
