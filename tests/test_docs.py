@@ -13,7 +13,7 @@ import pytest
 
 import edge_client
 from tools.api import api_page
-from tools.readme import PARSERS, between, cli_reference, digest, programs, rendered, results_page
+from tools.readme import PARSERS, between, cli_reference, digest, programs, rendered, results_page, table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -150,7 +150,7 @@ def test_the_api_page_has_every_public_name_and_says_something_of_each() -> None
 
 
 def test_results_page_joins_the_tables(tmp_path: Path) -> None:
-    (tmp_path / "speed.md").write_text("| a |\n")
+    (tmp_path / "speed.md").write_text("| a |\n\n| more |\n")
     (tmp_path / "another_one.md").write_text("| b |\n\n")
     page = results_page(sorted(tmp_path.iterdir()), [tmp_path / "pictures" / "speed-by-link.svg"])
     assert "![speed by link](pictures/speed-by-link.svg)\n\n## Another one" in page
@@ -188,3 +188,9 @@ def test_cli_reference_lists_subcommands_defaults_and_choices() -> None:
     assert "| `--stop STOP` |  |  |" in page
     assert "| `--tie N` | `0.0` |  |" in page
     assert "secret" not in page
+
+
+def test_a_table_is_found_by_its_caption() -> None:
+    page = "**A**\n\n| a |\n\nBetween.\n\n**B, more**\n\n| b |\n\nMedians.\n"
+    assert table(page, "B") == "| b |\n\nMedians."
+    assert table(page, "A") == "| a |\n\nMedians."

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.kit.figures import Result
 from benchmarks.kit.progress import say
-from benchmarks.plots import device, drafters  # noqa: F401 - they register their pictures
+from benchmarks.plots import pictures  # noqa: F401 - it registers them
 from benchmarks.plots.kit import PICTURES, Picture, digest, drawn_from, save
 from moa.errors import MoaError, UsageError, run_cli
 

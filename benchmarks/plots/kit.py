@@ -144,11 +144,6 @@ def lines(axis: Axes, at: Sequence[Any], series: Mapping[str, Sequence[float | N
         axis.plot(at, points, **({"marker": marker, "label": name, "color": colour(name)} | how))
 
 
-def legend_above(figure: Figure, axis: Axes, **how: Any) -> None:
-    """One legend for all panels."""
-    figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", **how)
-
-
 def digest(result: Result) -> str:
     """A hash of what a picture is drawn from."""
     return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()

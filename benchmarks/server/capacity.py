@@ -26,10 +26,8 @@ from benchmarks.kit.figures import pivot
 from benchmarks.kit.lab import Asking, Lab, load
 from benchmarks.kit.progress import say
 from benchmarks.kit.verifier import Emulated, Pair, Running, many_short, random_pair, verifier
-from benchmarks.server.hugging_face import NOTE, users
 from benchmarks.server.readers import SPEED, TOKENS, Trial, largest, trial
 from edge_client.device import Device
-from moa.demo import paths
 from moa.errors import UsageError
 from moa.graph.cache import RecordBuffer
 from moa.graph.drafter import run
@@ -44,7 +42,6 @@ WAYS: dict[str, tuple[Way, RecordDtype]] = {
     "device-drafted": ("device", "int8"),
     "device-drafted, guesses ahead": ("ahead", "int8"),
 }
-HF = "plain, Hugging Face"
 DEPTH = 6
 _TEXTS = 12
 """Different conversations."""
@@ -62,8 +59,6 @@ class Options:
     """Milliseconds of the emulated target's forward; 0 leaves that target out."""
     embedded: bool = True
     """Measure the embedded target."""
-    hugging_face: bool = True
-    """Measure the library's continuous batching on it, too."""
     rate: float = 0.85
     """Probability of a right draft on a random target."""
     think_ms: float = 60.0
@@ -126,9 +121,8 @@ def targets(options: Options) -> Iterator[dict[str, contextlib.AbstractContextMa
 
 
 async def measure(options: Options) -> dict[str, Any]:
-    """Every way on every target, and Hugging Face on the embedded one."""
+    """Every way on every target."""
     runs: list[dict[str, Any]] = []
-    other: dict[str, Any] = {}
     with targets(options) as found:
         for name, starting in found.items():
             is_random = name.startswith("random")
@@ -141,18 +135,12 @@ async def measure(options: Options) -> dict[str, Any]:
                 for way in WAYS:
                     if not (is_random and WAYS[way][0] == "server"):  # a random drafter is never right
                         runs.append(await of_way(name, way, running.url, said, options))
-            if name.startswith("embedded") and options.hugging_face:
-                say(f"{name}, {HF}")
-                other = users(str(paths().target), said, options.start, options.most, options.threads)
-                if "users" in other:
-                    runs.append({"target": name, "way": HF, **other})
     return {
         "reading_speed": SPEED,
         "tokens": TOKENS,
         "rate": options.rate,
         "think_ms": options.think_ms,
         "threads": options.threads,
-        "hugging_face": other,
         "runs": runs,
     }
 
@@ -198,10 +186,6 @@ def tables(result: Mapping[str, Any]) -> str:
     parts = [pivot(runs, "way", "target", cell, f"readers at {result['reading_speed']:g} tokens/s")]
     if any(run.get("driver_bound") for run in runs):
         parts.append("\\* the readers themselves, not the verifier, were late here: the true figure is higher.")
-    if "failed" in result["hugging_face"]:
-        parts.append(f"Hugging Face continuous batching did not run: {result['hugging_face']['failed']}")
-    elif result["hugging_face"]:
-        parts.append(NOTE)
     parts.append(
         f"95 of 100 of the first {result['tokens']} tokens in time; verifier and readers share this machine; every "
         f"token compared with the target's own. A device waits {result['think_ms']:g} ms between rounds, for link and "

@@ -26,10 +26,8 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
 
 from benchmarks.kit.figures import listing, titled
-from benchmarks.kit.options import one_of
 from benchmarks.kit.progress import steps
 from benchmarks.kit.verifier import random_pair
-from benchmarks.server import large
 from moa.demo import paths
 from moa.model.blocks import rotary, rotate
 from moa.model.products import Product, joined, widened
@@ -45,8 +43,6 @@ class Options:
 
     random: str = ""
     """A random target instead of the embedded one, HIDDENxLAYERS."""
-    shape: str = one_of("", ("", *large.SHAPES))
-    """Instead of all this, time forwards of a random bfloat16 target of this shape."""
     sessions: tuple[int, ...] = (1, 8, 32)
     """Sessions in a forward."""
     tokens: tuple[int, ...] = (1, 8, 17, 62)
@@ -176,8 +172,6 @@ def _in_turn(ways: Sequence[Callable[[], Any]], seconds: float) -> list[list[flo
 
 def measure(options: Options) -> dict[str, Any]:
     """All batches of the target."""
-    if options.shape:
-        return {"large": large.measure(options.shape, options.seconds)}
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
         name, folder = "embedded, 7M", paths().target
@@ -189,8 +183,6 @@ def measure(options: Options) -> dict[str, Any]:
 
 def tables(result: Mapping[str, Any]) -> str:
     """Time and ratio by sessions and tokens."""
-    if "large" in result:
-        return large.tables(result["large"])
     columns = {
         "sessions x tokens": "{sessions} x {tokens}",
         "ms": "{ms:.2f}",

@@ -44,87 +44,10 @@ def _cuts(*ways: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _span(name: str, lane: int, start: float, duration: float) -> dict[str, Any]:
-    return {"name": name, "ph": "X", "pid": 1, "tid": 1 + lane, "ts": start, "dur": duration, "args": {}}
-
-
 RESULTS: dict[str, dict[str, Any]] = {
-    "acceptance": {
-        "runs": [
-            {
-                "drafter": drafter,
-                "shape": shape,
-                "temperature": temperature,
-                "mean": {"tau": 3.0},
-                "by_position": [0.9, 0.5, None],
-            }
-            for drafter in ("drafter", "eagle2")
-            for shape in ("chain", "tree")
-            for temperature in (0.0, 1.0)
-        ]
-    },
     "client_offline": {"runs": _cuts("target", "MoA", "MoA without records", "API client (stops)")},
-    "drafters_offline": {"runs": _cuts("target", "MoA", "eagle2", "API client (stops)")},
-    "drafters_natural": {
-        "runs": [
-            {
-                "drafter": drafter,
-                "steps": 10,
-                "temperature": 0.0,
-                "mean": {"tau": 2.0, "se": 0.1},
-                "categories": {kind: {"tau": 2.0, "se": 0.1} for kind in ("code", "exercises")},
-            }
-            for drafter in ("moa0", "moa0-1", "eagle2")
-        ]
-    },
-    "export_steps": {
-        "shapes": {
-            "embedded": [
-                {"form": form, "threads": threads, "tokens": tokens, "ms": 0.5}
-                for form in ("fp32", "int4 b128, drafts from 8000")
-                for threads in (1, 2)
-                for tokens in (1, 8)
-            ]
-        }
-    },
     "client_links": _grid(0.0),
     "client_slow": _grid(10.0, 60.0),
-    "client_records": {
-        "runs": [
-            {"what": what, "value": value, "shape": shape, "tau": 3.0}
-            for what, values in {"lag": (0, 8, "prompt only"), "precision": ("fp16", "off")}.items()
-            for value in values
-            for shape in ("chain", "tree")
-        ]
-    },
-    "client_reconnect": {
-        "runs": [
-            {"policy": p, "cut": c, "gap_seconds": g, "right": 1, "asked": 2, "seconds": g, "retracted": 0.5}
-            for p in ("rewind", "keep")
-            for c in (8, 24)
-            for g in (1.0, 20.0)
-        ]
-    },
-    "capacity": {
-        "reading_speed": 10.0,
-        "runs": [
-            {"target": "embedded, 7M", "way": "plain decoding", "users": 10},
-            {"target": "embedded, 7M", "way": "device-drafted", "users": 24},
-        ],
-    },
-    "timeline": {
-        "link": "4g",
-        "step_ms": 30.0,
-        "round": {"from_us": 0.0, "to_us": 5000.0},
-        "traceEvents": [
-            _span("foresee", 0, 100, 400),
-            _span("up", 1, 500, 900),
-            _span("verify", 2, 1400, 600),
-            _span("verify on", 2, 2000, 600),
-            _span("records", 4, 2000, 9000),
-            {"name": "ask", "ph": "i", "ts": 500, "pid": 1, "tid": 1, "args": {}},
-        ],
-    },
 }
 for _result in RESULTS.values():
     _result["provenance"] = _PROVENANCE
@@ -167,27 +90,28 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_picture_of_other_results_is_stale(tmp_path: Path) -> None:
-    plan = [PICTURES["capacity"], PICTURES["timeline"]]
+    plan = [PICTURES["speed-by-link"], PICTURES["accuracy-after-the-cut"]]
     for picture in plan:
         save(picture, RESULTS[picture.source], tmp_path)
     other = copy.deepcopy(RESULTS)
-    other["capacity"]["runs"][0]["users"] = 11
-    assert plots.stale(other, tmp_path, plan) == ["capacity"]
-    del other["capacity"]  # a picture of what is no longer there
-    assert plots.stale(other, tmp_path, plan) == ["capacity"]
+    other["client_links"]["runs"][0]["tokens"][0] = 11
+    assert plots.stale(other, tmp_path, plan) == ["speed-by-link"]
+    del other["client_links"]  # a picture of what is no longer there
+    assert plots.stale(other, tmp_path, plan) == ["speed-by-link"]
     for kind in ("png", "svg"):
-        (tmp_path / f"capacity.{kind}").unlink()
+        (tmp_path / f"speed-by-link.{kind}").unlink()
     assert plots.stale(other, tmp_path, plan) == []
-    (tmp_path / "timeline.png").unlink()
-    assert plots.stale(other, tmp_path, plan) == ["timeline"]
+    (tmp_path / "accuracy-after-the-cut.png").unlink()
+    assert plots.stale(other, tmp_path, plan) == ["accuracy-after-the-cut"]
     assert drawn_from(tmp_path / "no.svg") == ""
 
 
 def test_what_was_not_measured_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "capacity.json").write_text(json.dumps(RESULTS["capacity"]))
-    assert plots.main(["capacity", "timeline", "--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == ["capacity.png", "capacity.svg"]
-    assert "timeline: not drawn, timeline was not measured" in capsys.readouterr().err
+    (tmp_path / "client_links.json").write_text(json.dumps(RESULTS["client_links"]))
+    names = ["speed-by-link", "accuracy-after-the-cut"]
+    assert plots.main([*names, "--results", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == ["speed-by-link.png", "speed-by-link.svg"]
+    assert "accuracy-after-the-cut: not drawn, client_offline was not measured" in capsys.readouterr().err
 
 
 def test_the_pictures_of_this_repository_are_up_to_date() -> None:
@@ -204,9 +128,9 @@ def test_mistakes_are_one_line(results: Path, tmp_path: Path, capsys: pytest.Cap
     code, said = run("nothing")
     assert (code, said.count("\n")) == (2, said.count("\n"))
     assert "no picture 'nothing'" in said
-    code, said = run("--results", str(results), "--out", str(tmp_path / "none"), "--check", "capacity")
+    code, said = run("--results", str(results), "--out", str(tmp_path / "none"), "--check", "speed-by-link")
     assert code == 1
-    assert "out of date: capacity" in said
+    assert "out of date: speed-by-link" in said
     (results / "broken.json").write_text("{")
     code, said = run("--results", str(results), "--out", str(tmp_path))
     assert code == 2
@@ -214,8 +138,8 @@ def test_mistakes_are_one_line(results: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_captions_and_hashes_name_their_sources() -> None:
-    assert "commit 0123456789ab" in caption(RESULTS["capacity"], 8.0)
-    assert digest(RESULTS["capacity"]) != digest(RESULTS["timeline"])
+    assert "commit 0123456789ab" in caption(RESULTS["client_links"], 8.0)
+    assert digest(RESULTS["client_links"]) != digest(RESULTS["client_offline"])
 
 
 def test_a_way_has_one_colour_and_ways_side_by_side_differ() -> None:

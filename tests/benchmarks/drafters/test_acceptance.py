@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import save
 from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
-from benchmarks.drafters import acceptance, accuracy, natural, speed
+from benchmarks.drafters import acceptance, natural, speed
 from benchmarks.drafters.race import PLAIN, Run, Way, race
 from benchmarks.kit.exactness import count_ties
 from benchmarks.kit.seeds import methods
@@ -127,12 +127,6 @@ def test_natural_text_by_kind_with_a_seed_more_and_a_yardstick(pair: Path) -> No
     assert natural.tables(result).count("| independent | 100 | 1 |") == 3
     result["runs"][-1]["steps"] = 200
     assert methods(result, 1.0)[0]["vs independent"] is None
-
-
-def test_accuracy_of_the_target_and_of_an_independent_model(pair: Path) -> None:
-    result = accuracy.measure(options(pair, accuracy.Options, "independent", count=3, tokens=4))
-    assert [run["all"]["asked"] for run in result["runs"]] == [3, 3]
-    assert "| **all** |" in accuracy.tables(result)
 
 
 def test_every_way_takes_part_in_the_race(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:

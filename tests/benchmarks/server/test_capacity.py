@@ -6,17 +6,15 @@ import pytest
 
 from benchmarks.kit.devices import Script, scripts
 from benchmarks.kit.verifier import many_short, verifier
-from benchmarks.server import capacity, hugging_face
+from benchmarks.server import capacity
 from benchmarks.server.readers import BUFFER, PATIENCE, SPEED, TOKENS, Trial, largest, lateness, trial
 from cloud_verifier.app import Verifier
 from cloud_verifier.model import serve_model
 from cloud_verifier.settings import Settings
-from moa.demo import paths
 from moa.errors import MoaError, UsageError
-from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Target
 from moa.wire.limits import Limits
-from tests.benchmarks.pairs import prompts, tiny_target
+from tests.benchmarks.pairs import tiny_target
 
 
 def test_reading_begins_with_the_first_token_or_when_patience_ends() -> None:
@@ -91,7 +89,6 @@ def test_tables_show_ratios_and_say_what_bounds_them() -> None:
         "tokens": 40,
         "think_ms": 60.0,
         "rate": 0.85,
-        "hugging_face": {"failed": "no accelerator"},
         "runs": [
             run("embedded", "plain decoding", 20),
             run("embedded", "device-drafted", 50, driver_bound=True),
@@ -101,7 +98,6 @@ def test_tables_show_ratios_and_say_what_bounds_them() -> None:
     text = capacity.tables(result)
     assert "50* (2.50x)" in text
     assert ">= 64" in text
-    assert "did not run: no accelerator" in text
 
 
 def test_the_flags_are_those_of_the_verifier() -> None:
@@ -117,16 +113,6 @@ def test_mistakes_are_one_line() -> None:
     options = capacity.Options(embedded=False, step_ms=0.0, random="big")
     with pytest.raises(UsageError, match="HIDDENxLAYERS"), capacity.targets(options):
         pass
-
-
-@pytest.mark.slow
-def test_hugging_face_says_the_same_on_a_cpu() -> None:
-    target = Target.load(paths().target, capacity=256)
-    (ids,) = prompts(9)
-    settings = GenerationSettings(max_new_tokens=TOKENS + 1, shape=None, ignore_eos=True)
-    script = Script(ids, Speculator(target).generate([ids], settings)[0].ids, [])
-    found = hugging_face.users(str(paths().target), [script], 1, 1, 1)
-    assert found["users"] in (0, 1)
 
 
 @pytest.mark.slow

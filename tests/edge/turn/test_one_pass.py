@@ -15,7 +15,7 @@ def test_a_pass_must_be_cheaper_than_the_steps_that_it_saves(step: float, whole:
 
 
 def test_fewer_tokens_can_cost_more_than_the_time_that_is_won() -> None:
-    """The measured pair (docs/log/2026-11-22-one-pass.md): 16 steps of 0.54 ms win 4.12 tokens, a pass of 4.07 ms 2.44."""
+    """The measured pair (docs/log, one pass): 16 steps of 0.54 ms win 4.12 tokens, a pass of 4.07 ms 2.44."""
     steps, one_pass = [0.78] * 6, [0.62] * 6 + [0.3] * 10
     assert not one_pass_wins(steps, one_pass, step=0.00054, whole=0.00407)
     assert one_pass_wins(steps, steps, step=0.0054, whole=0.00407), "as many tokens by slower steps: it would win"
