@@ -34,7 +34,6 @@ _ON_REQUEST = (
     Experiment("acceptance_long", "tokens won per verification, with room for sixteen", "drafters.acceptance", 2,
                {"shapes": ["long-chain"], "temperatures": [0.0]}),
     Experiment("drafters_natural", "drafters of equal training on natural text, by kind", "drafters.natural", 8),
-    Experiment("one_pass", "one pass over a block beside steps of the same weights", "drafters.one_pass", 6),
     Experiment("speed_auto", "as deep as it pays beside plain decoding, on one machine", "drafters.speed", 8,
                {"ways": ["auto"], "repeats": 5}),
     Experiment("server_load", "the verifier under load", "server.load", 3),

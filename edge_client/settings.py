@@ -76,8 +76,6 @@ class ClientSettings:
     # how
     draft: WhoDrafts = "auto"
     """Who drafts: auto, device, server, none or single."""
-    one_pass: bool | None = None
-    """Draft a block in one run of the drafter, if the bundle's has learnt to, or a run a token; None: as measured."""
     foresee: bool = True
     """Send guesses ahead of the answers, so that the verifier need not wait for the link."""
     on_reconnect: OnReconnect = "rewind"
@@ -201,7 +199,6 @@ class SettingChanges(TurnChanges, total=False):
     token: str
     tls_ca: str
     offline: bool
-    one_pass: bool | None
     sync: Precision
     max_kbps: float
     max_calls: int

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from export.continuations import Continuation
 from export.runner import Float, Runner, StepInput
-from moa.block import Pairs, Said, draft_block
 from moa.manifest import Acceptance, Offline, TreeUsed
 from moa.tree import DraftTree, TreeGrower, TreeShape, accept
 
@@ -47,9 +46,8 @@ class AcceptedRounds:
 class Replay:
     """One continuation and the drafter's cache, at any point of the text."""
 
-    def __init__(self, runner: Runner, trace: Continuation, pairs: Pairs | None = None) -> None:
-        """With `pairs`, a draft is one pass over a block."""
-        self.runner, self.trace, self.pairs = runner, trace, pairs
+    def __init__(self, runner: Runner, trace: Continuation) -> None:
+        self.runner, self.trace = runner, trace
         self.rows: list[Float] = [
             np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32) for layer in runner.spec.cache for _ in "kv"
         ]
@@ -73,12 +71,12 @@ class Replay:
         """Draft after the text's token `pending`; returns how many drafts the target would accept."""
         self.advance(pending)
         text = self.trace.ids
-        best = self._step_by_step(pending, shape) if self.pairs is None else self._in_one_pass(pending, shape)
+        best = self._tree(pending, shape)
         depths = best.depths()
         following = [*text[pending + 1 :], *[-1] * (shape.depth + 1)]  # after the text's end nothing counts as accepted
         return len(accept(best.tokens, best.parents, lambda node: following[int(depths[node])]).path) - 1
 
-    def _step_by_step(self, pending: int, shape: TreeShape) -> DraftTree:
+    def _tree(self, pending: int, shape: TreeShape) -> DraftTree:
         grower = TreeGrower(self.trace.ids[pending], shape)
         drafted = [row[:, :pending] for row in self.rows]
         while grower.frontier:
@@ -89,15 +87,6 @@ class Replay:
             drafted = [np.concatenate(pair, axis=1) for pair in zip(drafted, out.rows, strict=True)]
             grower.expand(out.top_tokens, out.top_logp)
         return grower.tree()
-
-    def _in_one_pass(self, pending: int, shape: TreeShape) -> DraftTree:
-        assert self.pairs is not None
-        depth, root = min(self.runner.spec.block, shape.depth), self.trace.ids[pending]
-        causal = np.tril(np.ones((depth, pending + depth), np.bool_), pending)
-        ids, past = [root, *range(-1, -depth, -1)], [row[:, :pending] for row in self.rows]
-        out = self.runner.step(self._step(ids, range(pending, pending + depth), causal, past, pending, range(depth)))
-        assert out.gates is not None
-        return draft_block(root, shape, Said(out.top_tokens, out.top_logp, out.gates), self.pairs)
 
     def rounds(self, shape: TreeShape) -> list[int]:
         """Speculative decoding to the end of the text: accepted drafts of every round."""
@@ -140,11 +129,9 @@ class Replay:
         )
 
 
-def rounds(
-    runner: Runner, traces: Sequence[Continuation], shape: TreeShape, pairs: Pairs | None = None
-) -> AcceptedRounds:
+def rounds(runner: Runner, traces: Sequence[Continuation], shape: TreeShape) -> AcceptedRounds:
     """Speculative decoding of every continuation, to the end of its text."""
-    each = (Replay(runner, trace, pairs).rounds(shape) for trace in traces)
+    each = (Replay(runner, trace).rounds(shape) for trace in traces)
     return AcceptedRounds([drafts for found in each for drafts in found], shape.depth)
 
 

@@ -24,8 +24,6 @@ class Ends:
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
     draft_to_target: NDArray[np.int64] | None = None
-    masks: NDArray[np.float32] | None = None
-    """Embeddings of a block's masks: row k - 1 is that of the token id -k."""
 
 
 def step_graph(body: onnx.ModelProto, spec: BodySpec, ends: Ends) -> WeightedModel:
@@ -45,7 +43,6 @@ def step_graph(body: onnx.ModelProto, spec: BodySpec, ends: Ends) -> WeightedMod
     graph.output.extend([_value("top_logp", TensorProto.FLOAT, [1, "N", ends.top_k])])
     graph.output.extend([_value("top_tokens", TensorProto.INT64, [1, "N", ends.top_k])])
     shapes: list[list[int | str]] = [[1, of.kv_heads, "T", of.head_dim] for of in spec.cache for _ in "kv"]
-    shapes += [[1, "N", spec.pair_rank]] * bool(spec.block)
     for name, shape in zip(spec.outputs[1:], shapes, strict=True):
         graph.output.extend([_value(name, outputs[name].type.tensor_type.elem_type, shape)])
     graph.name = "drafter_step"
@@ -69,28 +66,11 @@ def _step_inputs(spec: BodySpec, inputs: dict[str, ValueInfoProto]) -> list[Valu
 
 
 def _embed(model: WeightedModel, ends: Ends) -> None:
-    ids, out = "ids", "x"
-    if ends.masks is not None:
-        zero = model.constant("no_id", np.array(0, np.int64))
-        ids, out = model.node("Max", ["ids", zero], ["token_ids"]), "x_tokens"
     scaled = ends.embedding_scale != 1.0
-    ends.embedding.embed(model, ids, "x_unscaled" if scaled else out)
+    ends.embedding.embed(model, "ids", "x_unscaled" if scaled else "x")
     if scaled:
         scale = model.constant("embedding_scale", np.array(ends.embedding_scale, np.float32))
-        model.node("Mul", ["x_unscaled", scale], [out])
-    if ends.masks is not None:
-        _put_masks(model, ends.masks)
-
-
-def _put_masks(model: WeightedModel, masks: NDArray[np.float32]) -> None:
-    """Replace the rows of ids below zero by the masks'."""
-    last = model.constant("last_mask_id", np.array(-1, np.int64))
-    places = model.node("Max", [model.node("Sub", [last, "ids"], ["places"]), "no_id"], ["mask_places"])
-    rows = model.node("Gather", [model.constant("masks", masks), places], ["x_masks"])
-    is_mask = model.node("Less", ["ids", "no_id"], ["is_mask"])
-    axis = model.constant("mask_axis", np.array([-1], np.int64))
-    chosen = model.node("Unsqueeze", [is_mask, axis], ["is_mask_row"])
-    model.node("Where", [chosen, rows, "x_tokens"], ["x"])
+        model.node("Mul", ["x_unscaled", scale], ["x"])
 
 
 def _head(model: WeightedModel, ends: Ends) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from export.quiet import quiet
-from moa.block import GATES
 from moa.manifest import Manifest
 from moa.model.drafter import Drafter
 
@@ -45,8 +44,7 @@ class Body(nn.Module):
         records, past = rest[: self.records], rest[self.records :]
         pairs = list(zip(past[0::2], past[1::2], strict=True))
         x, rows = self.drafter.states(x, positions, mask, pairs, *records, queries=queries)
-        gates = (self.drafter.block_head.gates(x),) if self.drafter.config.block else ()
-        return x, *(tensor for layer in rows for tensor in layer), *gates
+        return x, *(tensor for layer in rows for tensor in layer)
 
 
 @dataclass(frozen=True)
@@ -60,10 +58,6 @@ class BodySpec:
     borrowed: int = 0
     rows_know_records: bool = False
     """Whether cache rows of the body's own layers depend on the records at that time."""
-    block: int = 0
-    """Positions of one pass, the last token's and its masks'; 0: it has no masks."""
-    pair_rank: int = 0
-    """Gates of the pair head after each token."""
 
     @property
     def inputs(self) -> list[str]:
@@ -75,8 +69,7 @@ class BodySpec:
     @property
     def outputs(self) -> list[str]:
         """Names of the graph's outputs, in order."""
-        gates = [GATES] if self.block else []
-        return ["hidden", *(f"new_{kind}_{i}" for i in range(len(self.cache)) for kind in "kv"), *gates]
+        return ["hidden", *(f"new_{kind}_{i}" for i in range(len(self.cache)) for kind in "kv")]
 
 
 def spec_of(manifest: Manifest) -> BodySpec:
@@ -90,8 +83,6 @@ def spec_of(manifest: Manifest) -> BodySpec:
         CacheLayer(records.kv_heads, records.head_dim) if records else None,
         len(records.borrowed) if records else 0,
         records.known_to_rows if records else False,
-        manifest.block.positions if manifest.block else 0,
-        manifest.block.pair_rank if manifest.block else 0,
     )
 
 

@@ -20,7 +20,7 @@ from export.continuations import encode_prompts, make_traces, read_prompts
 from export.describe import SharedParts, describe, public_name, tool_versions, write_shared
 from export.forms import OPSET, Workshop
 from export.golden import golden_cases
-from export.measure import step_times, timed_tokens
+from export.measure import step_times
 from export.parity import parity
 from export.plan import make_plan
 from export.qnn_context import require_qnn
@@ -164,7 +164,7 @@ class _Build:
         names = ", ".join(path.name for path in self.settings.calibration) or "held-out prompts of the embedded pair"
         # The float32 drafter with its whole vocabulary: the ratio then includes the cost of a smaller one.
         runner = TorchRunner(self.source, min(self.settings.top_k, self.source.vocabulary))
-        return Reference(traces, runner, names, self.source.pairs())
+        return Reference(traces, runner, names)
 
     def _variant(self, shop: Workshop, kind: VariantKind, difference: float, reference: Reference | None) -> Variant:
         self.say(f"variant {kind.name}")
@@ -188,11 +188,7 @@ class _Build:
     ) -> tuple[Agreement | None, tuple[StepTime, ...]]:
         spec, model = self.source.spec, made.files[0]
         agreement = made.agreement or (reference.judge(OrtRunner(model, spec)) if reference else None)
-        times = (
-            step_times(model, spec, shop.source.vocabulary, tokens=timed_tokens(spec))
-            if self.settings.time_steps
-            else ()
-        )
+        times = step_times(model, spec, shop.source.vocabulary) if self.settings.time_steps else ()
         return agreement, times
 
     def _golden(self, variants: dict[str, Variant]) -> None:
@@ -225,7 +221,6 @@ class _Build:
             vocabulary=shared.vocabulary,
             cache=tuple(KVHeads(kv_heads=layer.kv_heads, head_dim=layer.head_dim) for layer in source.spec.cache),
             records=self._records(),
-            block=shared.block,
             top_k=top_k,
             default_variant=next(name for name, _ in sorted(variants.items(), key=lambda v: v[1].form != "dynamic")),
             variants=variants,

@@ -84,9 +84,6 @@ def _calibration(manifest: Manifest) -> Iterator[str]:
     yield ""
     yield from _accepted("accepted drafts at least", found.acceptance)
     yield ""
-    if found.one_pass is not None:
-        yield from _accepted("drafted in one pass", found.one_pass)
-        yield ""
     yield from _alone("after the link was lost, tokens", found.offline)
     if found.cold is not None:
         yield ""

@@ -17,11 +17,10 @@ from export.runner import open_session
 from export.source import INDEPENDENT, Source
 from export.variants import Made, VariantKind
 from moa.bundle import OPSETS
-from moa.manifest import Agreement, BlockFormat, StepTime, TokenizerFiles, Variant, Vocabulary
+from moa.manifest import Agreement, StepTime, TokenizerFiles, Variant, Vocabulary
 
 _TOOLS = ("moa-edge", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "optimum", "optimum-onnx", "numpy")
 _MAP = "shared/draft_to_target.npy"
-_PAIRS = "shared/pairs.npy"
 
 
 def tool_versions() -> dict[str, str]:
@@ -85,11 +84,10 @@ class SharedParts:
 
     tokenizer: TokenizerFiles
     vocabulary: Vocabulary
-    block: BlockFormat | None
 
 
 def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path) -> SharedParts:
-    """Write tokenizer, chat template, draft vocabulary and pair head."""
+    """Write tokenizer, chat template, and draft vocabulary."""
     shared = folder / "shared"
     shared.mkdir()
     (shared / "tokenizer.json").write_bytes(source.tokenizer.json)
@@ -108,15 +106,7 @@ def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path)
     )
     draft = source.facts.vocab_size if chosen is None else len(chosen)
     vocabulary = Vocabulary(target=source.facts.vocab_size, draft=draft, map=None if chosen is None else _MAP)
-    return SharedParts(tokenizer, vocabulary, _write_pairs(source, chosen, folder))
-
-
-def _write_pairs(source: Source, chosen: NDArray[np.int64] | None, folder: Path) -> BlockFormat | None:
-    pairs = source.pairs(chosen)
-    if pairs is None:
-        return None
-    np.save(folder / _PAIRS, np.stack([pairs.before, pairs.after]).astype(np.float16), allow_pickle=False)
-    return BlockFormat(positions=source.spec.block, pair_rank=source.spec.pair_rank, pairs=_PAIRS)
+    return SharedParts(tokenizer, vocabulary)
 
 
 def _signature(model: Path) -> tuple[dict[str, tuple[int | str, ...]], dict[str, tuple[int | str, ...]]]:

@@ -101,6 +101,5 @@ class Workshop:
             embedding_scale=self.source.shared.embedding_scale,
             logit_softcap=self.source.shared.logit_softcap,
             draft_to_target=self.draft_to_target,
-            masks=self.source.masks(),
         )
         return step_graph(layers, self.source.spec, ends)

@@ -1,4 +1,4 @@
-"""Time of a step or of a pass, and this machine's free memory."""
+"""Time of a step, and this machine's free memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ PAST, RECORDS = 256, 256
 """Cache rows and records in a timed step: a chat of some length."""
 STEPS = (1, 8)
 """Tokens of a chain's step, and of a tree's."""
-
-
-def timed_tokens(spec: BodySpec) -> tuple[int, ...]:
-    """Of the runs that a bundle's drafts consist of: steps, and a pass where the drafter has learnt a block."""
-    return STEPS if spec.block in (0, *STEPS) else (*STEPS, spec.block)
 
 
 def step_times(

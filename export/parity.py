@@ -31,7 +31,7 @@ _SIZES = (
 def random_steps(
     spec: BodySpec, vocabulary: int, *, seed: int = 0, sizes: tuple[tuple[int, int, int, int], ...] = _SIZES
 ) -> Iterator[StepInput]:
-    """Steps of random trees over random caches and records, masks among the tokens."""
+    """Steps of random trees over random caches and records."""
     rng = np.random.default_rng(seed)
 
     def rows(heads: int, count: int, width: int) -> NDArray[np.float32]:
@@ -41,7 +41,7 @@ def random_steps(
         parents = [int(rng.integers(-1, node)) if node else -1 for node in range(tokens)]
         held = spec.records if records else None
         yield StepInput(
-            ids=rng.integers(1 - max(1, spec.block), vocabulary, tokens),
+            ids=rng.integers(0, vocabulary, tokens),
             queries=np.sort(rng.choice(tokens, queries, replace=False)),
             positions=past + rng.integers(0, 4, tokens).cumsum(),
             mask=np.concatenate([rng.random((tokens, past)) < 0.8, ancestors(np.array([parents]))[0]], axis=1),
@@ -52,7 +52,7 @@ def random_steps(
 
 
 def parity(reference: TorchRunner, model: Path, vocabulary: int, draft_to_target: NDArray[np.int64] | None) -> float:
-    """Largest difference of a logit, a new cache row or a gate; raises above the tolerance."""
+    """Largest difference of a logit or a new cache row; raises above the tolerance."""
     beside = model.with_name("parity.onnx")
     proto = onnx.load(model, load_external_data=False)
     proto.graph.output.append(onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, None))

@@ -10,19 +10,14 @@ import numpy as np
 from export.agreement import CHAIN, TREE, AcceptedRounds, acceptance, first_guesses, offline, rounds
 from export.continuations import Continuation
 from export.runner import Runner, TorchRunner
-from moa.block import Pairs
-from moa.manifest import Acceptance, Agreement, Calibration
-from moa.tree import TreeShape
+from moa.manifest import Agreement, Calibration
 
 
 class Reference:
     """Recorded texts of the target, and the float32 drafter's acceptance on them."""
 
-    def __init__(
-        self, traces: Sequence[Continuation], reference: TorchRunner, origin: str, pairs: Pairs | None = None
-    ) -> None:
-        """With `pairs`, one pass over a block is calibrated beside steps."""
-        self.traces, self.reference, self.origin, self.pairs = traces, reference, origin, pairs
+    def __init__(self, traces: Sequence[Continuation], reference: TorchRunner, origin: str) -> None:
+        self.traces, self.reference, self.origin = traces, reference, origin
 
     @property
     def tokens(self) -> int:
@@ -58,14 +53,6 @@ class Reference:
             tokens=self.tokens,
             source=self.origin,
             acceptance=acceptance(rounds(self.reference, self.traces, CHAIN), self._reference_rounds),
-            one_pass=self._one_pass(),
             offline=offline(self.reference, self.traces, cold=False),
             cold=offline(self.reference, self.traces, cold=True),
         )
-
-    def _one_pass(self) -> Acceptance | None:
-        if self.pairs is None:
-            return None
-        chain = TreeShape.chain(self.reference.spec.block)
-        chained, branching = (rounds(self.reference, self.traces, shape, self.pairs) for shape in (chain, TREE))
-        return acceptance(chained, branching)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -58,19 +57,12 @@ class StepInput:
 
 @dataclass
 class StepOutput:
-    """Best tokens `[N, K]` (target ids), their log-probabilities, and new cache rows `[H, T, D]`, k and v by layer;
-    with a pair head, its gates `[N, rank]`."""
+    """Best tokens `[N, K]` (target ids), their log-probabilities, and new cache rows `[H, T, D]`, k and v by
+    layer."""
 
     top_logp: Float
     top_tokens: NDArray[np.int64]
     rows: list[Float]
-    gates: Float | None = None
-
-    @classmethod
-    def of(cls, spec: BodySpec, top_logp: Float, top_tokens: NDArray[np.int64], rest: Sequence[Float]) -> StepOutput:
-        """From the graph's outputs, without the leading 1; `rest` are those after the first two."""
-        rows = 2 * len(spec.cache)
-        return cls(top_logp, top_tokens, list(rest[:rows]), rest[rows] if spec.block else None)
 
 
 class Runner(Protocol):
@@ -91,7 +83,7 @@ class TorchRunner:
         self._map = None if draft_to_target is None else torch.from_numpy(draft_to_target)
 
     def logits(self, step: StepInput) -> tuple[torch.Tensor, list[Float]]:
-        """Logits of the whole target vocabulary `[N, V]`, and the graph's other outputs: new rows, and gates."""
+        """Logits of the whole target vocabulary `[N, V]`, and the new cache rows."""
         feeds = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in step.feeds(self.spec).items()}
         past = [(feeds[f"past_k_{i}"], feeds[f"past_v_{i}"]) for i in range(len(self.spec.cache))]
         records = [feeds[name] for name in ("record_k", "record_v", "record_mask") if self.spec.records]
@@ -99,19 +91,17 @@ class TorchRunner:
         with torch.inference_mode():
             hidden, pairs = self._source.module.features(*inputs, queries=feeds["queries"])
             logits = self._source.module.logits(hidden)[0]
-            rest = [tensor[0].numpy() for pair in pairs for tensor in pair]
-            if self.spec.block:
-                rest.append(self._source.module.block_head.gates(hidden)[0].numpy())
-        return logits[:, : self._source.vocabulary], rest
+            rows = [tensor[0].numpy() for pair in pairs for tensor in pair]
+        return logits[:, : self._source.vocabulary], rows
 
     def step(self, step: StepInput) -> StepOutput:
         """One step."""
-        logits, rest = self.logits(step)
+        logits, rows = self.logits(step)
         if self._map is not None:
             logits = logits[:, self._map]
         top = logits.log_softmax(-1).topk(self._top_k, dim=-1)
         tokens = top.indices if self._map is None else self._map[top.indices]
-        return StepOutput.of(self.spec, top.values.numpy(), tokens.numpy(), rest)
+        return StepOutput(top.values.numpy(), tokens.numpy(), rows)
 
 
 class OrtRunner:
@@ -130,8 +120,8 @@ class OrtRunner:
 
     def step(self, step: StepInput) -> StepOutput:
         """One step."""
-        logp, tokens, *rest = self.run(step)
-        return StepOutput.of(self.spec, logp[0], tokens[0], [value[0] for value in rest])
+        logp, tokens, *rows = self.run(step)
+        return StepOutput(logp[0], tokens[0], [value[0] for value in rows])
 
 
 def open_session(

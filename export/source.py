@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from export.body import BodySpec, CacheLayer
-from moa.block import Pairs
 from moa.config import DrafterConfig, TargetFacts
 from moa.model.checkpoint import drafter_around, load_drafter
 from moa.model.drafter import Drafter
@@ -83,16 +82,6 @@ class Source:
         """`[vocabulary, hidden]`."""
         return _numpy(self.shared.head)
 
-    def masks(self) -> NDArray[np.float32] | None:
-        """Embeddings of a block's masks, `[block - 1, hidden]`."""
-        return _numpy(self.module.block_head.masks.weight) if self.spec.block else None
-
-    def pairs(self, draft_to_target: NDArray[np.int64] | None = None) -> Pairs | None:
-        """The pair head's tables, of the whole vocabulary or a part of it."""
-        if not self.spec.block:
-            return None
-        return self.module.block_head.pairs(self.shared, self.vocabulary, draft_to_target)
-
 
 def load_source(target: str, drafter: str) -> Source:
     """Read a drafter, `independent:ID_OR_DIR` or a folder of ours, and the parts of `target` that it shares."""
@@ -133,8 +122,6 @@ def _source(
             CacheLayer(config.record_heads, config.head_dim) if config.use_ca else None,
             config.tli,
             config.rows_know_records,
-            config.block,
-            config.pair_rank if config.block else 0,
         ),
         drafter_id=drafter_id,
         config=asdict(config),

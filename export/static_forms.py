@@ -1,8 +1,7 @@
 """The forms for NPUs: fixed shapes, only operators that NPU compilers support, embedding and top-k on the host.
 
     x [1,T,H]  cos, sin [1,T,D]  mask [1,1,T,P+T]  past_k, past_v [1,Hs,P,D] by layer
-    record_k, record_v [1,Hc,R,D]  record_mask [1,1,1,R]  has_records [1,1,1]      ──►  logits, new_k, new_v by layer,
-                                                                                        gates of a pair head
+    record_k, record_v [1,Hc,R,D]  record_mask [1,1,1,R]  has_records [1,1,1]      ──►  logits, new_k, new_v by layer
 
 `sin` includes the sign of the rotation's first half. Masks are 0 or -30, because a larger number would use up the range
 of 16-bit activations. Unused past rows, records and tokens are masked, and their outputs ignored.
@@ -56,13 +55,12 @@ class StaticStep(nn.Module):
         self.config, self.layers = drafter.config, nn.ModuleList(drafter.body_blocks)
         self.crossings = nn.ModuleList(drafter.cross_attentions)
         self.final_norm = drafter.norm if drafter.config.final_norm else None
-        self.block_head = drafter.block_head if drafter.config.block else None
         self.softcap, self.native_norm = drafter.shared.logit_softcap, native_norm
         self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
         self.head.weight = nn.Parameter(torch.from_numpy(head), requires_grad=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        """`rest`: past keys and values by layer, then the four record inputs. Logits of all tokens, new rows, gates."""
+        """`rest`: past keys and values by layer, then the four record inputs. Logits of all tokens, and new rows."""
         *past, record_k, record_v, record_mask, has_records = rest
         rows: list[Tensor] = []
         blocks: list[Block] = list(self.layers)  # type: ignore[arg-type]
@@ -81,7 +79,7 @@ class StaticStep(nn.Module):
         logits = self.head(hidden)
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits, *rows, *(() if self.block_head is None else (self.block_head.gates(hidden),))
+        return logits, *rows
 
     def _cross(
         self,
@@ -161,12 +159,8 @@ def export_static(shop: Workshop, shape: StaticShape, path: Path, *, opset: int,
 
 
 def write_embedding(shop: Workshop, folder: Path) -> Path:
-    """The host's table of token embeddings, scaled, in half precision. A block's masks are its last rows, so that the
-    id -k finds its own from the end."""
-    path, masks = folder / EMBEDDING, shop.source.masks()
-    rows = shop.source.embedding() * shop.source.shared.embedding_scale
-    if masks is not None:
-        rows = np.concatenate([rows, masks[::-1]])
+    """The host's table of token embeddings, scaled, in half precision."""
+    path, rows = folder / EMBEDDING, shop.source.embedding() * shop.source.shared.embedding_scale
     np.save(path, rows.astype(np.float16), allow_pickle=False)
     return path
 

@@ -37,22 +37,20 @@ class StaticRunner:
 
     def step(self, step: StepInput) -> StepOutput:
         """One step of any size."""
-        past, logits, gates = list(step.past), [], []
+        past, logits = list(step.past), []
         before = past[0].shape[1]
         for start in range(0, len(step.ids), self.shape.tokens):
             part = slice(start, min(start + self.shape.tokens, len(step.ids)))
             out, *rows = self._run(self.feeds(step, part, past))
             used = part.stop - start
             logits.append(out[0, :used])
-            if self.spec.block:
-                gates.append(rows.pop()[0, :used])
             past = [np.concatenate([old, new[0, :, :used]], axis=1) for old, new in zip(past, rows, strict=True)]
         scores = np.concatenate(logits)[step.queries]
         best = np.argsort(-scores, axis=-1, kind="stable")[:, : self._top_k]
         logp = np.take_along_axis(scores, best, -1) - np.logaddexp.reduce(scores, axis=-1, keepdims=True)
         tokens = best if self._map is None else self._map[best]
-        rest = [row[:, before:] for row in past] + [np.concatenate(part)[step.queries] for part in (gates,) if part]
-        return StepOutput.of(self.spec, logp.astype(np.float32), tokens.astype(np.int64), rest)
+        new = [row[:, before:] for row in past]
+        return StepOutput(logp.astype(np.float32), tokens.astype(np.int64), new)
 
     def feeds(self, step: StepInput, part: slice, past: list[Float]) -> Feeds:
         """The graph's inputs for some of a step's tokens; `past` holds the rows of all tokens before them."""

@@ -22,7 +22,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from moa.block import Pairs
 from moa.errors import BundleError
 from moa.manifest import Manifest, Variant
 
@@ -120,15 +119,6 @@ class Bundle:
         if ids.shape != (self.manifest.vocabulary.draft,) or ids.dtype != np.int64:
             raise BundleError(f"{self.path(name)} does not fit its manifest: {ids.dtype} {ids.shape}")
         return ids
-
-    def pairs(self) -> Pairs | None:
-        """The pair head's tables; None if the drafter does not draft in one pass."""
-        if (block := self.manifest.block) is None:
-            return None
-        tables: NDArray[np.float16] = np.load(self.path(block.pairs), allow_pickle=False)
-        if tables.shape != (2, self.manifest.vocabulary.draft, block.pair_rank) or tables.dtype != np.float16:
-            raise BundleError(f"{self.path(block.pairs)} does not fit its manifest: {tables.dtype} {tables.shape}")
-        return Pairs(tables[0], tables[1], self.draft_to_target())
 
     def golden(self) -> list[GoldenCase]:
         """Test inputs, and the outputs of each variant that was run when the bundle was built."""
@@ -252,8 +242,6 @@ def _named_files(manifest: Manifest) -> Mapping[str, str]:
         named |= dict.fromkeys((variant.model, *variant.files), f"variant {name}")
     if manifest.vocabulary.map:
         named[manifest.vocabulary.map] = "draft vocabulary"
-    if manifest.block:
-        named[manifest.block.pairs] = "pair head"
     if manifest.tokenizer.file:
         named[manifest.tokenizer.file] = "tokenizer"
     if manifest.tokenizer.chat_template:

@@ -12,8 +12,6 @@ from typing import Any, Self
 from moa.errors import ConfigError, UsageError
 
 MODEL_TYPE = "moa_spec"
-MAX_BLOCK = 64
-"""Positions of one pass at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,21 +81,15 @@ class DrafterConfig:
     embedding and head."""
     target_hidden_size: int = 0
     """Width of the target's hidden states if it differs from the body's; 0: `hidden_size`."""
-    block: int = 0
-    """Positions drafted in one pass, the last token's and those of the masks after it; 0: only one token at a time."""
-    pair_rank: int = 64
-    """Width of the head that makes the tokens of a block fit each other."""
 
     def __post_init__(self) -> None:
-        optional = ("tli", "target_hidden_size", "block")
+        optional = ("tli", "target_hidden_size")
         positive = [f.name for f in dataclasses.fields(self) if f.type == "int" and f.name not in optional]
         for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(f"drafter config: {name} must be at least 1, not {getattr(self, name)}")
         if self.hidden_act != "silu":
             raise ConfigError(f"drafter config: hidden_act {self.hidden_act!r} is not supported, only 'silu'")
-        if self.block and not 2 <= self.block <= MAX_BLOCK:
-            raise ConfigError(f"drafter config: block must be 0 or 2..{MAX_BLOCK}, not {self.block}")
         if not 0 <= self.tli <= self.target_layers:
             raise ConfigError(f"drafter config: tli must be 0..{self.target_layers} (the target's layers)")
         # From JSON it is a list, and a config must be hashable by value.

@@ -97,8 +97,7 @@ class Agreement(Part, frozen=True, kw_only=True):
 
 
 class StepTime(Part, frozen=True, kw_only=True):
-    """Median time of one run of the graph over so many tokens, where and when it was built: a step over one or a few,
-    a pass over a block's positions."""
+    """Median time of one run of the graph over so many tokens, where and when it was built."""
 
     tokens: int
     threads: int
@@ -163,24 +162,10 @@ class Calibration(Part, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int
     source: str
     acceptance: Acceptance
-    """Of drafts by steps."""
-    one_pass: Acceptance | None = None
-    """Of drafts in one pass, the chain as deep as the block; only of a drafter that has learnt one."""
     offline: Offline
     """The connection was lost after the prompt: its records are there."""
     cold: Offline | None = None
     """Asked without a connection: there are no records."""
-
-
-class BlockFormat(Part, frozen=True, kw_only=True):
-    """Drafting in one pass: ids below zero are masks, -k the one k places after the last token; the graph's `gates`
-    and these tables are the pair head (`moa/block.py`)."""
-
-    positions: int
-    """Of one pass: the last token's and its masks'."""
-    pair_rank: int
-    pairs: str
-    """A float16 .npy file `[2, V, rank]` of the draft vocabulary: before, and after."""
 
 
 class Manifest(Part, frozen=True, kw_only=True, omit_defaults=True):
@@ -200,7 +185,6 @@ class Manifest(Part, frozen=True, kw_only=True, omit_defaults=True):
     cache: tuple[KVHeads, ...]
     """Layers with a cache, in the order of the graph's past_k_0, past_k_1, ..."""
     records: RecordFormat | None
-    block: BlockFormat | None = None
     top_k: int
     default_variant: str
     variants: dict[str, Variant]

@@ -187,6 +187,7 @@ def test_an_onnx_runtime_that_is_too_old_is_refused(folder: Path) -> None:
         (lambda m: m.update(schema=2), "manifest schema 2, this version reads 1"),
         (lambda m: m.pop("variants"), "not a valid manifest: .*variants"),
         (lambda m: m.update(colour="red"), "not a valid manifest: .*colour"),
+        (lambda m: m.update(block={"positions": 4, "pair_rank": 8, "pairs": "x.npy"}), "unknown field `block`"),
         (lambda m: m["files"].update({"../x": {"sha256": "", "size": 1}}), "outside the bundle: '../x'"),
         (lambda m: m["files"].update({"/x": {"sha256": "", "size": 1}}), "outside the bundle: '/x'"),
         (lambda m: m["files"].pop(GOLDEN), "names golden.npz as its golden vectors, but does not list it"),

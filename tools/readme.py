@@ -34,7 +34,6 @@ TITLES = {
     "drafters_natural": "Drafters of equal training on natural text, by kind",
     "export_steps": "Step time of the CPU forms",
     "forward": "A verification beside its bare arithmetic",
-    "one_pass": "One pass over a block beside steps",
     "server_load": "The verifier under load",
     "speed": "One machine",
     "speed_auto": "One machine: as deep as it pays",

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from moa.config import TargetFacts
 from moa.errors import ConfigError, UsageError
@@ -30,8 +30,6 @@ class BaselineConfig:
     rope_theta: float = 10000.0
     confidence: bool = False
     """Baselines have no confidence head; the trainer reads this."""
-    block: ClassVar[int] = 0
-    """Nor masks for drafting in one pass; likewise."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

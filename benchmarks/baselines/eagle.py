@@ -17,7 +17,6 @@ from benchmarks.baselines.features import FeatureModel, shifted
 from benchmarks.baselines.layers import run_layer, self_rows
 from moa.model.borrowed import Rows
 from moa.model.shared import SharedWeights
-from moa.training.block import MaskBlocks
 from moa.training.data import Batch
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.masks import additive, token_mask
@@ -63,7 +62,7 @@ class EagleTraining(Distillation):
         self.model = model
 
     def _draft(
-        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float, blocks: MaskBlocks
+        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float
     ) -> tuple[Tensor, Tensor]:
         device = lesson.hidden.device
         ids, positions = torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.positions).to(device)

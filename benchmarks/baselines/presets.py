@@ -13,12 +13,11 @@ from transformers import PreTrainedModel
 from benchmarks.baselines.config import BaselineConfig, Kind
 from benchmarks.baselines.eagle import PUBLIC_LOSS
 from benchmarks.baselines.layers import BaselineModel, parameter_count
-from benchmarks.baselines.pard import BLOCK, Pard
 from benchmarks.baselines.registry import baseline_size, matched, new_baseline, training_task
 from demo.recipe import ALONE
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import ConfigError, UsageError
-from moa.model.checkpoint import LEARNT_LATER, load_weights, new_drafter
+from moa.model.checkpoint import load_weights, new_drafter
 from moa.model.drafter import Drafter
 from moa.model.shared import SharedWeights
 from moa.training.data import PackedRows
@@ -34,8 +33,8 @@ class Preset:
     """A run's preset: the kind of drafter, changes to its shape, and its training settings."""
 
     says: str
-    kind: Kind | Literal["moa", "independent", "pard"] = "moa"
-    """A body with records, the same without them, without them in one pass, or a baseline that is no such body."""
+    kind: Kind | Literal["moa", "independent"] = "moa"
+    """A body with records, the same without them, or a baseline that is no such body."""
     shape: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the config of a body."""
     distill: DistillSettings | None = None
@@ -55,7 +54,6 @@ PRESETS: dict[str, Preset] = {
     "moa0": Preset("MoA, TLI = 0", distill=ALONE),
     "moa1": Preset("MoA, TLI = 1", shape={"tli": 1, "final_norm": False}, distill=ALONE),
     "moa3": Preset("MoA, TLI = 3", shape={"tli": 3, "final_norm": False}, distill=ALONE),
-    "moa0-block": Preset("MoA, TLI = 0, also 16 tokens in one pass", shape={"block": 16}, distill=ALONE),
     "moa0-lk": Preset("KL / overlap hybrid instead of KL", distill=replace(ALONE, loss="lk")),
     "moa0-prefix": Preset(
         "a position weighs as likely as the draft before it is accepted", distill=replace(ALONE, prefix_weights=True)
@@ -71,7 +69,6 @@ PRESETS: dict[str, Preset] = {
     ),
     "eagle3": Preset("EAGLE-3.1, 7 steps of training-time test", kind="eagle3"),
     "independent": Preset("independent: the body without records, KL", kind="independent"),
-    "pard": Preset(f"PARD: independent, {BLOCK} tokens in one pass, KL", kind="pard"),
     # What the drafter is made of.
     "moa0-final-state": Preset("with the target's final state", shape={"final_state": True}),
     "moa0-no-final-state": Preset("without the target's final state", shape={"final_state": False}),
@@ -141,7 +138,7 @@ def build(
     if chosen.kind == "moa":
         drafter = _moa(init, {**shape, **chosen.shape}, target, facts)
     else:
-        drafter = _without_records(facts, shape, size, target, one_pass=chosen.kind == "pard")
+        drafter = _without_records(facts, shape, size, target)
     if start:
         if data is None:
             raise UsageError("a body that starts from the target's layers needs data to measure their units on")
@@ -150,12 +147,11 @@ def build(
 
 
 def _moa(init: Path | None, shape: Mapping[str, Any], target: PreTrainedModel, facts: TargetFacts) -> Drafter:
-    """A new MoA drafter, or a trained one, which may learn to draft in one pass."""
+    """A new MoA drafter, or a trained one."""
     if init is None:
         return new_drafter(moa_config(facts, shape), target)
-    config = DrafterConfig.read(init, facts)
-    drafter = new_drafter(replace(config, block=shape.get("block", config.block)), target)
-    load_weights(drafter, init, new=LEARNT_LATER)
+    drafter = new_drafter(DrafterConfig.read(init, facts), target)
+    load_weights(drafter, init)
     return drafter
 
 
@@ -169,9 +165,7 @@ def _eagle(kind: Kind, like: DrafterConfig, size: int, target: PreTrainedModel, 
     return new_baseline(config(matched(lambda width: baseline_size(config(width)), size, kind)), target)
 
 
-def _without_records(
-    facts: TargetFacts, shape: Mapping[str, Any], size: int, target: PreTrainedModel, *, one_pass: bool
-) -> Drafter:
+def _without_records(facts: TargetFacts, shape: Mapping[str, Any], size: int, target: PreTrainedModel) -> Drafter:
     """A body alone, wider in its feed-forwards by what cross-attention would have been."""
 
     def config(width: int) -> DrafterConfig:
@@ -182,13 +176,7 @@ def _without_records(
         with torch.device("meta"):
             return parameter_count(Drafter(config(width), SharedWeights(nothing, nothing)))
 
-    wide = config(matched(count, size, "a body without records"))
-    drafter = new_drafter(wide, target)
-    if not one_pass:
-        return drafter
-    pard = Pard(wide, SharedWeights.of(target)).to(target.device)
-    pard.load_state_dict(drafter.state_dict() | {"mask_token": pard.mask_token})
-    return pard
+    return new_drafter(config(matched(count, size, "a body without records")), target)
 
 
 def _changed(settings: DistillSettings | None, changes: Mapping[str, Any]) -> DistillSettings:

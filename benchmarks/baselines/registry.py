@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from benchmarks.baselines.eagle import PUBLIC_LOSS, Eagle, EagleTraining
 from benchmarks.baselines.eagle3 import Eagle3, Eagle3Training, TappedTarget
 from benchmarks.baselines.features import FeatureDrafting, FeatureModel
 from benchmarks.baselines.layers import BaselineModel, parameter_count
-from benchmarks.baselines.pard import MODEL_TYPE as PARD
-from benchmarks.baselines.pard import Pard, PardDrafting, PardTraining
 from moa.bundle import Bundle
-from moa.config import MODEL_TYPE, DrafterConfig, TargetFacts
+from moa.config import MODEL_TYPE, TargetFacts
 from moa.errors import ConfigError
 from moa.graph.load import LoadedGraph
 from moa.model.checkpoint import load_drafter, load_weights, save_drafter, save_weights
@@ -67,8 +64,6 @@ def training_task(
         return EagleTraining(model, teacher, settings or PUBLIC_LOSS, seed)
     if isinstance(model, Eagle3):
         return Eagle3Training(model, teacher, settings or DistillSettings(), seed)
-    if isinstance(model, Pard):
-        return PardTraining(model, teacher, settings or DistillSettings(), seed)
     if isinstance(model, Drafter):
         return Distillation(model, teacher, settings or DistillSettings(), seed)
     raise TypeError(f"no training is known for {type(model).__name__}")
@@ -82,9 +77,6 @@ def save(model: Drafter | BaselineModel, folder: Path) -> None:
         model.config.write(folder)
         return
     save_drafter(model, folder)
-    if isinstance(model, Pard):
-        path = folder / "config.json"
-        path.write_text(json.dumps(read_config(folder) | {"model_type": PARD}, indent=2) + "\n", encoding="utf-8")
 
 
 def load_baseline(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> BaselineModel:
@@ -92,16 +84,6 @@ def load_baseline(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> 
     model = new_baseline(BaselineConfig.read(folder, facts), target)
     load_weights(model, folder)
     return model.to(dtype=target.dtype).eval()
-
-
-def load_pard(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> Pard:
-    """A trained one-pass drafter beside its target."""
-    values = {name: value for name, value in read_config(folder).items() if name not in ("model_type", "rope_scaling")}
-    config = DrafterConfig.from_dict(values)
-    config.check_fits(facts)
-    model = Pard(config, SharedWeights.of(target))
-    load_weights(model, folder)
-    return model.to(device=target.device, dtype=target.dtype).eval()
 
 
 def load_independent(folder: Path, target_source: str | Path) -> tuple[Drafter, TargetFacts]:
@@ -137,8 +119,6 @@ def open_drafting(folder: Path, target: Target, *, graph: str = "", threads: int
     kind, beside = read_config(folder).get("model_type"), (target.model, target.facts)
     if kind == MODEL_TYPE:
         model: Drafter | BaselineModel = load_drafter(folder, *beside)
-    elif kind == PARD:
-        model = load_pard(folder, *beside)
     elif kind in KINDS:
         model = load_baseline(folder, *beside)
     else:
@@ -150,8 +130,6 @@ def drafting_with(model: Drafter | BaselineModel, *, slots: int, capacity: int) 
     """Any drafter in memory, for the engine."""
     if isinstance(model, FeatureModel):
         return FeatureDrafting(model, slots=slots, capacity=capacity)
-    if isinstance(model, Pard):
-        return PardDrafting(model, slots=slots, capacity=capacity)
     if isinstance(model, Drafter):
         return MoaDrafting(model, slots=slots, capacity=capacity)
     raise TypeError(f"no drafting is known for {type(model).__name__}")

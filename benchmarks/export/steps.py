@@ -49,8 +49,6 @@ class Shape:
 
 SHAPES = {"2k": Shape(2048, 32_000, 16, 4, 16, 8_000), "8b": Shape(4096, 128_256, 32, 8, 32, 32_000)}
 
-BLOCK = 16
-"""Positions of one pass: with random weights, a step over so many tokens is one."""
 TITLES = {
     "embedded": "The embedded drafter: hidden 256, vocabulary 4,096",
     "2k": "Hidden 2,048, vocabulary 32,000, random weights",
@@ -88,7 +86,7 @@ def random_pair(shape: Shape, folder: Path) -> tuple[str, str]:
     save_file({name: _random(size).bfloat16() for name, size in sizes.items()}, target / "model.safetensors")
     for file in ("tokenizer.json", "tokenizer_config.json"):  # any will do: no text is read
         (target / file).write_bytes((paths().tokenizer / file).read_bytes())
-    settings = DrafterConfig.for_target(read_facts(target)[0], block=BLOCK)
+    settings = DrafterConfig.for_target(read_facts(target)[0])
     save_file({name: _random(size) for name, size in _weights(settings)}, drafter / "model.safetensors")
     settings.write(drafter)
     return str(target), str(drafter)
@@ -158,7 +156,7 @@ def rows_of(
         read, size = bytes_read(graph), sum(file.stat().st_size for file in files)
         del graph
         same_size = {threads: read_speed(read, threads) for threads in (1, 2)}
-        for time in step_times(path, source.spec, source.vocabulary, tokens=(1, 8, BLOCK), seconds=1.0):
+        for time in step_times(path, source.spec, source.vocabulary, tokens=(1, 8, 16), seconds=1.0):
             row = {
                 "form": name,
                 "mb": round(size / 1e6, 1),

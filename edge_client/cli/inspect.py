@@ -10,10 +10,8 @@ from rich.table import Table
 from edge_client.cli import options
 from edge_client.device import embedded_bundle
 from edge_client.screen.console import make_console
-from edge_client.turn.one_pass import one_pass_pays
 from moa.bundle import Bundle
 from moa.graph.load import dynamic_variants
-from moa.graph.step import default_threads
 from moa.safe_text import safe_line
 
 
@@ -45,10 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"tokenizer {manifest.tokenizer.hash[:12]}, {manifest.vocabulary.draft} of {manifest.vocabulary.target} tokens")
     if manifest.records is not None:
         say(f"records   {manifest.records.kv_heads} heads x {manifest.records.head_dim}, keys and values")
-    if manifest.block is not None:
-        pays = one_pass_pays(manifest, bundle.variant(settings.variant), settings.threads or default_threads())
-        usual = "the default here" if pays else "by default by steps"
-        say(f"block     {manifest.block.positions} tokens in one pass, {usual}")
     table = Table("variant", "precision", "MB", "runtime", "runs here", "agreement")
     here = dynamic_variants(bundle)
     for name, variant in sorted(manifest.variants.items()):

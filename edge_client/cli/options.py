@@ -60,11 +60,6 @@ def add_generation(command: argparse.ArgumentParser) -> None:
     behaviour.add_argument("--offline", action="store_const", const=True, help="only this device: nothing is verified")
     add_flags(behaviour, ClientSettings, _BEHAVIOUR)
     behaviour.add_argument(
-        "--one-pass",
-        action=argparse.BooleanOptionalAction,
-        help="draft a block in one run, if the bundle can (default: where that was measured to pay)",
-    )
-    behaviour.add_argument(
         "--foresee", action=argparse.BooleanOptionalAction, help="send guesses ahead of the verifier's answers"
     )
 

@@ -120,7 +120,7 @@ def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> list[Che
     checks = [Check("placement", "ok" if placed[0] == "CPUExecutionProvider" else "warning", f"runs on {placed[0]}")]
     times: dict[int, float] = {}
     for threads in sorted({1, settings.threads or default_threads()}):
-        other = Device.load(bundle.folder, variant=device.variant, threads=threads, one_pass=device.one_pass)
+        other = Device.load(bundle.folder, variant=device.variant, threads=threads)
         drafter, ids = other.new_drafter(), list(range(8, 24))
         shape, sampling = TreeShape.chain(4), SamplingSettings()
         samples = []

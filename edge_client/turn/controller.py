@@ -38,7 +38,7 @@ _PRIOR_WEIGHT = 4.0
 _PRIOR_GUESSES = 4.0
 """How many guesses the expected length of a streak begins with."""
 _CALIBRATED_ROUNDS = 8.0
-PRIOR_FORWARD = 0.03
+_PRIOR_FORWARD = 0.03
 """Seconds of a verification, before one was measured."""
 _SHORTEST = 1e-6
 """Seconds: the least time of a forward or a step, whatever a verifier reports."""
@@ -69,11 +69,10 @@ def _streak(rate: float) -> Streak:
 
 
 @cache
-def _shapes(can_tree: bool, max_nodes: int, max_chain: int, deepest: int) -> tuple[TreeShape, ...]:
-    """The tree shapes that a verifier with these limits accepts, and a drafter that goes so deep can draft."""
-    chains = [TreeShape.chain(depth) for depth in _CHAINS if depth <= min(max_chain, deepest)]
-    branching = [shape for shape in _TREES if shape[1] <= deepest] if can_tree and max_nodes > 0 else []
-    trees = [TreeShape(b, d, min(n, max_nodes)) for b, d, n in branching]
+def _shapes(can_tree: bool, max_nodes: int, max_chain: int) -> tuple[TreeShape, ...]:
+    """The tree shapes that a verifier with these limits accepts."""
+    chains = [TreeShape.chain(depth) for depth in _CHAINS if depth <= max_chain]
+    trees = [TreeShape(b, d, min(n, max_nodes)) for b, d, n in _TREES] if can_tree and max_nodes > 0 else []
     return (*chains, *trees)
 
 
@@ -156,10 +155,6 @@ class Controller:
     per_node: Smoothed = field(default_factory=lambda: Smoothed(weight=0.1))
     step: dict[int, Smoothed] = field(default_factory=dict)
     """Seconds of a step of the drafter, by width."""
-    block: int = 0
-    """Levels that the device drafts in one pass; 0: it runs a step for each."""
-    whole: Smoothed = field(default_factory=Smoothed)
-    """Seconds of such a pass."""
     pace: Pace = field(default_factory=Pace)
     """Of streams that the server drafts where no guess of the device fits."""
     streak: Streak = field(default_factory=lambda: _streak(_PRIOR_ACCEPTANCE[True]))
@@ -194,11 +189,8 @@ class Controller:
         self.can_stream, self.can_tree = "stream" in welcome.features, "tree" in welcome.features
         self.max_nodes, self.max_chain = welcome.limits.max_tree_nodes - 1, welcome.limits.max_chain_tokens - 1
 
-    def drafted(self, width: int, seconds: float, *, whole: bool = False) -> None:
-        """One step of the drafter over `width` tokens; `whole`: and over a block's masks."""
-        if whole:
-            self.whole.add(seconds)
-            return
+    def drafted(self, width: int, seconds: float) -> None:
+        """One step of the drafter over `width` tokens."""
         if width not in self.step:
             self.step[width] = Smoothed()
         self.step[width].add(seconds)
@@ -289,7 +281,7 @@ class Controller:
         round_trip = self.rtt.smoothed
         most = max(1, remaining)
         expected = {branching: table.by_depth() for branching, table in self.acceptance.items()}
-        shapes = _shapes(self.can_tree, self.max_nodes, self.max_chain, self.block or DEPTHS)
+        shapes = _shapes(self.can_tree, self.max_nodes, self.max_chain)
         best = Plan("device", _CHAIN) if shapes else Plan("single", _CHAIN, 1 / max(_SHORTEST, round_trip))
         for shape in shapes:
             tokens = min(expected[shape.breadth > 1][shape.depth], most)
@@ -297,16 +289,12 @@ class Controller:
             speed = tokens / (round_trip + self._verify(shape.nodes + 1) + drafting)
             if speed > best.tokens_per_second:
                 best = Plan("device", shape, speed, drafting)
-        # One more level gains the probability of the best path, and costs the tokens of one step's time. Of a block,
-        # every level is there already, and the cost is a node's in the verification.
-        level = self._verify(1) - self._verify(0) if self.block else self._step(best.shape.breadth)
-        worth = math.log(max(_RARELY, level * best.tokens_per_second))
+        # One more level gains the probability of the best path, and costs the tokens of one step's time.
+        worth = math.log(max(_RARELY, self._step(best.shape.breadth) * best.tokens_per_second))
         return replace(best, shape=replace(best.shape, min_score=min(0.0, worth)))
 
     def _drafting(self, shape: TreeShape) -> float:
         """Seconds that the device needs for a draft."""
-        if self.block:
-            return max(_SHORTEST, self.whole.value) if self.whole.samples else _PRIOR_STEP
         return self._step(1) + (shape.depth - 1) * self._step(shape.breadth)
 
     def _tokens(self, shape: TreeShape) -> float:
@@ -321,7 +309,7 @@ class Controller:
         return tokens / (1.3 * self._verify(5))  # on the server, drafting is a small part of a round
 
     def _verify(self, nodes: int) -> float:
-        base = max(_SHORTEST, self.forward.value) if self.forward.samples else PRIOR_FORWARD
+        base = max(_SHORTEST, self.forward.value) if self.forward.samples else _PRIOR_FORWARD
         return base * (1 + (self.per_node.value if self.per_node.samples else _PER_NODE) * nodes)
 
     def _step(self, width: int) -> float:

@@ -24,6 +24,7 @@ BLOCKING = 0.005
 """Longest blocking of the event loop, in seconds."""
 DrafterTask = Literal["draft", "grow", "guess"]
 _TRIED = TreeShape(4, 3, 12)
+_DONE = object()
 _PIECE = 16
 """New tokens above which a step runs a piece of a prompt."""
 
@@ -47,22 +48,12 @@ class StepDurations:
 
 def time_steps(drafter: DeviceDrafter, controller: Controller) -> None:
     """Measure the drafter's steps, over one token and over a few, before the first draft is planned."""
-    controller.block = drafter.block
     for books in (Controller(), controller):  # the first run allocates memory and is slow: it does not count
-        _time(drafter, drafter.draft([0], _TRIED, SamplingSettings()), books, whole=drafter.block > 0)
-        if drafter.block:
-            _time(drafter, drafter.guess([0, 0], SamplingSettings()), books, whole=False)
-
-
-def _time(drafter: DeviceDrafter, steps: Generator[None, None, Any], books: Controller, *, whole: bool) -> None:
-    while True:
-        start = perf_counter()
-        try:
-            next(steps)
-        except StopIteration:
-            return
-        finally:
-            books.drafted(drafter.run_tokens, perf_counter() - start, whole=whole)
+        steps, done = drafter.draft([0], _TRIED, SamplingSettings()), False
+        while not done:
+            start = perf_counter()
+            done = next(steps, _DONE) is _DONE
+            books.drafted(drafter.run_tokens, perf_counter() - start)
 
 
 @dataclass
@@ -141,8 +132,7 @@ class DrafterWorker:
         seconds, tokens = perf_counter() - start, self.drafter.run_tokens
         self.step_durations.took(tokens, seconds)
         if tokens <= _PIECE:
-            whole = done and self._what == "draft" and self.drafter.block > 0
-            self.controller.drafted(tokens, seconds, whole=whole)
+            self.controller.drafted(tokens, seconds)
         self._new -= tokens
         return done, result
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moa.block import Pairs, Said, draft_block
 from moa.graph.cache import KVBuffer, RecordBuffer
 from moa.graph.step import Call, Float, StepGraph
 from moa.masking import MASKED, additive
@@ -27,19 +25,11 @@ Steps = Generator[None, None, DraftTree]
 """Yields between two runs of the graph, so that the caller can do other work or stop; returns the tree."""
 
 
-@dataclass(frozen=True)
-class OnePass:
-    """What a draft in one run needs beside the graph."""
-
-    positions: int
-    pairs: Pairs
-
-
 _NO_RECORDS: dict[str, Float] = {}
 _CHUNK = 128
 """Prompt tokens fed in one run: bounds the time between two yields."""
 _KEPT = 16
-"""Bound calls are kept for up to so many tokens, a block's not counted; longer prompt pieces have any length."""
+"""Bound calls are kept for up to so many tokens; longer prompt pieces have any length."""
 
 
 class DeviceDrafter(Protocol):
@@ -50,12 +40,7 @@ class DeviceDrafter(Protocol):
     run_seconds: float
     """Time spent so far in running the model, and nothing else."""
     run_tokens: int
-    """Tokens that the latest run of the model was over, a block's masks not counted."""
-
-    @property
-    def block(self) -> int:
-        """Levels of a tree that is drafted in one run; 0: a run a level."""
-        ...
+    """Tokens that the latest run of the model was over."""
 
     def draft(self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings) -> Steps:
         """A tree of guesses after `ids`, whose last is the tree's root."""
@@ -96,11 +81,10 @@ class OnnxDrafter:
         draft_tokens: NDArray[np.int64] | None = None,
         vocab_size: int,
         borrowed: int = 0,
-        one_pass: OnePass | None = None,
     ) -> None:
         """`draft_tokens` are the target ids of a reduced draft vocabulary; the last `borrowed` layers with a cache are
-        the target's own. With `one_pass`, `draft` is one run of the graph, however deep the tree."""
-        self.graph, self._one_pass = graph, one_pass
+        the target's own."""
+        self.graph = graph
         self.records = RecordBuffer(graph.records, graph.cache[graph.layers - borrowed :]) if graph.records else None
         self.ids: list[int] = []
         """Tokens whose rows are committed: row r is position r."""
@@ -110,7 +94,7 @@ class OnnxDrafter:
         """(parent's row, token) -> row, for rows after the committed ones; -1 is the last committed row."""
         self._noise_ids = vocab_size if draft_tokens is None else draft_tokens
         self.run_tokens = 1
-        """Tokens that the latest run was over, a block's masks not counted."""
+        """Tokens that the latest run was over."""
         self.run_seconds, self.runs = 0.0, 0
         """Time spent so far in ONNX Runtime, and how often it was called."""
         self._growth: Growth | None = None
@@ -120,20 +104,11 @@ class OnnxDrafter:
         """Version of the committed rows, for which a call's mask is made."""
         self._silence = np.zeros((1, 1, 1), np.float32)
         self._noise: dict[tuple[int, int], Float] = {}
-        self._calls: dict[tuple[int, int], Call] = {}
-        """By tokens at a time, and how many of a text's last are asked about; 0: those of a tree's level, all."""
-
-    @property
-    def block(self) -> int:
-        """Levels of a tree that is drafted in one run; 0: a run a level."""
-        return self._one_pass.positions if self._one_pass else 0
+        self._calls: dict[tuple[int, bool], Call] = {}
+        """By tokens at a time, and whether they are a text or a tree's level."""
 
     def draft(self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings) -> Steps:
         """A tree of guesses after `ids`, whose last is the tree's root."""
-        if self._one_pass is not None:
-            call = yield from self._follow(ids, sampling, masks=self._one_pass.positions - 1)
-            said = Said(call.top_tokens[0], call.top_logp[0], call.gates[0])
-            return draft_block(ids[-1], shape, said, self._one_pass.pairs, float(call.scale[0]))
         call = yield from self._follow(ids, sampling)
         grower = TreeGrower(ids[-1], shape)
         first, base = len(self.ids), len(ids) - 1
@@ -235,9 +210,8 @@ class OnnxDrafter:
         call = yield from self._follow(ids, sampling)
         return int(call.top_tokens[0, 0, 0])
 
-    def _follow(self, ids: Sequence[int], sampling: SamplingSettings, *, masks: int = 0) -> Generator[None, None, Call]:
-        """Run the ids that are not cached, piece by piece; returns the call whose guesses follow the last, and each of
-        so many masks after it.
+    def _follow(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, Call]:
+        """Run the ids that are not cached, piece by piece; returns the call whose guesses follow the last.
 
         All but the last are committed: the last is the root of the draft.
         """
@@ -250,11 +224,9 @@ class OnnxDrafter:
             if self._borrows and known < stop - 1:
                 stop = min(stop, len(ids) - 1)  # the root attends to the target's rows of the others
             piece = list(ids[known:stop])
-            after = masks if stop == len(ids) else 0
-            call = self._call([*piece, *range(-1, -1 - after, -1)], known, asked=1 + after)
-            call.positions[0] = np.arange(known, known + len(piece) + after)
+            call = self._call(piece, known, text=True)
+            call.positions[0] = np.arange(known, stop)
             self._run(call, known, sampling)
-            self.run_tokens = len(piece)
             self._made(known, known + len(piece))
             known += len(piece)
             self.ids += piece
@@ -289,23 +261,16 @@ class OnnxDrafter:
         if self.records is not None:
             self.records.made(start, stop)
 
-    def _call(self, tokens: Sequence[int], at: int, *, asked: int = 0) -> Call:
-        """A call whose rows start at `at`; its mask shows only the committed rows. `asked`: the tokens are a text, and
-        guesses are wanted after so many of its last."""
+    def _call(self, tokens: Sequence[int], at: int, *, text: bool = False) -> Call:
+        """A call whose rows start at `at`; its mask shows only the committed rows. Of a `text`, guesses are wanted
+        after its last token, else after each."""
         self._rows.reserve(at + len(tokens))
         records = self.records.feeds() if self.records is not None else _NO_RECORDS
-        key = len(tokens), asked if len(tokens) > 1 else 0
+        key = len(tokens), text and len(tokens) > 1
         call = self._calls.get(key)
         if call is None or call.cache is not self._rows.arrays or call.records is not records:
-            call = Call(
-                self.graph,
-                len(tokens),
-                cache=self._rows.arrays,
-                records=records,
-                text=asked > 0,
-                asked=asked or len(tokens),
-            )
-            if len(tokens) - max(0, asked - 1) <= _KEPT:
+            call = Call(self.graph, len(tokens), cache=self._rows.arrays, records=records, text=text)
+            if len(tokens) <= _KEPT:
                 self._calls[key] = call
         call.ids[0] = tokens
         if call.masked_for != self._drafts:  # within a draft the mask only grows

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from moa.bundle import Bundle
 from moa.errors import BundleError
-from moa.graph.drafter import OnePass, OnnxDrafter
+from moa.graph.drafter import OnnxDrafter
 from moa.graph.step import StepGraph
 
 
@@ -22,12 +22,10 @@ class LoadedGraph:
     variant: str
     graph: StepGraph
     draft_tokens: NDArray[np.int64] | None
-    one_pass: OnePass | None
 
     @classmethod
-    def load(cls, bundle: Bundle, variant: str = "", *, threads: int = 0, one_pass: bool = False) -> LoadedGraph:
-        """Load a variant, by default the bundle's own; with `one_pass`, its drafters draft a block in one run, if they
-        have learnt to."""
+    def load(cls, bundle: Bundle, variant: str = "", *, threads: int = 0) -> LoadedGraph:
+        """Load a variant, by default the bundle's own."""
         name = variant or bundle.manifest.default_variant
         chosen = bundle.variant(name)
         if chosen.form != "dynamic":
@@ -36,11 +34,8 @@ class LoadedGraph:
                 hint=f"dynamic ones: {', '.join(dynamic_variants(bundle)) or 'none'}",
             )
         bundle.check_runtime(name, onnxruntime.__version__)
-        manifest = bundle.manifest
-        pairs = bundle.pairs() if one_pass else None
-        whole = OnePass(manifest.block.positions, pairs) if manifest.block and pairs else None
         graph = StepGraph(bundle.path(chosen.model), threads=threads)
-        return cls(bundle, name, graph, bundle.draft_to_target(), whole)
+        return cls(bundle, name, graph, bundle.draft_to_target())
 
     def drafter(self) -> OnnxDrafter:
         """A drafter with its own caches."""
@@ -50,7 +45,6 @@ class LoadedGraph:
             vocab_size=manifest.vocabulary.target,
             draft_tokens=self.draft_tokens,
             borrowed=len(manifest.records.borrowed) if manifest.records else 0,
-            one_pass=self.one_pass,
         )
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from moa.block import GATES
 from moa.errors import BundleError
 from moa.masking import MASKED, additive
 
@@ -65,9 +64,6 @@ class StepGraph:
         """Guesses after each token."""
         self.cache_inputs = [f"past_{part}_{layer}" for layer in range(self.layers) for part in "kv"]
         self.outputs = ["top_logp", "top_tokens", *(f"new_{p}_{layer}" for layer in range(self.layers) for p in "kv")]
-        last = {node.name: node.shape[-1] for node in self.session.get_outputs()}
-        self.gates = int(last.get(GATES, 0))
-        """Gates of the pair head after each token; 0: it has none."""
 
 
 class LayerRows:
@@ -99,9 +95,9 @@ class Call:
         cache: Sequence[Float],
         records: Mapping[str, Float],
         text: bool,
-        asked: int,
     ) -> None:
-        """`cache` and `records` are read at every run; guesses are computed after the last `asked` tokens."""
+        """`cache` and `records` are read at every run; guesses are computed after the last token of a text, and after
+        each of a level."""
         self._graph = graph
         self.cache, self.records = cache, records
         self.masked_for = -1
@@ -113,7 +109,7 @@ class Call:
         them and themselves, those of a tree's level only themselves."""
         self.mask[0, 0, :, -tokens:] = additive((np.tri if text else np.eye)(tokens, dtype=np.bool_))
         self.scale = np.ones(1, np.float32)
-        queries = np.arange(tokens - asked, tokens)
+        queries = np.arange(tokens - 1 if text else 0, tokens)
         self._binding: Any = graph.session.io_binding()
         inputs = {"ids": self.ids, "positions": self.positions, "mask": self.mask, "scale": self.scale}
         inputs |= {"queries": queries, **dict(zip(graph.cache_inputs, cache, strict=True)), **records}
@@ -125,12 +121,9 @@ class Call:
         self.top_tokens = np.empty((1, count, graph.top), np.int64)
         self.rows = LayerRows(graph.cache, tokens)
         """The new cache rows."""
-        self.gates = np.empty((1, count, graph.gates), np.float32)
         results: list[tuple[str, Array]] = list(
             zip(graph.outputs, [self.top_logp, self.top_tokens, *self.rows.arrays], strict=True)
         )
-        if graph.gates:
-            results.append((GATES, self.gates))
         for name, out in results:
             self._binding.bind_output(name, "cpu", 0, out.dtype.type, out.shape, out.ctypes.data)
         self._noise: Float | None = None

@@ -21,8 +21,6 @@ from moa.model.loading import LoadedModel
 from moa.model.shared import SharedWeights
 
 WEIGHTS = "model.safetensors"
-LEARNT_LATER = ("block_head.",)
-"""Parts that a trained drafter can be given: with them it learns to draft in one pass."""
 
 
 def new_drafter(config: DrafterConfig, target: PreTrainedModel, body: Sibling | None = None) -> Drafter:
@@ -64,9 +62,8 @@ def load_drafter(
     return drafter.to(dtype=dtype or target.dtype).eval()
 
 
-def load_weights(module: nn.Module, folder: Path, *, new: tuple[str, ...] = ()) -> None:
-    """Fill `module` from the folder's safetensors files, which must have exactly its keys; parts whose names begin with
-    one of `new` may be missing there, and stay as they are."""
+def load_weights(module: nn.Module, folder: Path) -> None:
+    """Fill `module` from the folder's safetensors files, which must have exactly its keys."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UsageError(f"no drafter weights in {folder}: there is no *.safetensors file")
@@ -78,7 +75,7 @@ def load_weights(module: nn.Module, folder: Path, *, new: tuple[str, ...] = ()) 
             raise UsageError(f"{file} is not a readable safetensors file: {error}") from None
     wanted = module.state_dict()
     state = {name: value for name, value in state.items() if not name.endswith("rotary_emb.inv_freq")}
-    if missing := sorted(name for name in set(wanted) - set(state) if not name.startswith(new)):
+    if missing := sorted(set(wanted) - set(state)):
         raise ConfigError(f"{folder}: the weights lack {missing[0]} and {len(missing) - 1} more")
     if unknown := sorted(set(state) - set(wanted)):
         raise ConfigError(f"{folder}: the weights hold {unknown[0]}, which its config does not know")
@@ -87,7 +84,7 @@ def load_weights(module: nn.Module, folder: Path, *, new: tuple[str, ...] = ()) 
             raise ConfigError(
                 f"{folder}: {name} has shape {list(value.shape)}, its config says {list(wanted[name].shape)}"
             )
-    module.load_state_dict(wanted | state)
+    module.load_state_dict(state)
 
 
 def save_drafter(drafter: Drafter, folder: Path, dtype: torch.dtype | None = None) -> None:

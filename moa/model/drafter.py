@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from moa.config import DrafterConfig
 from moa.masking import MASKED
-from moa.model.block import BlockHead
 from moa.model.blocks import Block, RMSNorm, rotary, rotate
 from moa.model.borrowed import BorrowedLayers, Rows, Sibling
 from moa.model.shared import SharedWeights
@@ -59,8 +58,6 @@ class Drafter(nn.Module):
                 self.final_state = nn.Linear(config.state_size, config.hidden_size, bias=False)
         if config.confidence:
             self.confidence_head = nn.Linear(config.hidden_size, 1)
-        if config.block:
-            self.block_head = BlockHead(config.hidden_size, config.block, config.pair_rank)
         # Kept outside the module tree: not trained, not saved, and shared with the target without a copy.
         self._borrowed_from_target = (shared, borrowed)
 
@@ -227,10 +224,8 @@ class Drafter(nn.Module):
         return next(self.parameters())
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Token embeddings, in the drafter's precision; ids below zero are a block's masks."""
-        if not self.config.block:
-            return self.shared.embed(ids).to(self.weight.dtype)
-        return self.block_head.embed(ids, self.shared.embed(ids.clamp(min=0)).to(self.weight.dtype))
+        """Token embeddings, in the drafter's precision."""
+        return self.shared.embed(ids).to(self.weight.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head."""

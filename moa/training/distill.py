@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from moa.errors import ConfigError
 from moa.model.borrowed import Rows
 from moa.model.drafter import Drafter
-from moa.training.block import BlockRule, MaskBlocks
 from moa.training.data import Batch
 from moa.training.loop import Loss
 from moa.training.losses import Compared, LossKind, compare
@@ -48,8 +47,6 @@ class DistillSettings:
     activation, was accepted. Where nothing is verified after the prompt, all positions count alike."""
     rollouts: RolloutRule = field(default_factory=RolloutRule)
     """Text of the drafter's own in documents without activations."""
-    blocks: BlockRule = field(default_factory=BlockRule)
-    """Masks beside the tokens, for a drafter that drafts in one pass."""
 
     def __post_init__(self) -> None:
         if self.loss_weight < 0 or self.feature_weight < 0 or self.loss_weight + self.feature_weight == 0:
@@ -93,14 +90,11 @@ class Distillation:
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The drafter's loss at every position whose next token is wanted."""
-        config, rule = self.module.config, self.settings.blocks
         latest = self.settings.anchors.latest(batch, self.seed, step)
         places = self.settings.rollouts.places(batch, latest, self.seed, step)
         batch = rolled_out(self.module, batch, places, self.teacher.eos_ids)
-        blocks = MaskBlocks.draw(batch, self.seed, step, block=config.block, share=rule.share, kept=rule.kept)
         lesson = self.teacher(batch)
-        hidden, newest = self._draft(batch, lesson, latest, step, progress, blocks)
-        hidden, masks = hidden.split([batch.ids.shape[1], len(blocks.places)], 1)
+        hidden, newest = self._draft(batch, lesson, latest, step, progress)
         device = hidden.device
         segments = torch.from_numpy(batch.segments).to(device)
         # No loss for a document's last token, and for a token before one that the user wrote.
@@ -111,42 +105,24 @@ class Distillation:
             weights = prefix_weights(judged.overlap, wanted, newest, batch)
         else:
             weights = lag_weights(newest, self.settings.lag_decay)
-        found = judged.summed(weights[wanted])
-        if not config.block:
-            return found
-        more = self._block_loss(batch, lesson, blocks, masks, step)
-        # What is shown is divided by the tokens' weight.
-        share = more.shown["agree"] / more.weight.clamp(min=1) * found.weight
-        return Loss(found.total + rule.weight * more.total, found.weight, found.shown | {"block_agree": share})
-
-    def _block_loss(self, batch: Batch, lesson: Lesson, blocks: MaskBlocks, masks: Tensor, step: int) -> Loss:
-        """The masks' loss, most of them with the pair head, which is told the text's token at their position."""
-        row, column = np.nonzero(blocks.counted(batch))
-        at = blocks.at[row, column]
-        mine = masks[torch.from_numpy(row), torch.from_numpy(column)]
-        theirs = lesson.hidden[torch.from_numpy(row), torch.from_numpy(at)]
-        previous = self.module.embed(torch.from_numpy(batch.ids[row, at]).to(mine.device))
-        luck = np.random.default_rng([self.seed, step]).random(len(row))
-        paired = torch.from_numpy(luck >= self.settings.blocks.unpaired).to(mine.device)
-        mine = torch.where(paired.unsqueeze(1), self.module.block_head.informed(mine, previous), mine)
-        return self._compare(mine, theirs).summed()
+        return judged.summed(weights[wanted])
 
     def _draft(
-        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float, blocks: MaskBlocks
+        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float
     ) -> tuple[Tensor, Tensor]:
-        """States of the tokens, then of the masks; and the index of the newest activation that each token sees."""
+        """States of the tokens, and the index of the newest activation that each of them sees."""
         drafter, settings = self.module, self.settings
         device = lesson.hidden.device
-        positions = torch.from_numpy(batch.positions)
+        positions = torch.from_numpy(batch.positions).to(device)
         seen = record_mask(batch, latest, strict=settings.anchors.strict)
         luck = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         stairs = settings.staircase and float(torch.rand((), generator=luck)) < 1 - 2 * progress
-        tokens = additive(blocks.seen(token_mask(batch, latest if stairs else None))).unsqueeze(1).to(device)
+        tokens = additive(token_mask(batch, latest if stairs else None)).unsqueeze(1).to(device)
         records: tuple[Tensor, ...] = ()
         if drafter.config.use_ca and seen.any():
-            rows = self._records(lesson, positions.to(device), seen.any(1).to(device))
-            records = *rows, additive(blocks.reading(seen)).unsqueeze(1).to(device)
-        ids = torch.cat([torch.from_numpy(batch.ids), blocks.ids], 1).to(device)
+            rows = self._records(lesson, positions, seen.any(1).to(device))
+            records = *rows, additive(seen).unsqueeze(1).to(device)
+        ids = torch.from_numpy(batch.ids).to(device)
         past = drafter.empty_rows(ids)
         borrowed = None
         if count := drafter.config.tli:
@@ -154,9 +130,8 @@ class Distillation:
                 (k.transpose(1, 2), v.transpose(1, 2))
                 for k, v in zip(lesson.keys[-count:], lesson.values[-count:], strict=True)
             ]
-            borrowed = additive(blocks.seen(borrowed_mask(batch, seen))).unsqueeze(1).to(device)
-        at = torch.cat([positions, blocks.positions(batch)], 1).to(device)
-        inputs: tuple[Any, ...] = (ids, at, tokens, past, *records)
+            borrowed = additive(borrowed_mask(batch, seen)).unsqueeze(1).to(device)
+        inputs: tuple[Any, ...] = (ids, positions, tokens, past, *records)
         if self.gradient_checkpointing:
             hidden, _ = checkpoint(drafter.features, *inputs, borrowed_mask=borrowed, use_reentrant=False)
         else:

@@ -36,7 +36,7 @@ SHAPE = (
     *(f"{part}_{what}" for part in ("self_attention", "cross_attention", "layer_self_attention")
       for what in ("intermediate_size", "num_key_value_heads")),
     "num_attention_heads", "layers", "cross_attention_after", "final_norm", "final_state", "confidence", "use_lsa",
-    "use_ca", "block", "pair_rank",
+    "use_ca",
 )  # fmt: skip
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Torch's names of them."""
@@ -115,8 +115,6 @@ def _add_shape(group: argparse._ArgumentGroup) -> None:
     yes_or_no = argparse.BooleanOptionalAction
     group.add_argument("--final-norm", action=yes_or_no, help="a norm of the drafter's own before the head")
     group.add_argument("--final-state", action=yes_or_no, help="give activations the target's final hidden state too")
-    group.add_argument("--block", type=int, metavar="N", help="learn to draft N tokens in one pass, too (default: not)")
-    group.add_argument("--pair-rank", type=int, metavar="N", help="of the head that fits a block's tokens (default 64)")
     group.add_argument("--confidence", action=yes_or_no, help="a head that learns how often the target agrees")
     group.add_argument("--lsa", action=yes_or_no, dest="use_lsa", help="layer self-attention (ablation)")
     group.add_argument("--ca", action=yes_or_no, dest="use_ca", help="cross-attention (ablation)")
@@ -225,13 +223,11 @@ def inherited_layers(args: argparse.Namespace) -> tuple[int, ...] | None:
 
 
 def initial_config(args: argparse.Namespace, config: DrafterConfig) -> DrafterConfig:
-    """The shape of `--init`'s drafter. The number of borrowed layers may be changed, which are not part of its weights,
-    and one that drafts step by step may learn to draft in one pass."""
-    shape = shape_overrides(args)
-    added = {} if config.block else {name: shape.pop(name) for name in ("block", "pair_rank") if name in shape}
-    if given := sorted(shape):
+    """The shape of `--init`'s drafter. The number of borrowed layers may be changed: they are not part of its
+    weights."""
+    if given := sorted(shape_overrides(args)):
         raise UsageError(f"--init brings its own shape, {given[0].replace('_', ' ')} cannot be changed")
-    return dataclasses.replace(config, **added, **({} if args.tli is None else {"tli": args.tli}))
+    return dataclasses.replace(config, **({} if args.tli is None else {"tli": args.tli}))
 
 
 def parse_rollout(text: str) -> RolloutRule:

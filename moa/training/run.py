@@ -20,7 +20,7 @@ from torch import nn
 
 from moa.config import DrafterConfig
 from moa.errors import UsageError
-from moa.model.checkpoint import LEARNT_LATER, drafter_around, load_weights, new_drafter, save_drafter
+from moa.model.checkpoint import drafter_around, load_weights, new_drafter, save_drafter
 from moa.model.drafter import Drafter
 from moa.model.loading import LoadedModel, load_model, load_tokenizer
 from moa.training import options
@@ -150,7 +150,7 @@ def _new_drafter(args: argparse.Namespace, loaded: LoadedModel) -> tuple[Drafter
     facts = loaded.facts
     if args.init is not None:
         drafter = new_drafter(options.initial_config(args, DrafterConfig.read(args.init, facts)), loaded.model)
-        load_weights(drafter, args.init, new=LEARNT_LATER)
+        load_weights(drafter, args.init)
         return drafter, _digest(drafter)
     shape: dict[str, Any] = {"tli": args.tli or 0, **options.shape_overrides(args)}
     if (layers := options.inherited_layers(args)) is not None:

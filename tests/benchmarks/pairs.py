@@ -13,18 +13,15 @@ from transformers import PreTrainedModel
 from benchmarks.baselines.config import KINDS, BaselineConfig, Kind
 from benchmarks.baselines.eagle3 import TappedTarget
 from benchmarks.baselines.layers import BaselineModel
-from benchmarks.baselines.pard import Pard
 from benchmarks.baselines.presets import NO_RECORDS, moa_config
 from benchmarks.baselines.registry import new_baseline
 from moa.model.checkpoint import new_drafter
 from moa.model.drafter import Drafter
-from moa.model.shared import SharedWeights
 from moa.model.target import Target
 from moa.training.data import Batch, Document, PackedRows, pack
 from tests.tiny import tiny
 
-BODIES = ("independent", "pard")
-OPPONENTS = (*KINDS, *BODIES)
+OPPONENTS = (*KINDS, "independent")
 
 
 def target_for(kind: str, model: PreTrainedModel, *, slots: int = 3, capacity: int = 128) -> Target:
@@ -48,24 +45,24 @@ def baseline(kind: Kind, target: Target, *, seed: int = 0) -> BaselineModel:
     return model.eval()
 
 
-def body(kind: str, target: Target, *, seed: int = 0) -> Drafter:
+def body(target: Target, *, seed: int = 0) -> Drafter:
     """A drafter without records, likewise."""
     config = moa_config(target.facts, {**NO_RECORDS, "layers": 2, "self_attention_intermediate_size": 40})
-    model = Pard(config, SharedWeights.of(target.model)) if kind == "pard" else new_drafter(config, target.model)
+    model = new_drafter(config, target.model)
     _widen(model, seed)
     return model.eval()
 
 
 def opponent(kind: str, target: Target) -> Drafter | BaselineModel:
     """Any of the drafters that ours is compared with."""
-    return body(kind, target) if kind in BODIES else baseline(kind, target)  # type: ignore[arg-type]
+    return body(target) if kind == "independent" else baseline(kind, target)  # type: ignore[arg-type]
 
 
 def _widen(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim > 1 or name == "mask_token":
+        for weight in model.parameters():
+            if weight.ndim > 1:
                 weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5)
 
 

@@ -34,15 +34,15 @@ def test_one_command_line_trains_a_list(
     pair: tuple[str, PackedRows], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, _ = pair
-    names = ["moa0", "eagle2", "eagle3", "independent", "pard"]
+    names = ["moa0", "eagle2", "eagle3", "independent"]
     flags = ["--target", target, "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--steps", "2"]
     flags += ["--batch", "2", "--precision", "fp32", "--shape", "self_attention_intermediate_size=600"]
     assert train.main([*names, *flags]) == 0
     summaries = [train.finished(tmp_path / "out" / name) for name in names]
     sizes = [s["parameters"] for s in summaries if s]
-    assert len(sizes) == 5
+    assert len(sizes) == 4
     assert max(sizes) <= 1.02 * min(sizes)
-    assert capsys.readouterr().out.count("tokens/s") == 10
+    assert capsys.readouterr().out.count("tokens/s") == 8
     load_target(target, slots=1, capacity=64, drafter=tmp_path / "out" / "eagle3")
     with pytest.raises(UsageError, match="finished run with other settings"):
         train.main(["moa0", *flags, "--warmup", "3"])
@@ -50,7 +50,7 @@ def test_one_command_line_trains_a_list(
     assert train.finished(tmp_path / "out" / "moa0-1")
 
 
-@pytest.mark.parametrize("name", ["moa0", "eagle2", "eagle3", "independent", "pard"])
+@pytest.mark.parametrize("name", ["moa0", "eagle2", "eagle3", "independent"])
 def test_a_resumed_run_ends_where_a_whole_one_does(name: str, pair: tuple[str, PackedRows], tmp_path: Path) -> None:
     target, data = pair
     for out, stops in ((tmp_path / "whole", (None,)), (tmp_path / "parts", (2, None))):

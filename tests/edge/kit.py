@@ -87,7 +87,7 @@ class OracleDrafter:
     ) -> None:
         self.truth, self.right, self.seed = list(truth), right, seed
         self.records = records
-        self.run_seconds, self.block = 0.0, 0
+        self.run_seconds = 0.0
         self.run_tokens = 1
         self._growth: Growth | None = None
         self._grown_after: list[int] = []

@@ -17,4 +17,3 @@ async def mistakes(client: EdgeClient) -> None:
     client.generate("Hi", max_new_tokens=3, seed=1)
     client.generate("Hi", max_new_token=3)  # type: ignore[call-arg]
     client.generate("Hi", verifier="local")  # type: ignore[call-arg]
-    client.generate("Hi", one_pass=False)  # type: ignore[call-arg]

@@ -52,8 +52,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="session")
 def tied_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """It drafts in one pass, too."""
-    return make_pair(tmp_path_factory.mktemp("tied"), shape={"block": 4, "pair_rank": 32}, tie_word_embeddings=True)
+    return make_pair(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ def test_four_bits_run_on_the_fast_path(shop: Workshop, blocks: Blocks, tmp_path
     files = graph.save(tmp_path / "model.onnx")
     assert worst(shop, files[0]) < 3.0
     products = [node for node in graph.proto.graph.node if node.op_type == "MatMulNBits"]
-    assert len(products) == 14
+    assert len(products) == 13
     for node in products:
         assert onnx.helper.get_node_attr_value(node, "accuracy_level") == 4
     assert {node.op_type for node in graph.proto.graph.node} >= {"GatherBlockQuantized", "Attention"}

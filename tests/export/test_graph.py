@@ -39,9 +39,9 @@ DEEP = {"layers": 3, "final_norm": True}
     [
         ("llama", PORTABLE_OPSET, {}),
         ("gemma2", OPSET, {"tli": 1}),
-        ("qwen3", OPSET, {"tli": 2, "block": 3}),
+        ("qwen3", OPSET, {"tli": 2}),
         ("llama", OPSET, DEEP),
-        ("llama", PORTABLE_OPSET, DEEP | {"cross_attention_after": (1, 3), "block": 8}),
+        ("llama", PORTABLE_OPSET, DEEP | {"cross_attention_after": (1, 3)}),
         ("llama", OPSET, {"layers": 2, "tli": 1}),
     ],
 )

@@ -156,20 +156,6 @@ def test_spacings() -> None:
     assert options.parse_spacings("8,cold:0.25") == AnchorRule((Spacing(8, 8, 0.75),), cold=0.25)
 
 
-def test_a_trained_drafter_learns_to_draft_in_one_pass(
-    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first, more = tmp_path / "first", tmp_path / "more"
-    assert train(target, chats, first, "--layers", "2") == 0
-    assert train(target, chats, more, "--init", str(first), "--block", "4", "--learning-rate", "1e-9") == 0
-    before, after = load_file(first / "model.safetensors"), load_file(more / "model.safetensors")
-    assert {name.split(".")[0] for name in set(after) - set(before)} == {"block_head"}
-    assert all(torch.allclose(after[name], before[name], atol=1e-6) for name in before)
-    assert DrafterConfig.read(more).block == 4
-    assert train(target, chats, tmp_path / "other", "--init", str(more), "--block", "6") == 2
-    assert "--init brings its own shape, block cannot be changed" in capsys.readouterr().err
-
-
 def test_a_small_model_becomes_the_body(target: Path, chats: Path, tmp_path: Path) -> None:
     """A body of another width, family and head: frozen, without records it behaves exactly as before."""
     sibling = save_tiny("qwen2", tmp_path / "sibling", num_hidden_layers=2, hidden_size=32, seed=5)

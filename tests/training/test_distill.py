@@ -12,7 +12,6 @@ from moa.errors import ConfigError
 from moa.model.checkpoint import new_drafter
 from moa.model.loading import load_model
 from moa.training import distill
-from moa.training.block import MaskBlocks
 from moa.training.data import Batch, Document, PackedRows, pack
 from moa.training.distill import PAPER, Distillation, DistillSettings
 from moa.training.masks import AnchorRule
@@ -78,7 +77,6 @@ def test_only_wanted_tokens_have_a_loss(target: Path, tmp_path: Path) -> None:
 def test_strict_anchors_never_let_a_query_see_its_own_activation(target: Path, rows: PackedRows) -> None:
     """With no activation of its own, changing the target's state of a token cannot change the draft at that token."""
     batch = rows.batch(0, 0, 2)
-    none = MaskBlocks.draw(batch, 0, 0, block=0, share=1, kept=1)
     for strict, moves in ((True, False), (False, True)):
         learner = task(target, settings=DistillSettings(anchors=AnchorRule(strict=strict)), final_state=True)
         lesson = learner.teacher(batch)
@@ -87,9 +85,9 @@ def test_strict_anchors_never_let_a_query_see_its_own_activation(target: Path, r
         learner.settings = replace(learner.settings, anchors=AnchorRule(_every_token(), strict))
         latest = learner.settings.anchors.latest(batch, 0, 0)
         with torch.no_grad():
-            before, _ = learner._draft(batch, lesson, latest, 0, 0.0, none)
+            before, _ = learner._draft(batch, lesson, latest, 0, 0.0)
             lesson.hidden[0, at] += 1.0
-            after, _ = learner._draft(batch, lesson, latest, 0, 0.0, none)
+            after, _ = learner._draft(batch, lesson, latest, 0, 0.0)
         assert bool((before[0, at] != after[0, at]).any()) is moves
         assert (before[0, :at] == after[0, :at]).all()
 

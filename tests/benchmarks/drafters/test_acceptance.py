@@ -90,7 +90,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = save_tiny("llama", tmp_path / "target")
     target = target_for("independent", tiny_target())
     save_drafter(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "moa0")
-    save(body("independent", target), tmp_path / "independent")
+    save(body(target), tmp_path / "independent")
     asked = [Example("arithmetic", f"What is {n} + 1?", str(n + 1)) for n in range(3)]
     monkeypatch.setattr(held_out, "skill_prompts", lambda *_: asked)
     monkeypatch.setattr(held_out, "code_prompts", lambda *_: [Example("code", "def f(", "")])

@@ -153,15 +153,3 @@ def test_guesses_that_are_never_in_time_are_made_ever_more_rarely() -> None:
     for _ in range(15):
         assert not usefulness.rests
         usefulness.forward(False)
-
-
-def test_the_levels_of_a_block_cost_one_pass_and_no_draft_is_deeper() -> None:
-    """Slow steps make a short draft; in one pass the same levels are free."""
-    stepping = measured(rtt=0.01, forward=0.01, step=0.01, accepted=6)
-    passing = measured(rtt=0.01, forward=0.01, step=0.01, accepted=6, block=8)
-    for _ in range(5):
-        passing.drafted(1, 0.012, whole=True)
-    short, long = stepping.plan(200, "device"), passing.plan(200, "device")
-    assert short.shape.depth < long.shape.depth <= 8
-    assert long.drafting == pytest.approx(0.012)
-    assert long.shape.min_score < short.shape.min_score, "a level costs no more than its verification"
