@@ -5,32 +5,38 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from cloud_verifier.openai.loopback import Loopback, connected
 from cloud_verifier.sessions.service import Service
-from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Ended, Piece, Scored
-from moa.api.errors import bad
+from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Encoded, Ended, Piece, Question, Scored
+from moa.api.encoding import answer_limit, encoded
 from moa.api.logprobs import scored
 from moa.errors import MoaError, UsageError
 from moa.sampling import SamplingSettings
 from moa.speculation.prediction import Prediction
 from moa.text_stream import TextStream, text_after
 from moa.wire import ClientSession, remote_error
-from moa.wire.events import Advanced, Ready, Refused
-from moa.wire.messages import Sampling
+from moa.wire.events import Advanced, Ready, Recovered, Refused
+from moa.wire.limits import Limits
+from moa.wire.messages import Error, Sampling
 
 E = TypeVar("E", Ready, Advanced)
 _DEFAULT_TOKENS = 1024
 _LOST = 16
 """After so many tokens outside of the prediction, the server drafts itself until the answer ends."""
+_REFUSED_SECONDS = 60.0
+"""So long the service may refuse an answer's requests for now; then the client gets its refusal."""
+_MOST_LOSSES = 3
+"""So many times in a row a session is opened again that the service has dropped."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 
 
 class Tokenizer:
-    """The target's own tokenizer and chat template. Used from several threads, one at a time."""
+    """The target's own tokenizer and chat template. Threads encode, one at a time; decoding waits for none of them."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -46,13 +52,13 @@ class Tokenizer:
         with self._lock:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def chat(self, ask: AnswerRequest) -> list[int]:
+    def chat(self, question: Question) -> list[int]:
         """Ids of a conversation, up to the start of the answer."""
         with self._lock:
             if self._tokenizer.chat_template is None:
                 raise UsageError("this target has no chat template", hint="use /v1/completions")
             try:
-                messages = [dict(message) for message in ask.messages or ()]
+                messages = [dict(message) for message in question.messages or ()]
                 ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
             except Exception as error:  # a template is a program and may raise any exception
                 raise UsageError(f"the chat template refuses this conversation: {error}") from None
@@ -60,8 +66,7 @@ class Tokenizer:
 
     def decode(self, ids: Any) -> str:
         """Text of ids, without special tokens."""
-        with self._lock:
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 class VerifierAnswerer:
@@ -83,21 +88,23 @@ class VerifierAnswerer:
         """The model's problem, if any."""
         return "draining" if self._service.draining else str(self._wrong())
 
-    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
-        """The events of one answer."""
-        ids = await asyncio.to_thread(self._ids, ask)
-        session = ClientSession(
-            ids,
-            max_new_tokens=ask.max_tokens or _DEFAULT_TOKENS,
-            sampling=_sampling(ask),
-            stop=list(ask.stop),
-            ignore_eos=ask.ignore_eos,
-            records="off",
-            logprobs=-1 if ask.logprobs is None else ask.logprobs,
+    async def encode(self, ask: AnswerRequest) -> Encoded:
+        """The question in tokens."""
+        limits = self._service.limits
+        return await encoded(
+            self._tokenizer,
+            ask,
+            context=min(self._service.max_context, limits.max_prompt_tokens + 1),
+            vocabulary=self._service.facts.vocab_size,
+            longest=answer_limit(ask, _DEFAULT_TOKENS, limits.max_new_tokens),
         )
+
+    async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
+        """The events of one answer."""
+        session = session_for(ask, encoded.ids, self._service.limits)
         async with connected(self._service, ask.principal) as line:
             try:
-                async for event in self._events(ask, session, line):
+                async for event in self._events(ask, session, encoded.prediction, line):
                     yield event
             finally:
                 if (cancel := session.cancel()) is not None:
@@ -105,16 +112,16 @@ class VerifierAnswerer:
                 line.put(session.close())
 
     async def _events(
-        self, ask: AnswerRequest, session: ClientSession, line: Loopback
+        self, ask: AnswerRequest, session: ClientSession, predicted: Sequence[int], line: Loopback
     ) -> AsyncGenerator[AnswerEvent, None]:
         yield Began(len(session.log))
         start, text = len(session.log), TextStream(self._tokenizer, ask.stop)
-        predicted = await asyncio.to_thread(self._tokenizer.plain, ask.prediction) if ask.prediction else []
         prediction, most = Prediction(predicted), self._service.limits.max_chain_tokens - 1
         calls = offered = accepted = 0
         lost = 0 if predicted else _LOST
+        exchange = _Exchange(session, line)
         line.put(session.open())
-        await _event(Ready, session, line)  # a round sent at the same time would also be refused if there is no slot
+        await exchange.next(Ready)  # a round sent at the same time would also be refused without a slot
         while not session.finish:
             guess = prediction.after(session.log[start:], most) if lost < _LOST else []
             lost = 0 if guess else lost + 1
@@ -122,7 +129,7 @@ class VerifierAnswerer:
             calls += 1
             done = False
             while not done:
-                advanced = await _event(Advanced, session, line)
+                advanced = await exchange.next(Advanced)
                 done = advanced.done
                 if guess:
                     offered, accepted = offered + len(guess), accepted + len(advanced.path) - 1
@@ -149,36 +156,53 @@ class VerifierAnswerer:
         before = session.log[position - 1 : position]
         return (scored(told, token, partial(text_after, self._tokenizer, before)),)
 
-    def _ids(self, ask: AnswerRequest) -> list[int]:
-        if ask.messages is not None:
-            ids = self._tokenizer.chat(ask)
-        else:
-            ids = list(ask.ids) if ask.ids is not None else self._tokenizer.encode(ask.text or "")
-        most = min(self._service.max_context - 1, self._service.limits.max_prompt_tokens)
-        if not ids:
-            raise UsageError("the prompt is empty")
-        if len(ids) > most:
-            raise bad(f"the prompt has {len(ids)} tokens, at most {most}", code="context_length_exceeded")
-        if max(ids) >= self._service.facts.vocab_size:
-            raise bad(f"the target has {self._service.facts.vocab_size} tokens; there is none with the id {max(ids)}")
-        return ids
+
+def session_for(ask: AnswerRequest, ids: Sequence[int], limits: Limits) -> ClientSession:
+    """A session for this answer, within the service's limits."""
+    return ClientSession(
+        list(ids),
+        max_new_tokens=answer_limit(ask, _DEFAULT_TOKENS, limits.max_new_tokens),
+        sampling=_sampling(ask),
+        stop=list(ask.stop),
+        ignore_eos=ask.ignore_eos,
+        records="off",
+        logprobs=-1 if ask.logprobs is None else ask.logprobs,
+    )
 
 
-async def _event(kind: type[E], session: ClientSession, line: Loopback) -> E:
-    """The next event of this kind; a request that was refused temporarily is repeated."""
-    while True:
-        message = await line.get()
-        if getattr(message, "session", None) != session.id:
-            raise MoaError(f"the verifier said {type(message).__name__} to a session of its own")
-        event = session.receive(message)
-        if isinstance(event, kind):
-            return event
-        if isinstance(event, Refused):
-            if not event.retry:
-                raise remote_error(event.error)
-            await asyncio.sleep(max(0.01, event.retry_after))
-            for request in session.unsettled:
-                line.put(request)
+class _Exchange:
+    """A session's requests and their answers over one connection."""
+
+    def __init__(self, session: ClientSession, line: Loopback) -> None:
+        self._session, self._line = session, line
+        self._progress = time.monotonic()
+        self._losses = 0
+
+    async def next(self, kind: type[E]) -> E:
+        """The next event of this kind. What was refused for now is sent again and a lost session is opened again, but
+        not for ever."""
+        while True:
+            message = await self._line.get()
+            if getattr(message, "session", None) != self._session.id:
+                raise MoaError(f"unexpected message {type(message).__name__} for another session")
+            if isinstance(message, Error) and message.round and self._session.opening:
+                continue  # of a round that was sent behind an opening: the opening's own answer counts
+            event = self._session.receive(message)
+            if isinstance(event, kind):
+                self._progress, self._losses = time.monotonic(), 0
+                return event
+            if isinstance(event, Recovered):
+                self._losses += 1
+                if self._losses > _MOST_LOSSES and isinstance(message, Error):
+                    raise remote_error(message)
+            elif isinstance(event, Refused):
+                if not event.retry or time.monotonic() - self._progress > _REFUSED_SECONDS:
+                    raise remote_error(event.error)
+                await asyncio.sleep(max(0.01, event.retry_after))
+            else:
+                continue
+            for request in self._session.unsettled:
+                self._line.put(request)
 
 
 def _sampling(ask: AnswerRequest) -> Sampling:

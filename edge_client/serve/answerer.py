@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Collection, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.settings import TurnChanges
+from edge_client.text.codec import TextCodec
 from moa.api.answer import (
     AnswerEvent,
     AnswerRequest,
     Began,
     Counts,
     Cut,
+    Encoded,
     Ended,
     LinkNews,
     Note,
     Piece,
+    Question,
     Scored,
     Verified,
 )
+from moa.api.encoding import answer_limit, encoded
 from moa.api.errors import bad
 from moa.api.logprobs import scored
 from moa.errors import UsageError
 from moa.logprobs import TokenLogprobs
 from moa.text_stream import Decoder, text_after
+from moa.wire.limits import Limits
 
 _FIGURES = (
     "seconds",
@@ -53,26 +58,36 @@ class EdgeAnswerer:
         """The target's name, because clients get its text."""
         return self._model
 
-    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
+    async def encode(self, ask: AnswerRequest) -> Encoded:
+        """The question in tokens."""
+        client = self._client
+        return await encoded(
+            _Tokenizing(client.device.codec),
+            ask,
+            context=client.shared.max_context,
+            vocabulary=client.device.bundle.manifest.target.facts.vocab_size,
+            longest=self._longest(ask),
+        )
+
+    async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
         """The events of one answer, in a new conversation."""
         welcome = self._client.link.welcome if self._client.link is not None else None
         if ask.logprobs is not None and welcome is not None and "logprobs" not in welcome.features:
             raise bad("this verifier tells no log-probabilities", "logprobs", "unsupported_parameter")
         codec = self._client.device.codec
         marks = Marks(codec, codec.eos_ids)
-        async with contextlib.aclosing(self._events(ask)) as events:
+        changes = changes_of(ask, self._longest(ask))
+        turn = self._client.generate(ids=encoded.ids, prediction=encoded.prediction, **changes)
+        async with contextlib.aclosing(turn) as events:
             async for event in events:
                 if (told := marks.take(event)) is not None:
                     yield told
 
-    def _events(self, ask: AnswerRequest) -> AsyncGenerator[Event, None]:
-        client, changes = self._client, changes_of(ask)
-        guess = client.device.codec.encode_rendered(ask.prediction) if ask.prediction else ()
-        if ask.messages is not None:
-            return client.generate(ask.messages, prediction=guess, **changes)
-        if ask.text is not None:
-            return client.generate(ask.text, raw=True, prediction=guess, **changes)
-        return client.generate(ids=ask.ids, prediction=guess, **changes)
+    def _longest(self, ask: AnswerRequest) -> int:
+        """Tokens of the answer at most: what the verifier allows, or what verifiers usually do."""
+        welcome = self._client.link.welcome if self._client.link is not None else None
+        most = welcome.limits.max_new_tokens if welcome is not None else Limits.max_new_tokens
+        return answer_limit(ask, self._client.settings.max_new_tokens, most)
 
     def status(self) -> dict[str, Any]:
         """Figures of the link."""
@@ -103,10 +118,10 @@ class EdgeAnswerer:
         return ""
 
 
-def changes_of(ask: AnswerRequest) -> TurnChanges:
+def changes_of(ask: AnswerRequest, longest: int) -> TurnChanges:
     """The client settings that a request changes for its turn."""
     given: dict[str, Any] = {
-        "max_new_tokens": ask.max_tokens,
+        "max_new_tokens": longest,
         "temperature": ask.temperature,
         "top_p": ask.top_p,
         "top_k": ask.top_k,
@@ -120,6 +135,25 @@ def changes_of(ask: AnswerRequest) -> TurnChanges:
         "on_reconnect": "keep" if ask.mode == "keep" else "rewind",
     }
     return cast(TurnChanges, {name: value for name, value in given.items() if value is not None})
+
+
+class _Tokenizing:
+    """The bundle's codec, for threads."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+
+    def chat(self, question: Question) -> Sequence[int]:
+        """Ids of a conversation, up to the start of the answer."""
+        return self.plain(self._codec.render_chat(question.messages or ()))
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Ids of a text, with the tokenizer's start token."""
+        return self._codec.encode(text)
+
+    def plain(self, text: str) -> Sequence[int]:
+        """Ids of a piece from the middle of a text."""
+        return self._codec.encode_rendered(text)
 
 
 class Marks:

@@ -103,4 +103,5 @@ class TextCodec:
         except UnicodeEncodeError:
             raise UsageError("the prompt is not text (UTF-8)", hint="give a text prompt") from None
         with tokenizer_errors("encode"):
-            return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
+            # Of the library's calls only the one for batches lets other threads run meanwhile.
+            return list(self.tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)

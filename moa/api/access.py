@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from moa.api.errors import ApiError
 
@@ -50,7 +50,7 @@ class Access:
     def check_source(self, headers: Mapping[str, str]) -> None:
         """Refuse a request that another website has sent, with or without a key."""
         host = headers.get("host", "")
-        name = urlsplit(f"//{host}").hostname if _plain(host) else None
+        name = _split(f"//{host}").hostname if _plain(host) else None
         if name is None or not (name in self._hosts or is_address(name)):
             raise ApiError(
                 403, f"the name {host[:100]!r} is not served here: allow it with --allowed-host", code="host_refused"
@@ -58,7 +58,7 @@ class Access:
         origin = headers.get("origin", "").lower()
         if origin in self._origins:
             return
-        if origin and (urlsplit(origin).scheme not in ("http", "https") or urlsplit(origin).netloc != host.lower()):
+        if origin and (_split(origin).scheme not in ("http", "https") or _split(origin).netloc != host.lower()):
             raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
         if not origin and headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             raise ApiError(403, "another website may not use this endpoint", code="origin_refused")
@@ -83,6 +83,13 @@ def is_address(name: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach `host`."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:  # a bracket that is not closed, or an address within brackets that is none
+        return SplitResult("", "", "", "", "")
 
 
 def _plain(host: str) -> bool:

@@ -6,7 +6,7 @@ Positions in the text count characters (Unicode code points) of the answer, so t
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -16,12 +16,27 @@ be retracted. keep: it is sent, and stays whatever the target says later."""
 Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "budget", "link"]
 
 
-class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for one answer. One of `messages`, `text` and `ids` is given. None means the answerer's default."""
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """The prompt: one of `messages`, `text` and `ids`. All choices of a request share it, and it is encoded once."""
 
     messages: Sequence[Mapping[str, str]] | None = None
     text: str | None = None
     ids: Sequence[int] | None = None
+    prediction: str = ""
+    """Text that the answer is likely to contain: a draft for the target to verify."""
+
+
+class Encoded(NamedTuple):
+    """A question in tokens."""
+
+    ids: Sequence[int]
+    prediction: Sequence[int] = ()
+
+
+class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for one answer. None means the answerer's default."""
+
+    question: Question
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -34,8 +49,6 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = "hold"
     logprobs: int | None = None
     """How many of the likeliest tokens to return with each token's own log-probability; None: none at all."""
-    prediction: str = ""
-    """Text that the answer is likely to contain: a draft for the target to verify."""
     patience: float = 60.0
     """Seconds to wait at the end for a lost link, so that the text can be verified."""
     principal: str = ""
@@ -122,7 +135,10 @@ class Answerer(Protocol):
     def model(self) -> str:
         """The name of the model whose text it is."""
 
-    def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
+    async def encode(self, ask: AnswerRequest) -> Encoded:
+        """The question in tokens, encoded in a thread; a `UsageError` if it does not fit the context."""
+
+    def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
         """`Began` first, `Ended` last. Many may run at once."""
 
     def status(self) -> dict[str, Any]:

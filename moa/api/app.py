@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,8 @@ class ApiLimits:
     """Bounds of one endpoint."""
 
     max_body_bytes: int = 2**20
+    max_bodies: int = 64
+    """Bodies of one principal that are being received at once."""
     max_running: int = 64
     """Answers at once; a request with `n` has `n` of them."""
     keep_seconds: float = 900.0
@@ -44,15 +47,6 @@ class ApiLimits:
     """How long a resumable stream continues without a client."""
     keep_bytes: int = 32 * 2**20
     """Memory for all streams and responses that are kept."""
-
-
-@dataclass(eq=False)
-class _Stored:
-    """A stored response."""
-
-    shape: ResponseShape
-    conversation: StoredMessages
-    recording: Recording
 
 
 @dataclass(eq=False)
@@ -72,8 +66,8 @@ class Api:
         self._kept = Recordings(
             time.monotonic, self.limits.keep_seconds, self.limits.alone_seconds, self.limits.keep_bytes
         )
-        self._stored: dict[str, _Stored] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reading: Counter[str] = Counter()
         self._created = int(time.time())
 
     def app(self, more: Sequence[BaseRoute] = (), origins: Sequence[str] = ()) -> Guard:
@@ -132,11 +126,11 @@ class Api:
     # ---- chat and completions
 
     async def _chat(self, request: Request, principal: str) -> Response:
-        body = await read_body(request, self.limits.max_body_bytes)
+        body = await self._body(request, principal)
         return await self._answer(request, parse_chat(body, self.defaults, principal), principal)
 
     async def _completion(self, request: Request, principal: str) -> Response:
-        body = await read_body(request, self.limits.max_body_bytes)
+        body = await self._body(request, principal)
         return await self._answer(request, parse_completion(body, self.defaults, principal), principal)
 
     async def _answer(self, request: Request, call: ParsedRequest, principal: str) -> Response:
@@ -144,7 +138,7 @@ class Api:
         shape = shapes.Shape(self.answerer.model, chat=call.chat)
         if not call.stream:
             return Json(await while_connected(request.receive, whole(call, shape, self._counted)))
-        events = await _opened(chunks(call, shape, self._counted))
+        events = await _opened(request, chunks(call, shape, self._counted))
         return self._stream(events, shape.id, principal, resumable=call.resumable)
 
     # ---- streams
@@ -194,27 +188,28 @@ class Api:
         while True:
             await asyncio.sleep(min(1.0, self.limits.alone_seconds))
             self._kept.sweep()
-            alive = {recording.id for recording in self._kept}
-            self._stored = {id: stored for id, stored in self._stored.items() if id in alive}
 
     # ---- responses
 
     async def _respond(self, request: Request, principal: str) -> Response:
-        body = await read_body(request, self.limits.max_body_bytes)
-        asked = responses.parse(body, self.defaults, principal)
+        asked = responses.parse(await self._body(request, principal))
         self._known(asked.model)
         before: StoredMessages = ()
         if asked.previous_response_id is not None:
-            previous = self._get(asked.previous_response_id, principal)
-            before = (*previous.conversation, {"role": "assistant", "content": previous.shape.text})
+            before = self._get(asked.previous_response_id, principal)[1].messages
         call = responses.understand(asked, before, self.defaults, principal)
         shape = ResponseShape(self.answerer.model, call)
-        events = await _opened(response_events(call, shape, self._counted))
-        frames = _frames(events, shape.id if call.store or call.resumable else "")
-        if call.store or call.resumable:
-            recording = self._kept.open(shape.id, principal)
-            self._stored[shape.id] = _Stored(shape, call.conversation, recording)
-            frames = _tape(frames, recording)
+        if not (call.store or call.resumable):
+            events = await _opened(request, response_events(call, shape, self._counted))
+            frames = _frames(events)
+        else:
+            recording = self._kept.open(shape.id, principal, shape)
+            try:
+                events = await _opened(request, response_events(call, shape, self._counted))
+            except BaseException:
+                self._kept.drop(recording)
+                raise
+            frames = _tape(_frames(events, shape.id), recording)
             if call.resumable:
                 frames = self._listen(self._record(frames, recording), 0)
         if call.stream:
@@ -226,33 +221,43 @@ class Api:
         return Json(shape.snapshot())
 
     async def _response(self, request: Request, principal: str) -> Response:
-        stored = self._get(request.path_params["id"], principal)
+        recording, shape = self._get(request.path_params["id"], principal)
         if request.query_params.get("stream") not in ("true", "1"):
-            return Json(stored.shape.snapshot())
+            return Json(shape.snapshot())
         given = request.query_params.get("starting_after")  # sequence numbers begin at 0
-        after = 0 if given is None else position(given, stored.shape.id) + 1
-        return EventStream(self._listen(stored.recording, after), {"X-Request-Id": stored.shape.id})
+        after = 0 if given is None else position(given, shape.id) + 1
+        return EventStream(self._listen(recording, after), {"X-Request-Id": shape.id})
 
     async def _cancel(self, request: Request, principal: str) -> Response:
-        stored = self._get(request.path_params["id"], principal)
-        stored.recording.cancel()
-        stored.shape.close()
-        return Json(stored.shape.snapshot())
+        recording, shape = self._get(request.path_params["id"], principal)
+        recording.cancel()
+        shape.close()
+        return Json(shape.snapshot())
 
     async def _forget(self, request: Request, principal: str) -> Response:
-        stored = self._get(request.path_params["id"], principal)
-        self._kept.drop(stored.recording)
-        del self._stored[stored.shape.id]
-        return Json({"id": stored.shape.id, "object": "response", "deleted": True})
+        recording, shape = self._get(request.path_params["id"], principal)
+        self._kept.drop(recording)
+        return Json({"id": shape.id, "object": "response", "deleted": True})
 
-    def _get(self, id: str, principal: str) -> _Stored:
+    def _get(self, id: str, principal: str) -> tuple[Recording, ResponseShape]:
         recording = self._kept.get(id, principal)
-        stored = self._stored.get(id)
-        if stored is None or stored.recording is not recording:
+        if recording.response is None:
             raise ApiError(404, f"no response {id[:80]!r}", code="response_not_found")
-        return stored
+        return recording, recording.response
 
     # ---- parts
+
+    async def _body(self, request: Request, principal: str) -> bytes:
+        """The body of a request; a principal may have only so many bytes of them on their way."""
+        most = self.limits.max_body_bytes
+        if self._reading[principal] >= self.limits.max_bodies:
+            raise ApiError(429, "too many requests are being received", code="busy", retry_after=1.0)
+        self._reading[principal] += 1
+        try:
+            return await read_body(request, most)
+        finally:
+            self._reading[principal] -= 1
+            self._reading += Counter()  # removes entries at zero
 
     def _known(self, model: str) -> None:
         if model != self.answerer.model:
@@ -278,9 +283,10 @@ class Api:
         return checked
 
 
-async def _opened(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """The same events, after waiting for the first: so an invalid request gets an error status, not a broken stream."""
-    first = await anext(events)
+async def _opened(request: Request, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """The same events, after waiting for the first: so an invalid request gets an error status, not a broken stream.
+    A client that leaves meanwhile ends them."""
+    first = await while_connected(request.receive, _first(events))
 
     async def all_of_them() -> AsyncGenerator[Any, None]:
         async with contextlib.aclosing(events):
@@ -289,6 +295,10 @@ async def _opened(events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None
                 yield event
 
     return all_of_them()
+
+
+async def _first(events: AsyncGenerator[Any, None]) -> Any:
+    return await anext(events)
 
 
 async def _frames(events: AsyncGenerator[Any, None], id: str = "") -> AsyncGenerator[bytes, None]:

@@ -53,7 +53,8 @@ def from_error(error: MoaError) -> ApiError:
         case ApiError():
             return error
         case RemoteError(code="limit"):
-            return bad(error.line(), code="context_length_exceeded")
+            prompt = "stop" not in error.hint and "new_tokens" not in error.hint  # the hint names the limit
+            return bad(error.line(), code="context_length_exceeded" if prompt else None)
         case RemoteError() if error.retryable:
             return ApiError(429, error.line(), code=error.code, retry_after=max(1.0, error.retry_after or 0.0))
         case RemoteError() | LinkError() | ProtocolError():

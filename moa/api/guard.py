@@ -17,8 +17,11 @@ from moa.api.errors import ApiError, from_error
 from moa.api.http import Json
 from moa.api.metrics import ApiMetrics
 from moa.errors import MoaError
+from moa.token_bucket import TokenBucket
 
 log = logging.getLogger("moa.api")
+_DEFECTS_PER_SECOND = 0.2
+"""Log lines with a traceback."""
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -47,6 +50,7 @@ class Guard:
                 expose_headers=["X-Request-Id", "Retry-After"],
             )
         self._access, self._metrics = access, metrics
+        self._defects = TokenBucket(_DEFECTS_PER_SECOND, 10.0, time.monotonic())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -73,7 +77,7 @@ class Guard:
         except Exception as error:
             if status:  # too late for an error response: close the connection
                 raise
-            await error_response(_shaped(error, request.url.path))(scope, receive, told)
+            await error_response(self._shaped(error, scope["path"]))(scope, receive, told)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()
@@ -85,16 +89,16 @@ class Guard:
                 extra={"event": "request", "ms": round(1000 * (time.monotonic() - began), 1)},
             )
 
-
-def _shaped(error: Exception, path: str) -> ApiError:
-    """Convert any error to an `ApiError`."""
-    match error:
-        case HTTPException(status_code=404):
-            return ApiError(404, f"there is nothing at {path[:200]}")
-        case HTTPException():
-            return ApiError(error.status_code, error.detail)
-        case MoaError():
-            return from_error(error)
-        case _:
-            log.error("a request failed", exc_info=error, extra={"event": "request_failed"})
-            return ApiError(500, "an error inside; the server's log says more")
+    def _shaped(self, error: Exception, path: str) -> ApiError:
+        """Convert any error to an `ApiError`. One that is a defect of ours is logged, but not for every request."""
+        match error:
+            case HTTPException(status_code=404):
+                return ApiError(404, f"there is nothing at {path[:200]}")
+            case HTTPException():
+                return ApiError(error.status_code, error.detail)
+            case MoaError():
+                return from_error(error)
+            case _:
+                if self._defects.take(1, time.monotonic()):
+                    log.error("a request failed", exc_info=error, extra={"event": "request_failed"})
+                return ApiError(500, "an error inside; the server's log says more")

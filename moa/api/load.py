@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
+from weakref import WeakValueDictionary
 
-from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Cut, Ended, Piece
+from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Cut, Encoded, Ended, Piece
 from moa.api.errors import ApiError
 from moa.api.metrics import ApiMetrics
 
@@ -19,6 +21,9 @@ class Counted:
     def __init__(self, inner: Answerer, metrics: ApiMetrics, most: int) -> None:
         self._inner, self._metrics, self._most = inner, metrics, most
         self._running: Counter[str] = Counter()
+        self._encoding: Counter[str] = Counter()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Questions that are being encoded, or wait for it, and whose turn it is."""
         self._totals: Counter[str] = Counter()
 
     @property
@@ -42,17 +47,30 @@ class Counted:
         """The inner answerer's problem, if it has one."""
         return self._inner.not_ready()
 
-    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
+    async def encode(self, ask: AnswerRequest) -> Encoded:
+        """The inner answerer's encoding, one at a time for each principal."""
+        if self._encoding[ask.principal] >= self._most:
+            raise self._busy()
+        self._encoding[ask.principal] += 1
+        turn = self._turns.setdefault(ask.principal, asyncio.Lock())
+        try:
+            async with turn:
+                return await self._inner.encode(ask)
+        finally:
+            self._encoding[ask.principal] -= 1
+            self._encoding += Counter()  # removes entries at zero
+
+    async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
         """The inner answerer's events."""
         if self.running >= self._most or self._over_share(ask.principal):
-            raise ApiError(429, f"{self.running} answers are running: try again soon", code="busy", retry_after=1.0)
+            raise self._busy()
         began, first = time.monotonic(), True
         self._running[ask.principal] += 1
         self._metrics.running.set(self.running)
         withdrawn = self._metrics.withdrawn
         length = 0
         try:
-            async with contextlib.aclosing(self._inner.answer(ask)) as events:
+            async with contextlib.aclosing(self._inner.answer(ask, encoded)) as events:
                 async for event in events:
                     match event:
                         case Piece():
@@ -75,6 +93,9 @@ class Counted:
             self._running[ask.principal] -= 1
             self._running += Counter()  # removes entries at zero
             self._metrics.running.set(self.running)
+
+    def _busy(self) -> ApiError:
+        return ApiError(429, f"{self.running} answers are running: try again soon", code="busy", retry_after=1.0)
 
     def _over_share(self, principal: str) -> bool:
         others = len(self._running.keys() - {principal})

@@ -4,13 +4,17 @@ time."""
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from moa.api.errors import ApiError
+from moa.api.responses import ResponseShape
 
 _FRAME_COST = 100
 """Memory overhead of a kept frame, in bytes."""
+_STREAM_COST = 4096
+"""Of a stream; it also bounds their number."""
 
 
 @dataclass(eq=False)
@@ -19,10 +23,13 @@ class Recording:
 
     id: str
     principal: str
+    size: int = 0
+    """Bytes that it holds, those of `response` included."""
+    response: ResponseShape | None = None
+    """The stored response whose stream it is."""
     cancel: Callable[[], object] = lambda: None
     """Stops the work behind the stream."""
     frames: list[bytes] = field(default_factory=list)
-    size: int = 0
     closed: bool = False
     touched: float = 0.0
     """When a client last read it, or when it ended."""
@@ -67,11 +74,14 @@ class Recordings:
         """Bytes that are kept."""
         return sum(stream.size for stream in self._streams.values())
 
-    def open(self, id: str, principal: str) -> Recording:
-        """A new stream."""
-        self.sweep()
-        stream = Recording(id, principal, touched=self.clock())
+    def open(self, id: str, principal: str, response: ResponseShape | None = None) -> Recording:
+        """A new stream; `response` is kept with it."""
+        size = _STREAM_COST + (response.size if response is not None else 0)
+        if size > self.most_bytes // 4:
+            raise ApiError(413, f"{size} bytes are too many to keep: send store: false", code="too_long_to_store")
+        stream = Recording(id, principal, size, response, touched=self.clock())
         self._streams[id] = stream
+        self.sweep()
         return stream
 
     def get(self, id: str, principal: str) -> Recording:
@@ -89,19 +99,24 @@ class Recordings:
             stream.close(self.clock())  # wake the readers
 
     def sweep(self) -> None:
-        """Remove expired streams, then the oldest ones while the memory limit is exceeded."""
+        """Remove expired streams; then, while there are too many bytes, the oldest of the principal with the most:
+        nobody pushes out another's."""
         now = self.clock()
         for stream in self:
             if not stream.listeners:
                 limit = self.keep_seconds if stream.closed else self.alone_seconds
                 if now - stream.touched > limit:
                     self.drop(stream)
-        size = self.size
-        for stream in sorted(self, key=lambda s: (not s.closed, s.touched)):
-            if size <= self.most_bytes:
-                break
-            size -= stream.size
-            self.drop(stream)
+        sizes = Counter[str]()
+        for stream in self:
+            sizes[stream.principal] += stream.size
+        while sizes.total() > self.most_bytes:
+            largest, _ = sizes.most_common(1)[0]
+            oldest = min(
+                (stream for stream in self if stream.principal == largest), key=lambda s: (not s.closed, s.touched)
+            )
+            sizes[largest] -= oldest.size
+            self.drop(oldest)
 
 
 def position(last_event_id: str, id: str) -> int:

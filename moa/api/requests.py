@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from moa.api.answer import AnswerRequest, Mode
+from moa.api.answer import AnswerRequest, Mode, Question
 from moa.api.errors import ApiError, bad
 from moa.logprobs import MAX_TOP
-from moa.sampling import MAX_SEED
+from moa.sampling import MAX_SEED, MIN_TEMPERATURE
+from moa.wire.limits import Limits
 from moa.wire.messages import TokenId
 
 Parsed = TypeVar("Parsed", bound=msgspec.Struct)
@@ -24,8 +25,7 @@ TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Stop = Annotated[str, Meta(max_length=256)]
-Stops = Stop | Annotated[list[Stop], Meta(max_length=16)]
+Stops = str | Annotated[list[str], Meta(max_length=Limits.max_stop_strings)]
 Role = Annotated[str, Meta(min_length=1, max_length=32)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 
@@ -159,7 +159,8 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest
     ]
     limit = request.max_completion_tokens or request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    return _call(request, [{"messages": messages}], limit, defaults, principal, logprobs, chat=True)
+    question = Question(messages=messages, prediction=predicted_text(request.prediction))
+    return _call(request, [question], limit, defaults, principal, logprobs, chat=True)
 
 
 def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest:
@@ -167,7 +168,8 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedR
     request = decode(body, CompletionRequest)
     _refuse_unsupported(request)
     limit = request.max_tokens or 16  # OpenAI's default for this route
-    return _call(request, list(_prompts(request.prompt)), limit, defaults, principal, request.logprobs, chat=False)
+    questions = list(_questions(request.prompt, predicted_text(request.prediction)))
+    return _call(request, questions, limit, defaults, principal, request.logprobs, chat=False)
 
 
 def decode(body: bytes, kind: type[Parsed]) -> Parsed:
@@ -210,15 +212,41 @@ def unsupported(name: str) -> ApiError:
     return bad(f"{name} is not supported here", name, "unsupported_parameter")
 
 
+def temperature(given: float | None) -> float | None:
+    """The temperature; one that is too small to divide by is greedy."""
+    return 0.0 if given is not None and given < MIN_TEMPERATURE else given
+
+
 def sampling_seed(seed: int | None, choice: int = 0) -> int:
     """The seed of a choice: the request's, plus the choice's number, or a random one. The sampler's seeds are not
     negative."""
     return (random.SystemRandom().getrandbits(62) if seed is None else seed + choice) & MAX_SEED
 
 
+def predicted_text(prediction: PredictedContent | None) -> str:
+    """The text of a prediction, or none."""
+    return content_text(prediction.content, "prediction.content") if prediction is not None else ""
+
+
+def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The stop texts of a request, each within the wire's limit."""
+    texts = tuple(text for text in ((stop,) if isinstance(stop, str) else stop or ()) if text)
+    for text in texts:
+        if (size := len(_utf8(text, "stop"))) > Limits.max_stop_bytes:
+            raise bad(f"stop: a text of {size} bytes, at most {Limits.max_stop_bytes}", "stop")
+    return texts
+
+
+def _utf8(text: str, param: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise bad(f"{param}: not text (UTF-8)", param) from None
+
+
 def _call(
     request: Common,
-    prompts: Sequence[dict[str, Any]],
+    questions: Sequence[Question],
     max_tokens: int | None,
     defaults: Defaults,
     principal: str,
@@ -226,30 +254,29 @@ def _call(
     *,
     chat: bool,
 ) -> ParsedRequest:
-    choices = len(prompts) * (request.n or 1)
+    choices = len(questions) * (request.n or 1)
     if choices > defaults.max_choices:
         raise bad(f"{choices} answers in one request, at most {defaults.max_choices}", "n")
     ours = request.moa or Extension()
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    stop = stop_texts(request.stop)
     asks = tuple(
         AnswerRequest(
-            **prompt,
+            question=question,
             max_tokens=max_tokens,
-            temperature=request.temperature,
+            temperature=temperature(request.temperature),
             top_p=request.top_p,
             top_k=None if request.top_k is None else max(0, request.top_k),
             min_p=request.min_p,
             repetition_penalty=request.repetition_penalty,
             seed=sampling_seed(request.seed, choice),
-            stop=tuple(text for text in stop if text),
+            stop=stop,
             ignore_eos=ours.ignore_eos,
             logprobs=logprobs,
             mode=ours.mode or defaults.mode,
             patience=defaults.patience if ours.patience is None else ours.patience,
-            prediction=content_text(request.prediction.content, "prediction.content") if request.prediction else "",
             principal=principal,
         )
-        for prompt in prompts
+        for question in questions
         for choice in range(request.n or 1)
     )
     options = request.stream_options or StreamOptions()
@@ -263,15 +290,18 @@ def _call(
     )
 
 
-def _prompts(prompt: str | list[Any]) -> Iterator[dict[str, Any]]:
-    given = [prompt] if isinstance(prompt, str) else prompt
+def _questions(prompt: str | list[Any], prediction: str) -> Iterator[Question]:
+    given: list[Any] = [prompt] if isinstance(prompt, str) else prompt
     if len({type(one) for one in given}) > 1:
         raise bad("the prompt mixes texts and ids", "prompt")
     if isinstance(given[0], int):
-        yield {"ids": tuple(given)}
+        yield Question(ids=tuple(given), prediction=prediction)
         return
     for one in given:
-        yield {"text": one} if isinstance(one, str) else {"ids": tuple(one)}
+        if isinstance(one, str):
+            yield Question(text=one, prediction=prediction)
+        else:
+            yield Question(ids=tuple(one), prediction=prediction)
 
 
 def _refuse_unsupported(request: Common) -> None:

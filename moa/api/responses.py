@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from moa.api import logprobs
-from moa.api.answer import AnswerRequest, Counts, Ended, LinkNews, Note, Scored
+from moa.api.answer import AnswerRequest, Counts, Ended, LinkNews, Note, Question, Scored
 from moa.api.errors import ApiError, bad
 from moa.api.present import Show
 from moa.api.requests import (
@@ -28,10 +28,15 @@ from moa.api.requests import (
     content_text,
     decode,
     no_calls,
+    predicted_text,
     sampling_seed,
+    temperature,
     unsupported,
 )
 from moa.logprobs import MAX_TOP
+
+ShortText = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], ShortText], Meta(max_length=16)]
 
 
 class Item(msgspec.Struct):
@@ -45,7 +50,7 @@ class Item(msgspec.Struct):
 class ResponseRequest(msgspec.Struct, kw_only=True):
     """Body of `/v1/responses`."""
 
-    model: Annotated[str, Meta(max_length=512)]
+    model: ShortText
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=1024)]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
@@ -55,7 +60,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     tool_choice: ToolChoice = None
     text: dict[str, Any] | None = None
     truncation: str | None = None
@@ -63,9 +68,9 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: ShortText | None = None
+    safety_identifier: ShortText | None = None
+    prompt_cache_key: ShortText | None = None
     prompt: Any = None
     conversation: Any = None
     prediction: PredictedContent | None = None
@@ -73,6 +78,10 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
 
 
 StoredMessages = tuple[dict[str, str], ...]
+_REPEATED = (
+    *("previous_response_id", "instructions", "max_output_tokens"),
+    *("user", "safety_identifier", "prompt_cache_key"),
+)
 _LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that requests log-probabilities."""
 
@@ -83,14 +92,15 @@ class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
     ask: AnswerRequest
     conversation: StoredMessages
     """The messages without the instructions, which a later request continues."""
-    request: ResponseRequest
+    fields: dict[str, Any]
+    """The fields of the response that repeat the request's."""
     stream: bool
     store: bool
     background: bool
     resumable: bool
 
 
-def parse(body: bytes, defaults: Defaults, principal: str) -> ResponseRequest:
+def parse(body: bytes) -> ResponseRequest:
     """Check the parts of the request that do not depend on the earlier conversation."""
     request = decode(body, ResponseRequest)
     for name in ("presence_penalty", "frequency_penalty", "prompt", "conversation"):
@@ -111,22 +121,29 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
     instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
     ours = request.moa or Extension()
     ask = AnswerRequest(
-        messages=(*instructions, *conversation),
+        question=Question(messages=(*instructions, *conversation), prediction=predicted_text(request.prediction)),
         max_tokens=request.max_output_tokens,
-        temperature=request.temperature,
+        temperature=temperature(request.temperature),
         top_p=request.top_p,
         seed=sampling_seed(None),
         ignore_eos=ours.ignore_eos,
         logprobs=(request.top_logprobs or 0) if _LOGPROBS in (request.include or ()) else None,
         mode=ours.mode or defaults.mode,
         patience=defaults.patience if ours.patience is None else ours.patience,
-        prediction=content_text(request.prediction.content, "prediction.content") if request.prediction else "",
         principal=principal,
     )
     return ResponseCall(
         ask=ask,
         conversation=conversation,
-        request=request,
+        fields={name: getattr(request, name) for name in _REPEATED}
+        | {
+            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "temperature": 0.0 if request.temperature is None else request.temperature,
+            "top_logprobs": request.top_logprobs or 0,
+            "metadata": request.metadata or {},
+            "store": request.store is not False,
+            "background": bool(request.background),
+        },
         stream=bool(request.stream),
         store=request.store is not False,
         background=bool(request.background),
@@ -153,7 +170,8 @@ class ResponseShape:
         self.text = ""
         self._scored: list[Scored] = []
         self._item = f"msg_{secrets.token_hex(16)}"
-        self._model, self._call, self._created = model, call, int(time.time())
+        self._model, self._created = model, int(time.time())
+        self._fields, self._conversation = call.fields, call.conversation
         self._status, self._begun = "in_progress", False
         self._completed: int | None = None
         self._why: dict[str, Any] | None = None
@@ -161,10 +179,20 @@ class ResponseShape:
         self._counts: Counts | None = None
         self._number = -1
 
+    @property
+    def size(self) -> int:
+        """Bytes of the texts that are kept with it."""
+        return len(msgspec.json.encode((self._fields, self._conversation)))
+
+    @property
+    def messages(self) -> StoredMessages:
+        """The conversation that a later request continues."""
+        return (*self._conversation, {"role": "assistant", "content": self.text})
+
     def snapshot(self) -> dict[str, Any]:
         """The response object as it is now."""
-        request, ask = self._call.request, self._call.ask
         return {
+            **self._fields,
             "id": self.id,
             "object": "response",
             "created_at": self._created,
@@ -172,8 +200,6 @@ class ResponseShape:
             "status": self._status,
             "incomplete_details": self._why,
             "model": self._model,
-            "previous_response_id": request.previous_response_id,
-            "instructions": request.instructions,
             "output": [self._message()] if self._begun else [],
             "error": _error(self.error) if self.error is not None else None,
             "tools": [],
@@ -181,22 +207,12 @@ class ResponseShape:
             "truncation": "disabled",
             "parallel_tool_calls": True,
             "text": {"format": {"type": "text"}},
-            "top_p": 1.0 if ask.top_p is None else ask.top_p,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "top_logprobs": request.top_logprobs or 0,
-            "temperature": 0.0 if ask.temperature is None else ask.temperature,
             "reasoning": None,
-            "user": request.user,
             "usage": _usage(self._counts) if self._counts is not None else None,
-            "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": None,
-            "store": self._call.store,
-            "background": self._call.background,
             "service_tier": "default",
-            "metadata": request.metadata or {},
-            "safety_identifier": request.safety_identifier,
-            "prompt_cache_key": request.prompt_cache_key,
         }
 
     # ---- events

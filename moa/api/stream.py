@@ -23,8 +23,10 @@ async def side_by_side(
     answerer: Answerer, asks: Sequence[AnswerRequest]
 ) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
     """Events of all answers as they come, each with the number of its answer. Closing the generator ends them all."""
+    questions = {id(ask.question): ask for ask in asks}  # choices share theirs
+    encoded = {key: await answerer.encode(ask) for key, ask in questions.items()}
     if len(asks) == 1:
-        async with contextlib.aclosing(answerer.answer(asks[0])) as events:
+        async with contextlib.aclosing(answerer.answer(asks[0], encoded[id(asks[0].question)])) as events:
             async for event in events:
                 yield 0, event
         return
@@ -32,7 +34,7 @@ async def side_by_side(
 
     async def feed(index: int, ask: AnswerRequest) -> None:
         try:
-            async with contextlib.aclosing(answerer.answer(ask)) as events:
+            async with contextlib.aclosing(answerer.answer(ask, encoded[id(ask.question)])) as events:
                 async for event in events:
                     await queue.put((index, event))
             await queue.put((index, None))
@@ -108,8 +110,8 @@ async def response_events(call: ResponseCall, shape: ResponseShape, answerer: An
     presenter, marked = Presenter(call.ask.mode), call.ask.mode == "provisional"
     begun = False
     try:
-        async with contextlib.aclosing(answerer.answer(call.ask)) as events:
-            async for event in events:
+        async with contextlib.aclosing(side_by_side(answerer, [call.ask])) as events:
+            async for _, event in events:
                 if isinstance(event, Began):
                     begun = True
                     for told in shape.begin():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 _ANCHOR = 4
@@ -11,13 +12,12 @@ _MISSES = 3
 
 
 class Prediction:
-    """Aligns the answer with a predicted text, also after they differed."""
+    """Aligns the answer with a predicted text, also after they differed. Without an index: a search through the bytes
+    of thousands of tokens takes microseconds."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens)
-        self._places: dict[tuple[int, ...], list[int]] = {}
-        for end in range(_ANCHOR, len(self._tokens) + 1):
-            self._places.setdefault(tuple(self._tokens[end - _ANCHOR : end]), []).append(end)
+        self._bytes = _bytes(self._tokens)
         self._at = 0
         """Position in the prediction that the answer had reached when they last agreed."""
         self._misses = 0
@@ -39,8 +39,23 @@ class Prediction:
         return at >= length and list(output[-length:]) == self._tokens[at - length : at]
 
     def _found(self, output: Sequence[int]) -> int | None:
-        places = self._places.get(tuple(output[-_ANCHOR:]))
-        if not places:
+        """The end of the nearest match after the last position, so that skipped text stays skipped; else of the last
+        match."""
+        anchor = _bytes(output[-_ANCHOR:])
+        if len(output) < _ANCHOR:
             return None
-        # The nearest match after the last position: skipped text stays skipped.
-        return next((place for place in places if place >= self._at), places[-1])
+        place = self._bytes.find(anchor, _WIDTH * max(0, self._at - _ANCHOR))
+        while place % _WIDTH and place >= 0:  # between two tokens
+            place = self._bytes.find(anchor, place + 1)
+        if place < 0:
+            place = self._bytes.rfind(anchor)
+            while place % _WIDTH and place >= 0:
+                place = self._bytes.rfind(anchor, 0, place + len(anchor) - 1)
+        return None if place < 0 else place // _WIDTH + _ANCHOR
+
+
+_WIDTH = array("i").itemsize
+
+
+def _bytes(tokens: Sequence[int]) -> bytes:
+    return array("i", tokens).tobytes()

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2 as httpx
 
 from moa.api.access import Access, ApiKeys
-from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Ended, Piece, Reason
+from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Encoded, Ended, Piece, Reason
 from moa.api.app import Api
 from moa.api.guard import Guard
 from moa.api.http import serving
@@ -42,7 +42,10 @@ class Scripted:
     def not_ready(self) -> str:
         return ""
 
-    async def answer(self, ask: AnswerRequest) -> AsyncGenerator[AnswerEvent, None]:
+    async def encode(self, ask: AnswerRequest) -> Encoded:
+        return Encoded([1, 2, 3])
+
+    async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
         self.asks.append(ask)
         self.open += 1
         try:

@@ -28,7 +28,7 @@ def test_addresses_and_localhost_are_served(host: str) -> None:
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "", "a/b", "x@127.0.0.1",
-     "127.0.0.1:8080 evil", "2130706433.example", "h" * 300],
+     "127.0.0.1:8080 evil", "2130706433.example", "h" * 300, "[::1:", "[x]", "["],
 )  # fmt: skip
 def test_a_name_that_may_have_been_rebound_is_refused(host: str) -> None:
     assert judge(host=host) == "host_refused"
@@ -39,7 +39,17 @@ def test_a_name_can_be_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://127.0.0.1:9999", "file://", "http://localhost", "x"]
+    "origin",
+    [
+        "https://evil.example",
+        "null",
+        "http://127.0.0.1:9999",
+        "file://",
+        "http://localhost",
+        "x",
+        "http://[",
+        "http://[x]",
+    ],
 )
 def test_another_origin_is_refused(origin: str) -> None:
     assert judge(origin=origin) == "origin_refused"

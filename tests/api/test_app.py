@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from typing import Any
 
 import pytest
 
 from moa.api.answer import Began, Cut, LinkNews, Piece
-from moa.api.app import ApiLimits
+from moa.api.app import Api, ApiLimits
+from moa.api.http import serving
 from moa.errors import CapacityError, LinkError, RemoteError, UsageError
-from tests.api.scripted import MODEL, PATIENCE, browser, chat, ended, says, served
+from moa.process.listening import Port
+from tests.api.scripted import MODEL, PATIENCE, browser, chat, ended, endpoint, says, served
 
 
 def data_of(stream: str) -> list[Any]:
@@ -30,7 +33,7 @@ async def test_a_chat_answer() -> None:
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 2)
-    assert answerer.asks[0].messages == [{"role": "user", "content": "hi"}]
+    assert answerer.asks[0].question.messages == [{"role": "user", "content": "hi"}]
     assert answerer.asks[0].mode == "hold"
 
 
@@ -63,7 +66,10 @@ async def test_several_choices_have_seeds_of_their_own() -> None:
 
 
 async def test_completions_take_texts_and_ids() -> None:
-    async with served(lambda ask: says(str(ask.text or ask.ids))) as (_, address), browser(address) as client:
+    async with (
+        served(lambda ask: says(str(ask.question.text or ask.question.ids))) as (_, address),
+        browser(address) as client,
+    ):
         for prompt, texts in [
             ("a", ["a"]),
             (["a", "b"], ["a", "b"]),
@@ -99,7 +105,9 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
         (chat(n=0), "n"),
         (chat(n=99), "n"),
         (chat(max_tokens=0), "max_tokens"),
-        (chat(stop=["x"] * 17), "stop"),
+        (chat(stop=["x"] * 9), "stop"),
+        (chat(stop="x" * 129), "stop"),
+        (chat(stop=["é" * 65]), "stop"),
         (chat(tools=[{"type": "function"}], tool_choice="required"), "tool_choice"),
         (chat(functions=[{"name": "f"}], function_call={"name": "f"}), "function_call"),
         (chat(response_format={"type": "json_object"}), "response_format"),
@@ -199,6 +207,24 @@ async def test_another_website_is_refused_before_anything_else() -> None:
     assert "access-control-allow-origin" not in reply.headers
 
 
+async def test_a_stream_whose_client_leaves_before_its_first_token_ends() -> None:
+    script = [asyncio.Event()]
+    async with served(lambda ask: script) as (answerer, address):
+        for path, body in [
+            ("/v1/chat/completions", chat(stream=True)),
+            ("/v1/responses", {"model": MODEL, "input": "hi", "stream": True}),
+        ]:
+            answerer.closed.clear()
+            async with browser(address) as client:
+                asked = asyncio.create_task(client.post(path, json=body))
+                async with asyncio.timeout(PATIENCE):
+                    while not answerer.open:
+                        await asyncio.sleep(0)
+                    asked.cancel()
+                    await answerer.closed.wait()
+        assert answerer.open == 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_hangs_up_ends_its_answer_at_once(stream: bool) -> None:
     script = [Began(3), Piece("a"), asyncio.Event()]
@@ -288,3 +314,40 @@ async def test_metrics_count_requests_without_their_text() -> None:
     assert 'moa_api_requests_total{route="/v1/chat/completions",status="200"} 1.0' in page
     assert "moa_api_running_answers 0.0" in page
     assert "secret" not in page
+
+
+# ---- stored responses
+
+
+async def test_only_what_a_response_prints_is_kept_and_all_of_it_is_counted() -> None:
+    limits = ApiLimits(keep_bytes=2**20)
+    async with (
+        endpoint(says("ok"), limits=limits) as (_, api, app),
+        serving(app, Port("127.0.0.1", 0)) as address,
+        browser(address) as client,
+    ):
+        for fields in (
+            {"input": "hi", "text": {"format": {"type": "text", "x": "y" * 300_000}}},
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 9000}]},
+            {"input": "hi", "prediction": {"type": "content", "content": "z" * 300_000}},
+        ):
+            reply = await client.post("/v1/responses", json={"model": MODEL, **fields})
+            assert reply.status_code == 200
+        assert sum(sizes_of(api)) < 50_000
+        said = [await client.post("/v1/responses", json={"model": MODEL, "input": "w" * 200_000}) for _ in range(12)]
+        assert {reply.status_code for reply in said} == {200}
+        assert 400_000 < sum(sizes_of(api)) < 1.05 * 2**20
+        reply = await client.post("/v1/responses", json={"model": MODEL, "input": "w" * 400_000})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_long_to_store")
+        body = {"model": MODEL, "input": "w" * 400_000, "store": False}
+        assert (await client.post("/v1/responses", json=body)).status_code == 200
+
+
+def sizes_of(api: Api) -> list[int]:
+    """What the endpoint counts for each kept stream; at least what its objects hold."""
+    sizes = []
+    for recording in api._kept:
+        held = len(pickle.dumps((recording.frames, vars(recording.response))))
+        assert recording.size >= 0.9 * held - 4096
+        sizes.append(recording.size)
+    return sizes

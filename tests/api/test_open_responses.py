@@ -72,7 +72,7 @@ def check(response: dict[str, Any]) -> None:
 async def test_a_whole_response(case: str) -> None:
     async with served(says("Hel", "lo")) as (answerer, address), browser(address) as client:
         check((await client.post("/v1/responses", json={"model": MODEL, "input": CASES[case]})).json())
-    assert [dict(one) for one in answerer.asks[0].messages or ()] == [
+    assert [dict(one) for one in answerer.asks[0].question.messages or ()] == [
         {"role": one["role"], "content": one["content"]} for one in CASES[case]
     ]
 

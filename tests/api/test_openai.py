@@ -53,7 +53,7 @@ async def test_the_synchronous_client() -> None:
 
 
 async def test_completions_and_models() -> None:
-    async with talking(lambda ask: says(str(ask.text))) as (answerer, client):
+    async with talking(lambda ask: says(str(ask.question.text))) as (answerer, client):
         answer = await client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=5, stop="x")
         assert [choice.text for choice in answer.choices] == ["a", "b"]
         assert (answerer.asks[0].max_tokens, answerer.asks[0].stop) == (5, ("x",))
@@ -66,7 +66,7 @@ async def test_a_prediction_is_handed_on() -> None:
         await client.chat.completions.create(
             model=MODEL, messages=MESSAGES, prediction={"type": "content", "content": "likely"}  # type: ignore[call-overload]
         )  # fmt: skip
-        assert answerer.asks[0].prediction == "likely"
+        assert answerer.asks[0].question.prediction == "likely"
 
 
 def scored() -> list[Any]:
@@ -150,9 +150,9 @@ async def test_responses() -> None:
         assert (answer.output_text, answer.status) == ("Hello", "completed")
         assert answer.usage is not None
         assert answer.usage.total_tokens == 5
-        assert (answerer.asks[0].messages or ())[0] == {"role": "system", "content": "be kind"}
+        assert (answerer.asks[0].question.messages or ())[0] == {"role": "system", "content": "be kind"}
         again = await client.responses.create(model=MODEL, input="more", previous_response_id=answer.id)
-        assert [m["content"] for m in answerer.asks[1].messages or ()] == ["hi", "Hello", "more"]
+        assert [m["content"] for m in answerer.asks[1].question.messages or ()] == ["hi", "Hello", "more"]
         assert (await client.responses.retrieve(again.id)).output_text == "Hello"
         await client.responses.delete(again.id)
         with pytest.raises(openai.NotFoundError):

@@ -17,7 +17,7 @@ class Clock:
 
 def recordings(**limits: float) -> tuple[Recordings, Clock]:
     clock = Clock()
-    return Recordings(clock, **{"keep_seconds": 10, "alone_seconds": 5, "most_bytes": 1000, **limits}), clock  # type: ignore[arg-type]
+    return Recordings(clock, **{"keep_seconds": 10, "alone_seconds": 5, "most_bytes": 50_000, **limits}), clock  # type: ignore[arg-type]
 
 
 def test_a_stranger_learns_nothing() -> None:
@@ -62,13 +62,27 @@ def test_memory_is_bounded_and_complete_streams_go_first() -> None:
     running = kept.open("running", "me")
     for name in ("old", "new"):
         stream = kept.open(name, "me")
-        stream.add(b"x" * 300)
+        stream.add(b"x" * 15_000)
         stream.close(clock())
         clock.now += 1
-    running.add(b"x" * 300)
+    running.add(b"x" * 15_000)
     kept.sweep()
     assert {stream.id for stream in kept} == {"running", "new"}
-    assert kept.size <= 1000
+    assert kept.size <= 50_000
+
+
+def test_one_key_cannot_push_out_anothers_streams_not_even_by_their_number() -> None:
+    kept, clock = recordings()
+    done, running = kept.open("done", "a"), kept.open("running", "a")
+    done.close(clock())
+    for number in range(1000):
+        clock.now += 0.001
+        stream = kept.open(f"b{number}", "b")
+        stream.add(b"x" * (number % 7))
+        stream.close(clock())
+    assert kept.size <= 50_000
+    assert [stream for stream in kept if stream.principal == "a"] == [done, running]
+    assert not running.closed
 
 
 @pytest.mark.parametrize("text", ["x", "b/3", "a/-1", "a/", "", "a/٣", "a/9999999999"])

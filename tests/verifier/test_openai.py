@@ -22,6 +22,9 @@ from cloud_verifier.settings import Settings
 from edge_client.device import Device
 from edge_client.serve.app import model_name as edge_model_name
 from moa.process.listening import Port
+from tests.api.heartbeat import heartbeat
+from tests.api.large import large_requests
+from tests.api.scripted import browser
 from tests.edge.serve.pair import embedded, served
 from tests.verifier.kit import PATIENCE, generate
 
@@ -141,6 +144,48 @@ async def test_a_client_that_hangs_up_leaves_no_session(both: Both) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("failures", [1, 1000])
+async def test_an_answer_ends_when_its_session_does(both: Both, failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier, client = both
+    ask: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 20}
+    left, real = failures, verifier.engine.target.forward
+
+    def forward(rows: Any) -> Any:
+        nonlocal left
+        if left and verifier.service.channels:
+            left -= 1
+            raise RuntimeError("a kernel failed")
+        return real(rows)
+
+    monkeypatch.setattr(verifier.engine.target, "forward", forward)
+    async with asyncio.timeout(PATIENCE):
+        if failures == 1:
+            answer = await client.chat.completions.create(**ask)
+            assert answer.choices[0].message.content == truth(20)
+        else:
+            with pytest.raises(openai.InternalServerError) as refused:
+                await client.chat.completions.create(**ask)
+            assert refused.value.status_code == 503
+    assert left < failures
+    left = 0
+    assert (await client.chat.completions.create(**ask)).choices[0].message.content == truth(20)
+    assert not list(verifier.service.store)
+
+
+async def test_limits_are_named(both: Both) -> None:
+    _, client = both
+    how: Any = {"model": MODEL, "messages": QUESTION}
+    answer = await client.chat.completions.create(**how, max_tokens=100_000, stop=["4"])
+    assert answer.choices[0].finish_reason == "stop"
+    for wrong, code in [
+        ({"stop": "x" * 129}, None),
+        ({"max_tokens": 3, "messages": [{"role": "user", "content": "a " * 9000}]}, "context_length_exceeded"),
+    ]:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**how | wrong)
+        assert refused.value.code == code
+
+
 async def test_what_does_not_fit_is_refused(both: Both) -> None:
     verifier, client = both
     for prompt in ("word " * 9000, [10**6]):
@@ -170,3 +215,15 @@ async def test_the_operators_page_reads_the_metrics(both: Both) -> None:
 async def test_both_ends_give_the_embedded_target_one_name() -> None:
     source = Device.load().bundle.manifest.target.source
     assert model_name(Settings()) == edge_model_name(source) == MODEL
+
+
+@pytest.mark.parametrize("name", large_requests(MODEL))
+async def test_no_request_keeps_others_from_the_event_loop(both: Both, name: str) -> None:
+    _, api = both
+    path, body = large_requests(MODEL)[name]
+    async with browser(str(api.base_url).removesuffix("/v1/")) as client:
+        ask = {"content": body, "headers": {"Content-Type": "application/json"}}
+        async with heartbeat() as beat:
+            replies = await asyncio.gather(*(client.post(path, **ask) for _ in range(2)))  # type: ignore[arg-type]
+    assert {reply.status_code for reply in replies} <= {200, 400}, replies[0].text[:300]
+    assert beat.longest < 0.2

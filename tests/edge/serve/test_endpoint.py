@@ -15,6 +15,8 @@ import pytest_asyncio
 from edge_client import Done, EdgeClient
 from edge_client.serve.app import ServeSettings, endpoint
 from moa.process.listening import Port
+from tests.api.heartbeat import heartbeat
+from tests.api.large import large_requests
 from tests.api.scripted import browser
 from tests.edge.serve.pair import verifier
 
@@ -158,3 +160,15 @@ async def test_the_page_and_its_switch(alone: Served) -> None:
         assert (await client.get("/moa/status")).json()["link"] == "none"
         assert (await client.post("/moa/link", json={"connected": False})).status_code == 400
         assert (await client.get("/", headers={"If-None-Match": page.headers["etag"]})).status_code == 304
+
+
+@pytest.mark.parametrize("name", large_requests(MODEL))
+async def test_no_request_keeps_others_from_the_event_loop(alone: Served, name: str) -> None:
+    _, api = alone
+    path, body = large_requests(MODEL)[name]
+    async with browser(str(api.base_url).removesuffix("/v1/")) as client:
+        ask = {"content": body, "headers": {"Content-Type": "application/json"}}
+        async with heartbeat() as beat:
+            replies = await asyncio.gather(*(client.post(path, **ask) for _ in range(2)))  # type: ignore[arg-type]
+    assert {reply.status_code for reply in replies} <= {200, 400}, replies[0].text[:300]
+    assert beat.longest < 0.2

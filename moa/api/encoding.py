@@ -1,0 +1,76 @@
+"""A question in tokens, within bounds: what cannot fit is refused or cut before it is tokenized, and threads do it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from moa.api.answer import AnswerRequest, Encoded, Question
+from moa.api.errors import ApiError, bad
+from moa.wire.limits import Limits
+
+_CHARACTERS_A_TOKEN = 64
+"""A prompt with more characters for each token of the context is refused unread. Texts have 2 to 6 a token."""
+_PREDICTED_CHARACTERS_A_TOKEN = 16
+
+
+class Tokenizing(Protocol):
+    """The tokenizer and chat template of an answerer. Methods may be called from several threads."""
+
+    def chat(self, question: Question) -> Sequence[int]:
+        """Ids of a conversation, up to the start of the answer."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Ids of a text, with the tokenizer's start token."""
+
+    def plain(self, text: str) -> Sequence[int]:
+        """Ids of a piece from the middle of a text."""
+
+
+async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vocabulary: int, longest: int) -> Encoded:
+    """The question in tokens. `context` tokens fit, answer included; an answer has at most `longest`."""
+    question = ask.question
+    if question.ids is None:
+        _check_size(question, context)
+        ids = await asyncio.to_thread(_prompt(tokenizer, question))
+    else:
+        ids = question.ids
+    _check_ids(ids, context, vocabulary)
+    if not question.prediction:
+        return Encoded(ids)
+    # An edit may skip parts of the prediction, so it may be longer than the answer.
+    most = 2 * min(longest, context - len(ids)) + 256
+    text = question.prediction[: most * _PREDICTED_CHARACTERS_A_TOKEN]
+    predicted = await asyncio.to_thread(tokenizer.plain, text)
+    return Encoded(ids, predicted[:most])
+
+
+def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_tokens) -> int:
+    """Tokens of the answer at most. Clients ask for more than a verifier writes in one turn: they get what it does."""
+    return min(ask.max_tokens or default, most)
+
+
+def _prompt(tokenizer: Tokenizing, question: Question) -> Callable[[], Sequence[int]]:
+    if question.messages is not None:
+        return lambda: tokenizer.chat(question)
+    return lambda: tokenizer.encode(question.text or "")
+
+
+def _check_size(question: Question, context: int) -> None:
+    size = len(question.text or "") + sum(len(message["content"]) for message in question.messages or ())
+    if size > context * _CHARACTERS_A_TOKEN:
+        raise _too_long(f"the prompt has {size} characters", context)
+
+
+def _check_ids(ids: Sequence[int], context: int, vocabulary: int) -> None:
+    if not ids:
+        raise bad("the prompt is empty", "prompt")
+    if len(ids) >= context:
+        raise _too_long(f"the prompt has {len(ids)} tokens", context)
+    if max(ids) >= vocabulary:
+        raise bad(f"there is no token {max(ids)}: the model has {vocabulary} tokens", "prompt")
+
+
+def _too_long(what: str, context: int) -> ApiError:
+    return bad(f"{what}, and the context holds {context} tokens", code="context_length_exceeded")

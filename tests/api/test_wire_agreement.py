@@ -1,0 +1,81 @@
+"""No request that the parser accepts becomes a message that the wire refuses: it would cut every user's link."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloud_verifier.openai.answerer import session_for
+from edge_client import ClientSettings
+from edge_client.serve.answerer import changes_of
+from moa.api.answer import AnswerRequest
+from moa.api.encoding import answer_limit
+from moa.api.errors import ApiError
+from moa.api.requests import Defaults, parse_chat, parse_completion
+from moa.api.responses import parse, understand
+from moa.wire import ClientSession, decode_client, encode
+from moa.wire.codec import check
+from moa.wire.limits import Limits
+from moa.wire.messages import Open, Sampling
+
+VOCABULARY, IDS = 4096, [1, 2, 3]
+TEXT = st.text(max_size=140) | st.text("é", min_size=60, max_size=70) | st.text("x", min_size=120, max_size=140)
+NUMBER = st.integers(-(2**65), 2**65) | st.integers(-3, 30) | st.floats() | st.floats(-1, 11)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty", "seed", "top_k"), NUMBER),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens", "top_logprobs"), NUMBER),
+    "stop": TEXT | st.lists(TEXT, max_size=10),
+    "n": st.integers(0, 3),
+    "logprobs": st.booleans() | st.integers(-1, 21),
+    "include": st.just(["message.output_text.logprobs"]),
+    "moa": st.fixed_dictionaries({}, optional={"ignore_eos": st.booleans(), "patience": NUMBER}),
+}
+FIELDS = st.fixed_dictionaries({}, optional=VALUES)
+
+
+def accepted(fields: dict[str, Any]) -> list[AnswerRequest]:
+    """The requests that the three routes' parsers make of these fields."""
+    asks: list[AnswerRequest] = []
+    for route, prompt in (("chat", {"messages": [{"role": "user", "content": "hi"}]}), ("text", {"prompt": "hi"})):
+        body = json.dumps({"model": "m", **prompt, **fields}).encode()
+        try:
+            asks += (parse_chat if route == "chat" else parse_completion)(body, Defaults(), "me").asks
+        except ApiError as error:
+            assert error.status == 400  # noqa: PT017
+    try:
+        request = parse(json.dumps({"model": "m", "input": "hi", **fields}).encode())
+        asks.append(understand(request, (), Defaults(), "me").ask)
+    except ApiError as error:
+        assert error.status == 400  # noqa: PT017
+    return asks
+
+
+def devices_session(ask: AnswerRequest) -> ClientSession:
+    """A session as a conversation on the device begins it."""
+    settings = dataclasses.replace(ClientSettings(), **changes_of(ask, answer_limit(ask, 1024)))
+    return ClientSession(
+        IDS,
+        max_new_tokens=settings.max_new_tokens,
+        sampling=Sampling(**dataclasses.asdict(settings.sampling)),
+        stop=list(settings.stop),
+        ignore_eos=settings.ignore_eos,
+        logprobs=settings.logprobs,
+    )
+
+
+@given(FIELDS)
+def test_what_is_accepted_can_be_sent(fields: dict[str, Any]) -> None:
+    for ask in accepted(fields):
+        for session in (session_for(ask, IDS, Limits()), devices_session(ask)):
+            message = decode_client(encode(session.open()))
+            assert isinstance(message, Open)
+            check(message, Limits(), VOCABULARY)
+
+
+def test_each_route_accepts_the_limits_themselves() -> None:
+    assert len(accepted({"stop": ["x" * 128] * 8, "seed": 2**63 - 1, "temperature": 2})) == 3
+    assert not accepted({"stop": ["é" * 65], "temperature": 3})
