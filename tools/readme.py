@@ -22,7 +22,6 @@ HEADLINE = ("client_links", "Tokens a second")
 TITLES = {
     "acceptance": "Tokens won per verification",
     "acceptance_long": "Tokens won per verification, with room for sixteen",
-    "utility": "Drafts by utility for mixtures of experts and an offloaded target",
     "capacity": "Readers that one verifier holds",
     "client_cuts": "The link cut at random bytes",
     "client_exact": "Texts equal to the target's, over every link",

@@ -172,14 +172,8 @@ class Engine:
             self._commit(step, b, chunk.lease, range(step.batch.sizes[b]))
             self._scheduler.prefilled(chunk.lease)
         self._count(jobs, sum(step.batch.sizes[len(jobs) :]), ended - drafted)
-        places = {job: b for b, job in enumerate(jobs)}
-        self._drafting.ran(
-            won,
-            sum(step.batch.sizes),
-            ended - drafted,
-            self._clock() - ended if between is None else between,
-            lambda asked: step.sureness([(places[job], 0) for job in asked]),
-        )
+        rest = self._clock() - ended if between is None else between
+        self._drafting.ran(won, sum(step.batch.sizes), ended - drafted + rest)
         for report in reports:
             if isinstance(report, Streamed) and not report.done:
                 report.job.enqueued = ended
@@ -219,14 +213,11 @@ class Engine:
             self._underway = here, forward, spent
             return
         self._underway = None
-        first = all(chunk.lease.length == 0 for chunk in here)
         for b, chunk in enumerate(here):
             self._commit(step, b, chunk.lease, range(step.batch.sizes[b]))
             self._scheduler.prefilled(chunk.lease)
         self._scheduler.read()
         self._count([], sum(step.batch.sizes), spent)
-        if first:  # later chunks also look at what is before them: their time says nothing of drafts
-            self._drafting.ran({}, sum(step.batch.sizes), spent, 0.0, lambda _: [])
 
     def _count(self, jobs: Sequence[Job], prompt_tokens: int, seconds: float) -> None:
         self._metrics.forward_seconds.labels("draft" if jobs else "prompt").observe(seconds)

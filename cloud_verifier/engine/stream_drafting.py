@@ -14,16 +14,12 @@ from cloud_verifier.engine.work import Job, Lease, RecordRows
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
 from moa.model.target import Target
-from moa.speculation.acceptance import AcceptanceTracker
-from moa.speculation.batch_costs import BatchRun
-from moa.speculation.utility import Drafted, Utility
+from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance
 from moa.tree import TreeShape
 from moa.wire.messages import Stream
 
 FlatTree = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents; node 0 is the pending token."""
-Sureness = Callable[[Sequence[Job]], Sequence[float]]
-"""Asks how sure the target was of the token after each job's pending one: the probability of the likeliest."""
 
 
 class ServerDrafting(Protocol):
@@ -32,9 +28,9 @@ class ServerDrafting(Protocol):
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
         """A draft for the pending token of each of a batch's streams; `beside` other tokens are in its forward."""
 
-    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float, sureness: Sureness) -> None:
+    def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
         """The batch of the latest drafts has run: how many nodes were accepted of each stream's, the tokens of the
-        forward, its seconds, and the seconds of what followed."""
+        forward, its seconds with those of what followed."""
 
     def matching(self, job: Job) -> float:
         """The accepted nodes that a draft of the edge must promise, to be verified in place of one of ours."""
@@ -50,7 +46,7 @@ class NoDrafting:
         """Only the pending token."""
         return [([job.ids[-1]], [-1]) for job in jobs]
 
-    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float, sureness: Sureness) -> None:
+    def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
         """There is nothing to learn."""
 
     def matching(self, job: Job) -> float:
@@ -65,7 +61,7 @@ class NoDrafting:
 class _Text:
     """A session's text: how well drafts for it do, and what the drafter has read of it."""
 
-    acceptance: AcceptanceTracker
+    acceptance: TextAcceptance
     latest: int = 0
     """Tokens of its latest round: to read them is a part of any drafted round."""
     missed: int = 0
@@ -93,28 +89,21 @@ class TreeDrafting:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._target, self._drafting, self._shape, self._clock = target, drafting, shape, clock
-        self.utility = Utility(shape)
+        self.policy = Policy(shape)
         self._texts: dict[Lease, _Text] = {}
         self._round: dict[Lease, _Text] = {}
-        """The sessions of the latest round that may draft; none while plain decoding is best for all."""
-        self._asked = 0
-        """How many might have."""
-        self._took, self._reading, self._steps = 0.0, 0.0, 0
-        """Seconds of the latest drafts, those spent on reading what earlier rounds had said, and the levels run."""
+        """The sessions of the latest round that may draft."""
+        self._took, self._reading = 0.0, 0.0
+        """Seconds of the latest drafts, and those spent on reading the text of earlier rounds."""
 
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
         """Trees for all stream rounds of a batch, level by level together."""
-        began, self._reading, self._steps = self._clock(), 0.0, 0
+        began, self._reading = self._clock(), 0.0
         asked = [job for job in jobs if isinstance(job.request, Stream) and job.request.speculate]
-        texts = {job.lease: self._text(job) for job in asked}  # one that is new may end a spell
-        self._asked, self._took = len(asked), 0.0
-        if not asked or self.utility.plain_spell.covers(len(asked)):
-            self._round = {}
-            return [([job.ids[-1]], [-1]) for job in jobs]
-        self._round = texts
-        wanted = self.utility.levels(
+        self._round = {job.lease: self._text(job) for job in asked}
+        wanted = self.policy.plan(
             [text.acceptance for text in self._round.values()],
-            [self._missed(job) for job in asked],
+            (self._missed(job) for job in asked),
             beside + len(jobs) - len(asked),
         )
         requests, able = [], []
@@ -125,7 +114,7 @@ class TreeDrafting:
             if not levels or room < 1 or not self._ready(job, text):
                 continue
             text.levels = levels
-            shape = self.utility.shape(self._shape, levels)
+            shape = self.policy.shape(levels)
             shape = replace(shape, nodes=min(shape.nodes, room))
             requests.append(DraftRequest(job.lease.drafting, job.ids[-1], shape, job.sampling))
             able.append(job)
@@ -133,39 +122,23 @@ class TreeDrafting:
         for job, tree in trees.items():
             text = self._round[job.lease]
             text.nodes, text.drafted = len(tree) - 1, int(max(tree.depths()))
-            self._steps = max(self._steps, text.drafted)
         self._took = self._clock() - began - self._reading
         return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]
 
-    def ran(self, accepted: Mapping[Job, int], tokens: int, forward: float, rest: float, sureness: Sureness) -> None:
+    def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
         """Learn what the round cost and won."""
-        if self._asked and not self.utility.plain_spell.measured:
-            return
         drafts = []
         for job, count in accepted.items():
             if (text := self._round.get(job.lease)) is not None:
                 text.latest = count + 1
                 if text.levels:
                     drafts.append(Drafted(text.acceptance, text.levels, text.drafted, text.nodes, count))
-        ran = BatchRun(
-            texts=self._asked,
-            drafting=len(drafts),
-            steps=self._steps,
-            tokens=tokens,
-            drafted=sum(draft.nodes for draft in drafts),
-            won=self._asked + sum(draft.accepted for draft in drafts),
-            draft_seconds=self._took,
-            forward_seconds=forward,
-            rest_seconds=rest,
-        )
-        self.utility.record(drafts, ran)
-        jobs = [job for job in accepted if job.lease in self._round]
-        texts = [self._round[job.lease].acceptance for job in jobs]
-        self.utility.look(texts, lambda places: sureness([jobs[place] for place in places]))
+        if self._round:
+            self.policy.record(drafts, RoundTime(len(self._round), tokens, seconds, self._took))
 
     def matching(self, job: Job) -> float:
         """As many as ours win beyond plain decoding, in the same time."""
-        return self.utility.matching(self._text(job).acceptance)
+        return self.policy.matching(self._text(job).acceptance)
 
     def close(self, lease: Lease) -> None:
         """Give the drafting slot back."""
@@ -176,7 +149,7 @@ class TreeDrafting:
 
     def _text(self, job: Job) -> _Text:
         if job.lease not in self._texts:
-            self._texts[job.lease] = _Text(self.utility.text(job.sampling.temperature))
+            self._texts[job.lease] = _Text(self.policy.text(job.sampling.temperature))
         return self._texts[job.lease]
 
     def _missed(self, job: Job) -> int | None:
@@ -196,7 +169,7 @@ class TreeDrafting:
             text.reading += took
             if not read:
                 return False
-            self.utility.costs.read(text.reading, text.missed)
+            self.policy.read(text.missed, text.reading)
             text.reading = 0.0
         return self._catch_up(job, job.lease.length)
 

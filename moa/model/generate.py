@@ -16,9 +16,7 @@ from moa.model.choosing import Judged, accept_rows
 from moa.model.drafting import Drafting, DraftRequest
 from moa.model.target import Committed, Row, Step, Target
 from moa.sampling import SamplingSettings
-from moa.speculation.acceptance import AcceptanceTracker
-from moa.speculation.batch_costs import BatchRun
-from moa.speculation.utility import Drafted, Utility
+from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance
 from moa.tree import Accepted, DraftTree, TreeShape
 from moa.wire.finish import Decode, TurnRules, first_finish
 
@@ -78,9 +76,9 @@ class _Sequence:
     log: list[int]
     rules: TurnRules
     slot: int
-    draft_slot: int | None
     out: Generation
-    acceptance: AcceptanceTracker | None
+    draft_slot: int | None = None
+    acceptance: TextAcceptance | None = None
     unseen: list[tuple[Sequence[int], Committed]] = field(default_factory=list)
     """Committed tokens that the drafter has not seen yet; it gets them before it drafts again."""
     levels: int = 0
@@ -105,7 +103,7 @@ class Speculator:
     def __init__(self, target: Target, drafting: Drafting | None = None) -> None:
         self.target, self.drafting = target, drafting
         self.seconds = Seconds()
-        self._utilities: dict[TreeShape, Utility] = {}
+        self._policies: dict[TreeShape, Policy] = {}
         self._caught_up = 0.0
         """Seconds of this round that were spent to catch up with earlier rounds: they are no cost of drafting in this
         one."""
@@ -145,11 +143,11 @@ class Speculator:
             for sequence in active:
                 self._close(sequence)
 
-    def utility(self, shape: TreeShape) -> Utility:
+    def policy(self, shape: TreeShape) -> Policy:
         """What is known of the costs of such trees, over all calls."""
-        if shape not in self._utilities:
-            self._utilities[shape] = Utility(shape)
-        return self._utilities[shape]
+        if shape not in self._policies:
+            self._policies[shape] = Policy(shape)
+        return self._policies[shape]
 
     def _open(self, index: int, prompt: Sequence[int], settings: GenerationSettings, out: Generation) -> _Sequence:
         if not prompt:
@@ -161,19 +159,25 @@ class Speculator:
             raise UsageError(f"prompt {index}: token ids must be 0..{self.target.facts.vocab_size - 1}")
         eos = () if settings.ignore_eos else self.target.facts.eos_ids
         rules = TurnRules(len(prompt), settings.max_new_tokens, capacity, frozenset(eos), settings.stop)
-        slot = self.target.pool.acquire()
-        draft_slot = self.drafting.open() if self.drafting is not None and settings.shape else None
-        acceptance = None
-        if settings.adapt and settings.shape is not None and draft_slot is not None:
-            acceptance = self.utility(settings.shape).text(settings.sampling.temperature)
-        sequence = _Sequence(index, list(prompt), rules, slot, draft_slot, out, acceptance)
+        sequence = _Sequence(index, list(prompt), rules, self.target.pool.acquire(), out)
+        try:
+            if self.drafting is not None and settings.shape is not None:
+                sequence.draft_slot = self.drafting.open()
+                if settings.adapt:
+                    sequence.acceptance = self.policy(settings.shape).text(settings.sampling.temperature)
+            self._prefill(sequence)
+        except BaseException:
+            self._close(sequence)
+            raise
+        return sequence
+
+    def _prefill(self, sequence: _Sequence) -> None:
         began = time.perf_counter()
         for start in range(0, sequence.base, PREFILL_CHUNK):
             chunk = sequence.log[start : min(start + PREFILL_CHUNK, sequence.base)]
-            step = self.target.forward([Row.chain(slot, chunk, judged="none")])
+            step = self.target.forward([Row.chain(sequence.slot, chunk, judged="none")])
             self._commit(sequence, step, 0, list(range(len(chunk))), chunk)
         self.seconds.prefill += time.perf_counter() - began
-        return sequence
 
     def _close(self, sequence: _Sequence) -> None:
         self.target.pool.release(sequence.slot)
@@ -185,7 +189,7 @@ class Speculator:
         if sequence.draft_slot is not None:
             sequence.unseen.append((tokens, committed))
 
-    def _catch_up(self, sequence: _Sequence, utility: Utility) -> int:
+    def _catch_up(self, sequence: _Sequence, policy: Policy) -> int:
         """Give the drafter the text it has not seen; returns its slot. What it missed before the latest round is timed
         by itself."""
         assert sequence.draft_slot is not None
@@ -198,7 +202,7 @@ class Speculator:
             self.drafting.observe(sequence.draft_slot, tokens, whole)
             took = time.perf_counter() - began
             self._caught_up += took
-            utility.costs.read(took, missed)
+            policy.read(missed, took)
         if sequence.latest and sequence.unseen:
             tokens_now, committed = sequence.unseen[-1]
             self.drafting.observe(sequence.draft_slot, tokens_now, committed)
@@ -232,16 +236,7 @@ class Speculator:
         self.seconds.draft += drafted - began
         self.seconds.verify += verified - drafted
         self.seconds.observe += ended - verified
-        self._learn(
-            settings,
-            active,
-            trees,
-            step,
-            chosen,
-            drafted - began - self._caught_up,
-            verified - drafted,
-            ended - verified,
-        )
+        self._learn(settings, active, trees, chosen, drafted - began - self._caught_up, ended - drafted)
         return results
 
     def _learn(
@@ -249,37 +244,20 @@ class Speculator:
         settings: GenerationSettings,
         active: list[_Sequence],
         trees: list[DraftTree],
-        step: Step,
         chosen: Sequence[Accepted],
         draft: float,
-        forward: float,
-        rest: float,
+        verify: float,
     ) -> None:
         """Record the time and the accepted tokens of the round, which decide how far to draft next."""
         if settings.shape is None or not settings.adapt or self.drafting is None:
             return  # nobody would ask
-        utility = self.utility(settings.shape)
-        if not utility.plain_spell.measured:
-            return
         drafts = [
             Drafted(sequence.acceptance, sequence.levels, int(max(tree.depths())), len(tree) - 1, len(one.path) - 1)
             for sequence, tree, one in zip(active, trees, chosen, strict=True)
             if sequence.acceptance is not None and sequence.levels
         ]
-        ran = BatchRun(
-            texts=len(active),
-            drafting=len(drafts),
-            steps=max((draft.levels for draft in drafts), default=0),
-            tokens=sum(map(len, trees)),
-            drafted=sum(map(len, trees)) - len(trees),
-            won=sum(len(one.path) for one in chosen),
-            draft_seconds=draft,
-            forward_seconds=forward,
-            rest_seconds=rest,
-        )
-        utility.record(drafts, ran)
-        texts = [(b, s.acceptance) for b, s in enumerate(active) if s.acceptance is not None]
-        utility.look([text for _, text in texts], lambda places: step.sureness([(texts[at][0], 0) for at in places]))
+        ran = RoundTime(texts=len(active), tokens=sum(map(len, trees)), forward_seconds=verify, draft_seconds=draft)
+        self.policy(settings.shape).record(drafts, ran)
 
     def _draft(self, active: list[_Sequence], settings: GenerationSettings) -> list[DraftTree]:
         requests: list[DraftRequest] = []
@@ -292,9 +270,9 @@ class Speculator:
             room = self.target.pool.capacity - sequence.base - 1
             sequence.levels = levels if room > 0 else 0
             if sequence.levels:
-                fitted = self.utility(shape).shape(shape, levels) if settings.adapt else replace(shape, depth=levels)
+                fitted = self.policy(shape).shape(levels) if settings.adapt else shape
                 fitting = replace(fitted, nodes=min(fitted.nodes, room))
-                slot = self._catch_up(sequence, self.utility(shape))
+                slot = self._catch_up(sequence, self.policy(shape))
                 requests.append(DraftRequest(slot, sequence.log[-1], fitting, settings.sampling))
                 wishes.append(place)
         if requests:
@@ -306,10 +284,7 @@ class Speculator:
         texts = [sequence.acceptance for sequence in active if sequence.acceptance is not None]
         if len(texts) < len(active):
             return [0 if sequence.draft_slot is None else shape.depth for sequence in active]
-        utility = self.utility(shape)
-        if utility.plain_spell.covers(len(texts)):
-            return [0 for _ in texts]
-        return utility.levels(texts, [sequence.missed for sequence in active])
+        return self.policy(shape).plan(texts, (sequence.missed for sequence in active))
 
     def _decode(self, settings: GenerationSettings) -> Decode | None:
         if not settings.stop:

@@ -114,11 +114,6 @@ class Step:
         best = self.logits(b, nodes).topk(2, dim=-1).values
         return best[:, 0] - best[:, 1]
 
-    def sureness(self, nodes: Sequence[tuple[int, int]]) -> list[float]:
-        """The probability of the likeliest token after each node (row, node)."""
-        found: list[float] = self.logits_of(nodes).softmax(-1).amax(-1).tolist()
-        return found
-
     def argmax(self, b: int) -> npt.NDArray[np.int64]:
         """The most likely next token after each node of row b; -1 for nodes that were not judged. A `NumericalError`
         where logits of the row are infinite or no numbers."""

@@ -25,7 +25,8 @@ _FASTER, _SLOWER = 0.3, 0.05
 """Weight of a sample that is faster than estimated, and of a slower one. Other load makes forwards slower, never
 faster, so the estimate follows the fastest tenth or so."""
 _OUTLIER = 2.0
-"""A sample counts as at most so many times the estimate: a machine that slept says nothing of forwards."""
+"""A sample counts as at most twice the estimate, for a machine that slept says nothing of forwards; and the estimate is
+at most twice the latest sample, for one that was measured asleep would not be tried again."""
 _PER_OCTAVE = 2
 """Sizes that are told apart between two powers of two."""
 _SLOPE = 0.01
@@ -55,7 +56,7 @@ class _Point:
 
 
 class Cost:
-    """Seconds by size, with straight lines between the sizes that were measured. No size is dearer than a larger one: where
+    """Seconds by size, with straight lines between measured sizes. No size is dearer than a larger one: where
     measurements disagree, the latest is right."""
 
     def __init__(self, prior: float = 0.0, *, slower: float = _SLOWER) -> None:
@@ -84,10 +85,10 @@ class Cost:
         self._xx = _MEMORY * self._xx + more * more
         self._xy = _MEMORY * self._xy + more * longer
         self._yy = _MEMORY * self._yy + longer * longer
-        net = max(0.0, seconds - self._pair * pairs)
+        net = max(0.1 * seconds, seconds - self._pair * pairs)
         weight = self._slower if net > point.seconds else _FASTER
         point.size += weight * (size - point.size)
-        point.seconds += weight * (net - point.seconds)
+        point.seconds = min(_OUTLIER * net, point.seconds + weight * (net - point.seconds))
         point.pairs += 0.1 * more
         point.whole += 0.1 * longer
         known = sorted((other for other in self._points.values() if other is not None), key=lambda other: other.size)

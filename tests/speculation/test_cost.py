@@ -99,7 +99,8 @@ def test_what_a_token_attends_to_has_its_own_price() -> None:
         cost.observe(size, 0.005 + 0.0003 * size + 1e-7 * pairs, pairs)
     assert cost.seconds(16, attention_pairs([(16, 6000)])) == pytest.approx(0.0266, rel=0.1)
     begin, end = cost.fitting(0.02, 256), cost.fitting(0.02, 256, context=6000)
-    assert (begin, end) == (pytest.approx(66, abs=8), pytest.approx(14, abs=4))
+    assert begin == pytest.approx(66, abs=8)
+    assert end == pytest.approx(14, abs=4)
     assert cost.added(end, 6000) <= 0.02 < cost.added(end + 1, 6000)
 
 
@@ -128,5 +129,4 @@ def test_a_forward_takes_some_time_whatever_was_measured() -> None:
         for _ in range(60):
             size, context = rng.choice([1, 4, 8, 200]), rng.choice([0, 10, 8000])
             cost.observe(size, rng.expovariate(50), attention_pairs([(size, context)]))
-            assert cost.seconds(1) > 0
-            assert cost.seconds(64, attention_pairs([(64, 8000)])) >= cost.seconds(64) >= cost.seconds(1)
+            assert cost.seconds(64, attention_pairs([(64, 8000)])) >= cost.seconds(64) >= cost.seconds(1) > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ from cloud_verifier.model import load, load_graph
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
 from moa.model.graph_drafting import GraphDrafting
-from moa.speculation.utility import Utility
+from moa.speculation.policy import Policy
 from moa.wire.messages import Sampling
 from tests.edge import kit as edge_kit
 from tests.verifier import kit
@@ -36,13 +36,12 @@ def settings() -> Settings:
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft in every round but a text's first, whatever it costs."""
+    """Draft in every round, whatever it costs."""
 
-    def levels(self: Utility, texts: Any, missed: Sequence[int | None], beside: int = 0) -> list[int]:
-        self._planned = True
-        return [0 if tokens is None else 4 for tokens in missed]
+    def plan(self: Policy, texts: Any, unread: Iterable[int | None], beside: int = 0) -> list[int]:
+        return [0 if tokens is None else 4 for tokens in unread]
 
-    monkeypatch.setattr(Utility, "levels", levels)
+    monkeypatch.setattr(Policy, "plan", plan)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -87,7 +87,7 @@ def test_a_part_of_the_text_that_was_missed_is_a_loud_failure() -> None:
     def several_rounds() -> None:
         for _ in range(8):  # the first may go without a draft, to see what they take
             drafting.draft([job])
-            drafting.ran({job: 0}, tokens=1, forward=1.0, rest=0.0, sureness=lambda jobs: [1.0] * len(jobs))
+            drafting.ran({job: 0}, tokens=1, seconds=1.0)
 
     with pytest.raises(MoaError, match="missed a part"):
         several_rounds()
