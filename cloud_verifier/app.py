@@ -106,13 +106,13 @@ class Verifier:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
-            self.service.store.sweep()
+            self.service.table.sweep()
 
     def _post(self, reports: list[Report]) -> None:
         # The loop may be closed already.
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self.service.rounds.take, reports)
+                self._loop.call_soon_threadsafe(self.service.take, reports)
 
     def wrong(self) -> str:
         """The model's problem; empty if it is healthy."""

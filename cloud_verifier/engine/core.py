@@ -25,6 +25,7 @@ from cloud_verifier.engine.work import (
     Report,
     Settled,
     Streamed,
+    Timing,
     Waiting,
 )
 from cloud_verifier.logs import log
@@ -34,7 +35,6 @@ from moa.model.choosing import Judged, accept_rows, log_probabilities
 from moa.model.target import Forward, Row, Step, Target
 from moa.tree import Accepted
 from moa.wire.codes import Code, Refusal
-from moa.wire.history import Timing
 from moa.wire.messages import Stream, Verify
 
 _PAUSE = 0.001

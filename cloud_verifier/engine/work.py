@@ -13,11 +13,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.sessions.guesses import Guesses
+from cloud_verifier.engine.guesses import Guesses
 from moa.sampling import SamplingSettings
 from moa.wire.codes import Refusal
 from moa.wire.finish import TurnRules
-from moa.wire.history import Timing
 from moa.wire.messages import Finish, RecordContract, Stream, Verify
 from moa.wire.ranges import Ranges
 
@@ -46,6 +45,15 @@ class Detokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of output tokens, special tokens left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a request waited and ran, and how many sessions shared the pass."""
+
+    queue_ms: float = 0.0
+    forward_ms: float = 0.0
+    batch: int = 1
 
 
 class Spent(NamedTuple):

@@ -7,8 +7,8 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
-from cloud_verifier.serving.budgets import Meter
 from cloud_verifier.serving.conversation import converse
+from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.service import Service
 from moa.errors import CapacityError, RemoteError
 from moa.wire import FEATURES, PROTOCOL_VERSIONS, decode_server, encode, remote_error

@@ -18,8 +18,8 @@ from websockets.exceptions import ConnectionClosedError
 from cloud_verifier.app import Verifier
 from cloud_verifier.logs import log
 from cloud_verifier.serving.admission import Admission, Reply
-from cloud_verifier.serving.budgets import BYTES, FRAMES, Meter
 from cloud_verifier.serving.conversation import converse
+from cloud_verifier.sessions.budgets import BYTES, FRAMES, Meter
 from cloud_verifier.sessions.outbox import CloseConnection
 from cloud_verifier.sessions.service import Service
 from moa.wire.codes import CloseCode

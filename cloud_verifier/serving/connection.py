@@ -19,7 +19,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.protocol import Event
 
 from cloud_verifier.logs import log
-from cloud_verifier.serving.budgets import BYTES, FRAMES, Meter
+from cloud_verifier.sessions.budgets import BYTES, FRAMES, Meter
 from moa.process.half_open import HalfOpen
 from moa.wire.limits import Limits
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from websockets.exceptions import ConnectionClosed
 
 from cloud_verifier.logs import log
-from cloud_verifier.serving.budgets import Meter
+from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.channel import Channel
 from cloud_verifier.sessions.outbox import CloseConnection
 from cloud_verifier.sessions.service import Service

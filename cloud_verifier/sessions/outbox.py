@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from cloud_verifier.engine.work import Spent
 from cloud_verifier.metrics import Metrics
-from cloud_verifier.sessions.record_sender import RecordSender
-from cloud_verifier.sessions.store import Session
+from cloud_verifier.sessions.budgets import BYTES, Meter
+from cloud_verifier.sessions.record_sender import OutgoingRecords, RecordSender
 from moa.wire.codec import encode
 from moa.wire.codes import CloseCode
 from moa.wire.limits import Limits
@@ -37,11 +37,14 @@ class Outgoing(NamedTuple):
 
 
 class Outbox:
-    """The outgoing frames of one connection."""
+    """The outgoing frames of one connection, and the sessions that are attached to it."""
 
-    def __init__(self, metrics: Metrics, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: Metrics, limits: Limits, clock: Callable[[], float], meter: Meter) -> None:
         self.wake = asyncio.Event()
-        self._metrics, self._ceiling, self._clock = metrics, limits.record_window_bytes, clock
+        self.sessions: set[bytes] = set()
+        """Ids of the attached sessions."""
+        self._meter, self._metrics = meter, metrics
+        self._ceiling, self._clock = limits.record_window_bytes, clock
         self._most_bytes, self._room_bytes = limits.max_waiting_bytes, limits.send_buffer_bytes
         self._answer_bytes = metrics.sent_bytes.labels("answers")
         self.record_sender = RecordSender(None, self._ceiling, clock)
@@ -55,10 +58,27 @@ class Outbox:
         """Send records from now on, if the feature was agreed."""
         self.record_sender = RecordSender(contract, self._ceiling, self._clock)
 
-    def offer(self, session: Session) -> None:
+    def attach(self, session: OutgoingRecords) -> None:
+        """A session sends here from now on."""
+        self.sessions.add(session.session)
+        self.offer(session)
+
+    def detach(self, session: OutgoingRecords) -> None:
+        """A session is closed, or another connection has taken it over."""
+        self.sessions.discard(session.session)
+        self.record_sender.forget(session.session)
+
+    def offer(self, session: OutgoingRecords) -> None:
         """The session may have records to send."""
         self.record_sender.offer(session)
         self.wake.set()
+
+    def ack(self, received: int) -> bool:
+        """The edge has received so many bytes of records in total; returns whether that is new."""
+        new = self.record_sender.window.ack(received)
+        if new:
+            self.wake.set()
+        return new
 
     @property
     def has_answers(self) -> bool:
@@ -72,22 +92,22 @@ class Outbox:
         if self._end is not None:
             raise self._end
 
-    def answer(self, message: Message, spent: Spent | None = None) -> int:
-        """Queue an answer; returns its size."""
+    def answer(self, message: Message, spent: Spent | None = None) -> None:
+        """Queue an answer, and count its bytes: a small request may have a large answer."""
         if self._end is not None:
-            return 0
+            return
         frame = encode(message)
         self._answer_bytes.inc(len(frame))
         self._waiting += len(frame)
         if self._waiting > self._most_bytes:
             self._answers.clear()
             self.end(CloseConnection(CloseCode.POLICY, "max_waiting_bytes: answers are not being read"))
-            return 0
+            return
+        self._meter.spend(BYTES, len(frame))
         self._answers.append(Outgoing(frame, None, spent))
         if self._waiting > self._room_bytes:
             self._room.clear()
         self.wake.set()
-        return len(frame)
 
     def end(self, end: CloseConnection) -> None:
         """Close the connection after the answers that wait now."""

@@ -8,16 +8,49 @@ rises, because bytes then queue somewhere on the path. No torch, no I/O.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cloud_verifier.sessions.store import Session
+from cloud_verifier.engine.work import RecordRows
 from moa import records
 from moa.token_bucket import TokenBucket
-from moa.wire.messages import Activations, RecordContract
+from moa.wire.messages import Activations, RecordContract, RecordDtype
+from moa.wire.ranges import Ranges
 
 _FRAME_BYTES = 8 * 1024
 _HEADER_BYTES = 64
+
+
+@dataclass(eq=False, slots=True)
+class OutgoingRecords:
+    """The activation records of one session: what its edge wants and has, and what has been made."""
+
+    session: bytes
+    log: Sequence[int]
+    """The session's tokens."""
+    dtype: RecordDtype = "off"
+    rate: int = 0
+    """Bytes a second; 0: no limit."""
+    held: Ranges = field(default_factory=Ranges)
+    """Rows that the edge has, or that are on their way to it."""
+    ready: Ranges = field(default_factory=Ranges)
+    """Rows that have been made."""
+    rows: RecordRows | None = None
+    """Where they are; None without a slot."""
+    epoch: int = 0
+    """Recomputed values may differ in the last bits: the epoch separates rows from before and after."""
+
+    def lose(self) -> None:
+        """The slot is gone, and the rows with it."""
+        self.rows, self.ready = None, Ranges()
+        self.epoch += 1
+
+    def newest_unsent(self, most: int) -> tuple[int, int] | None:
+        """The newest run of at most `most` rows that are made and that the edge does not have."""
+        for start, stop in reversed(self.ready):
+            if (run := self.held.newest_missing(stop, most, floor=start)) is not None:
+                return run
+        return None
 
 
 @dataclass(slots=True)
@@ -76,92 +109,73 @@ class RecordSender:
         self.window = RecordWindow(ceiling, clock)
         self._contract = contract
         self._clock = clock
-        self._offered: dict[bytes, Session] = {}
+        self._offered: dict[bytes, OutgoingRecords] = {}
         self._budgets: dict[bytes, TokenBucket] = {}
-        self._smallest = 0
+        self._row_bytes: dict[RecordDtype, int] = {}
         if contract is not None:
-            names = [dtype for dtype in records.DTYPES if dtype in contract.dtypes]
-            self._smallest = min((records.row_bytes(n, contract.heads, contract.head_dim) for n in names), default=1)
+            heads, dim = contract.heads, contract.head_dim
+            self._row_bytes = {dtype: records.row_bytes(dtype, heads, dim) for dtype in records.DTYPES}
+        self._smallest = min(self._row_bytes.values(), default=1)
 
-    def offer(self, session: Session) -> None:
+    def offer(self, session: OutgoingRecords) -> None:
         """The session may have rows to send now."""
         if self._contract is not None:
-            self._offered[session.id] = session
+            self._offered[session.session] = session
 
     def next(self) -> tuple[Activations | None, float | None]:
         """A frame to send now, or how long to wait for one (None: until something changes)."""
         if self._contract is None or self.window.room < self._smallest:
             return None, None  # an acknowledgement will wake us
         pause: float | None = None
-        best: tuple[int, Session, records.PayloadDtype, int, int] | None = None
+        best: tuple[int, OutgoingRecords, int, int] | None = None
         for session in list(self._offered.values()):
-            if (wanted := self._wanted(session)) is None:
-                del self._offered[session.id]
+            size = self._row_bytes.get(session.dtype, 0)
+            run = session.newest_unsent(max(1, _FRAME_BYTES // size)) if size and session.rows is not None else None
+            if run is None:
+                del self._offered[session.session]
                 continue
-            dtype, start, stop = wanted
-            size = records.row_bytes(dtype, self._contract.heads, self._contract.head_dim)
+            start, stop = run
             wait = self._budget(session).wait(size * (stop - start) + _HEADER_BYTES, self._clock())
             if wait > 0:
                 pause = wait if pause is None else min(pause, wait)
                 continue
             # The session whose newest rows are furthest behind its log is served last: fresh rows are worth more.
-            behind = len(session.history.ids) - stop
+            behind = len(session.log) - stop
             if best is None or behind < best[0]:
-                best = (behind, session, dtype, start, stop)
+                best = (behind, session, start, stop)
         if best is None:
             return None, pause
-        _, session, dtype, start, stop = best
-        size = records.row_bytes(dtype, self._contract.heads, self._contract.head_dim)
-        if self.window.room < size:
-            return None, None
-        start = max(start, stop - self.window.room // size)
-        return self._frame(session, dtype, start, stop), 0.0
+        _, session, start, stop = best
+        fit = self.window.room // self._row_bytes[session.dtype]
+        return (self._frame(session, max(start, stop - fit), stop), 0.0) if fit else (None, None)
 
     def forget(self, session: bytes) -> None:
         """The session is gone from this connection."""
         self._budgets.pop(session, None)
         self._offered.pop(session, None)
 
-    def _wanted(self, session: Session) -> tuple[records.PayloadDtype, int, int] | None:
-        """The newest wanted rows, as many as fit one frame."""
-        dtype, lease, contract = session.records, session.lease, self._contract
-        if contract is None or dtype == "off" or lease is None or lease.records is None:
-            return None
-        rows = max(1, _FRAME_BYTES // records.row_bytes(dtype, contract.heads, contract.head_dim))
-        run = newest_unsent(session, rows)
-        return None if run is None else (dtype, *run)
-
-    def _frame(self, session: Session, dtype: records.PayloadDtype, start: int, stop: int) -> Activations:
-        lease, contract = session.lease, self._contract
-        if lease is None or lease.records is None or contract is None:
+    def _frame(self, session: OutgoingRecords, start: int, stop: int) -> Activations:
+        if session.rows is None or session.dtype == "off" or self._contract is None:
             raise RuntimeError("a session without records was picked")
-        keys, values = lease.records.read(start, stop)
-        payload = records.encode(keys, values, dtype)
+        payload = records.encode(*session.rows.read(start, stop), session.dtype)
         session.held.add(start, stop)
         self.window.send(len(payload))
         self._budget(session).spend(len(payload) + _HEADER_BYTES)
         return Activations(
-            session=session.id,
-            epoch=session.history.epoch,
+            session=session.session,
+            epoch=session.epoch,
             start=start,
             rows=stop - start,
-            dtype=dtype,
-            heads=contract.heads,
-            head_dim=contract.head_dim,
+            dtype=session.dtype,
+            heads=self._contract.heads,
+            head_dim=self._contract.head_dim,
             payload=payload,
         )
 
-    def _budget(self, session: Session) -> TokenBucket:
-        budget = self._budgets.get(session.id)
-        if budget is None or budget.rate != session.record_rate:
-            rate = session.record_rate
-            budget = self._budgets[session.id] = TokenBucket(rate, max(rate / 4, 1024), self._clock())
+    def _budget(self, session: OutgoingRecords) -> TokenBucket:
+        budget = self._budgets.get(session.session)
+        if budget is None or budget.rate != session.rate:
+            budget = self._budgets[session.session] = TokenBucket(
+                session.rate, max(session.rate / 4, 1024), self._clock()
+            )
         return budget
-
-
-def newest_unsent(session: Session, most: int) -> tuple[int, int] | None:
-    """The newest run of at most `most` rows that are made and that the edge does not have."""
-    for start, stop in reversed(session.ready):
-        if (run := session.held.newest_missing(stop, most, floor=start)) is not None:
-            return run
-    return None

@@ -1,31 +1,37 @@
-"""All connections and sessions of one process, with common limits, rates and drain. No sockets."""
+"""All connections and sessions of one process: common limits, rates and drain, and the way between a session and the
+engine. No sockets."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable
 
 from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.work import Detokenizer, ModelFacts
+from cloud_verifier.engine.work import (
+    Detokenizer,
+    Dropped,
+    Failed,
+    ModelFacts,
+    Recorded,
+    Report,
+    Settled,
+    Spent,
+    Streamed,
+    Waiting,
+)
+from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
-from cloud_verifier.serving.budgets import Principal, WorkBudget
-from cloud_verifier.sessions.outbox import Outbox
-from cloud_verifier.sessions.rounds import Rounds
-from cloud_verifier.sessions.store import SessionStore
+from cloud_verifier.sessions.budgets import Principal, WorkBudget
+from cloud_verifier.sessions.outbox import CloseConnection, Outbox
+from cloud_verifier.sessions.session import PREFILL, Output, Prefill, Run, ServerSession
+from cloud_verifier.sessions.table import SessionTable
 from moa.errors import ConfigError
 from moa.token_bucket import TokenBucket
-from moa.wire.codes import Code, Refusal
+from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.limits import Limits
-from moa.wire.messages import Goaway
-
-
-class Connected(Protocol):
-    """What the service needs of a connection."""
-
-    principal: str
-    outbox: Outbox
+from moa.wire.messages import Error, Goaway, Open, Verify
 
 
 class Service:
@@ -45,7 +51,7 @@ class Service:
         self.facts, self.limits, self.text, self.clock = facts, limits, text, clock
         self.metrics = metrics or Metrics()
         self.scheduler, self.free_pages = scheduler, free_pages
-        self.store = SessionStore(
+        self.table = SessionTable(
             limits,
             facts,
             clock=clock,
@@ -53,8 +59,8 @@ class Service:
             evicted=lambda reason: self.metrics.evictions.labels(reason).inc(),
             free_pages=free_pages,
         )
-        self.rounds = Rounds(self.store, scheduler, self.metrics, limits, clock, self.spend)
-        self.channels: set[Connected] = set()
+        self.connections: dict[Outbox, str] = {}
+        """Each connection's principal."""
         self.instance = secrets.token_hex(8)
         self.draining = False
         self.max_connections = limits.max_connections
@@ -72,15 +78,18 @@ class Service:
     def drain(self, reason: str, seconds: float) -> None:
         """Accept no new work; send Goaway to every client."""
         self.draining = True
-        self.rounds.drain()
-        for channel in self.channels:
-            channel.outbox.answer(Goaway(reason=reason, drain_ms=int(1000 * seconds)))
+        for session in self.table:
+            self.perform(session, session.stop_waiting(for_good=True))
+        for outbox in self.connections:
+            outbox.answer(Goaway(reason=reason, drain_ms=int(1000 * seconds)))
 
     @property
     def idle(self) -> bool:
         """Whether no round runs and nothing waits to be sent."""
-        running = any(session.history.running is not None for session in self.store)
-        return not running and not any(channel.outbox.has_answers for channel in self.channels)
+        running = any(session.running is not None for session in self.table)
+        return not running and not any(outbox.has_answers for outbox in self.connections)
+
+    # ---- connections
 
     def principal(self, name: str) -> Principal:
         """The shared budgets of a principal's connections. Names come from the token file, so they are few."""
@@ -96,22 +105,34 @@ class Service:
     def full(self, name: str) -> bool:
         """Whether there is no room for another connection of this principal."""
         own = self.principal(name).connections
-        return len(self.channels) >= self.max_connections or own >= self.limits.max_connections_per_principal
+        return len(self.connections) >= self.max_connections or own >= self.limits.max_connections_per_principal
 
-    def join(self, channel: Connected) -> None:
+    def join(self, outbox: Outbox, principal: str) -> None:
         """Add a connection."""
-        self.channels.add(channel)
-        self.principal(channel.principal).connections += 1
+        self.connections[outbox] = principal
+        self.principal(principal).connections += 1
 
-    def leave(self, channel: Connected) -> None:
-        """Remove a connection."""
-        if channel in self.channels:
-            self.channels.remove(channel)
-            self.principal(channel.principal).connections -= 1
+    def leave(self, outbox: Outbox) -> None:
+        """Remove a connection: its sessions wait for its return."""
+        if (principal := self.connections.pop(outbox, None)) is None:
+            return
+        self.principal(principal).connections -= 1
+        for id in list(outbox.sessions):
+            if (session := self.table.find(id, principal)) is not None:
+                session.detach()
+                session.used = self.clock()
+                self.perform(session, session.abandon())
 
-    def charge(self, name: str, tokens: int) -> None:
-        """Count tokens against the principal's rate; `busy` when it is used up."""
-        budget, now = self.principal(name).tokens, self.clock()
+    # ---- from a connection to the engine
+
+    def accepts_work(self) -> None:
+        """A `Refusal` while the verifier drains."""
+        if self.draining:
+            raise Refusal(Code.DRAINING, "this verifier is stopping", retry_after_ms=0)
+
+    def charge(self, principal: str, tokens: int) -> None:
+        """Count tokens of new work against the principal's rate; `busy` when it is used up."""
+        budget, now = self.principal(principal).tokens, self.clock()
         if (wait := budget.wait(tokens, now)) > 0:
             raise Refusal(
                 Code.BUSY,
@@ -121,17 +142,159 @@ class Service:
             )
         budget.spend(tokens)
 
-    def spend(self, name: str, tokens: int) -> bool:
-        """Count what a stream has had run against the principal's rate; whether it may go on now."""
-        budget = self.principal(name).tokens
-        budget.spend(tokens)
-        return budget.wait(0, self.clock()) == 0
+    def open(self, message: Open, principal: str, features: Collection[str]) -> ServerSession:
+        """A new session, whose prompt is queued to run; a `Refusal` when there is no room for it."""
+        tokens = len(message.ids)
+        if tokens >= self.max_context:
+            raise Refusal(
+                Code.LIMIT,
+                f"{tokens} prompt tokens leave no room in a context of {self.max_context}",
+                limit="max_context_tokens",
+            )
+        session = ServerSession(
+            message,
+            self.limits,
+            eos_ids=frozenset(self.facts.eos_ids),
+            max_context=self.max_context,
+            principal=principal,
+            features=features,
+            now=self.clock(),
+        )
+        self.table.check_room(session)
+        self.charge(principal, tokens)
+        try:
+            self.perform(session, [PREFILL])
+        except BaseException:
+            self.table.evict(session, "refused")
+            raise
+        self.table.add(session)
+        self.metrics.opens.inc()
+        return session
+
+    def perform(self, session: ServerSession, outputs: Iterable[Output], spent: Spent | None = None) -> None:
+        """Send the messages and start the work that a session's verb has returned. A `Refusal` when the engine has no
+        room."""
+        for output in outputs:
+            match output:
+                case Prefill():
+                    lease = self.table.reserve(session)
+                    self.scheduler.prefill(lease, session.log, session.base)
+                case Run():
+                    job = session.make_job(self.table.reserve(session), output)
+                    self.scheduler.submit(job)
+                    session.job = job
+                case _:
+                    if session.outbox is not None:
+                        session.outbox.answer(output, spent)
+        self.table.account(session)
+
+    def prepare(self, session: ServerSession, outputs: Iterable[Output]) -> None:
+        """The same where nobody waits for the slot yet: when there is no room, the next round tries again."""
+        try:
+            self.perform(session, outputs)
+        except Refusal as refusal:
+            log.info("no slot yet", extra={"session": session.id, "limit": refusal.limit})
+
+    def go_on(self, session: ServerSession, outputs: Iterable[Output]) -> None:
+        """The same for a stream that has waited: when there is no room, it ends with the tokens that it has sent."""
+        try:
+            self.perform(session, outputs)
+        except Refusal:
+            self.perform(session, session.stop_waiting())
+
+    # ---- from the engine
+
+    def take(self, reports: Iterable[Report]) -> None:
+        """Handle the engine's reports. A report that raises costs only its own session."""
+        for report in reports:
+            lease = report.lease if isinstance(report, Recorded | Failed) else report.job.lease
+            session = self.table.find(lease.session, lease.principal)
+            if session is None or session.lease is not lease:
+                continue  # it comes for an older lease
+            try:
+                self._take(session, report)
+            except Exception as error:
+                log.exception("a report could not be taken in", extra={"session": session.id, "event": "quarantine"})
+                self.metrics.quarantined.inc()
+                job = None if isinstance(report, Recorded | Failed) else report.job
+                self._quarantine(session, Failed(lease, job, type(error).__name__))
+
+    def _take(self, session: ServerSession, report: Report) -> None:
+        if isinstance(report, Failed):
+            self._quarantine(session, report)
+            return
+        outputs = session.settled(report, self.clock())
+        match report:
+            case Recorded():
+                if session.outbox is not None:
+                    session.outbox.offer(session.records)
+                return
+            case Settled(job, path, timing=timing):
+                self.perform(session, outputs, Spent(job.enqueued, timing.forward_ms / 1000))
+                drafted = len(job.request.tokens) - 1 if isinstance(job.request, Verify) else 0
+                self.metrics.accepted(drafted, len(path) - 1, len(path), "verify")
+                self.metrics.queue_seconds.observe(timing.queue_ms / 1000)
+            case Streamed():
+                self.perform(session, outputs)
+                self._pay(session, report)
+            case Waiting():
+                self.table.pass_on(session)
+                self.go_on(session, outputs)
+            case Dropped(job, refusal):
+                self.count_refusal(refusal.error(session=session.id, round=job.request.round), session.principal)
+                self.perform(session, outputs)
+        if session.at_rest:
+            self.table.pass_on(session)
+
+    def _pay(self, session: ServerSession, report: Streamed) -> None:
+        """Count what a stream has had run; one above its principal's rate or share of slots ends with what it has
+        sent, and the edge asks for the rest."""
+        if report.tokens:
+            kind = "foreseen" if report.foreseen else "stream"
+            self.metrics.accepted(report.drafted, len(report.tokens) - 1, len(report.tokens), kind)
+        budget = self.principal(session.principal).tokens
+        budget.spend(report.drafted + 1)
+        if session.job is None:
+            return
+        if budget.wait(0, self.clock()) > 0 or self.table.must_yield(session):
+            session.job.cancelled = True
+        else:
+            with contextlib.suppress(Refusal):  # if there is no room the engine ends the stream
+                self.table.reserve_pages(session)
+
+    def _quarantine(self, session: ServerSession, failed: Failed) -> None:
+        """Forget a session whose work failed here, and say so; if even that fails its connection ends."""
+        try:
+            for error in session.settled(failed, self.clock()):
+                if isinstance(error, Error):
+                    self.count_refusal(error, session.principal)
+                self.perform(session, [error])
+        except Exception:
+            log.exception("an error could not be sent", extra={"session": session.id, "event": "quarantine"})
+            if session.outbox is not None:
+                session.outbox.end(CloseConnection(CloseCode.INTERNAL, "internal error"))
+        finally:
+            self.table.remove(session, "quarantined")
+
+    def count_refusal(self, error: Error, principal: str) -> None:
+        """Count and log a refusal, without its message: that may quote the client's text or tokens."""
+        self.metrics.refusals.labels(error.code, error.limit).inc()
+        log.info(
+            "refused",
+            extra={
+                "session": error.session,
+                "round": error.round,
+                "principal": principal,
+                "code": error.code,
+                "limit": error.limit,
+            },
+        )
 
     def observe(self) -> None:
         """Update the gauges."""
-        for state, count in self.store.count().items():
+        for state, count in self.table.count().items():
             self.metrics.sessions.labels(state).set(count)
-        self.metrics.connections.set(len(self.channels))
-        self.metrics.slots_free.set(self.store.slots_free)
+        self.metrics.connections.set(len(self.connections))
+        self.metrics.slots_free.set(self.table.slots_free)
         self.metrics.pages_free.set(self.free_pages())
         self.metrics.queue.set(self.scheduler.queued)

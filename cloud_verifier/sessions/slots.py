@@ -13,31 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
 
-from cloud_verifier.engine.work import Lease
-
-
-class Holder(Protocol):
-    """The part of a session that is needed here."""
-
-    principal: str
-    used: float
-
-    @property
-    def owner(self) -> object | None:
-        """The connection; None while detached."""
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether no work of it is queued or runs."""
-
-    @property
-    def lease(self) -> Lease | None:
-        """The claim on a slot."""
-
-
-H = TypeVar("H", bound=Holder)
+from cloud_verifier.sessions.session import ServerSession
 
 _LONGEST_PAUSES = 20
 """An appointment is at most so many pauses away: by then slots may have become free faster than expected."""
@@ -78,7 +55,7 @@ class SlotShares:
             earlier += 1
         return self.free > earlier
 
-    def victim(self, wanting: H, holders: Iterable[H], now: float) -> H | None:
+    def victim(self, wanting: ServerSession, holders: Iterable[ServerSession], now: float) -> ServerSession | None:
         """The session that must give its slot to `wanting`. If None, the next free slot is reserved for it for a while,
         if its principal is below its share."""
         principal = wanting.principal
@@ -88,9 +65,9 @@ class SlotShares:
         idle = [s for s in holders if s.lease is not None and s.at_rest and s is not wanting]
         # A live session that has paused can be evicted too: its next round then costs a prefill. But a session that is
         # between two rounds must not lose its slot, or two sessions would evict each other in turn.
-        unused = [s for s in idle if s.owner is None or now - s.used >= self._idle]
+        unused = [s for s in idle if s.outbox is None or now - s.used >= self._idle]
         if unused:
-            return min(unused, key=lambda s: (s.owner is not None, not self._greedy(s.principal), s.used))
+            return min(unused, key=lambda s: (s.outbox is not None, not self._greedy(s.principal), s.used))
         if not below:
             return None
         return min((s for s in idle if self._greedy(s.principal)), key=lambda s: s.used, default=None)

@@ -1,14 +1,13 @@
-"""The wire: messages, codec, limits and both ends' session state machines. No I/O and no torch.
+"""The wire: messages, codec, limits and the edge's session state machine. No I/O and no torch.
 
 `messages` holds the two closed sets of typed messages, `codec` turns them into frames and checks limits, `session` is
-the edge's state machine and `history` the server's, `finish` says when a turn ends, `versions` how ends agree,
-`codes` what an error means. `docs/wire-protocol.md` describes the protocol.
+the edge's state machine (the verifier's is in `cloud_verifier/sessions/session.py`), `finish` says when a turn ends,
+`versions` how ends agree, `codes` what an error means. `docs/wire-protocol.md` describes the protocol.
 """
 
 from moa.wire.codec import chain_hash, check, decode_client, decode_server, encode, wire_limits
 from moa.wire.codes import RETRYABLE, CloseCode, Code, Refusal, remote_error
 from moa.wire.events import Advanced, Ready, RecordsArrived, Recovered, Refused, SessionEvent
-from moa.wire.history import History, Timing
 from moa.wire.limits import Limits
 from moa.wire.ranges import Ranges
 from moa.wire.session import ClientSession
@@ -23,7 +22,6 @@ __all__ = [
     "ClientSession",
     "CloseCode",
     "Code",
-    "History",
     "Limits",
     "Ranges",
     "Ready",
@@ -32,7 +30,6 @@ __all__ = [
     "Refusal",
     "Refused",
     "SessionEvent",
-    "Timing",
     "agree_features",
     "agree_version",
     "chain_hash",

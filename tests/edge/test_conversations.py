@@ -104,7 +104,7 @@ async def test_cancelled_turns_leave_nothing_behind(draft: Any) -> None:
         ids = verifier_kit.prompt(99, 12)
         assert (await kit.transcribe(client, ids, max_new_tokens=COUNT)).tokens == truth(ids)[:COUNT]
         async with asyncio.timeout(300):
-            while len(running.service.store):
+            while len(running.service.table):
                 await asyncio.sleep(0.01)
 
 

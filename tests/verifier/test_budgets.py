@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_verifier.serving.budgets import BYTES, FRAMES, REFUSALS, Meter, Principal, WorkBudget
+from cloud_verifier.sessions.budgets import BYTES, FRAMES, REFUSALS, Meter, Principal, WorkBudget
 from moa.token_bucket import TokenBucket
 from moa.wire import Limits
 

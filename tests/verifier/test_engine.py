@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from cloud_verifier.engine.core import Engine
+from cloud_verifier.engine.guesses import Guesses
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting, TreeDrafting
 from cloud_verifier.engine.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
 from cloud_verifier.model import Served, serve_model
-from cloud_verifier.sessions.guesses import Guesses
 from moa.model.drafting import DraftRequest
 from moa.model.target import Target
 from moa.sampling import SamplingSettings

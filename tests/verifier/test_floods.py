@@ -23,7 +23,8 @@ from websockets.asyncio.client import connect
 
 from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from cloud_verifier.sessions import channel
-from cloud_verifier.sessions.store import Session
+from cloud_verifier.sessions.record_sender import OutgoingRecords
+from cloud_verifier.sessions.session import ServerSession
 from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, Code, Refusal, decode_server, encode
 from moa.wire.events import Advanced, Refused
 from moa.wire.messages import Ack, Cancel, Error, Hello, Open, Opened, Sampling, Stream, Sync, Verify, Welcome
@@ -111,11 +112,11 @@ async def test_conversations_that_find_no_slot_are_no_flood(monkeypatch: pytest.
     settings = _settings(max_refusals_per_second=1, burst_seconds=1.0, flood_seconds=0.1)
     async with kit.verifier(settings) as running, kit.client(running) as client:
 
-        def no_slot(session: Session) -> bool:
+        def no_slot(session: ServerSession) -> None:
             raise Refusal(Code.BUSY, "all slots are busy", limit="slots", session=session.id)
 
         with monkeypatch.context() as full:
-            full.setattr(running.service.store, "ensure_lease", no_slot)
+            full.setattr(running.service.table, "reserve", no_slot)
             for _ in range(20):  # each asks with its first round, as a device does that saves a round trip
                 session = ClientSession(IDS)
                 await client.send(session.open(), session.verify([IDS[-1]]))
@@ -140,7 +141,7 @@ async def test_pongs_do_not_pile_up_for_one_that_never_reads_and_it_is_dropped()
 
         watching = asyncio.create_task(watch())
         raw.write(frame(PING, bytes(125)) * 80_000)  # 10 MB
-        await _until(lambda: not running.service.channels)
+        await _until(lambda: not running.service.connections)
         watching.cancel()
         assert 0 < most <= kit.LIMITS.send_buffer_bytes + 4096
 
@@ -154,26 +155,26 @@ async def test_one_that_asks_for_replays_and_never_reads_is_held_back_in_bounded
         while not getattr(await raw.message(), "done", False):
             pass
         raw.deaf()
-        (its,) = running.service.channels
+        (its,) = running.service.connections
         raw.write(binary(stream) * 40_000)
         most = 0
-        while running.service.channels:
-            most = max(most, its.outbox._waiting)
+        while running.service.connections:
+            most = max(most, its._waiting)
             await asyncio.sleep(0)
         assert most <= 2 * kit.LIMITS.send_buffer_bytes
-        assert its.outbox._waiting <= 2 * kit.LIMITS.send_buffer_bytes
+        assert its._waiting <= 2 * kit.LIMITS.send_buffer_bytes
 
 
 async def test_answers_that_nobody_reads_end_the_connection_at_their_limit() -> None:
     async with kit.verifier(_settings(max_waiting_bytes=100_000, send_timeout=60.0)) as running, Raw.of(running) as raw:
         raw.deaf()
-        (its,) = running.service.channels
+        (its,) = running.service.connections
         for _ in range(300):
             its.answer(Error("busy", "x" * 10_000))
-        assert its.outbox._waiting <= 110_000
-        assert not its.outbox.has_answers, "what nobody reads is not kept"
+        assert its._waiting <= 110_000
+        assert not its.has_answers, "what nobody reads is not kept"
         await raw.gone()
-        await _until(lambda: not running.service.channels)
+        await _until(lambda: not running.service.connections)
 
 
 async def test_an_acknowledgement_costs_the_same_however_much_a_connection_holds(
@@ -185,14 +186,12 @@ async def test_an_acknowledgement_costs_the_same_however_much_a_connection_holds
             await edge.send(Sync(session.id, "off", held=[(2 * row, 2 * row + 1) for row in range(15)]))
         await edge.send(Verify(session.id, 5, 0, [1]))
         assert isinstance(await edge.receive(), Error)
-        (its,) = running.service.channels
-        await _until(lambda: not its.outbox.record_sender._offered)
+        (its,) = running.service.connections
+        await _until(lambda: not its.record_sender._offered)
         looked: list[Any] = []
-        real = type(its.outbox.record_sender)._wanted
+        real = OutgoingRecords.newest_unsent
         monkeypatch.setattr(
-            type(its.outbox.record_sender),
-            "_wanted",
-            lambda self, session: looked.append(session) or real(self, session),
+            OutgoingRecords, "newest_unsent", lambda self, most: looked.append(self) or real(self, most)
         )
         for _ in range(50):
             await edge.send(Ack(0), Ack(2**40), Cancel(session.id, 9))
@@ -207,9 +206,9 @@ async def test_ranges_that_an_edge_says_it_holds_are_bounded() -> None:
         held = [(2 * row, 2 * row + 1) for row in range(4000)]
         await edge.send(Sync(session.id, held=held), Verify(session.id, 5, 0, [1]))
         await edge.receive()
-        ours = running.service.store.get(session.id, "anonymous")
-        assert len(ours.held) <= len(IDS)
-        assert ours.held.runs <= len(IDS)
+        ours = running.service.table.get(session.id, "anonymous")
+        assert len(ours.records.held) <= len(IDS)
+        assert ours.records.held.runs <= len(IDS)
 
 
 # ---- what is logged
@@ -262,7 +261,7 @@ async def test_a_principal_that_holds_every_slot_gives_one_to_another_between_tw
                     await edge.send(session.verify([session.log[-1]]))
 
         busy = asyncio.create_task(keep_busy())
-        await _until(lambda: running.service.store.slots_free == 0)
+        await _until(lambda: running.service.table.slots_free == 0)
         began = time.monotonic()
         async with kit.client(running, token=honest) as hers:
             session = await hers.start(IDS, max_new_tokens=10, patient=True)
@@ -413,7 +412,7 @@ async def test_logs_that_grow_are_bounded_too() -> None:
     async with kit.verifier(_settings(max_log_bytes=2 * 4096 + 60 * 40)) as running, kit.client(running) as edge:
         one = await edge.start(kit.prompt(1, 20), max_new_tokens=100)
         two = await edge.start(kit.prompt(2, 20), max_new_tokens=100)
-        store = running.service.store
+        store = running.service.table
         assert store.log_bytes == sum(session.counted for session in store)
         refused = None
         for _ in range(30):

@@ -7,7 +7,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from cloud_verifier.sessions.guesses import Guesses
+from cloud_verifier.engine.guesses import Guesses
 from moa.speculation.guess_tree import doubts_of
 from moa.tree import DraftTree
 from moa.wire import ClientSession, Recovered
@@ -151,7 +151,7 @@ async def test_a_stream_that_waits_ends_when_it_is_cancelled_when_its_edge_goes_
             await edge.send(guesses(session, chain(IDS[-1], *truth[:2])))
             await part(edge, session)
         async with asyncio.timeout(kit.PATIENCE):
-            while any(one.history.running for one in running.service.store):
+            while any(one.running for one in running.service.table):
                 await asyncio.sleep(0.01)
         async with kit.client(running) as edge:
             await edge.send(*session.recover())
@@ -172,12 +172,12 @@ async def test_a_waiting_stream_gives_its_slot_to_others_and_takes_another_when_
         await edge.send(guesses(session, chain(IDS[-1], *truth[:2])))
         await part(edge, session)
         await silence(edge)
-        store = running.service.store
-        (own,) = (one for one in store if one.id == session.id)
+        table = running.service.table
+        (own,) = (one for one in table if one.id == session.id)
         async with asyncio.timeout(kit.PATIENCE):
             while not own.at_rest:
                 await asyncio.sleep(0.01)
-        store.evict(own, "the test")
+        table.evict(own, "the test")
         await rest(edge, session, truth)
 
 

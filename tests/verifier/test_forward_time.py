@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cloud_verifier.engine.forward_time import ForwardTime, looks
-from cloud_verifier.sessions.guesses import Guesses
+from cloud_verifier.engine.guesses import Guesses
 from moa.wire.messages import Foresee
 
 

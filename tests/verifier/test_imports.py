@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 MODULES = (
-    *("serving.transport", "serving.auth", "sessions.channel", "sessions.service", "sessions.store"),
+    *("serving.transport", "serving.auth", "sessions.channel", "sessions.service", "sessions.table"),
     *("sessions.record_sender", "engine.scheduler", "cli"),
 )
 

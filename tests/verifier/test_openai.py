@@ -69,7 +69,7 @@ async def test_the_text_is_the_targets_own(both: Both) -> None:
     answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=40)  # type: ignore[call-overload]
     assert answer.choices[0].message.content == truth(40).split("<|")[0]
     assert answer.usage.completion_tokens <= 40
-    assert not list(verifier.service.store)
+    assert not list(verifier.service.table)
 
 
 async def test_many_at_once_and_streamed(both: Both) -> None:
@@ -140,7 +140,7 @@ async def test_a_client_that_hangs_up_leaves_no_session(both: Both) -> None:
     await anext(aiter(stream))
     await stream.close()
     async with asyncio.timeout(PATIENCE):
-        while list(verifier.service.store) or verifier.service.channels:
+        while list(verifier.service.table) or verifier.service.connections:
             await asyncio.sleep(0.01)
 
 
@@ -152,7 +152,7 @@ async def test_an_answer_ends_when_its_session_does(both: Both, failures: int, m
 
     def forward(rows: Any) -> Any:
         nonlocal left
-        if left and verifier.service.channels:
+        if left and verifier.service.connections:
             left -= 1
             raise RuntimeError("a kernel failed")
         return real(rows)
@@ -169,7 +169,7 @@ async def test_an_answer_ends_when_its_session_does(both: Both, failures: int, m
     assert left < failures
     left = 0
     assert (await client.chat.completions.create(**ask)).choices[0].message.content == truth(20)
-    assert not list(verifier.service.store)
+    assert not list(verifier.service.table)
 
 
 async def test_limits_are_named(both: Both) -> None:
@@ -191,7 +191,7 @@ async def test_what_does_not_fit_is_refused(both: Both) -> None:
     for prompt in ("word " * 9000, [10**6]):
         with pytest.raises(openai.BadRequestError):
             await client.completions.create(model=MODEL, prompt=prompt)  # type: ignore[arg-type]
-    assert not list(verifier.service.store)
+    assert not list(verifier.service.table)
 
 
 async def test_the_operators_page_reads_the_metrics(both: Both) -> None:

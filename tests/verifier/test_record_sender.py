@@ -5,13 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloud_verifier.engine.work import Lease, RecordRows, finite
-from cloud_verifier.sessions.record_sender import RecordSender, RecordWindow
-from cloud_verifier.sessions.store import Session
+from cloud_verifier.engine.work import RecordRows, finite
+from cloud_verifier.sessions.record_sender import OutgoingRecords, RecordSender, RecordWindow
 from moa import records
-from moa.sampling import SamplingSettings
-from moa.wire import History, Ranges
-from moa.wire.messages import Open, RecordContract
+from moa.wire import Ranges
+from moa.wire.messages import RecordContract
 
 HEADS, DIM = 2, 16
 CONTRACT = RecordContract(HEADS, DIM, ["int8"])
@@ -25,34 +23,25 @@ class Clock:
         return self.now
 
 
-def session(rows: int = 500, name: int = 0, **settings: Any) -> Session:
-    lease = Lease(bytes([name] * 16), "p", records=RecordRows(HEADS, DIM))
-    rng = np.random.default_rng(name)
-    assert lease.records is not None
-    lease.records.write(0, *rng.normal(size=(2, rows, HEADS, DIM)))
-    message = Open(lease.session, [1] * rows)
-    return Session(
-        **({
-            "id": lease.session, "principal": "p", "sampling": SamplingSettings(),
-            "history": History(message, message.ids, eos_ids=frozenset(), max_context=9999),
-            "records": "int8", "record_rate": 0, "held": Ranges(), "ready": Ranges([(0, rows)]), "used": 0.0,
-            "lease": lease,
-        } | settings)
-    )  # fmt: skip
+def session(count: int = 500, name: int = 0, **settings: Any) -> OutgoingRecords:
+    made = RecordRows(HEADS, DIM)
+    made.write(0, *np.random.default_rng(name).normal(size=(2, count, HEADS, DIM)))
+    usual: dict[str, Any] = {"dtype": "int8", "ready": Ranges([(0, count)]), "rows": made}
+    return OutgoingRecords(bytes([name] * 16), [1] * count, **(usual | settings))
 
 
 def record_sender(clock: Clock | None = None) -> RecordSender:
     return RecordSender(CONTRACT, 1 << 20, clock or Clock())
 
 
-def ask(sender: RecordSender, *sessions: Session) -> tuple[Any, float | None]:
+def ask(sender: RecordSender, *sessions: OutgoingRecords) -> tuple[Any, float | None]:
     """What is sent when these sessions may have something."""
     for session in sessions:
         sender.offer(session)
     return sender.next()
 
 
-def drain(sender: RecordSender, *sessions: Session) -> list[Any]:
+def drain(sender: RecordSender, *sessions: OutgoingRecords) -> list[Any]:
     """Everything that is sent when each frame is acknowledged at once."""
     frames = []
     while (found := ask(sender, *sessions))[0] is not None:
@@ -69,11 +58,10 @@ def test_prompt_rows_arrive_newest_first_each_once_and_right() -> None:
     assert spans[0][1] == 500
     assert all(spans[i + 1][1] == spans[i][0] for i in range(len(spans) - 1))
     assert spans[-1][0] == 0
-    assert one.lease is not None
-    assert one.lease.records is not None
+    assert one.rows is not None
     for frame in frames:
         keys, values = records.decode(frame.payload, "int8", frame.rows, HEADS, DIM)
-        sent_keys, sent_values = one.lease.records.read(frame.start, frame.start + frame.rows)
+        sent_keys, sent_values = one.rows.read(frame.start, frame.start + frame.rows)
         np.testing.assert_allclose(keys, sent_keys, atol=0.03)
         np.testing.assert_allclose(values, sent_values, atol=0.03)
 
@@ -101,7 +89,7 @@ def test_the_session_that_is_most_up_to_date_goes_first() -> None:
     assert [f.session[0] for f in frames] == [2, 1]
 
 
-@pytest.mark.parametrize("settings", [{"records": "off"}, {"lease": None}, {"ready": Ranges()}])
+@pytest.mark.parametrize("settings", [{"dtype": "off"}, {"rows": None}, {"ready": Ranges()}])
 def test_nothing_is_sent_where_there_is_nothing_to_send(settings: dict[str, Any]) -> None:
     assert ask(record_sender(), session(10, **settings)) == (None, None)
 
@@ -148,7 +136,7 @@ def test_senseless_acknowledgements_change_nothing(received: int) -> None:
 
 def test_a_byte_rate_is_kept() -> None:
     clock = Clock()
-    one, sender = session(500, record_rate=4000), record_sender(clock)
+    one, sender = session(500, rate=4000), record_sender(clock)
     sent = 0
     while clock.now < 3.0:
         frame, pause = ask(sender, one)

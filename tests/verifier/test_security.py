@@ -132,7 +132,7 @@ async def test_4_a_prompt_outside_the_vocabulary_is_refused() -> None:
         answer = await edge.receive()
         assert isinstance(answer, Error)
         assert answer.code == "bad_message"
-        assert len(running.service.store) == 0
+        assert len(running.service.table) == 0
 
 
 async def test_5_a_session_that_makes_the_model_fail_is_dropped_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,8 +211,8 @@ async def test_a_client_that_acknowledges_nothing_stalls_its_records_and_nothing
         async with kit.client(running, ack=False) as edge:
             ids = kit.prompt(8, 150)
             session = await edge.start(ids, max_new_tokens=8, records="fp16")
-            for channel in running.service.channels:
-                channel.outbox.record_sender.window.size = 256
+            for outbox in running.service.connections:
+                outbox.record_sender.window.size = 256
             await _rest(edge, session)
             assert session.finish == "length"
 
@@ -249,8 +249,8 @@ async def test_a_resume_that_says_it_is_endless_costs_no_more_than_it_takes(know
         while not isinstance(answer := await edge.receive(), Resumed):
             pass
         assert answer.outcome == "gone"
-        (channel,) = running.service.channels
-        assert running.service.principal(channel.principal).budget.wait(running.service.clock())[0] == 0
+        (principal,) = running.service.connections.values()
+        assert running.service.principal(principal).budget.wait(running.service.clock())[0] == 0
 
 
 async def test_a_verdict_that_was_lost_with_the_connection_is_in_the_tail() -> None:
@@ -276,9 +276,9 @@ async def test_a_session_whose_slot_was_taken_is_prefilled_again_under_a_new_epo
     async with kit.verifier() as running, kit.client(running) as edge:
         session = await edge.start(IDS, max_new_tokens=8)
         await edge.advance(session, [session.log[-1]])
-        held = running.service.store.find(session.id, "anonymous")
+        held = running.service.table.find(session.id, "anonymous")
         assert held is not None
-        running.service.store.evict(held, "test")
+        running.service.table.evict(held, "test")
         await edge.send(*session.recover())
         event = await edge.event(session)
         assert isinstance(event, Recovered)
@@ -315,8 +315,8 @@ async def test_a_log_that_differs_is_gone() -> None:
         answer = await edge.receive()
         assert isinstance(answer, Resumed)
         assert answer.outcome == "gone"
-        (channel,) = running.service.channels
-        assert len(running.service.store) == len(channel.sessions) == 0, "nothing keeps a session that is gone"
+        (outbox,) = running.service.connections
+        assert len(running.service.table) == len(outbox.sessions) == 0, "nothing keeps a session that is gone"
 
 
 async def test_a_session_moves_to_the_connection_that_resumes_it() -> None:
@@ -337,7 +337,7 @@ async def test_open_twice_is_open_once() -> None:
         again = ClientSession(list(IDS), id=session.id)
         await edge.send(again.open())
         assert isinstance(await edge.event(again), Ready)
-        assert len(running.service.store) == 1
+        assert len(running.service.table) == 1
         other = ClientSession([1, 2], id=session.id)
         await edge.send(other.open())
         error = await edge.receive()
@@ -348,12 +348,12 @@ async def test_open_twice_is_open_once() -> None:
 async def test_close_frees_everything() -> None:
     async with kit.verifier() as running, kit.client(running) as edge:
         sessions = [await edge.start(kit.prompt(i, 10)) for i in range(8)]
-        assert running.service.store.slots_free == 0
+        assert running.service.table.slots_free == 0
         await edge.send(*(session.close() for session in sessions), sessions[0].close())
         survivor = await edge.start(IDS, max_new_tokens=2)
         await _rest(edge, survivor)
-        assert len(running.service.store) == 1
-        assert running.service.store.slots_free == 7
+        assert len(running.service.table) == 1
+        assert running.service.table.slots_free == 7
         assert running.engine.target.pool.free == 7
 
 

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from cloud_verifier.engine.work import Lease, ModelFacts
-from cloud_verifier.sessions.store import Session, SessionStore
-from moa.sampling import SamplingSettings
-from moa.wire import Code, History, Limits, Ranges, Refusal
-from moa.wire.messages import Open, RecordContract, Verify
+from cloud_verifier.sessions.session import ServerSession
+from cloud_verifier.sessions.table import SessionTable
+from moa.wire import FEATURES, Code, Limits, Refusal
+from moa.wire.messages import RecordContract
+from tests.verifier.sessions import session, works
 
 FACTS = ModelFacts(
     target="t", tokenizer="k", drafter="d", vocab_size=128, eos_ids=(2,), slots=2, capacity=100, max_positions=100,
@@ -17,23 +18,15 @@ FACTS = ModelFacts(
 )  # fmt: skip
 
 
-class Connection:
-    """Keeps nothing of its sessions."""
-
-    def let_go(self, session: Session) -> None:
-        """The session has gone."""
-        session.owner = None
-
-
 class World:
-    """A store, its clock, and what it has given back."""
+    """A table, its clock, and what it has given back."""
 
     def __init__(self, *, pages: int = 0, **limits: Any) -> None:
         self.now = 0.0
         self.free_pages = pages
         self.released: list[Lease] = []
         self.reasons: list[str] = []
-        self.store = SessionStore(
+        self.table = SessionTable(
             Limits(**limits),
             dataclasses.replace(FACTS, pages=pages),
             clock=lambda: self.now,
@@ -42,52 +35,50 @@ class World:
             free_pages=lambda: self.free_pages,
         )
 
-    def session(self, name: int, *, principal: str = "p", ids: list[int] | None = None, live: bool = True) -> Session:
-        message = Open(bytes([name] * 16), ids or [name, 5, 6])
-        self.store.check_room(message.session, principal)
-        made = Session(
-            id=message.session, principal=principal, sampling=SamplingSettings(), records="int8",
-            record_rate=0, held=Ranges(), ready=Ranges(), used=self.now, owner=Connection() if live else None,
-            history=History(message, message.ids, eos_ids=frozenset(), max_context=90),
-        )  # fmt: skip
-        self.store.ensure_lease(made)
-        self.store.add(made)
+    def session(
+        self, name: int, *, principal: str = "p", ids: list[int] | None = None, live: bool = True
+    ) -> ServerSession:
+        made = session(name, principal=principal, ids=ids or [name, 5, 6], live=live, now=self.now)
+        self.table.check_room(made)
+        self.table.reserve(made)
+        self.table.add(made)
         return made
 
 
 def test_a_session_belongs_to_its_principal() -> None:
     world = World()
     one = world.session(1, principal="alice")
-    assert world.store.get(one.id, "alice") is one
+    assert world.table.get(one.id, "alice") is one
     with pytest.raises(Refusal) as caught:
-        world.store.get(one.id, "mallory")
+        world.table.get(one.id, "mallory")
     with pytest.raises(Refusal) as unknown:
-        world.store.get(bytes(16), "mallory")
+        world.table.get(bytes(16), "mallory")
     assert caught.value.code == unknown.value.code == Code.UNKNOWN_SESSION
     assert str(caught.value) == str(unknown.value), "a stranger does not learn that the session exists"
-    assert world.store.find(one.id, "mallory") is None
+    assert world.table.find(one.id, "mallory") is None
     assert world.session(1, principal="mallory") is not one, "nor when it opens one of the same id"
-    assert world.store.get(one.id, "alice") is one
+    assert world.table.get(one.id, "alice") is one
 
 
 def test_live_detached_cold_gone() -> None:
     world = World(detached_seconds=10, cold_seconds=100)
     one = world.session(1)
     world.now = 1000.0
-    world.store.sweep()
+    world.table.sweep()
     assert one.state == "live", "a connection keeps a session alive"
-    world.store.detach(one)
+    one.detach()
+    one.used = world.now
     world.now += 9
-    world.store.sweep()
+    world.table.sweep()
     assert one.state == "detached"
     world.now += 2
-    world.store.sweep()
+    world.table.sweep()
     assert one.state == "cold"
-    assert one.history.epoch == 1
-    assert world.store.slots_free == 2
+    assert one.records.epoch == 1
+    assert world.table.slots_free == 2
     world.now += 100
-    world.store.sweep()
-    assert len(world.store) == 0
+    world.table.sweep()
+    assert len(world.table) == 0
     assert world.reasons == ["detached_too_long"]
 
 
@@ -104,13 +95,13 @@ def test_detached_sessions_lose_their_slot_first_and_the_oldest_of_them() -> Non
 def test_a_live_session_that_has_paused_is_next_but_never_one_that_works() -> None:
     world = World(idle_seconds=1)
     working, paused = world.session(1), world.session(2)
-    working.history.admit(Verify(working.id, 1, 2, [6]))
+    works(working)
     world.now = 5
     third = world.session(3)
     assert working.lease is not None
     assert paused.lease is None
     assert third.lease is not None
-    third.history.admit(Verify(third.id, 1, 2, [6]))
+    works(third)
     with pytest.raises(Refusal) as caught:
         world.session(4)
     assert (caught.value.code, caught.value.limit) == (Code.BUSY, "slots")
@@ -131,9 +122,9 @@ def test_sessions_are_bounded_in_all_and_per_principal() -> None:
     with pytest.raises(Refusal) as caught:
         world.session(5, principal="c")
     assert caught.value.limit == "max_sessions"
-    world.store.detach(next(iter(world.store)))
+    next(iter(world.table)).detach()
     world.session(6, principal="c")
-    assert len(world.store) == 3
+    assert len(world.table) == 3
 
 
 def test_a_principal_makes_room_for_itself_by_its_own_old_sessions_only() -> None:
@@ -142,7 +133,7 @@ def test_a_principal_makes_room_for_itself_by_its_own_old_sessions_only() -> Non
     world.session(2, principal="b", live=False)
     world.now = 1
     world.session(3, principal="a")
-    assert [session.id[0] for session in world.store] == [2, 3]
+    assert [session.id[0] for session in world.table] == [2, 3]
 
 
 def test_token_logs_have_a_budget_and_cold_ones_go_first() -> None:
@@ -150,20 +141,20 @@ def test_token_logs_have_a_budget_and_cold_ones_go_first() -> None:
     one = world.session(1, live=False)
     world.now = 1
     world.session(2, live=False)
-    world.store.evict(one, "test")
+    world.table.evict(one, "test")
     world.now = 2
     world.session(3)
     world.now = 3
     world.session(4)
-    assert [session.id[0] for session in world.store] == [2, 3, 4]
+    assert [session.id[0] for session in world.table] == [2, 3, 4]
 
 
 def test_closing_gives_everything_back() -> None:
     world = World()
     for name in range(50):
-        world.store.remove(world.session(name), "closed")
-    assert len(world.store) == 0
-    assert world.store.slots_free == 2
+        world.table.remove(world.session(name), "closed")
+    assert len(world.table) == 0
+    assert world.table.slots_free == 2
     assert len(world.released) == 50
 
 
@@ -191,13 +182,12 @@ def test_a_beginning_is_never_shared_to_the_last_token() -> None:
 
 def test_pages_are_taken_from_whoever_has_been_away_the_longest() -> None:
     world = World(pages=6, idle_seconds=5)
-    old, new = world.session(1), world.session(2)
-    world.store.make_room(old, 64)
+    old, new = world.session(1, ids=[5] * 65), world.session(2, ids=[6] * 33)
     world.now += 10
     new.used = world.now
-    world.store.make_room(new, 32)
     assert world.released == []
-    world.store.make_room(new, 80)
+    new.log += [7] * 48
+    world.table.reserve(new)
     assert [lease.session for lease in world.released] == [old.id]
     assert world.reasons == ["pages_needed"]
     assert old.lease is None
@@ -205,22 +195,34 @@ def test_pages_are_taken_from_whoever_has_been_away_the_longest() -> None:
 
 def test_a_session_that_finds_no_pages_is_told_to_come_back() -> None:
     world = World(pages=6, idle_seconds=5)
-    one, two = world.session(1), world.session(2)
-    world.store.make_room(one, 64)
+    world.session(1, ids=[5] * 65)
+    two = world.session(2)
+    two.log += [7] * 60
     with pytest.raises(Refusal) as caught:
-        world.store.make_room(two, 64)
+        world.table.reserve(two)
     assert (caught.value.code, caught.value.limit) == (Code.BUSY, "kv_tokens")
     assert caught.value.error().retry_after_ms > 0
-    world.store.make_room(two, 32)
+    del two.log[33:]
+    world.table.reserve(two)
     assert world.released == [], "what is refused is not kept for it"
+
+
+def test_a_session_that_finds_a_slot_and_no_pages_leaves_the_slot_to_others() -> None:
+    world = World(pages=6, idle_seconds=5)
+    world.session(1, ids=[5] * 65)
+    for name in range(2, 8):
+        with pytest.raises(Refusal, match="memory is in use"):
+            world.session(name, ids=[6] * 65)
+        assert world.table.slots_free == 1
+    assert world.session(9).lease is not None
 
 
 def test_ranges_of_records_that_come_between_two_rounds_use_no_budget_up_to_a_number() -> None:
     world = World()
     one = world.session(1, ids=list(range(5, 85)))
-    before = world.store.log_bytes
+    before = world.table.log_bytes
     for runs in (1, 8, 12):
-        one.edge_holds([(5 * n, 5 * n + 1) for n in range(runs)])
-        world.store.account(one)
-        assert one.held.runs == runs
-        assert world.store.log_bytes - before == 80 * max(0, runs - 8)
+        one.want_records("int8", 0, [(5 * n, 5 * n + 1) for n in range(runs)], FEATURES)
+        world.table.account(one)
+        assert one.records.held.runs == runs
+        assert world.table.log_bytes - before == 80 * max(0, runs - 8)

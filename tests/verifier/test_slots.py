@@ -1,57 +1,48 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
+from cloud_verifier.engine.work import Lease
+from cloud_verifier.sessions.session import ServerSession
 from cloud_verifier.sessions.slots import SlotShares
+from tests.verifier.sessions import outbox, session, works
 
 
-@dataclass(eq=False)
-class Holder:
-    """A session, as far as slots go."""
-
-    principal: str
-    used: float = 0.0
-    owner: Any = "a connection"
-    lease: Any = "a slot"
-    at_rest: bool = True
-
-    def works(self) -> Holder:
-        """The same in the middle of a round."""
-        self.at_rest = False
-        return self
+def holder(principal: str) -> ServerSession:
+    """A session with a slot."""
+    made = session(1, principal=principal)
+    made.lease = Lease(made.id, principal)
+    return made
 
 
-def full(*principals: str) -> tuple[SlotShares, list[Holder]]:
+def full(*principals: str) -> tuple[SlotShares, list[ServerSession]]:
     shares = SlotShares(len(principals), idle_seconds=2.0, claim_seconds=2.0, pause_seconds=0.5)
     for name in principals:
         shares.take(name)
-    return shares, [Holder(name) for name in principals]
+    return shares, [holder(name) for name in principals]
 
 
 def test_a_single_principal_may_have_all_slots() -> None:
     shares, holders = full("a", "a", "a", "a")
     assert shares.free == 0
-    assert shares.victim(Holder("a", lease=None), holders, 0.0) is None
+    assert shares.victim(session(2, principal="a"), holders, 0.0) is None
     assert not shares.must_yield("a", 0.0)
 
 
 def test_whoever_has_less_than_its_share_takes_from_whoever_has_more_even_between_two_rounds() -> None:
     shares, holders = full("a", "a", "a", "a")
-    holders[0].works()
+    works(holders[0])
     holders[2].used = -1.0
-    assert shares.victim(Holder("b", lease=None), holders, 0.0) is holders[2]
-    assert shares.victim(Holder("a", lease=None), holders, 0.0) is None, "but not from its own"
+    assert shares.victim(session(2, principal="b"), holders, 0.0) is holders[2]
+    assert shares.victim(session(2, principal="a"), holders, 0.0) is None, "but not from its own"
 
 
 def test_nobody_takes_from_one_that_has_its_share() -> None:
     shares, holders = full("a", "a", "b", "b")
-    assert shares.victim(Holder("a", lease=None), holders, 0.0) is None
+    assert shares.victim(session(2, principal="a"), holders, 0.0) is None
 
 
 def test_when_all_work_the_next_slot_of_the_greedy_is_kept_for_the_one_that_waits() -> None:
     shares, holders = full("a", "a", "a", "a")
-    assert shares.victim(Holder("b", lease=None), [h.works() for h in holders], 0.0) is None
+    assert shares.victim(session(2, principal="b"), [works(h) for h in holders], 0.0) is None
     assert shares.must_yield("a", 0.1)
     shares.give_back("a")
     assert not shares.must_yield("a", 0.1), "one slot for one claim"
@@ -64,9 +55,9 @@ def test_when_all_work_the_next_slot_of_the_greedy_is_kept_for_the_one_that_wait
 
 def test_claims_are_served_in_order_and_do_not_last() -> None:
     shares, holders = full("a", "a", "a", "a")
-    working = [holder.works() for holder in holders]
-    shares.victim(Holder("b", lease=None), working, 0.0)
-    shares.victim(Holder("c", lease=None), working, 0.5)
+    working = [works(one) for one in holders]
+    shares.victim(session(2, principal="b"), working, 0.0)
+    shares.victim(session(2, principal="c"), working, 0.5)
     shares.give_back("a")
     assert shares.may_take("b", 1.0)
     assert not shares.may_take("c", 1.0)
@@ -76,11 +67,11 @@ def test_claims_are_served_in_order_and_do_not_last() -> None:
 
 def test_unused_slots_go_first_and_detached_ones_before_paused_ones() -> None:
     shares, holders = full("a", "a", "b", "b")
-    holders[3].owner = None
-    assert shares.victim(Holder("c", lease=None), holders, 10.0) is holders[3]
-    holders[3].owner = "back"
+    holders[3].detach()
+    assert shares.victim(session(2, principal="c"), holders, 10.0) is holders[3]
+    holders[3].attach(outbox())
     holders[1].used = -5.0
-    assert shares.victim(Holder("b", lease=None), holders, 10.0) is holders[1]
+    assert shares.victim(session(2, principal="b"), holders, 10.0) is holders[1]
 
 
 def test_however_many_wait_they_ask_again_one_after_another() -> None:
@@ -103,7 +94,7 @@ def test_those_who_wait_for_a_slot_of_their_own_share_do_not_wait_behind_a_greed
     shares, holders = full("a", "a", "a", "a")
     for _ in range(100):
         shares.appointment("a", 0.0)
-    shares.victim(Holder("b", lease=None), [h.works() for h in holders], 0.0)
+    shares.victim(session(2, principal="b"), [works(h) for h in holders], 0.0)
     assert shares.appointment("b", 0.0) == 0.5, "its claim ends after 2 s"
 
 

@@ -230,7 +230,7 @@ async def test_half_open_connections_are_reaped() -> None:
     async with kit.verifier(_settings(ping_interval=0.1, ping_timeout=0.1)) as running, kit.client(running) as edge:
         edge.connection.transport.pause_reading()  # the network is gone, without a close
         async with asyncio.timeout(kit.PATIENCE):
-            while running.service.channels:
+            while running.service.connections:
                 await asyncio.sleep(0.01)
         edge.connection.transport.abort()
 
@@ -239,11 +239,11 @@ async def test_a_reader_that_is_too_slow_is_dropped() -> None:
     settings = _settings(send_timeout=0.2, ping_interval=60.0)
     async with kit.verifier(settings) as running, kit.client(running) as edge:
         edge.connection.transport.pause_reading()
-        (channel,) = running.service.channels
+        (outbox,) = running.service.connections
         async with asyncio.timeout(kit.PATIENCE):
-            while running.service.channels:
+            while running.service.connections:
                 for _ in range(50):
-                    channel.outbox.answer(Error("busy", "x" * 100_000))
+                    outbox.answer(Error("busy", "x" * 100_000))
                 await asyncio.sleep(0.01)
         edge.connection.transport.abort()
 
@@ -297,7 +297,7 @@ async def test_the_log_of_what_went_wrong_stays_inside(monkeypatch: pytest.Monke
         def explode(*_: Any) -> None:
             raise RuntimeError("secret path /home/somebody")
 
-        monkeypatch.setattr(running.service.store, "check_room", explode)
+        monkeypatch.setattr(running.service.table, "check_room", explode)
         await edge.send(Open(bytes(16), [1]))
         assert await _closed(edge.connection) == 1011
         assert "secret" not in edge.connection.close_reason
@@ -359,7 +359,7 @@ async def test_more_sessions_than_slots_get_a_typed_busy() -> None:
         assert event.retry
         assert (event.error.code, event.error.limit) == ("busy", "slots")
         assert event.error.retry_after_ms > 0
-        assert len(running.service.store) == kit.SETTINGS.slots
+        assert len(running.service.table) == kit.SETTINGS.slots
 
 
 async def test_a_verify_that_waited_too_long_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +378,8 @@ async def test_a_verify_that_waited_too_long_is_not_run(monkeypatch: pytest.Monk
         await edge.send(ClientSession(kit.prompt(1, 30)).open())
         assert await asyncio.to_thread(entered.wait, kit.PATIENCE)
         brief = dataclasses.replace(kit.LIMITS, request_seconds=0.001)
-        monkeypatch.setattr(running.service.rounds, "_limits", brief)
+        (ours,) = (one for one in running.service.table if one.id == session.id)
+        monkeypatch.setattr(ours, "_limits", brief)
         await edge.send(session.verify([session.log[-1]]))
         async with asyncio.timeout(kit.PATIENCE):
             while not running.scheduler.queued:

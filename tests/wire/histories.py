@@ -1,4 +1,4 @@
-"""A verifier without wire, threads or torch: the real session histories, and a target that is a function of the log."""
+"""A verifier without wire, threads or torch: its real sessions, and a target that is a function of the log."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from cloud_verifier.engine.work import Job, Lease, Settled, Streamed, Timing, Waiting
+from cloud_verifier.sessions.session import Output, Prefill, Run, ServerSession
 from moa.logprobs import pack
-from moa.speculation.guess_tree import Foreseen, Picked
+from moa.speculation.guess_tree import Picked
 from moa.tree import Accepted, accept
-from moa.wire import Code, History, Refusal, Timing
+from moa.wire import FEATURES, Code, Limits, Refusal
 from moa.wire.finish import Decode, cut_path, first_finish
 from moa.wire.messages import Append, Cancel, Foresee, Open, Resume, Resumed, Stream, StreamTokens, Verify
 
@@ -25,11 +27,11 @@ def path_to(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[in
     return path[::-1]
 
 
-def rows(history: History, tokens: int) -> bytes:
+def rows(session: ServerSession, tokens: int) -> bytes:
     """Made-up log-probabilities of the next tokens: a function of their positions."""
-    places = np.arange(len(history.ids), len(history.ids) + tokens)
-    best = np.repeat(places[:, None], max(history.logprobs, 0), axis=1)
-    return pack(-places / 8, best, -best / 8) if history.logprobs >= 0 else b""
+    places = np.arange(len(session.log), len(session.log) + tokens)
+    best = np.repeat(places[:, None], max(session.logprobs, 0), axis=1)
+    return pack(-places / 8, best, -best / 8) if session.logprobs >= 0 else b""
 
 
 class Histories:
@@ -45,57 +47,90 @@ class Histories:
         stream_tokens: int = 0,
     ) -> None:
         """`says` is the target; a stream ends after `stream_tokens` (0: with the turn)."""
-        self.known: dict[bytes, History] = {}
+        self.known: dict[bytes, ServerSession] = {}
         self._says, self._eos, self._max_context = says, frozenset({eos}), max_context
         self._decode, self._stream_tokens = decode, stream_tokens
 
     def answers(self, message: Any, timing: Timing) -> list[Any]:
-        """What the verifier sends back."""
-        history = self.known.get(message.session)
+        """What the verifier sends back at once."""
+        session = self.known.get(message.session)
         try:
             match message:
-                case Open():
-                    if history is None:
-                        history = History(message, message.ids, eos_ids=self._eos, max_context=self._max_context)
-                        self.known[message.session] = history
-                    return [history.reopen(message.ids)]
-                case Resume() if history is None:
-                    return [Resumed(message.session, "gone")]
-                case _ if history is None:
+                case Open() if session is None:
+                    session = ServerSession(
+                        message, Limits(), eos_ids=self._eos, max_context=self._max_context, features=FEATURES
+                    )
+                    session.lease = Lease(session.id, "")
+                    self.known[session.id] = session
+                    outputs = session.open(message)
+                case Resume() if session is None:
+                    outputs = [Resumed(message.session, "gone")]
+                case Foresee() if session is None:
+                    outputs = []
+                case _ if session is None:
                     raise Refusal(Code.UNKNOWN_SESSION, "no such session", session=message.session)
+                case Open():
+                    outputs = session.open(message)
                 case Resume():
-                    return [history.resume(message, "resumed")]
+                    outputs = session.resume(message)
                 case Append():
-                    return [history.append(message)]
+                    outputs = session.append(message)
                 case Verify() | Stream():
-                    settled = history.admit(message)
-                    return self.run(history, timing) if settled is None else [] if settled == "running" else [settled]
+                    outputs = session.round(message, 0.0)
+                case Cancel():
+                    outputs = session.cancel(message.round)
+                case Foresee():
+                    outputs, _ = session.foresee(message, 0.0)
                 case _:
-                    return []
+                    outputs = []
         except Refusal as refusal:
             return [refusal.error(session=message.session, round=getattr(message, "round", 0))]
+        return [answer for output in outputs for answer in self._carry_out(session, output, timing)] + self._end(
+            session
+        )
 
-    def run(self, history: History, timing: Timing) -> list[Any]:
+    def _carry_out(self, session: ServerSession | None, output: Output, timing: Timing) -> list[Any]:
+        match output:
+            case Prefill():
+                return []
+            case Run() if session is not None:
+                return self.run(session, timing)
+            case _:
+                return [output]
+
+    def _end(self, session: ServerSession | None) -> list[Any]:
+        """The end of a stream that was cancelled."""
+        if session is None or session.job is None or not session.job.cancelled:
+            return []
+        return session.settled(Streamed(session.job, [], "", 0, True, Timing()), 0.0)
+
+    def job(self, session: ServerSession) -> Job:
+        """The running round, handed to the engine."""
+        assert session.lease is not None
+        session.job = session.make_job(session.lease, Run(0.0))
+        return session.job
+
+    def run(self, session: ServerSession, timing: Timing) -> list[Any]:
         """The answers of the admitted round."""
-        request = history.running
+        request, job = session.running, self.job(session)
         if isinstance(request, Stream):
-            return self._stream(history, timing)
+            return self._stream(session, job, timing)
         assert isinstance(request, Verify)
-        found = self._accept(history, request.tokens, request.parents or range(-1, len(request.tokens) - 1))
-        cut = cut_path(history.rules, history.ids, request.tokens, found.path, found.next_token, self._decode)
-        return [history.settle(*cut, timing, rows(history, len(cut[0])))]
+        found = self._accept(session, request.tokens, request.parents or range(-1, len(request.tokens) - 1))
+        cut = cut_path(session.rules, session.log, request.tokens, found.path, found.next_token, self._decode)
+        return session.settled(Settled(job, *cut, timing, rows(session, len(cut[0]))), 0.0)
 
-    def _accept(self, history: History, tokens: Sequence[int], parents: Sequence[int]) -> Accepted:
-        return accept(tokens, parents, lambda node: self._says([*history.ids, *path_to(tokens, parents, node)]))
+    def _accept(self, session: ServerSession, tokens: Sequence[int], parents: Sequence[int]) -> Accepted:
+        return accept(tokens, parents, lambda node: self._says([*session.log, *path_to(tokens, parents, node)]))
 
-    def _stream(self, history: History, timing: Timing) -> list[Any]:
-        answers = []
+    def _stream(self, session: ServerSession, job: Job, timing: Timing) -> list[Any]:
+        answers: list[Any] = []
         for count in itertools.count(1):
-            new = [self._says(history.ids)]
-            _, finish = first_finish(history.rules, history.ids, new, self._decode)
+            new = [self._says(session.log)]
+            _, finish = first_finish(session.rules, session.log, new, self._decode)
             done = bool(finish) or count == self._stream_tokens
-            told = rows(history, len(new))
-            answers.append(history.emit(new, finish, timing, drafted=0, done=done, logprobs=told))
+            told = rows(session, len(new))
+            answers += session.settled(Streamed(job, new, finish, 0, done, timing, told), 0.0)
             if done:
                 break
         return answers
@@ -114,74 +149,57 @@ class SteppedHistories(Histories):
     matching: float = 0.0
     """How many of them are right, as it expects; guesses that promise less are not used."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self._foreseen: dict[bytes, Foreseen] = {}
-        self._waits: dict[bytes, bool] = {}
-
-    def answers(self, message: Any, timing: Timing) -> list[Any]:
-        """What the verifier sends back at once."""
-        history = self.known.get(message.session)
-        running = history.running if history is not None else None
-        match message:
-            case Foresee() if history is not None:
-                if running is not None and running.round == message.round:
-                    where = message.base, message.tokens, message.parents, message.doubts
-                    self._foreseen[message.session].add(history.ids, *where)
-                    if message.waits is not None:
-                        self._waits[message.session] = message.waits
-                return []
-            case Cancel() if history is not None and running is not None and running.round == message.round:
-                return [history.emit([], "", Timing(), drafted=0, done=True)]
-            case _:
-                return super().answers(message, timing)
-
     def abandon(self) -> None:
         """The connection is gone: streams end where they are."""
-        for history in self.known.values():
-            if history.running is not None:
-                history.emit([], "", Timing(), drafted=0, done=True)
+        for session in self.known.values():
+            session.abandon()
+            self._end(session)
 
-    def streams(self, session: bytes) -> bool:
+    def streams(self, id: bytes) -> bool:
         """Whether there is a forward to run for a stream of this session."""
-        history = self.known.get(session)
-        if history is None or not isinstance(history.running, Stream):
+        session = self.known.get(id)
+        if session is None or session.job is None or session.guesses is None:
             return False
-        return not self._waits[session] or len(self._guesses(history).tokens) > 1
+        if not session.guesses.waits or len(self._guesses(session).tokens) > 1:
+            return True
+        assert session.settled(Waiting(session.job), 0.0) == [], "all guesses have been looked at"
+        return False
 
-    def step(self, session: bytes, timing: Timing) -> StreamTokens:
+    def step(self, id: bytes, timing: Timing) -> StreamTokens:
         """The next forward of a stream."""
-        history = self.known[session]
-        tokens, parents, expected = self._guesses(history)
+        session = self.known[id]
+        assert session.job is not None
+        assert session.guesses is not None
+        tokens, parents, expected = self._guesses(session)
         foreseen = len(tokens) - 1
-        if not foreseen or (expected < self.matching and not self._waits[session]):
+        if not foreseen or (expected < self.matching and not session.guesses.waits):
             foreseen = 0
-            tokens, parents = self._own(history)
-        found = self._accept(history, tokens, parents)
+            tokens, parents = self._own(session)
+        found = self._accept(session, tokens, parents)
         new = [*(tokens[node] for node in found.path[1:]), found.next_token]
-        count, finish = first_finish(history.rules, history.ids, new, self._decode)
-        sent, told = len(tokens) - 1, rows(history, count)
+        count, finish = first_finish(session.rules, session.log, new, self._decode)
         self.forwards += 1
-        told_by = {"drafted": sent, "foreseen": foreseen, "logprobs": told}
-        return history.emit(new[:count], finish, timing, done=bool(finish), **told_by)
+        told = rows(session, count)
+        (answer,) = session.settled(
+            Streamed(session.job, new[:count], finish, len(tokens) - 1, bool(finish), timing, told, foreseen), 0.0
+        )
+        assert isinstance(answer, StreamTokens)
+        return answer
 
-    def run(self, history: History, timing: Timing) -> list[Any]:
+    def run(self, session: ServerSession, timing: Timing) -> list[Any]:
         """The answer of the admitted round; a stream's follow step by step."""
-        self.forwards += isinstance(history.running, Verify)
-        return super().run(history, timing)
+        self.forwards += isinstance(session.running, Verify)
+        return super().run(session, timing)
 
-    def _stream(self, history: History, timing: Timing) -> list[Any]:
-        self._foreseen[history.session] = Foreseen()
-        self._waits[history.session] = isinstance(history.running, Stream) and history.running.waits
+    def _stream(self, session: ServerSession, job: Job, timing: Timing) -> list[Any]:
         return []
 
-    def _own(self, history: History) -> tuple[list[int], list[int]]:
-        tokens, drafts = [history.ids[-1]], isinstance(history.running, Stream) and history.running.speculate
+    def _own(self, session: ServerSession) -> tuple[list[int], list[int]]:
+        tokens, drafts = [session.log[-1]], isinstance(session.running, Stream) and session.running.speculate
         for _ in range(self.drafted if self.drafter is not None and drafts else 0):
-            tokens.append(self.drafter([*history.ids[:-1], *tokens]))
+            tokens.append(self.drafter([*session.log[:-1], *tokens]))
         return tokens, list(range(-1, len(tokens) - 1))
 
-    def _guesses(self, history: History) -> Picked:
-        foreseen = self._foreseen[history.session]
-        foreseen.follow(history.ids)
-        return foreseen.pick(self.most, 0.0)
+    def _guesses(self, session: ServerSession) -> Picked:
+        assert session.guesses is not None
+        return session.guesses.pick(session.log, self.most, 0.0)

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from cloud_verifier.engine.work import Streamed, Timing
+from cloud_verifier.sessions.session import PREFILL, Run, ServerSession
 from moa.errors import ProtocolError
 from moa.logprobs import TokenLogprobs
-from moa.wire import Advanced, ClientSession, Code, History, Ready, RecordsArrived, Recovered, Refusal, Refused, Timing
+from moa.wire import Advanced, ClientSession, Code, Ready, RecordsArrived, Recovered, Refusal, Refused
 from moa.wire.messages import (
     Activations,
     Error,
@@ -121,7 +123,7 @@ class Pair:
         return self.session.receive(self.server.handle(message))
 
     @property
-    def history(self) -> History:
+    def ours(self) -> ServerSession:
         return self.server.known[self.session.id]
 
 
@@ -132,16 +134,16 @@ def test_a_verdict_says_which_nodes_were_accepted() -> None:
     event = pair.say(pair.session.verify([4, 99, first, 98, second], [-1, 0, 0, 1, 2]))
     assert event.path == (0, 2, 4)
     assert event.tokens == (first, second, says([3, 1, 4, first, second]))
-    assert pair.session.log == pair.history.ids
+    assert pair.session.log == pair.ours.log
 
 
 def test_the_same_round_gets_the_same_verdict_and_changes_nothing() -> None:
     pair = Pair()
     message = pair.session.verify([4, 5])
     verdict = pair.server.handle(message)
-    log = list(pair.history.ids)
+    log = list(pair.ours.log)
     assert pair.server.handle(message) == verdict
-    assert pair.history.ids == log
+    assert pair.ours.log == log
     assert isinstance(pair.session.receive(verdict), Advanced)
     assert pair.session.receive(verdict) is None
 
@@ -166,12 +168,12 @@ def test_only_one_round_at_a_time() -> None:
     message = pair.session.verify([4])
     with pytest.raises(ProtocolError, match="under way"):
         pair.session.verify([4])
-    assert pair.history.admit(message) is None
-    assert pair.history.admit(message) == "running"
+    assert pair.ours.round(message, 1.0) == [Run(1.0)]
+    assert pair.ours.round(message, 2.0) == [], "its answer comes once"
     with pytest.raises(Refusal, match="still running"):
-        pair.history.admit(_changed(message, tokens=[4, 5]))
-    pair.history.give_up()
-    assert pair.history.admit(message) is None, "what was not run may be sent again under its number"
+        pair.ours.round(_changed(message, tokens=[4, 5]), 3.0)
+    pair.ours.give_up()
+    assert pair.ours.round(message, 4.0) == [Run(4.0)], "what was not run may be sent again under its number"
 
 
 def test_a_finished_turn_takes_no_more_rounds_until_the_next() -> None:
@@ -204,14 +206,16 @@ def test_reopening_goes_on_with_rounds_output_count_and_records() -> None:
 def test_a_stream_that_had_begun_goes_on_from_where_it_was_when_its_verifier_is_lost() -> None:
     pair = Pair(max_new_tokens=5)
     stream = pair.session.stream(speculate=False, waits=True)
-    pair.history.admit(stream)
-    pair.session.receive(pair.history.emit([says([3, 1, 4])], "", Timing(), drafted=0, done=False))
+    pair.ours.round(stream, 0.0)
+    job = pair.server.job(pair.ours)
+    (message,) = pair.ours.settled(Streamed(job, [says([3, 1, 4])], "", 0, False, Timing()), 0.0)
+    pair.session.receive(message)  # type: ignore[arg-type]
     pair.server.known.clear()
     event = pair.say(pair.session.recover()[0])
     opening, again = event.resend
     assert isinstance(pair.say(opening), Ready)
     assert (again.round, again.base, again.waits) == (stream.round, stream.base + 1, True)
-    assert pair.history.admit(again) is None
+    assert pair.ours.round(again, 0.0) == [PREFILL], "it waits for guesses"
 
 
 def test_an_opening_that_is_answered_twice_does_not_settle_the_append_behind_it() -> None:
@@ -249,11 +253,11 @@ def test_logs_that_differ_are_noticed_on_resume() -> None:
 def test_a_round_that_still_runs_at_resume_is_waited_for() -> None:
     pair = Pair()
     message = pair.session.verify([4])
-    pair.history.admit(message)
+    pair.ours.round(message, 0.0)
     event = pair.say(pair.session.recover()[0])
     assert isinstance(event, Recovered)
     assert event.resend == ()
-    assert isinstance(pair.session.receive(pair.server.run(pair.history, Timing())[0]), Advanced)
+    assert isinstance(pair.session.receive(pair.server.run(pair.ours, Timing())[0]), Advanced)
 
 
 def test_an_append_beyond_the_context_is_refused_by_name() -> None:

@@ -139,8 +139,9 @@ def test_outcomes_are_counted_by_whether_they_were_foreseen() -> None:
 def test_guesses_that_the_verifier_has_lost_are_sent_again() -> None:
     world = World(foresee=True)
     world.run(seconds=0.3)
-    for foreseen in world.verifier._foreseen.values():
-        foreseen.clear()
+    for session in world.verifier.known.values():
+        assert session.guesses is not None
+        session.guesses._foreseen.clear()
     assert world.run() == "length"
     assert world.answer == world.expected
     assert world.now < 5

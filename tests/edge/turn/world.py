@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cloud_verifier.engine.work import Timing
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.retry import Retry
@@ -35,7 +36,7 @@ from moa.errors import LinkError, MoaError
 from moa.speculation.guess_tree import Growth
 from moa.speculation.prediction import Prediction
 from moa.tree import DraftTree
-from moa.wire import ClientSession, Timing
+from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
 from moa.wire.messages import (
     Ack,

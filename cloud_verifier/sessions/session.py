@@ -1,0 +1,453 @@
+"""The verifier's side of a session, without I/O or clock: a token log, and rounds that settle once.
+
+    session = ServerSession(message, limits, eos_ids=eos_ids, max_context=8192)
+    session.open(message)               [Opened], also for a repetition
+    session.append(message)             [Opened, PREFILL]
+    session.round(message, arrived)     [Run], [PREFILL] for a stream that waits for guesses, or its answer once more
+    session.foresee(message, arrived)   [Run] if a waiting stream goes on with these guesses
+    session.cancel(round)               [StreamTokens] if a waiting stream ends with it
+    session.resume(message)             [Resumed]
+    session.settled(report, now)        [Verdict], [StreamTokens], [Error] or [Run]: what the engine reports
+
+Each verb returns messages for the edge and work for the engine, in order; `Service` carries them out. A request is run
+once: repeated while it runs it has no answer, repeated afterwards it gets the same answer. So messages may be lost or
+sent twice without changing the log. The edge's side is `moa/wire/session.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from cloud_verifier.engine.guesses import Guesses
+from cloud_verifier.engine.work import (
+    Dropped,
+    Failed,
+    Job,
+    Lease,
+    Recorded,
+    Report,
+    Settled,
+    Streamed,
+    Timing,
+    Waiting,
+)
+from cloud_verifier.sessions.handshake import sampling_settings
+from cloud_verifier.sessions.outbox import Outbox
+from cloud_verifier.sessions.record_sender import OutgoingRecords
+from moa.logprobs import row_bytes
+from moa.wire.codec import chain_hash
+from moa.wire.codes import Code, Refusal
+from moa.wire.finish import TurnRules
+from moa.wire.limits import Limits
+from moa.wire.messages import (
+    Append,
+    Finish,
+    Foresee,
+    Message,
+    Open,
+    Opened,
+    RecordDtype,
+    Resume,
+    Resumed,
+    RowRange,
+    Stream,
+    StreamTokens,
+    Verdict,
+    Verify,
+)
+from moa.wire.ranges import Ranges
+
+State = Literal["live", "detached", "cold"]
+_REPEATED_BYTES = 128 * 1024
+"""Most bytes of log-probabilities in a repeated answer; those of older tokens are left out."""
+BYTES_PER_TOKEN = 40  # a Python int and its place in a list
+_BYTES_PER_SESSION = 4096
+_BYTES_PER_RUN = 80  # two Python ints and their places
+_USUAL_RUNS = 8
+"""Ranges of held rows that `_BYTES_PER_SESSION` includes: records come and go between two rounds, and a round that was
+admitted within the budget must not be found beyond it for that."""
+_MAX_HELD_RUNS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The slot is to hold the log's tokens before the pending one."""
+
+
+PREFILL: Final = Prefill()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The running round is to be queued; its request, or its first guesses, arrived at this time."""
+
+    arrived: float
+
+
+Output = Message | Prefill | Run
+
+
+class ServerSession:
+    """One session as the verifier sees it."""
+
+    def __init__(
+        self,
+        message: Open,
+        limits: Limits,
+        *,
+        eos_ids: frozenset[int],
+        max_context: int,
+        principal: str = "",
+        features: Collection[str] = (),
+        now: float = 0.0,
+    ) -> None:
+        self.id, self.principal, self._limits = message.session, principal, limits
+        self.log = list(message.ids)
+        self.round_number = message.round
+        """Last settled round."""
+        self.running: Verify | Stream | None = None
+        self.finish: Finish = ""
+        self.logprobs = message.logprobs
+        """Number of likeliest tokens with log-probabilities in this turn; -1: none."""
+        self.sampling = sampling_settings(message.sampling)
+        self.streams = "stream" in features
+        """The edge may ask for server-drafted rounds, whose drafter needs the records beside the target."""
+        self.used = now
+        """When the edge or the engine last did something for it."""
+        self.outbox: Outbox | None = None
+        """Where its answers go; None while detached."""
+        self.lease: Lease | None = None
+        """Its claim on a slot, which the table gives and takes."""
+        self.job: Job | None = None
+        """Work that is queued or runs; none while a stream waits for guesses."""
+        self.guesses: Guesses | None = None
+        """The edge's guesses for the running stream."""
+        self.counted = 0
+        """Bytes that the table has counted for this session."""
+        self.records = OutgoingRecords(self.id, self.log)
+        self.rules = TurnRules(
+            start=len(self.log) - message.generated,
+            max_new_tokens=message.max_new_tokens,
+            max_context=max_context,
+            eos_ids=frozenset() if message.ignore_eos else eos_ids,
+            stop=tuple(message.stop),
+        )
+        self._eos_ids = eos_ids
+        self._rows = bytearray()
+        """Log-probabilities of the log's last tokens."""
+        self._opened = (len(self.log), chain_hash(self.log))
+        self._appended: tuple[int, int] | None = None
+        self._settled: tuple[Verify | Stream, Verdict | StreamTokens] | None = None
+        self._may_wait = True
+        self.want_records(message.records, message.record_rate, message.held, features)
+
+    # ---- state
+
+    @property
+    def base(self) -> int:
+        """Position of the pending token."""
+        return len(self.log) - 1
+
+    @property
+    def state(self) -> State:
+        """The session's state."""
+        if self.outbox is not None:
+            return "live"
+        return "detached" if self.lease is not None else "cold"
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no work of it is queued or runs: between two rounds, or in a stream that waits for guesses."""
+        return self.running is None or self._waiting
+
+    @property
+    def log_bytes(self) -> int:
+        """Approximate memory of the session."""
+        log = BYTES_PER_TOKEN * len(self.log) + len(self._rows)
+        return _BYTES_PER_SESSION + log + _BYTES_PER_RUN * max(0, self.records.held.runs - _USUAL_RUNS)
+
+    @property
+    def next_tokens(self) -> int:
+        """Tokens that the running round's next forward may write into the slot."""
+        if isinstance(self.running, Verify):
+            return len(self.running.tokens)
+        return self._limits.max_tree_nodes if self.running is not None else 0
+
+    @property
+    def next_bytes(self) -> int:
+        """Bytes that the log must have room to grow by for the running round to run."""
+        if isinstance(self.running, Verify):
+            return BYTES_PER_TOKEN * len(self.running.tokens)
+        return BYTES_PER_TOKEN if self.running is not None else 0
+
+    # ---- the connection
+
+    def attach(self, outbox: Outbox) -> None:
+        """Send answers and records there from now on; another connection loses the session."""
+        if self.outbox is not outbox:
+            self.detach()
+        self.outbox = outbox
+        outbox.attach(self.records)
+
+    def detach(self) -> None:
+        """Send answers nowhere."""
+        if self.outbox is not None:
+            self.outbox.detach(self.records)
+        self.outbox = None
+
+    def want_records(
+        self, dtype: RecordDtype, rate: int, held: Iterable[RowRange] | None, features: Collection[str]
+    ) -> None:
+        """Send records in this precision, at this rate, but for the rows that the edge says it holds: only rows of the
+        log count, and a bounded number of ranges."""
+        self.records.dtype, self.records.rate = dtype if "records" in features else "off", rate
+        if held is not None:
+            ranges = Ranges(held)
+            ranges.truncate(len(self.log))
+            ranges.keep_newest(_MAX_HELD_RUNS)
+            self.records.held = ranges
+
+    # ---- from the edge
+
+    def open(self, message: Open) -> list[Output]:
+        """Answer an opening; it may be a repetition."""
+        if (len(message.ids), chain_hash(message.ids)) != self._opened:
+            raise Refusal(Code.CONFLICT, "a session of this id is open with another prompt", session=self.id)
+        return [Opened(self.id, len(message.ids), self.records.epoch)]
+
+    def append(self, message: Append) -> list[Output]:
+        """Start the next turn; a repetition changes nothing."""
+        ids, base = message.ids, message.base
+        answer = Opened(self.id, base + len(ids), self.records.epoch)
+        if self._appended == (base, len(ids)) and self.log[base : base + len(ids)] == ids:
+            return [answer]
+        if self.running is not None:
+            raise self._conflict(f"round {self.running.round} is running: cancel it or wait")
+        if base != len(self.log):
+            raise self._conflict(f"append at {base}, but the log has {len(self.log)} tokens")
+        if base + len(ids) > self.rules.max_context:
+            raise Refusal(
+                Code.LIMIT,
+                f"{base + len(ids)} tokens in the context, at most {self.rules.max_context}",
+                limit="max_context_tokens",
+                session=self.id,
+            )
+        self._appended = (base, len(ids))
+        self.log += ids
+        self.finish = ""
+        self.logprobs, self._rows = message.logprobs, bytearray()
+        self.rules = replace(
+            self.rules,
+            start=len(self.log),
+            max_new_tokens=message.max_new_tokens,
+            eos_ids=frozenset() if message.ignore_eos else self._eos_ids,
+            stop=tuple(message.stop),
+        )
+        return [answer, PREFILL] if self.lease is not None else [answer]
+
+    def round(self, message: Verify | Stream, arrived: float) -> list[Output]:
+        """Run a round; one that runs already is answered later, one that has settled gets the same answer again."""
+        if self.running is not None:
+            if self.running == message:
+                return []
+            raise self._conflict(f"round {self.running.round} is still running", message.round)
+        if message.round == self.round_number and self._settled is not None and self._settled[0] == message:
+            return [self._settled[1]]
+        if message.round != self.round_number + 1:
+            raise self._conflict(f"round {message.round} after round {self.round_number}", message.round)
+        if self.finish:
+            raise self._conflict(f"the turn is over ({self.finish}): append first", message.round)
+        if message.base != self.base:
+            raise self._conflict(f"base {message.base}, but the pending token is at {self.base}", message.round)
+        if isinstance(message, Verify) and message.tokens[0] != self.log[-1]:
+            raise self._conflict(f"the pending token is {self.log[-1]}, not {message.tokens[0]}", message.round)
+        self.running = message
+        if isinstance(message, Stream):
+            self.guesses = Guesses(message.waits)
+            if message.waits:
+                return [PREFILL]
+        return [Run(arrived)]
+
+    def foresee(self, message: Foresee, arrived: float) -> tuple[list[Output], bool]:
+        """Take the edge's guesses for its running stream; guesses for another round are ignored. Also whether they
+        count as work."""
+        if self.guesses is None or self.running is None or self.running.round != message.round:
+            return [], False
+        useful = self.guesses.add(message)
+        return [Run(arrived)] if self._waiting else [], useful
+
+    def cancel(self, round: int) -> list[Output]:
+        """Stop the round; its answer says where it stopped."""
+        if self.running is None or self.running.round != round:
+            return []
+        if self.job is not None:
+            self.job.cancelled = True
+        return self.stop_waiting()
+
+    def abandon(self) -> list[Output]:
+        """The connection is gone: a stream stops, a verify runs to its end (its verdict is needed on resume)."""
+        return self.cancel(self.running.round) if isinstance(self.running, Stream) else []
+
+    def resume(self, message: Resume) -> list[Output]:
+        """Answer a `Resume` with all that the edge has missed."""
+        if message.length > len(self.log) or chain_hash(self.log[: message.length]) != message.chain:
+            raise self._conflict("the logs differ: open the session anew")
+        answer = Resumed(
+            session=self.id,
+            outcome="resumed" if self.lease is not None else "reprefilled",
+            length=len(self.log),
+            round=self.round_number,
+            tail=self.log[message.length :],
+            finish=self.finish,
+            running=self.running.round if self.running is not None else 0,
+            epoch=self.records.epoch,
+            logprobs=self._last_rows(len(self.log) - message.length),
+        )
+        return [answer] if self.lease is not None else [answer, PREFILL]
+
+    # ---- to and from the engine
+
+    def make_job(self, lease: Lease, run: Run) -> Job:
+        """The running round as a job of the engine."""
+        if self.running is None:
+            raise RuntimeError("no round is running")
+        stream = isinstance(self.running, Stream)
+        begun = self.base > self.running.base
+        return Job(
+            lease=lease,
+            request=self.running,
+            ids=list(self.log) if stream else self.log,
+            rules=self.rules,
+            sampling=self.sampling,
+            enqueued=run.arrived,
+            deadline=float("inf") if begun else run.arrived + self._limits.request_seconds,
+            logprobs=self.logprobs,
+            guesses=self.guesses,
+        )
+
+    def give_up(self) -> None:
+        """The running round was not run (deadline, no room): its number may be used again."""
+        self.running = self.job = self.guesses = None
+
+    def stop_waiting(self, *, for_good: bool = False) -> list[Output]:
+        """End a stream that waits for guesses, with the tokens it has sent; `for_good`: none may wait from now on."""
+        self._may_wait = self._may_wait and not for_good
+        return [self._emit([], "", Timing(), done=True)] if self._waiting else []
+
+    def settled(self, report: Report, now: float) -> list[Output]:
+        """Take in what the engine has done."""
+        match report:
+            case Settled():
+                self.used = now
+                return [self._settle(report)]
+            case Streamed():
+                self.used = now
+                if report.tokens and self.guesses is not None:
+                    self.guesses.advanced()
+                return [
+                    self._emit(
+                        report.tokens,
+                        report.finish,
+                        report.timing,
+                        done=report.done,
+                        drafted=report.drafted,
+                        foreseen=report.foreseen,
+                        logprobs=report.logprobs,
+                    )
+                ]
+            case Waiting(job):
+                self.job = None
+                if job.cancelled or not self._may_wait:
+                    return self.stop_waiting()
+                return [Run(now)] if self.guesses is not None and self.guesses.waiting else []
+            case Dropped(job, refusal):
+                self.give_up()
+                return [refusal.error(session=self.id, round=job.request.round)]
+            case Recorded(_, start, stop):
+                self.records.ready.add(start, stop)
+                return []
+            case Failed(_, job, reason):
+                round = job.request.round if job is not None else 0
+                refusal = Refusal(Code.QUARANTINED, f"this session's work failed here ({reason}): open it again")
+                return [refusal.error(session=self.id, round=round)]
+
+    # ---- helpers
+
+    @property
+    def _waiting(self) -> bool:
+        return self.running is not None and self.job is None and self.guesses is not None
+
+    def _settle(self, report: Settled) -> Verdict:
+        """The target's verdict on the running round, cut at the turn's end by `cut_path`, joins the log."""
+        verify = self.running
+        if not isinstance(verify, Verify):
+            raise self._conflict("no verify round is running")
+        verdict = Verdict(
+            session=self.id,
+            round=verify.round,
+            base=verify.base,
+            path=list(report.path),
+            next_token=report.next_token,
+            finish=report.finish,
+            queue_ms=report.timing.queue_ms,
+            forward_ms=report.timing.forward_ms,
+            batch=report.timing.batch,
+            logprobs=report.logprobs,
+        )
+        self._rows += report.logprobs
+        self.log += [*(verify.tokens[node] for node in report.path[1:]), report.next_token]
+        self.finish, self.round_number = report.finish, verify.round
+        self.give_up()
+        self._settled = (verify, verdict)
+        return verdict
+
+    def _emit(
+        self,
+        new: Sequence[int],
+        finish: Finish,
+        timing: Timing,
+        *,
+        done: bool,
+        drafted: int = 0,
+        foreseen: int = 0,
+        logprobs: bytes = b"",
+    ) -> StreamTokens:
+        """New tokens of the running stream join the log; `done` ends the round after them."""
+        stream = self.running
+        if not isinstance(stream, Stream):
+            raise self._conflict("no stream round is running")
+        base = self.base
+        self.log += new
+        self._rows += logprobs
+        self.finish = finish
+        if done:
+            self.round_number = stream.round
+            self.give_up()
+            won = self.log[stream.base + 1 :]
+            rows = self._last_rows(len(won))
+            self._settled = (stream, StreamTokens(self.id, stream.round, stream.base, won, True, finish, logprobs=rows))
+        return StreamTokens(
+            session=self.id,
+            round=stream.round,
+            base=base,
+            tokens=list(new),
+            done=done,
+            finish=finish,
+            drafted=drafted,
+            foreseen=foreseen,
+            queue_ms=timing.queue_ms,
+            forward_ms=timing.forward_ms,
+            logprobs=logprobs,
+        )
+
+    def _last_rows(self, tokens: int) -> bytes:
+        """Log-probabilities of the last so many tokens, as far as they are known and fit into one answer."""
+        if (row := row_bytes(self.logprobs)) == 0:
+            return b""
+        start = len(self._rows) - row * min(tokens, _REPEATED_BYTES // row)
+        return bytes(self._rows[max(0, start) :])
+
+    def _conflict(self, message: str, round: int = 0) -> Refusal:
+        return Refusal(Code.CONFLICT, message, session=self.id, round=round)

@@ -1,0 +1,262 @@
+"""All sessions of a process, and the budgets that they share. Runs in the event loop; no I/O, no clock and no torch.
+
+    live        a connection is attached
+    detached    no connection; the slot is kept for a while
+    cold        no slot; the token log is kept, and the slot's content is recomputed from it when needed
+    gone        nothing is kept
+
+Three budgets: slots (`slots.py`), pages of KV cache (`page_reservations.py`) and bytes of token logs. They are shared
+between principals: one above its share loses to one below it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cloud_verifier.engine.page_reservations import PageReservations
+from cloud_verifier.engine.work import Lease, ModelFacts, RecordRows
+from cloud_verifier.logs import log
+from cloud_verifier.sessions.session import ServerSession, State
+from cloud_verifier.sessions.slots import SlotShares
+from moa.tokens import common_prefix
+from moa.wire.codes import Code, Refusal
+from moa.wire.limits import Limits
+
+_MIN_SHARED_TOKENS = 16
+
+
+class SessionTable:
+    """All sessions of this process."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        facts: ModelFacts,
+        *,
+        clock: Callable[[], float],
+        release: Callable[[Lease], Any],
+        evicted: Callable[[str], None] = lambda reason: None,
+        free_pages: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._limits, self._facts, self._clock = limits, facts, clock
+        self._release, self._evicted = release, evicted
+        # A session is its principal's: two principals may use the same id and never learn of each other.
+        self._sessions: dict[tuple[str, bytes], ServerSession] = {}
+        self._owned: Counter[str] = Counter()
+        pause = 2 * limits.busy_retry_seconds
+        self._slots = SlotShares(facts.slots, limits.idle_seconds, claim_seconds=4 * pause, pause_seconds=pause)
+        self._log_bytes = 0
+        self._pages = PageReservations(facts.page_tokens, free_pages) if facts.pages else None
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[ServerSession]:
+        return iter(self._sessions.values())
+
+    @property
+    def slots_free(self) -> int:
+        """Slots that no session holds."""
+        return self._slots.free
+
+    @property
+    def log_bytes(self) -> int:
+        """Approximate memory of all histories."""
+        return self._log_bytes
+
+    def count(self) -> dict[State, int]:
+        """Sessions by state."""
+        counts: dict[State, int] = {"live": 0, "detached": 0, "cold": 0}
+        for session in self._sessions.values():
+            counts[session.state] += 1
+        return counts
+
+    def get(self, id: bytes, principal: str) -> ServerSession:
+        """The session, if this principal has one of this id."""
+        session = self.find(id, principal)
+        if session is None:
+            raise Refusal(Code.UNKNOWN_SESSION, "no such session here", session=id)
+        session.used = self._clock()
+        return session
+
+    def find(self, id: bytes, principal: str) -> ServerSession | None:
+        """Like `get`, or None."""
+        return self._sessions.get((principal, id))
+
+    def check_room(self, session: ServerSession) -> None:
+        """Refuse a new session where there is no room for it."""
+        own = self._owned[session.principal]
+        if own >= self._limits.max_sessions_per_principal and not self._drop_oldest("sessions", session.principal):
+            raise self._busy(session, f"{own} sessions are open", "max_sessions_per_principal")
+        if len(self._sessions) >= self._limits.max_sessions and not self._drop_oldest("sessions"):
+            raise self._busy(session, f"{len(self._sessions)} sessions are open", "max_sessions")
+        self.check_logs(session, session.log_bytes)
+
+    def check_logs(self, session: ServerSession, growth: int) -> None:
+        """Refuse growth of the token logs beyond their budget; unused sessions are dropped first."""
+        limit = self._limits.max_log_bytes
+        while growth and self._log_bytes + growth > limit:
+            if self._drop_oldest("log_bytes"):
+                continue
+            if not self._drop_greedy("log_bytes", session.principal):
+                raise self._busy(session, f"{self._log_bytes} bytes of token logs are held", "max_log_bytes")
+
+    def add(self, session: ServerSession) -> None:
+        """Add a new session."""
+        self._sessions[session.principal, session.id] = session
+        self._owned[session.principal] += 1
+        self.account(session)
+
+    def account(self, session: ServerSession) -> None:
+        """Count the growth of the session's log."""
+        if self._sessions.get((session.principal, session.id)) is session:
+            self._log_bytes += session.log_bytes - session.counted
+            session.counted = session.log_bytes
+
+    def reserve(self, session: ServerSession) -> Lease:
+        """Reserve what the session's next forward needs: bytes of log, a slot, pages. `busy` if others need it."""
+        self.check_logs(session, session.next_bytes)
+        new = session.lease is None
+        lease = self._ensure_lease(session)
+        try:
+            self.reserve_pages(session)
+        except Refusal:
+            if new:
+                self.evict(session, "refused")
+            raise
+        return lease
+
+    def reserve_pages(self, session: ServerSession) -> None:
+        """Reserve memory in the slot for the session's next forward; `busy` if others need it."""
+        if self._pages is None or session.lease is None:
+            return
+        before = self._pages.reserve(session.lease, session.base + session.next_tokens)
+        while self._pages.missing:
+            victim = self._slots.victim(session, self._sessions.values(), self._clock())
+            if victim is None:
+                self._pages.undo(session.lease, before)
+                raise self._busy(session, "the key/value memory is in use", "kv_tokens")
+            self.evict(victim, "pages_needed")
+
+    def _ensure_lease(self, session: ServerSession) -> Lease:
+        if session.lease is not None:
+            return session.lease
+        now = self._clock()
+        if not self._slots.may_take(session.principal, now):
+            victim = self._slots.victim(session, self._sessions.values(), now)
+            if victim is None:
+                raise self._busy(session, f"all {self._facts.slots} slots are busy", "slots")
+            self.evict(victim, "slot_needed")
+        session.lease = lease = Lease(session.id, session.principal)
+        self._slots.take(session.principal)
+        self.fit_records(session)
+        self._share_prefix(session)
+        return lease
+
+    def must_yield(self, session: ServerSession) -> bool:
+        """Whether another principal, which holds less than its share, waits for the slot of this session."""
+        return session.lease is not None and self._slots.must_yield(session.principal, self._clock())
+
+    def pass_on(self, session: ServerSession) -> None:
+        """Called between two of its rounds: give the slot to a principal that waits for its share, if there is one."""
+        if self.must_yield(session):
+            self.evict(session, "fair_share")
+
+    def fit_records(self, session: ServerSession) -> None:
+        """Make records from now on, if the edge or the server's own drafter needs them."""
+        contract, lease = self._facts.records, session.lease
+        if lease is None:
+            return
+        lease.eager_records = session.records.dtype != "off"
+        if contract is not None and lease.records is None and (lease.eager_records or session.streams):
+            lease.records = RecordRows(contract.heads, contract.head_dim)
+        session.records.rows = lease.records
+
+    def evict(self, session: ServerSession, reason: str) -> None:
+        """Take the session's slot away; its log stays."""
+        if session.lease is None:
+            return
+        self._release(session.lease)
+        if self._pages is not None:
+            self._pages.release(session.lease)
+        session.lease = None
+        session.job = None
+        session.records.lose()
+        self._slots.give_back(session.principal)
+        self._evicted(reason)
+
+    def remove(self, session: ServerSession, reason: str) -> None:
+        """Forget the session, and detach it from its connection."""
+        session.detach()
+        self.evict(session, reason)
+        if self._sessions.pop((session.principal, session.id), None) is not None:
+            self._owned[session.principal] -= 1
+            self._log_bytes -= session.counted
+            session.counted = 0
+            log.info(
+                "session ended",
+                extra={
+                    "event": "ended",
+                    "session": session.id,
+                    "principal": session.principal,
+                    "reason": reason,
+                    "tokens": len(session.log),
+                },
+            )
+
+    def sweep(self) -> None:
+        """Apply timeouts: detached sessions lose their slot, cold ones are removed."""
+        now = self._clock()
+        for session in list(self._sessions.values()):
+            idle = now - session.used
+            if session.state == "detached" and idle >= self._limits.detached_seconds and session.job is None:
+                self.evict(session, "detached_too_long")
+            elif session.state == "cold" and idle >= self._limits.cold_seconds:
+                self.remove(session, "cold_too_long")
+
+    # ---- choosing whom to evict
+
+    def _drop_oldest(self, reason: str, principal: str | None = None) -> bool:
+        """Forget the session without a connection that has been unused the longest, cold ones first."""
+        fit = [
+            s
+            for s in self._sessions.values()
+            if s.outbox is None and s.running is None and principal in (None, s.principal)
+        ]
+        if not fit:
+            return False
+        self.remove(min(fit, key=lambda s: (s.lease is not None, s.used)), reason)
+        return True
+
+    def _drop_greedy(self, reason: str, principal: str) -> bool:
+        """Forget the least recently used session of the principal with the largest logs, unless that is the asking
+        one."""
+        held: Counter[str] = Counter()
+        for session in self._sessions.values():
+            held[session.principal] += session.counted
+        greediest, most = max(held.items(), key=lambda item: item[1], default=(principal, 0))
+        if greediest == principal or most <= self._limits.max_log_bytes // len({principal, *held}):
+            return False
+        fit = [s for s in self._sessions.values() if s.principal == greediest and s.running is None]
+        if not fit:
+            return False
+        self.remove(min(fit, key=lambda s: s.used), reason)
+        return True
+
+    def _share_prefix(self, session: ServerSession) -> None:
+        """Find a lease of the same principal with a common prefix, which then need not run again."""
+        ids = session.log
+        best, found = _MIN_SHARED_TOKENS - 1, None
+        for other in self._sessions.values():
+            if other is session or other.principal != session.principal or other.lease is None:
+                continue
+            if (alike := common_prefix(ids, other.log)) > best:
+                best, found = alike, other.lease
+        if session.lease is not None and found is not None:
+            session.lease.share, session.lease.share_tokens = found, min(best, len(ids) - 1)
+
+    def _busy(self, session: ServerSession, message: str, limit: str) -> Refusal:
+        retry = int(1000 * self._slots.appointment(session.principal, self._clock()))
+        return Refusal(Code.BUSY, message, limit=limit, retry_after_ms=retry, session=session.id)

@@ -1,0 +1,38 @@
+"""Sessions for tests without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cloud_verifier.metrics import Metrics
+from cloud_verifier.sessions.budgets import Meter
+from cloud_verifier.sessions.outbox import Outbox
+from cloud_verifier.sessions.session import ServerSession
+from moa.wire import FEATURES, Limits
+from moa.wire.messages import Open, Verify
+
+LIMITS = Limits()
+
+
+def outbox() -> Outbox:
+    """The end of a connection that nobody reads."""
+    return Outbox(Metrics(), LIMITS, lambda: 0.0, Meter(LIMITS, 0.0))
+
+
+def session(
+    name: int, *, principal: str = "p", ids: Sequence[int] = (4, 5, 6), live: bool = True, now: float = 0.0
+) -> ServerSession:
+    """A session without a slot."""
+    message = Open(bytes([name] * 16), list(ids))
+    made = ServerSession(
+        message, LIMITS, eos_ids=frozenset(), max_context=90, principal=principal, features=FEATURES, now=now
+    )
+    if live:
+        made.attach(outbox())
+    return made
+
+
+def works(session: ServerSession) -> ServerSession:
+    """The same in the middle of a round."""
+    session.round(Verify(session.id, 1, session.base, [session.log[-1]]), 0.0)
+    return session
