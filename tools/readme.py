@@ -113,7 +113,8 @@ def programs() -> list[argparse.ArgumentParser]:
 
 
 def cli_reference(parsers: Iterable[argparse.ArgumentParser]) -> str:
-    """A Markdown page with a table of options for each command and subcommand.
+    """A Markdown page with a table of options for each command and subcommand. What an earlier subcommand has, too, is
+    only named.
 
     Not `--help` itself: the layout of that text changes with the Python version, and this page must not.
     """
@@ -123,22 +124,36 @@ def cli_reference(parsers: Iterable[argparse.ArgumentParser]) -> str:
     return "\n".join(parts)
 
 
-def _command(parser: argparse.ArgumentParser, level: int, summary: str = "") -> Iterator[str]:
+def _command(
+    parser: argparse.ArgumentParser, level: int, summary: str = "", told: dict[str, str] | None = None
+) -> Iterator[str]:
+    """A parser's section, and those of its subcommands; `told` holds the rows of earlier sections of this program."""
+    told = {} if told is None else told
     yield f"{'#' * level} `{parser.prog}`\n"
     if about := parser.description or summary:
         yield f"{about.strip()}\n"
     # argparse has no public way to list what a parser accepts; these names have been stable since Python 2.7.
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
     subcommands = [action for action in actions if isinstance(action, argparse._SubParsersAction)]
-    if options := [action for action in actions if action not in subcommands]:
-        yield "| option | default | |\n|---|---|---|"
-        for action in options:
-            yield f"| {_usage(action)} | {_default(action)} | {_cell(_help(action, parser.prog))} |"
-        yield ""
+    options = {_row(action, parser.prog): action for action in actions if action not in subcommands}
+    if own := [row for row in options if row not in told]:
+        yield "\n".join(["| option | default | |\n|---|---|---|", *own, ""])
+    elsewhere: dict[str, list[str]] = {}
+    for row, action in options.items():
+        if row in told:
+            elsewhere.setdefault(told[row], []).append((action.option_strings or [action.dest])[-1])
+        else:
+            told[row] = parser.prog
+    for where, names in elsewhere.items():
+        yield f"As in `{where}`: {', '.join(f'`{name}`' for name in names)}.\n"
     for subcommand in subcommands:
         summaries = {one.dest: one.help or "" for one in subcommand._choices_actions}
         for child in dict.fromkeys(subcommand.choices.values()):  # an alias is the same parser again
-            yield from _command(child, level + 1, summaries.get(child.prog.rpartition(" ")[2], ""))
+            yield from _command(child, level + 1, summaries.get(child.prog.rpartition(" ")[2], ""), told)
+
+
+def _row(action: argparse.Action, program: str) -> str:
+    return f"| {_usage(action)} | {_default(action)} | {_cell(_help(action, program))} |"
 
 
 def _usage(action: argparse.Action) -> str:
