@@ -9,6 +9,7 @@ from typing import Any
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.openai.answerer import Tokenizer, VerifierAnswerer
+from cloud_verifier.serving.secured import tls
 from cloud_verifier.settings import Settings
 from moa.api.access import Access, Principals
 from moa.api.app import Api, ApiLimits
@@ -34,9 +35,8 @@ async def endpoint(
         metrics=ApiMetrics(verifier.metrics.registry),
         observe=service.observe,
     )
-    tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key} if settings.tls_cert else {}
     routes = [*page("cloud_verifier.openai", "page", "/ui"), *page("moa.api", "assets", "/ui")]
-    async with api.running(), serving(api.app(routes, settings.origins), port, **tls) as address:
+    async with api.running(), serving(api.app(routes, settings.origins), port, tls=tls(settings), ports=2) as address:
         yield address
 
 

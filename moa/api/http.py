@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
@@ -16,12 +17,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moa.api import sse
+from moa.api.connections import Connections, connection_class
 from moa.api.errors import ApiError
 from moa.process.listening import Port
 
 Result = TypeVar("Result")
 _KEEPALIVE_SECONDS = 15.0
-_BACKLOG = 1024
+_BACKLOG = 64  # also the connections accepted at once: more would delay all others
 _SEND_SECONDS = 30.0
 """Close the connection of a client that reads nothing for this long."""
 
@@ -127,27 +129,31 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, port: Port, **options: Any) -> AsyncIterator[str]:
-    """Serve on `port` while the body runs; yields the address."""
+async def serving(app: ASGIApp, port: Port, *, tls: ssl.SSLContext | None = None, ports: int = 1) -> AsyncIterator[str]:
+    """Serve on `port` while the body runs; yields the address. The process has so many `ports`, which share its file
+    descriptors."""
+    connections = Connections(ports)
     config = uvicorn.Config(
         app,
+        http=connection_class(connections, tls),
+        ws="none",
         lifespan="off",
         access_log=False,
-        log_level="warning",
+        log_level="error",  # warnings are about what strangers send
         server_header=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=2,
         backlog=_BACKLOG,
-        **options,
     )
     server = _Server(config)
-    task = asyncio.create_task(server.serve(sockets=[port.listen(_BACKLOG)]))
+    task = asyncio.create_task(server.serve(sockets=[port.listen(_BACKLOG, connections.exhausted)]))
     try:
         while not server.started and not task.done():
             await asyncio.sleep(0.005)
         if task.done():
             task.result()
-        yield port.url("https" if config.is_ssl else "http")
+        yield port.url("https" if tls is not None else "http")
     finally:
+        connections.waiting.close()
         server.should_exit = True
         await asyncio.gather(task, return_exceptions=True)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloud_verifier.openai.answerer import session_for
@@ -56,17 +56,18 @@ def accepted(fields: dict[str, Any]) -> list[AnswerRequest]:
 
 def devices_session(ask: AnswerRequest) -> ClientSession:
     """A session as a conversation on the device begins it."""
-    settings = dataclasses.replace(ClientSettings(), **changes_of(ask, answer_limit(ask, 1024)))
+    turn = dataclasses.replace(ClientSettings(), **changes_of(ask, answer_limit(ask, 1024)))
     return ClientSession(
         IDS,
-        max_new_tokens=settings.max_new_tokens,
-        sampling=Sampling(**dataclasses.asdict(settings.sampling)),
-        stop=list(settings.stop),
-        ignore_eos=settings.ignore_eos,
-        logprobs=settings.logprobs,
+        max_new_tokens=turn.max_new_tokens,
+        sampling=Sampling(**dataclasses.asdict(turn.sampling)),
+        stop=list(turn.stop),
+        ignore_eos=turn.ignore_eos,
+        logprobs=turn.logprobs,
     )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(FIELDS)
 def test_what_is_accepted_can_be_sent(fields: dict[str, Any]) -> None:
     for ask in accepted(fields):

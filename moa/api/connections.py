@@ -1,0 +1,153 @@
+"""Connections of the HTTP server, bounded in number and in time until their request is there, and between requests.
+
+Anybody can connect and send nothing, or a byte now and then, or never read. So a connection has a limit of time for a
+whole head, for a whole body and for the next request, and is counted as half-open meanwhile (`HalfOpen`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from moa.process.half_open import HalfOpen, room_for_connections
+from moa.process.secured import Secured
+from moa.token_bucket import TokenBucket
+
+log = logging.getLogger("moa.api")
+
+_HEAD_SECONDS = 10.0
+_BODY_SECONDS = 30.0
+_IDLE_SECONDS = 30.0
+_MOST = 1024
+_MOST_WAITING = 256
+_LINES_PER_SECOND = 0.1
+
+
+class Connections:
+    """The connections of one server. Those that wait for a request give way to new ones."""
+
+    def __init__(self, ports: int) -> None:
+        self.most, waiting = room_for_connections(_MOST, _MOST_WAITING, ports=ports)
+        self.waiting = HalfOpen(waiting, self._dropped)
+        self.open: set[HttpConnection] = set()
+        self._lines = TokenBucket(_LINES_PER_SECOND, 3.0, time.monotonic())
+
+    def enter(self, connection: HttpConnection) -> None:
+        """Another connection; one that waits makes room for it, or there is none."""
+        self.open.add(connection)
+        self.waiting.enter(connection)
+        if len(self.open) > self.most:
+            self.waiting.make_room()
+
+    def leave(self, connection: HttpConnection) -> None:
+        """It is gone."""
+        self.open.discard(connection)
+        self.waiting.leave(connection)
+
+    def exhausted(self, peer: str) -> None:
+        """A connection was refused for lack of file descriptors."""
+        self._dropped(peer, 0)
+        self.waiting.make_room()
+
+    def _dropped(self, peer: str, count: int) -> None:
+        if self._lines.take(1, time.monotonic()):
+            log.warning(
+                "too many idle connections: the oldest of an address is dropped, it has %d",
+                count,
+                extra={"peer": peer, "event": "half_open"},
+            )
+
+
+class HttpConnection(H11Protocol):
+    """A connection with limits of time while it has no whole request."""
+
+    _connections: Connections
+    """Set by a subclass: the library creates the connections."""
+    _phase = ""
+    _deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def peer(self) -> str:
+        """The other end's address."""
+        address = self.transport.get_extra_info("peername")
+        return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else ""
+
+    def abort(self) -> None:
+        """End it at once."""
+        self.transport.abort()
+
+    # ---- asyncio's and the library's callbacks
+
+    def connection_made(self, transport: Any) -> None:
+        """The connection is established."""
+        super().connection_made(transport)
+        self._wait("head", _HEAD_SECONDS)
+        self._connections.enter(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """It is gone."""
+        self._cancel_deadline()
+        self._connections.leave(self)
+        super().connection_lost(error)
+
+    def handle_events(self) -> None:
+        """Bytes arrived."""
+        super().handle_events()
+        self._follow()
+
+    def on_response_complete(self) -> None:
+        """A response was written."""
+        super().on_response_complete()
+        self._follow()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        pass  # anybody can ask for one, as often as they like
+
+    # ---- what it waits for
+
+    def _follow(self) -> None:
+        """Set the limit of time for what is missing now."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or self.transport.is_closing():
+            return  # still the head, or over
+        if cycle.response_complete:
+            self._wait("idle", _IDLE_SECONDS)
+        elif cycle.more_body:
+            self._wait("body", _BODY_SECONDS)
+        else:
+            self._phase = "answer"
+            self._cancel_deadline()
+            self._connections.waiting.leave(self)
+
+    def _wait(self, phase: str, seconds: float) -> None:
+        if phase == self._phase:
+            return
+        self._phase = phase
+        self._cancel_deadline()
+        self._deadline = self.loop.call_later(seconds, self.abort)
+        if phase == "idle":
+            self._connections.waiting.enter(self)
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class SecuredHttpConnection(Secured, HttpConnection):
+    """The same behind TLS."""
+
+    _handshake_seconds = _HEAD_SECONDS
+
+
+def connection_class(connections: Connections, tls: ssl.SSLContext | None) -> type[HttpConnection]:
+    """The class of one server's connections."""
+    if tls is None:
+        return type("BoundedHttpConnection", (HttpConnection,), {"_connections": connections})
+    parts = {"_connections": connections, "_half_open": connections, "_tls": tls}
+    return type("BoundedHttpConnection", (SecuredHttpConnection,), parts)
