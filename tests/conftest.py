@@ -7,5 +7,21 @@ for does not run, and a test takes ten times as long.
 from __future__ import annotations
 
 import os
+import platform
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say, also with -q, which processor the tests ran on: sums of floats depend on it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = facts.get("flags", "").split()
+    widest = next((name for name in ("avx512f", "avx2") if name in flags), platform.machine())
+    terminalreporter.write_line(f"processor: {facts.get('model name', platform.processor())}, {widest}")

@@ -17,6 +17,7 @@ from export.source import Source, load_source
 from moa.errors import MoaError
 from moa.model.checkpoint import drafter_around, save_drafter
 from moa.model.loading import load_model
+from tests.close import assert_rounded
 from tests.export.conftest import Pair, make_pair
 from tests.tiny import save_tiny
 
@@ -90,7 +91,7 @@ def test_rows_of_tokens_without_a_query_are_computed_too(shop: Workshop) -> None
     few = runner.step(step)
     step.queries = np.arange(5)
     for row, other in zip(few.rows, runner.step(step).rows, strict=True):
-        np.testing.assert_allclose(row, other, atol=1e-6)
+        assert_rounded(row, other)
     assert few.top_tokens.shape == (1, 8)
 
 

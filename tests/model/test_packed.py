@@ -14,7 +14,8 @@ from moa.model.packed import PACKED_FAMILIES
 from moa.model.products import can_pack
 from moa.model.rows import RowBatch
 from moa.model.target import Row, Target
-from tests.model.test_target import CLOSE, MOE, prefill
+from tests.close import assert_rounded
+from tests.model.test_target import MOE, prefill
 from tests.model.trees import random_tree
 from tests.tiny import tiny
 
@@ -40,7 +41,7 @@ def test_every_way_through_a_model_says_the_same_of_unlike_rows(family: str) -> 
         step = target.forward(rows)
         outcomes.append(torch.cat([step.logits(b, range(len(row.tokens))) for b, row in enumerate(rows)]))
     for outcome in outcomes[1:]:
-        torch.testing.assert_close(outcome, outcomes[0], **CLOSE)
+        assert_rounded(outcome, outcomes[0])
 
 
 @pytest.mark.parametrize("pack_weights", [False, True])
@@ -49,7 +50,7 @@ def test_the_librarys_own_model_still_runs_on_the_shared_weights(pack_weights: b
     Target.from_model(model, capacity=32, pack_weights=pack_weights)
     ids = torch.arange(4, 24).reshape(1, 20)
     with torch.no_grad():
-        torch.testing.assert_close(model(ids).logits, plain(ids).logits, **CLOSE)
+        assert_rounded(model(ids).logits, plain(ids).logits)
 
 
 def test_two_targets_share_a_models_packed_weights() -> None:

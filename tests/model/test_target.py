@@ -10,10 +10,10 @@ import torch
 
 from moa.errors import CapacityError, NumericalError, UsageError
 from moa.model.target import Row, Target
+from tests.close import assert_rounded
 from tests.model.trees import path_to, plain_logits, random_tree, reference, tree_logits
 from tests.tiny import FAMILIES, save_tiny, tiny
 
-CLOSE = {"atol": 5e-5, "rtol": 1e-5}  # the tiny models' logits spread over about +-10: rounding, and nothing more
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "num_local_experts": 4, "moe_intermediate_size": 48}
 
 
@@ -41,7 +41,7 @@ def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(fa
         for place, b in enumerate(order):
             tokens, parents = trees[b]
             expected = tree_logits(plain, texts[b], tokens, parents)
-            torch.testing.assert_close(step.logits(place, range(len(tokens))), expected, **CLOSE)
+            assert_rounded(step.logits(place, range(len(tokens))), expected)
             np.testing.assert_array_equal(step.argmax(place), expected.argmax(-1).numpy())
             path = path_to(parents, int(rng.integers(0, len(tokens))))
             committed = target.commit(step, place, path)
@@ -103,7 +103,7 @@ def test_several_roots_continue_the_prefix_side_by_side() -> None:
     step = target.forward([Row(slot, [20, 21, 22], [-1, -1, 1])])
     plain = reference("gemma3")
     expected = torch.stack([plain_logits(plain, [5, 6, 7, *path]) for path in ([20], [21], [21, 22])])
-    torch.testing.assert_close(step.logits(0, [0, 1, 2]), expected, **CLOSE)
+    assert_rounded(step.logits(0, [0, 1, 2]), expected)
 
 
 def test_only_judged_nodes_pass_through_the_head() -> None:
@@ -139,7 +139,7 @@ def test_results_do_not_depend_on_the_company_in_the_batch() -> None:
     for b in range(3):
         alone = target.forward([Row(slots[b], *trees[b])])
         nodes = range(len(trees[b][0]))
-        torch.testing.assert_close(together.logits(b, nodes), alone.logits(0, nodes), **CLOSE)
+        assert_rounded(together.logits(b, nodes), alone.logits(0, nodes))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_full_slot_is_a_typed_error_and_harms_no_other() -> None:
     assert target.pool.lengths[full] == 16
     plain = reference("llama")
     expected = plain_logits(plain, [5] * 15 + [6])
-    torch.testing.assert_close(step.logits(0, [1])[0], expected, **CLOSE)
+    assert_rounded(step.logits(0, [1])[0], expected)
 
 
 def test_capacity_ends_where_the_models_positions_end() -> None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from moa.model.shared import SharedWeights
 from moa.training import losses
 from moa.training.losses import LossKind, compare, divergence
+from tests.close import assert_rounded
 
 HALF = math.log(2)
 
@@ -60,9 +61,9 @@ def test_value_and_gradient_are_autograds(kind: LossKind, cap: float | None, mon
     mine, theirs, weights = torch.randn(30, 16, requires_grad=True), torch.randn(30, 16), torch.rand(30)
     found = compare(mine, theirs, shared, shared, kind)
     wanted = _plain(mine, theirs, shared, kind)
-    torch.testing.assert_close(found.loss, wanted, atol=1e-5, rtol=1e-5)
+    assert_rounded(found.loss, wanted)
     slopes = [torch.autograd.grad((loss * weights).sum(), mine)[0] for loss in (found.loss, wanted)]
-    torch.testing.assert_close(*slopes, atol=1e-5, rtol=1e-4)
+    assert_rounded(*slopes)
     same = F.linear(mine, shared.head).argmax(-1) == F.linear(theirs, shared.head).argmax(-1)
     assert (found.agree.bool() == same).all()
 
@@ -83,6 +84,6 @@ def test_heads_may_differ_and_be_padded_differently() -> None:
     found = compare(x, y, own, theirs, "kl")
     logits, goal = F.linear(x, own.head[:50]), F.linear(y, theirs.head)
     wanted = F.kl_div(logits.log_softmax(-1), goal.log_softmax(-1), reduction="none", log_target=True).sum(-1)
-    torch.testing.assert_close(found.loss, wanted, atol=1e-5, rtol=1e-5)
+    assert_rounded(found.loss, wanted)
     slopes = [torch.autograd.grad(loss.sum(), x)[0] for loss in (found.loss, wanted)]
-    torch.testing.assert_close(*slopes, atol=1e-5, rtol=1e-4)
+    assert_rounded(*slopes)

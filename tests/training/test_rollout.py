@@ -15,6 +15,7 @@ from moa.training.distill import Distillation, DistillSettings
 from moa.training.loop import Loop, LoopSettings
 from moa.training.masks import AnchorRule, Spacing
 from moa.training.rollout import Place, RolloutRule, rolled_out
+from tests.close import assert_rounded
 from tests.training.test_distill import gradients, task
 
 COLD = AnchorRule((Spacing(2, 5, 0.4),), cold=0.6)
@@ -103,7 +104,7 @@ def test_its_positions_have_a_loss_and_the_weights_their_gradient(
         learner.settings = replace(SETTINGS, rollouts=RolloutRule())
         expected, without = gradients(learner, as_data), gradients(learner, batch)
     for name, gradient in found.items():
-        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
+        assert_rounded(gradient, expected[name])
     name = "self_attention.self_attn.q_proj.weight"
     assert found[name].any()
     assert not torch.equal(found[name], without[name])
