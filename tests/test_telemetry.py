@@ -1,0 +1,67 @@
+"""No word to third parties: ONNX Runtime's telemetry is off before its library is loaded."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("moa", "edge_client", "cloud_verifier", "export", "benchmarks", "demo", "tools")
+LOADS = {
+    "device": "from edge_client.device import Device; Device.load()",
+    "export": "from export.runner import open_session; from moa import demo; from pathlib import Path;"
+    " open_session(next(demo.paths().bundle.rglob('model.onnx')))",
+}
+
+
+def imported(module: Path) -> set[str]:
+    """The top names that a module imports anywhere."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def environment(home: Path) -> dict[str, str]:
+    """That of a user with an empty home who wants the telemetry."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    return kept | {"HOME": str(home), "ORT_DISABLE_TELEMETRY": "0", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_that_loads_the_library_imports_ours_first(package: str) -> None:
+    """A package's `__init__` runs before its modules, and `moa/__init__.py` sets the variable."""
+    using = [path for path in (ROOT / package).rglob("*.py") if imported(path) & {"onnxruntime", "optimum"}]
+    starts = {"moa", "edge_client"} & ({package} | imported(ROOT / package / "__init__.py"))
+    assert not using or starts, f"{using[0]} may load the library with its telemetry"
+
+
+@pytest.mark.parametrize("where", LOADS)
+def test_no_file_is_written_in_the_user_s_home(where: str, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LOADS[where]], env=environment(tmp_path), check=True, timeout=120)
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace here")
+def test_no_name_is_looked_up(tmp_path: Path) -> None:
+    """With its telemetry the library looks a host up 8 s after it was loaded, so the process lives for 15."""
+    log, home = tmp_path / "calls", tmp_path / "home"
+    home.mkdir()
+    traced = ["strace", "-f", "-qq", "-s", "99", "-e", "trace=connect,sendto,sendmmsg", "-o", str(log), sys.executable]
+    child = f"{LOADS['device']}; import time; time.sleep(15)"
+    run = subprocess.run([*traced, "-c", child], env=environment(home), capture_output=True, text=True, timeout=240)
+    if "ptrace" in run.stderr.lower():
+        pytest.skip("processes may not be traced here")
+    assert run.returncode == 0, run.stderr
+    assert not re.findall(r".*(?:AF_INET|microsoft).*", log.read_text())
