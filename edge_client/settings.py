@@ -25,6 +25,7 @@ from moa.errors import ConfigError, UsageError
 from moa.logprobs import MAX_TOP
 from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
+from moa.wire.limits import MAX_STOP_BYTES, MAX_STOP_STRINGS
 
 ENVIRONMENT = "MOA_EDGE_"
 """`max_kbps` is `MOA_EDGE_MAX_KBPS`."""
@@ -93,7 +94,7 @@ class ClientSettings:
     offline_after: float = 1.0
     """Write provisionally after a wait of this many seconds beyond the usual."""
     settle_seconds: float = 5.0
-    """At the end of an answer, seconds to wait for a lost link, so that offline text is still checked."""
+    """Seconds to wait for the check of offline text once it is complete, whatever keeps the verifier from it."""
     answer_seconds: float = 120.0
     """Longest wait for an answer on a live connection, in seconds; then the round is sent on a new one."""
     connect_seconds: float = 10.0
@@ -129,6 +130,10 @@ class ClientSettings:
                 raise ConfigError(f"{name} must be above 0")
         if "" in self.stop:
             raise ConfigError("a stop string must not be empty")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise ConfigError(f"{len(self.stop)} stop strings, at most {MAX_STOP_STRINGS}")
+        if (longest := max((len(text.encode(errors="replace")) for text in self.stop), default=0)) > MAX_STOP_BYTES:
+            raise ConfigError(f"a stop string has {longest} bytes, at most {MAX_STOP_BYTES}")
         if self.verifier and self.verifier != "local":
             _check_address(self.verifier)
         if self.offline and self.verifier:

@@ -29,6 +29,7 @@ from moa.wire.messages import (
     Stream,
     Sync,
     Verify,
+    round_of,
 )
 
 _RANGES_PER_FRAME = 16
@@ -86,7 +87,7 @@ class Channel:
             self._refuse(refusal, message)
 
     def _refuse(self, refusal: Refusal, message: ClientMessage | None) -> None:
-        session, round = getattr(message, "session", b""), getattr(message, "round", 0)
+        session, round = getattr(message, "session", b""), round_of(message)
         if refusal.retryable:
             if isinstance(message, Open) and len(self._refused_opens) < self.limits.max_sessions_per_connection:
                 self._refused_opens.add(session)

@@ -22,6 +22,8 @@ from moa.safe_text import safe_line
 from moa.wire import Code, remote_error
 from moa.wire.messages import Error
 
+_LEAST_PAUSE = 1.0
+"""Seconds between two attempts, however often the user asks for one."""
 _SETTLED_SECONDS = 5.0
 """A connection that lasted this long has worked; a shorter one counts as a failed attempt."""
 _FINAL = frozenset({"unauthorized", Code.VERSION, Code.TOKENIZER, Code.TARGET})
@@ -47,6 +49,7 @@ class Dialling:
     failures: int = 0
     """Attempts that have failed so far, in all."""
     down_since: float = 0.0
+    _ended_at: float = float("-inf")
     _up_since: float | None = None
     _asked_wait: float = 0.0
 
@@ -68,7 +71,7 @@ class Dialling:
             self.down_since = now
             if now - self._up_since >= _SETTLED_SECONDS:
                 self.retry.progressed()
-        self._up_since, self.last_error = None, error
+        self._up_since, self.last_error, self._ended_at = None, error, now
         self.failures += 1
         if isinstance(error, RemoteError) and error.code in _FINAL:
             self.refused = error
@@ -76,8 +79,9 @@ class Dialling:
         self._asked_wait = 0.0
 
     def new_turn(self) -> None:
-        """A new turn: the cause of an earlier refusal may be gone."""
+        """A new turn, or a user who asks for a connection: the cause of the last failure may be gone."""
         self.refused = None
+        self.retry.not_before = min(self.retry.not_before, self._ended_at + _LEAST_PAUSE)
 
 
 def explain(error: BaseException, url: str, *, tls: bool, worked: bool = False) -> MoaError:

@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Literal
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
@@ -26,8 +27,19 @@ from edge_client.link.dialling import Dialling, explain, not_a_verifier, refusal
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.flow import RecordFlow
 from moa.errors import LinkError, ProtocolError, UsageError
-from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, Refusal, decode_server, encode
-from moa.wire.messages import Activations, ClientMessage, Close, Error, Goaway, Hello, ServerMessage, Welcome
+from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, Code, Refusal, client_frame, decode_server, encode
+from moa.wire.messages import (
+    Activations,
+    Append,
+    ClientMessage,
+    Close,
+    Error,
+    Goaway,
+    Hello,
+    Open,
+    ServerMessage,
+    Welcome,
+)
 from moa.wire.versions import SESSION_HEADER
 
 _MAX_FRAME = 4 * 1024 * 1024
@@ -111,6 +123,8 @@ class VerifierLink:
     _listening: set[Mailbox] = field(default_factory=set)
     _to_close: deque[bytes] = field(default_factory=deque)
     """Sessions to close on the next connection."""
+    _opening: dict[bytes, None] = field(default_factory=dict)
+    """Sessions whose opening, or next turn, was sent on this connection and is not answered; the oldest first."""
     _connection: ClientConnection | None = None
     _redial: asyncio.Event = field(default_factory=asyncio.Event)
     _wanted: bool = True
@@ -162,11 +176,22 @@ class VerifierLink:
         self._redial.set()
 
     async def send(self, message: ClientMessage) -> None:
-        """Send now, or lose the connection: unanswered messages are sent again after a reconnect."""
+        """Send now, or lose the connection: unanswered messages are sent again after a reconnect.
+
+        A message that no verifier would read is not sent: its session is refused, and the link goes on for the others.
+        """
         connection = self._connection
-        if connection is None or not self.up:
+        if connection is None or not self.up or self.welcome is None:
             return
-        frame = encode(message)
+        session = getattr(message, "session", b"")
+        try:
+            frame = client_frame(message, self.welcome.limits.max_frame_bytes)
+        except Refusal as refused:
+            if (box := self._mailboxes.get(session)) is not None:
+                box.put(perf_counter(), refused.error(session=session), 0)
+            return
+        if isinstance(message, Open | Append):
+            self._opening[session] = None
         try:
             if connection.transport.get_write_buffer_size():
                 async with asyncio.timeout(_SEND_SECONDS):
@@ -196,7 +221,7 @@ class VerifierLink:
         self.dialling.cut = cut
         if cut:
             self.drop()
-        self._redial.set()
+        self.new_turn()
 
     async def wait_up(self, seconds: float) -> None:
         """Wait for the verifier's welcome; raises the reason if there is none."""
@@ -223,7 +248,9 @@ class VerifierLink:
                 await self._redial.wait()
                 continue
             if (pause := due - perf_counter()) > 0:
-                await asyncio.sleep(pause)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._redial.wait()
                 continue  # the state may have changed meanwhile
             try:
                 await self._one_connection()
@@ -283,6 +310,7 @@ class VerifierLink:
         now = perf_counter()
         self.rtt.add(now - said)
         self.flow.connected()
+        self._opening.clear()
         self.dialling.welcomed(now)
         self.welcome, self.up = message, True
         self.connections += 1
@@ -308,7 +336,11 @@ class VerifierLink:
             return
         session = getattr(message, "session", b"")
         if isinstance(message, Error) and not session:
-            raise refusal(message)
+            if message.code != Code.BAD_MESSAGE or not self._opening:
+                raise refusal(message)
+            session = next(iter(self._opening))  # it could not be read, so the error cannot name it
+            message = replace(message, session=session)
+        self._opening.pop(session, None)
         if isinstance(message, Activations):
             self.flow.arrived(len(message.payload), arrived)
         box = self._mailboxes.get(session)

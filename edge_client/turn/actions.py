@@ -48,11 +48,15 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for news, at most until `until`; None: without a limit."""
+    """Wait for news, at most until `until`, which lies in the future; None: without a limit."""
 
+    now: float
     until: float | None
     why: str = "wait"
     """For the timeline."""
+
+    def __post_init__(self) -> None:
+        assert self.until is None or self.until > self.now, "a wait for what is over would be a busy loop"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ class Patience:
     offline_after: float = 1.0
     """Wait beyond the usual, after which the device writes offline."""
     settle: float = 5.0
-    """Wait at the end for a verifier that is not reachable, to check offline text."""
+    """Wait for the check of offline text, once it is complete."""
     answer: float = 120.0
     """Wait for an answer on a live connection; then the round is sent on a new connection."""
     late_pace: float = 0.05
@@ -21,34 +21,59 @@ class Patience:
 
 @dataclass(slots=True)
 class Deadlines:
-    """The times from which the deadlines of one turn are computed."""
+    """The times from which the deadlines of one turn are computed.
+
+    They count from what a person sees: the last verified token, and the moment from which nothing more could be
+    written. Refusals, new sessions, new connections and silence do not restart them.
+    """
 
     patience: Patience
     waiting_since: float
-    """Since when the user has waited for a token: the start, the last verified token, the last round asked in time."""
+    """Since when the user has waited for a token: the start or the last verified token, or the first request after it,
+    because drafting takes time too."""
     down_since: float | None = None
     """Since when there has been no connection; None while there is one."""
     asked_at: float = 0.0
     usual: float = 0.0
     """Seconds that the pending answer may take without being late."""
-    stuck_since: float | None = None
-    """Since when the turn could neither write nor ask."""
+    blocked_since: float | None = None
+    """Since when nothing more could be written: the text is complete, or long enough for the guard."""
     written_at: float = float("-inf")
     """When the device wrote its last provisional token."""
+    _read_at: float = float("-inf")
+    """When the user had read the latest events: answers that arrived before are not late."""
+    _asked: bool = False
+    """Whether there was a request, or a provisional token, since the last verified one."""
 
-    def asked(self, now: float, usual: float, *, writing: bool) -> None:
-        """A round was sent; `writing`: the user already reads provisional text, so the wait is not restarted."""
+    def asked(self, now: float, usual: float) -> None:
+        """A round was sent."""
         self.asked_at, self.usual = now, usual
-        if not writing:
-            self.waiting_since = now
+        if not self._asked:
+            self.waiting_since, self._asked = now, True
+
+    def written(self, now: float) -> None:
+        """The device wrote a provisional token."""
+        self.written_at, self._asked = now, True
 
     def progressed(self, now: float, usual: float) -> None:
         """Verified tokens arrived; the next ones are expected within `usual`."""
-        self.waiting_since, self.usual, self.stuck_since = now, usual, None
+        self.waiting_since, self.usual, self.blocked_since = max(now, self._read_at), usual, None
+        self._asked = False
+
+    def read(self, since: float, now: float) -> None:
+        """The user read events since then: that is no waiting."""
+        self.waiting_since += now - since
+        if self.blocked_since is not None:
+            self.blocked_since += now - since
+        self._read_at = now
+
+    def restart(self, now: float) -> None:
+        """The user waits once more."""
+        self.waiting_since, self.blocked_since = now, None
 
     def connected(self) -> None:
         """The connection is up."""
-        self.down_since = self.stuck_since = None
+        self.down_since = None
 
     def lost(self, since: float) -> None:
         """The connection has been down since then."""
@@ -65,8 +90,9 @@ class Deadlines:
         """When a connection with a pending answer is given up."""
         return max(self.asked_at, self.waiting_since) + max(self.patience.answer, 4 * self.usual)
 
-    def end_at(self, now: float) -> float:
-        """When a blocked turn must end."""
-        if self.stuck_since is None:
-            self.stuck_since = now
-        return self.stuck_since + self.patience.settle
+    def end_at(self, now: float, *, empty: bool) -> float:
+        """When a turn that cannot write must end; `empty`: it has no text, and the answer is only slow."""
+        if self.blocked_since is None:
+            self.blocked_since = now
+        patience = self.patience.answer if empty else self.patience.settle
+        return max(self.blocked_since, self.waiting_since + self.usual) + patience

@@ -118,6 +118,7 @@ class Foreseeing:
         if self._round != (session.id, stream.round):
             self.lost()
             self._round, self._waits, self._told = (session.id, stream.round), stream.waits, stream.waits
+            self._wait_again(now)
         if self.chooses:
             self._choose(remaining, now)
             if self._told != self._waits and (self._told or len(self._held)):
@@ -127,6 +128,7 @@ class Foreseeing:
         if self._waits and now >= self._again_at:
             self._held.clear()
             self._again = min(self._again + 1, _MOST_AGAIN)
+            self._wait_again(now)
         self._held.follow(session.log)
         least = _LEAST_WAITING if self._waits else _LEAST_BESIDE
         if provisional:  # it is what the device would guess, and it must be checked
@@ -143,6 +145,8 @@ class Foreseeing:
             for node in self._held.missing(growth.tree)
             if growth.depths[node] > lead and growth.tree.scores[node] >= math.log(_KEPT * least)
         ]
+        if done and not fresh and self._waits and not len(self._held):  # the verifier stands still: any guess will do
+            fresh = sorted(self._held.missing(growth.tree), key=growth.tree.scores.__getitem__)[-1:]
         if fresh and (done or self._bunch(growth, fresh)):
             return self._tell(session, growth.tree, fresh, now)
         return None if done else Grow(session.log, GUESSED, math.log(_KEPT * least))

@@ -131,7 +131,7 @@ class TurnMachine:
             return
         self.transcript.extend(token)
         self.stats.offline_tokens += 1
-        self.deadlines.written_at = now
+        self.deadlines.written(now)
         self.asking.forget()
         if warning := self.guard.warning(len(self.transcript.provisional)):
             self._events.append(Notice(message=warning))
@@ -168,10 +168,9 @@ class TurnMachine:
         events, self._events = self._events + self.transcript.drain(), []
         return events
 
-    def events_read(self, now: float) -> None:
+    def events_read(self, since: float, now: float) -> None:
         """The user has read the events: answers that arrived meanwhile are not late."""
-        if not self.transcript.provisional:
-            self.deadlines.waiting_since = now
+        self.deadlines.read(since, now)
 
     def last_messages(self) -> Sequence[ClientMessage]:
         """The turn is over: store remaining records; returns the last messages to send."""
@@ -187,7 +186,7 @@ class TurnMachine:
     def continue_settling(self, now: float) -> None:
         """Wait once more for the check of unverified text at the end."""
         self.reach.try_again()
-        self.deadlines.stuck_since, self.deadlines.waiting_since = None, now
+        self.deadlines.restart(now)
 
     @property
     def _usable(self) -> bool:
@@ -204,7 +203,7 @@ class TurnMachine:
         self.stats.calls += 1
         self.stats.drafted += len(request.tokens) - 1 if isinstance(request, Verify) else 0
         self.asking.forget()
-        self.deadlines.asked(now, self.measuring.usual, writing=bool(self.transcript.provisional))
+        self.deadlines.asked(now, self.measuring.usual)
         self._outbox.append(request)
 
     def _repeat(self, messages: Sequence[ClientMessage], now: float) -> None:
@@ -268,7 +267,7 @@ class TurnMachine:
                 self._broken(ProtocolError(error.message), now)
             case Failure.FOR_GOOD:
                 self.session.receive(error)
-                self._give_up(f"the verifier refuses: {error.message}")
+                self._give_up(f"refused: {error.message}")
 
     def _pause(self, now: float, asked_wait: float = 0.0) -> None:
         """After a pause, unanswered requests are sent again, or a new round."""
@@ -347,14 +346,13 @@ class TurnMachine:
                 self._say(*self.reach.news(spent=self.asking.spent))
                 return Guess(self.transcript.ids)
             moments.append(write_at)
-        elif self._alone or (unreachable and now >= self.deadlines.end_at(now)):
-            self._say(*self.reach.news(spent=self.asking.spent))
-            return End(self._reason())
-        elif unreachable:
-            self._say(*self.reach.news(spent=self.asking.spent))
-            moments.append(self.deadlines.end_at(now))
         else:
-            self.deadlines.stuck_since = None
+            end_at = self.deadlines.end_at(now, empty=not self.transcript.length and not unreachable)
+            if self._alone or unreachable or now >= end_at:
+                self._say(*self.reach.news(spent=self.asking.spent))
+            if self._alone or now >= end_at:
+                return End(self._reason())
+            moments.append(end_at)
         self._use_the_wait(now)
         if self._can_foresee:
             match self.asking.ahead(now):
@@ -364,18 +362,15 @@ class TurnMachine:
                     return grow
                 case _:
                     pass
-            if (due := self.asking.foreseeing.due(self.session)) is not None:
-                moments.append(due)
         if self._outbox:
             return self.next_action(now)
         if self.reach.link == "up":
-            moments += [
-                at for at in (self.session_state.again_at, self.asking.not_before) if at is not None and at > now
-            ]
+            later = (self.session_state.again_at, self.asking.not_before, self.asking.foreseeing.due(self.session))
+            moments += [at for at in later if at is not None and at > now]  # what is due waits for a budget
             if self.session.unsettled:
                 moments.append(self.deadlines.give_up_at())
         for_records = self._may_ask and self.asking.waits_for_records
-        return Wait(min(moments, default=None), "wait for records" if for_records else "wait")
+        return Wait(now, min(moments, default=None), "wait for records" if for_records else "wait")
 
     @property
     def _can_foresee(self) -> bool:
@@ -385,7 +380,7 @@ class TurnMachine:
         """Send guesses; a verifier that waits for them owes an answer from now on."""
         self.stats.foresees += 1
         if self.asking.foreseeing.asks(now):
-            self.deadlines.asked(now, self.measuring.usual, writing=bool(self.transcript.provisional))
+            self.deadlines.asked(now, self.measuring.usual)
         self._outbox.append(message)
 
     def _use_the_wait(self, now: float) -> None:

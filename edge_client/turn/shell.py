@@ -36,9 +36,10 @@ class TurnShell:
             action = machine.next_action(perf_counter())
             urgent = isinstance(action, Send) or (isinstance(action, Draft) and action.quick)
             if not urgent and (told := self._drain()):
+                told_at = perf_counter()
                 for event in told:
                     yield event
-                machine.events_read(perf_counter())
+                machine.events_read(told_at, perf_counter())
                 if not isinstance(action, End):
                     continue
             match action:
@@ -59,7 +60,7 @@ class TurnShell:
                         token = await self.worker.guess(ids)
                     if token is not None:
                         machine.guessed(action, token, perf_counter())
-                case Wait(until, why):
+                case Wait(_, until, why):
                     with self.trace.span(why):
                         await box.wait(None if until is None else max(0.0, until - perf_counter()))
                 case Drop():

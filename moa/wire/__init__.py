@@ -5,7 +5,7 @@ the edge's state machine (the verifier's is in `cloud_verifier/sessions/session.
 `versions` how ends agree, `codes` what an error means. `docs/wire-protocol.md` describes the protocol.
 """
 
-from moa.wire.codec import chain_hash, check, decode_client, decode_server, encode, wire_limits
+from moa.wire.codec import chain_hash, check, client_frame, decode_client, decode_server, encode, wire_limits
 from moa.wire.codes import RETRYABLE, CloseCode, Code, Refusal, remote_error
 from moa.wire.events import Advanced, Ready, RecordsArrived, Recovered, Refused, SessionEvent
 from moa.wire.limits import Limits
@@ -34,6 +34,7 @@ __all__ = [
     "agree_version",
     "chain_hash",
     "check",
+    "client_frame",
     "decode_client",
     "decode_server",
     "encode",

@@ -24,6 +24,17 @@ def encode(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
+def client_frame(message: ClientMessage, most: int) -> bytes:
+    """The frame of a message that a verifier with a frame limit of `most` bytes will read; else a `Refusal`."""
+    try:
+        frame = encode(message)
+        decode_client(frame)
+    except (ValueError, OverflowError, Refusal) as error:
+        raise Refusal(Code.BAD_MESSAGE, f"this cannot be sent: {error}") from None
+    _at_most(len(frame), most, "max_frame_bytes", "bytes in a frame")
+    return frame
+
+
 def decode_client(frame: bytes) -> ClientMessage:
     """Read what an edge sent. Anything malformed or out of range is a `Refusal`, whatever the bytes."""
     return _decode(_client_decoder, frame)

@@ -343,3 +343,9 @@ class Goaway(Message, tag="goaway", frozen=True):
 
 ClientMessage = Hello | Open | Append | Verify | Stream | Foresee | Cancel | Resume | Sync | Ack | Close
 ServerMessage = Welcome | Opened | Verdict | StreamTokens | Activations | Resumed | Error | Goaway
+
+
+def round_of(message: ClientMessage | None) -> int:
+    """The round that an answer to this message names. An `Open` or a `Resume` tells the last settled one and asks for
+    none."""
+    return message.round if isinstance(message, Verify | Stream | Foresee | Cancel) else 0

@@ -45,6 +45,7 @@ from moa.wire.messages import (
     StreamTokens,
     Verdict,
     Verify,
+    round_of,
 )
 from moa.wire.ranges import Ranges
 
@@ -248,6 +249,7 @@ class ClientSession:
         known = self.base - message.base
         if known < 0:
             raise ProtocolError(f"stream tokens at {message.base + 1}, but the log ends at {self.base}")
+        self._same(message.base + 1, message.tokens[:known])
         return self._advance(request, message, tuple(message.tokens[known:]), (), done=message.done)
 
     def _advance(
@@ -287,6 +289,7 @@ class ClientSession:
         for request in self.unsettled:
             if isinstance(request, Append):
                 if message.length > request.base:
+                    self._same(request.base, message.tail[: len(request.ids)])
                     base += len(request.ids)  # a prompt is no output
                 else:
                     log = log + request.ids
@@ -317,12 +320,15 @@ class ClientSession:
         # Only a round can be cancelled: an opening, or the ids of a turn, must not be forgotten for it.
         retry = message.code in RETRYABLE or (message.code == Code.CANCELLED and not message.round)
         if not retry:
-            self.unsettled = [r for r in self.unsettled if not message.round or getattr(r, "round", 0) != message.round]
-            if not message.round:
-                self.unsettled.clear()
+            self.unsettled = [r for r in self.unsettled if message.round and round_of(r) != message.round]
         return Refused(message, retry)
 
     # ---- helpers
+
+    def _same(self, start: int, tokens: Sequence[int]) -> None:
+        """Check that the server tells our own tokens again from position `start` on: else text with a hole follows."""
+        if self.log[start : start + len(tokens)] != list(tokens):
+            raise ProtocolError(f"the server's tokens from position {start} on differ from ours")
 
     def _tell(self, logprobs: bytes, stop: int) -> None:
         """Keep the log-probabilities of the tokens before position `stop`."""

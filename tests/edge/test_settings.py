@@ -72,6 +72,17 @@ def test_mistakes_are_named(tmp_path: Path, text: str, environment: Any, flags: 
     assert re.search(what, caught.value.line()), caught.value.line()
 
 
+@pytest.mark.parametrize(
+    ("stop", "what"),
+    [(("x" * 129,), "129 bytes, at most 128"), (("\u00e9" * 65,), "130 bytes"), (tuple("abcdefghi"), "9 stop strings")],
+    ids=["bytes", "characters", "count"],
+)
+def test_stop_texts_that_the_wire_would_refuse(stop: tuple[str, ...], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        ClientSettings(stop=stop)
+    assert ClientSettings(stop=("x" * 128, "\u00e9" * 64, *"abcdef")).stop
+
+
 def test_the_config_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("top_k = 7\n")
     assert load(tmp_path, "top_k = 3", MOA_EDGE_CONFIG=str(tmp_path / "mine.toml")).top_k == 7

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from edge_client import EdgeClient
 from edge_client.device import Device
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
+from edge_client.turn.controller import WhoDrafts
 from moa.errors import MoaError
 from tests.torture.fake_verifier import BEHAVIOURS, fake
 from tests.torture.history import Entry, Finished, Opened, Provisional, Resolved, Verified, violations
@@ -39,6 +40,8 @@ class Outcome:
     asked: int
     """Requests and connections."""
     tokens: int
+    first_token: float
+    """Seconds until it was seen."""
     verified: bool
     megabytes: float
     """Growth of the process."""
@@ -47,7 +50,7 @@ class Outcome:
     def row(self) -> str:
         """One line of a table."""
         return (
-            f"| {self.behaviour} | {self.seconds:.1f} | {self.asked} | {self.tokens} "
+            f"| {self.behaviour} | {self.first_token:.1f} | {self.seconds:.1f} | {self.asked} | {self.tokens} "
             f"| {'yes' if self.verified else 'no'} | {self.megabytes:.0f} | {'; '.join(self.problems) or '-'} |"
         )
 
@@ -79,21 +82,25 @@ def story(events: Iterable[Event]) -> list[Entry]:
     return entries
 
 
-async def beside(behaviour: str, device: Device, patience: float = 60.0) -> Outcome:
+async def beside(behaviour: str, device: Device, patience: float = 60.0, draft: WhoDrafts = "auto") -> Outcome:
     """Ask for a short answer; the client must end by itself, whatever it is told."""
     before, problems, events = _megabytes(), list[str](), list[Event]()
+    first_token = 0.0
     welcome = {"vocab_size": device.bundle.manifest.target.facts.vocab_size}
     async with fake(BEHAVIOURS[behaviour], tuple(range(60, 90)), welcome) as made:
         began = time.monotonic()
-        settings = {"settle_seconds": 0.5, "offline_after": 0.3, "answer_seconds": 5.0, "connect_seconds": 3.0}
+        waits = {"settle_seconds": 0.5, "offline_after": 0.3, "answer_seconds": 5.0, "connect_seconds": 3.0}
         try:
             async with asyncio.timeout(patience):
-                async with EdgeClient(device=device, verifier=made.url, **settings) as client:  # type: ignore[arg-type]
+                async with EdgeClient(device=device, verifier=made.url, draft=draft, **waits) as client:  # type: ignore[arg-type]
                     with contextlib.suppress(MoaError):
                         await client.wait_online(2.0)
                     turn = client.generate(ids=list(PROMPT), max_new_tokens=_TOKENS, ignore_eos=True)
+                    began = time.monotonic()
                     async for event in turn:
                         events.append(event)
+                        if isinstance(event, Token) and not first_token:
+                            first_token = time.monotonic() - began
         except TimeoutError:
             problems.append(f"did not end within {patience:.0f} s")
         except MoaError as error:
@@ -114,6 +121,7 @@ async def beside(behaviour: str, device: Device, patience: float = 60.0) -> Outc
         seconds=seconds,
         asked=asked,
         tokens=tokens,
+        first_token=first_token,
         verified=done is not None and done.verified,
         megabytes=max(0.0, _megabytes() - before),
         problems=tuple(problems),

@@ -17,7 +17,7 @@ import msgspec
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
-from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Refusal, decode_client, encode
+from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Code, Refusal, decode_client, encode
 from moa.wire.messages import (
     Activations,
     Append,
@@ -162,6 +162,7 @@ def _activations(**fields: Any) -> Callable[[Any], Sequence[Reply]]:
 
 _ASKS = (Open, Append, Verify, Stream, Resume)
 _ROUNDS = (Verify, Stream)
+_OPENS = (Open, Append, Resume)
 
 BEHAVIOURS: dict[str, Behaviour] = {
     "honest": lambda message, right: right,
@@ -174,7 +175,9 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "empty path": _verdict(path=[]),
     "path of a million": _verdict(path=[0] * 1_000_000),
     "another base": _verdict(base=HUGE),
-    "another round": _verdict(round=HUGE),
+    "another round": lambda message, right: [
+        msgspec.structs.replace(one, round=HUGE) if isinstance(one, Verdict | StreamTokens) else one for one in right
+    ],
     "unknown finish": _instead(_ROUNDS, lambda m: [encode(Verdict(m.session, m.round, m.base, [0], 40)) + b"\xa3xxx"]),
     "quarantined": _instead((Open, *_ROUNDS), _error("quarantined")),
     "unknown session": _instead(_ROUNDS, _error("unknown_session")),
@@ -220,7 +223,24 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "closed with a reason": _instead(_ROUNDS, lambda m: [End(1008, ESCAPE)]),
     "cut": _instead(_ROUNDS, lambda m: [End()]),
     "cut at hello": _instead((Hello,), lambda m: [End()]),
+    "cut after each opening": _behind(_OPENS, lambda m: [End()]),
+    "silence to every open": _instead(_OPENS, lambda m: []),
 }
+
+
+def _no_session(code: str) -> Behaviour:
+    """No opening is taken, so there is no session for a round."""
+    refused, unknown = _error(code), _error("unknown_session")
+    return lambda message, right: (
+        refused(message) if isinstance(message, _OPENS) else unknown(message) if isinstance(message, _ROUNDS) else right
+    )
+
+
+_CODES = [*(code.value for code in Code), "a code of tomorrow"]
+FOR_EVER = {f"{code} to every round": _instead(_ROUNDS, _error(code)) for code in _CODES}
+FOR_EVER |= {f"{code} to every open": _no_session(code) for code in _CODES}
+"""Each error in answer to each request of a kind, without end."""
+BEHAVIOURS |= FOR_EVER
 
 
 class Fake:

@@ -15,7 +15,7 @@ from moa.speculation.guess_tree import Picked
 from moa.tree import Accepted, accept
 from moa.wire import FEATURES, Code, Limits, Refusal
 from moa.wire.finish import Decode, cut_path, first_finish
-from moa.wire.messages import Append, Cancel, Foresee, Open, Resume, Resumed, Stream, StreamTokens, Verify
+from moa.wire.messages import Append, Cancel, Foresee, Open, Resume, Resumed, Stream, StreamTokens, Verify, round_of
 
 
 def path_to(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]:
@@ -84,7 +84,7 @@ class Histories:
                 case _:
                     outputs = []
         except Refusal as refusal:
-            return [refusal.error(session=message.session, round=getattr(message, "round", 0))]
+            return [refusal.error(session=message.session, round=round_of(message))]
         return [answer for output in outputs for answer in self._carry_out(session, output, timing)] + self._end(
             session
         )
@@ -151,9 +151,13 @@ class SteppedHistories(Histories):
 
     def abandon(self) -> None:
         """The connection is gone: streams end where they are."""
-        for session in self.known.values():
-            session.abandon()
-            self._end(session)
+        for id in self.known:
+            self.end(id)
+
+    def end(self, id: bytes) -> list[Any]:
+        """End a stream where it is."""
+        self.known[id].abandon()
+        return self._end(self.known[id])
 
     def streams(self, id: bytes) -> bool:
         """Whether there is a forward to run for a stream of this session."""

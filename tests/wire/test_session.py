@@ -18,6 +18,7 @@ from moa.wire.messages import (
     Error,
     Open,
     Opened,
+    Resumed,
     StreamTokens,
     Verdict,
     Verify,
@@ -311,6 +312,26 @@ def test_stream_tokens_come_once_and_in_order() -> None:
         pair.session.receive(StreamTokens(pair.session.id, 1, 8, [1]))
     assert pair.session.receive(StreamTokens(pair.session.id, 1, 5, [13], True)).done  # type: ignore[union-attr]
     assert pair.session.receive(StreamTokens(pair.session.id, 1, 6, [14], True)) is None
+
+
+@pytest.mark.parametrize(("base", "tokens"), [(2, [10, 12]), (3, [12, 13]), (1, [10, 11, 12]), (2, [11])])
+def test_tokens_that_are_told_again_must_be_ours(base: int, tokens: list[int]) -> None:
+    """A base that is too low makes a hole: the tokens in front would be dropped unread."""
+    pair = Pair()
+    pair.session.stream()
+    pair.session.receive(StreamTokens(pair.session.id, 1, 2, [10, 11]))
+    with pytest.raises(ProtocolError, match="differ from ours"):
+        pair.session.receive(StreamTokens(pair.session.id, 1, base, tokens))
+    assert pair.session.log[3:] == [10, 11]
+
+
+def test_a_turn_that_is_told_again_must_be_ours() -> None:
+    pair = Pair()
+    session = pair.session
+    session.append([7, 8])
+    (resume,) = session.recover()
+    with pytest.raises(ProtocolError, match="differ from ours"):
+        session.receive(Resumed(session.id, "resumed", resume.length + 3, 0, [7, 9, 20]))
 
 
 def test_records_are_booked() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from edge_client.link.retry import Retry
 from edge_client.link.websocket import Endpoint, VerifierLink, hello, tls_context
 from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import LinkError, MoaError, ProtocolError, UsageError
-from moa.wire import SUBPROTOCOL, Code, encode
-from moa.wire.messages import Error, Goaway, Opened
+from moa.wire import SUBPROTOCOL, Code, decode_client, encode
+from moa.wire.messages import ClientMessage, Error, Goaway, Hello, Open, Opened, Sampling, ServerMessage
 from tests.edge import kit
+from tests.edge.turn.world import WELCOME
 
 HELLO = hello(client="test", tokenizer="", target="", drafter="")
 
@@ -204,3 +205,85 @@ def test_an_address_that_has_worked_is_not_called_wrong() -> None:
     assert "TLS" in explain(error, url, tls=False).hint
     again = explain(error, url, tls=False, worked=True)
     assert (str(again), again.hint) == (f"{url} does not answer now", "")
+
+
+@contextlib.asynccontextmanager
+async def reader_of(refuses: Callable[[ClientMessage], bool]) -> AsyncIterator[tuple[str, list[ClientMessage]]]:
+    """A verifier that opens sessions, and cannot read some messages; and what it was sent."""
+    seen: list[ClientMessage] = []
+
+    async def talk(connection: ServerConnection) -> None:
+        with contextlib.suppress(Exception):
+            async for frame in connection:
+                assert isinstance(frame, bytes)
+                seen.append(message := decode_client(frame))
+                if isinstance(message, Hello):
+                    await connection.send(encode(WELCOME))
+                elif refuses(message):
+                    await connection.send(encode(Error(Code.BAD_MESSAGE, "not a message of this protocol")))
+                elif isinstance(message, Open):
+                    await connection.send(encode(Opened(message.session, len(message.ids))))
+
+    async with serve(talk, "127.0.0.1", 0, subprotocols=[SUBPROTOCOL]) as server:  # type: ignore[list-item]
+        yield f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}", seen
+
+
+async def answer_to(link: VerifierLink, message: Open) -> ServerMessage:
+    with link.mailbox() as box:
+        link.deliver(message.session, box)
+        await link.send(message)
+        async with asyncio.timeout(30):
+            await box.wait(None)
+        return box.take()[0][1]
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (Open(bytes(16), [1, 2], stop=["x" * 129]), "length <= 128"),
+        (Open(bytes(16), [1, 2], stop=["\ud800"]), "surrogates"),
+        (Open(bytes(16), [2**31]), "<= 2147483647"),
+        (Open(bytes(16), list(range(2**16, 2**17))), "bytes in a frame"),
+        (Open(bytes(16), [1], sampling=Sampling(seed=2**64)), "serialize ints"),
+    ],
+    ids=["a long stop text", "half a character", "a large id", "a large frame", "a large seed"],
+)
+async def test_what_a_verifier_could_not_read_is_not_sent(message: Open, why: str) -> None:
+    """Its session is refused; the connection stays, and with it the others' sessions."""
+    async with reader_of(lambda _: False) as (url, seen), quick(url).running() as link:
+        await link.wait_up(30)
+        error = await answer_to(link, message)
+        assert isinstance(error, Error)
+        assert error.session == message.session
+        assert why in error.message
+        assert isinstance(await answer_to(link, Open(b"n" * 16, [1, 2])), Opened)
+        assert link.connections == 1
+        assert [type(one) for one in seen] == [Hello, Open]
+
+
+async def test_an_opening_that_the_verifier_cannot_read_costs_its_session_only() -> None:
+    """As a verifier with smaller bounds than ours would answer."""
+    unread = lambda message: isinstance(message, Open) and bool(message.stop)  # noqa: E731
+    async with reader_of(unread) as (url, _), quick(url).running() as link:
+        await link.wait_up(30)
+        assert isinstance(await answer_to(link, Open(b"n" * 16, [1, 2])), Opened)
+        error = await answer_to(link, Open(bytes(16), [1, 2], stop=["x"]))
+        assert isinstance(error, Error)
+        assert (error.code, error.session) == (Code.BAD_MESSAGE, bytes(16))
+        assert isinstance(await answer_to(link, Open(b"m" * 16, [1, 2])), Opened)
+        assert link.connections == 1
+
+
+async def test_a_pause_ends_when_the_user_asks_for_a_connection() -> None:
+    """But not more than one attempt a second is made for it."""
+    link = VerifierLink(Endpoint(url="ws://127.0.0.1:9", hello=HELLO), Dialling(Retry(300.0, 300.0)))
+    async with link.running():
+        with link.mailbox() as box:
+            async with asyncio.timeout(60):
+                for _ in range(2):
+                    failures, began = link.dialling.failures, asyncio.get_running_loop().time()
+                    while link.dialling.failures == failures:
+                        link.new_turn()
+                        await box.wait(0.1)
+                assert link.dialling.failures == 2
+                assert asyncio.get_running_loop().time() - began > 0.8

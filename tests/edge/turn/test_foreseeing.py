@@ -148,7 +148,7 @@ def test_guesses_that_the_verifier_has_lost_are_sent_again() -> None:
 
 
 def test_a_verifier_that_takes_no_guess_in_is_left_alone_by_and_by() -> None:
-    world = World(foresee=True, patience=Patience(answer=20.0, settle=1.0))
+    world = World(foresee=True, patience=Patience(answer=20.0, settle=100.0))
     world.verifier.most = 0  # whatever it is told, it does nothing
     world.run(seconds=15)
     assert len(asked(world, Foresee)) < 80, "a tree takes five messages, and is sent again ever more rarely"

@@ -143,7 +143,7 @@ def test_any_history_is_told_consistently() -> None:
                 verified(a, *truth[done : done + rng.randrange(1, 4)])
             events += a.drain()
         for event in events:
-            reader.take(event)
+            reader.take(event, 0.0)
         assert reader.tokens == truth
         assert all(reader.verified)
         assert reader.text == Letters().decode(truth)

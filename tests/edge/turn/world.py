@@ -12,6 +12,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from cloud_verifier.engine.work import Timing
@@ -33,6 +34,7 @@ from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError
+from moa.masking import MASKED
 from moa.speculation.guess_tree import Growth
 from moa.speculation.prediction import Prediction
 from moa.tree import DraftTree
@@ -41,16 +43,19 @@ from moa.wire.finish import TurnRules
 from moa.wire.messages import (
     Ack,
     Append,
-    Cancel,
     ClientMessage,
     Close,
     Error,
+    Foresee,
     Open,
     Resume,
     Resumed,
+    Stream,
     Sync,
+    Verify,
     Welcome,
     WireLimits,
+    round_of,
 )
 from tests.wire.histories import SteppedHistories, path_to
 
@@ -88,6 +93,8 @@ class Verifier(SteppedHistories):
         super().__init__(says, EOS, max_context=8192, decode=Letters().decode)
         self.fault: str = ""
         """A code with which everything is refused, or `mute`: nothing is answered."""
+        self.refuses: tuple[type, ...] = (Open, Append, Resume, Verify, Stream, Foresee)
+        """The messages that the fault concerns."""
         self.forward = 0.01
         self.retry_after_ms = 0
         self.claims = 0.0
@@ -97,14 +104,15 @@ class Verifier(SteppedHistories):
 
     def handle(self, message: ClientMessage, now: float) -> list[Any]:
         self.requests.append((now, message))
-        if isinstance(message, Ack | Sync) or self.fault == "mute":
+        refused = bool(self.fault) and isinstance(message, self.refuses)
+        if isinstance(message, Ack | Sync) or (refused and self.fault == "mute"):
             return []
         session: bytes = getattr(message, "session", b"")
-        round = getattr(message, "round", 0)
+        round = round_of(message)
         if isinstance(message, Close):
             self.known.pop(session, None)
             return []
-        if self.fault and not isinstance(message, Cancel):
+        if refused and not isinstance(message, Foresee):
             if self.fault in ("quarantined", "unknown_session"):
                 self.known.pop(session, None)
             if isinstance(message, Resume):
@@ -122,9 +130,14 @@ class Reader:
         self.verified: list[bool] = []
         self.adopted = 0
         self.text = ""
+        self.told_at: list[float] = []
+        """When each `Token` came."""
+        self.changed_at = 0.0
+        """When a token came, or was confirmed, for the last time."""
 
-    def take(self, event: Event) -> None:
+    def take(self, event: Event, now: float) -> None:
         self.events.append(event)
+        self.changed_at = now if isinstance(event, Token | Confirm) else self.changed_at
         end = self.start + len(self.tokens)
         match event:
             case Token():
@@ -133,6 +146,7 @@ class Reader:
                     "verified text after provisional text"
                 )
                 self.tokens.append(event.id)
+                self.told_at.append(now)
                 self.verified.append(event.status == "verified")
                 self.text += event.text
             case Confirm():
@@ -317,13 +331,19 @@ class World:
 
     def _stream(self, session: bytes) -> None:
         """Let the verifier run its streams, a forward at a time."""
-        if session in self._streaming or self.verifier.fault or not self.verifier.streams(session):
+        if session in self._streaming or not self.verifier.streams(session):
             return
         self._streaming.add(session)
 
         def forward() -> None:
             self._streaming.discard(session)
-            if self.verifier.streams(session):
+            verifier = self.verifier
+            if verifier.fault and Stream in verifier.refuses and verifier.streams(session):
+                if verifier.fault != "mute":  # a stream that runs is ended, and the next one is refused
+                    for answer in verifier.end(session):
+                        self.at(self.latency, partial(self._deliver, self.connection, answer))
+                self.at(self.forward, lambda: self._stream(session))
+            elif verifier.streams(session):
                 timing = Timing(0.0, 1000 * self.verifier.forward)
                 answer, connection = self.verifier.step(session, timing), self.connection
                 self.at(self.latency, lambda: self._deliver(connection, answer))
@@ -356,9 +376,11 @@ class World:
             log = [*ids, *path_to(growth.tree.tokens, growth.tree.parents, node)]
             guess = self._guess(log)
             second = says(log) if says(log) != guess and len(log) % 2 else (guess + 7) % VOCAB
-            tokens.append([guess, second])
             right = self.chances(log) if self.chances is not None else self.right
-            scores.append([math.log(max(0.01, right)), math.log(max(0.01, (1 - right) / 2))])
+            chances = [math.log(chance) if chance > 0 else MASKED for chance in (right, (1 - right) / 2)]
+            kept = max(1, sum(growth.tree.scores[node] + chance >= least for chance in chances))
+            tokens.append([guess, second][:kept])
+            scores.append(chances[:kept])
         growth.expand(nodes, tokens, scores)
         self._growth = list(ids), growth
         return growth
@@ -379,7 +401,7 @@ class World:
                 heapq.heappop(self._queue)[2]()
             action = self.machine.next_action(self.now)
             for event in self.machine.drain():
-                self.reader.take(event)
+                self.reader.take(event, self.now)
             match action:
                 case Send(messages):
                     for message in messages:
@@ -397,7 +419,7 @@ class World:
                     self.machine.guessed(action, self._guess(ids), self.now)
                 case Drop():
                     self.cut()
-                case Wait(wake):
+                case Wait(_, wake):
                     next_event = self._queue[0][0] if self._queue else None
                     times = [t for t in (wake, next_event) if t is not None]
                     assert times, "waits for what never comes"
@@ -406,7 +428,7 @@ class World:
                     for message in self.machine.last_messages():
                         self._send(message)
                     for event in self.machine.drain():
-                        self.reader.take(event)
+                        self.reader.take(event, self.now)
                     self.log = self.transcript.ids
                     self.session_state = self.machine.session_state
                     return reason
