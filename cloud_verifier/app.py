@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 
 from cloud_verifier.engine.core import Engine
@@ -24,8 +23,6 @@ from cloud_verifier.settings import Settings
 from moa.process.listening import Port
 
 _SWEEP_SECONDS = 1.0
-_STALE_SECONDS = 60.0
-"""If the last forward is older than this, the model counts as unhealthy; an idle engine probes far more often."""
 
 
 class Verifier:
@@ -67,11 +64,14 @@ class Verifier:
             drafting=drafting,
             count_near_ties=settings.near_tie,
             most_guesses=settings.limits.max_tree_nodes - 1,
+            died=self._engine_died,
         )
-        self.admission = Admission(self.service, auth or Authenticator(), self.wrong)
+        self.admission = Admission(self.service, auth or Authenticator(), self.engine.wrong)
         self.transport = Transport(self.service, settings, self.admission)
         self._address = settings.host, settings.port
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.died = asyncio.Event()
+        """Set when the engine's thread has ended by itself: this process serves no more."""
 
     @contextlib.asynccontextmanager
     async def open(self, port: Port | None = None) -> AsyncIterator[Verifier]:
@@ -114,10 +114,7 @@ class Verifier:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.service.take, reports)
 
-    def wrong(self) -> str:
-        """The model's problem; empty if it is healthy."""
-        if not self.engine.running:
-            return "the engine has stopped"
-        if time.monotonic() - self.engine.alive_at > _STALE_SECONDS:
-            return "no forward has succeeded lately"
-        return ""
+    def _engine_died(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.died.set)

@@ -22,7 +22,7 @@ from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.cli.command_line import CommandParser
 from moa.cli.settings_flags import add_flags, given_fields
-from moa.errors import run_cli
+from moa.errors import MoaError, run_cli
 from moa.process.listening import Port
 from moa.wire.limits import Limits
 
@@ -147,7 +147,12 @@ async def _until_stopped(verifier: Any, port: Port, beside: ApiEndpoint) -> None
         print(f"listening on {verifier.transport.url}", flush=True)
         if address:
             print(f"API at {address}/v1, operator's page at {address}/ui", flush=True)
-        await stop.wait()
+        waiting = [asyncio.ensure_future(event.wait()) for event in (stop, verifier.died)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for one in waiting:
+            one.cancel()
+        if verifier.died.is_set():
+            raise MoaError("the engine has stopped", hint="the log says why")
         await verifier.drain()
 
 

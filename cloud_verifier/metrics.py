@@ -39,6 +39,7 @@ class Metrics:
         self.half_open = self._gauge("half_open_connections", "Connections that have not finished their handshake")
         self.half_open_dropped = self._counter("half_open_dropped", "Half-open connections dropped for newer ones")
         self.quarantined = self._counter("quarantined_sessions", "Sessions dropped because their work failed")
+        self.engine_faults = self._counter("engine_faults", "What raised in the engine, by place", "where")
         self.queue_seconds = self._histogram("queue_seconds", "Waiting time of rounds", _MS)
         self.forward_seconds = self._histogram("forward_seconds", "Duration of forwards, by kind", _MS, "kind")
         self.verify_seconds = self._histogram(

@@ -1,15 +1,21 @@
 """The one thread that owns the model: forwards of drafts and prompts, the accept rule, commits, activation records.
 
 A verdict is reported as soon as its row is decided; records are made afterwards, in idle time or in small batches
-between forwards, so that a verdict never waits for its activations, and hardly for those of others. Only the row that
-raises is quarantined; the others continue.
+between forwards, so that a verdict never waits for its activations, and hardly for those of others.
+
+Whatever raises here costs the work at hand and nothing else: its sessions are told (`Failed`), a counter and the log
+say so, and the loop goes on. A batch that raises runs again row by row, so that only the row that raises fails. Drafts
+of ours, records and metrics only make things faster: where they raise, no session fails. If no session can be told, or
+turn after turn raises, the thread ends, and `died` ends the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from cloud_verifier.engine.deciding import decide
 from cloud_verifier.engine.recording import Recorder
@@ -22,6 +28,7 @@ from cloud_verifier.engine.work import (
     Job,
     Lease,
     Post,
+    Recorded,
     Report,
     Settled,
     Streamed,
@@ -41,7 +48,11 @@ _PAUSE = 0.001
 """Seconds without work before records are made: a nearby client has sent its next draft before that."""
 _FULL_RETRY_SECONDS = 0.25
 PROBE_SECONDS = 5.0
-"""An idle engine runs one token this often, so that its health is checked by a real forward."""
+"""Where no forward has succeeded for so long, one token is run to see whether one can."""
+_STALE_SECONDS = 60.0
+"""If the last forward is older than this, the model counts as unhealthy."""
+_MOST_FAULTS_IN_A_ROW = 16
+"""So many turns that raise, one after another, end the thread."""
 
 
 class Engine:
@@ -59,18 +70,23 @@ class Engine:
         drafting: ServerDrafting | None = None,
         count_near_ties: float = 0.0,
         most_guesses: int = 63,
+        died: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`died` is called, in the thread, when it ends without having been told to."""
         self.target = target
-        self.alive_at = 0.0
-        """When the last forward ended, by the clock; 0 before the first."""
+        self.alive_at = clock()
+        """When the last forward ended, or this was made."""
         self._scheduler, self._post = scheduler, post
         self._decode = text.decode if text is not None else None
         self._metrics = metrics or Metrics()
         self._recorder, self._drafting = recorder, drafting or NoDrafting()
         self._near_tie = count_near_ties
         self._most_guesses = most_guesses
-        self._clock = clock
+        self._died, self._clock = died, clock
+        self._at_hand: dict[Lease, Job | None] = {}
+        """The work at hand: leases of which nothing has been reported yet, and their rounds."""
+        self._faults_in_a_row = 0
         self._leases: dict[Lease, None] = {}
         self._underway: tuple[list[Chunk], Forward, float] | None = None
         """Chunks of prompts whose forward has begun, and the seconds that it has taken."""
@@ -81,7 +97,7 @@ class Engine:
 
     def start(self) -> None:
         """Run one token to see that the model works, then start the thread."""
-        self._probe()
+        self._run_one_token()
         self._thread.start()
 
     def stop(self) -> None:
@@ -96,32 +112,61 @@ class Engine:
         """Whether the thread is alive."""
         return self._thread.is_alive()
 
+    def wrong(self) -> str:
+        """The model's problem; empty if it is healthy. For the event loop."""
+        if not self.running:
+            return "the engine has stopped"
+        if self._clock() - self.alive_at > _STALE_SECONDS:
+            return "no forward has succeeded lately"
+        return ""
+
     def _run(self) -> None:
-        while not self._stopping:
-            self.turn(_PAUSE if self._recorder.pending else PROBE_SECONDS)
+        try:
+            while not self._stopping:
+                self.turn(_PAUSE if self._recorder.pending else PROBE_SECONDS)
+        except BaseException as error:
+            log.critical("the engine ends: %s", type(error).__name__, exc_info=error, extra={"event": "engine_died"})
+            self._died()
 
     def turn(self, timeout: float | None) -> bool:
         """Do the next piece of work; make records when there is none, or when they are overdue. Whether it did any."""
+        try:
+            busy = self._turn(timeout)
+        except _CannotTell:
+            raise
+        except Exception as error:
+            self._faults_in_a_row += 1
+            self._fault("turn", error)
+            if self._faults_in_a_row == _MOST_FAULTS_IN_A_ROW:
+                raise
+            self._fail_all(error)
+            return True
+        self._faults_in_a_row = 0
+        return busy
+
+    def _turn(self, timeout: float | None) -> bool:
         work = self._scheduler.next(timeout)
         busy = work is not None or self._recorder.pending
         if self._scheduler.reading is not self._reading:
             self._underway, self._reading = None, self._scheduler.reading
         match work:
             case Releases(leases):
-                for lease in leases:
-                    self._release(lease)
+                self._release_all(leases)
             case Reading(chunks):
+                self._at_hand = {chunk.lease: None for chunk in chunks}
                 self._read(chunks)
-                self._recorder.report()
+                self._hint("records", self._recorder.report)
             case ForwardBatch(jobs, expired, chunks, worth):
+                self._at_hand = {job.lease: job for job in [*expired, *jobs]} | {one.lease: None for one in chunks}
                 self._drop(expired)
                 self._run_batch(jobs, chunks, worth)
-                self._recorder.report()
-            case None if not busy and not self._stopping and self._underway is None:
-                self._probe()
+                self._hint("records", self._recorder.report)
+        self._at_hand = {}
+        if self._clock() - self.alive_at >= PROBE_SECONDS and not self._stopping and self._underway is None:
+            self._probe()
         if self._recorder.pending and (work is None or self._recorder.overdue):
             with self._scheduler.background() as piece:
-                piece.ran = self._recorder.go(piece.seconds)
+                piece.ran = self._hint("records", lambda: self._recorder.go(piece.seconds)) or False
         return busy
 
     # ---- forwards
@@ -143,11 +188,15 @@ class Engine:
             for lease in [*(job.lease for job in jobs), *(chunk.lease for chunk in chunks)]:
                 self._note_held(lease)
             judged = [Judged(*draft, job.ids, job.sampling) for job, draft in zip(jobs, drafts, strict=True)]
-            accepted = accept_rows(step, judged)  # reading it waits for the accelerator
+            accepted = accept_rows(step, judged)
+            if len(accepted) != len(jobs):
+                raise ValueError(f"{len(accepted)} rows of {len(jobs)} were judged")
+            step.wait()
         except Exception as error:
             if len(jobs) + len(chunks) == 1:
                 self._fail_row(jobs[0].lease if jobs else chunks[0].lease, jobs[0] if jobs else None, error)
             else:  # run each alone to find which one raised
+                self._fault("batch", error)
                 for job in jobs:
                     self._run_batch([job], [], worth)
                 for chunk in chunks:
@@ -166,19 +215,19 @@ class Engine:
                     won[job] = len(accepted[b].path) - 1
             except Exception as error:
                 self._fail(job.lease, job, error)
-        if reports:
-            self._post(reports)
-        for b, chunk in enumerate(chunks, len(jobs)):
-            self._commit(step, b, chunk.lease, range(step.batch.sizes[b]))
-            self._scheduler.prefilled(chunk.lease)
-        self._count(jobs, sum(step.batch.sizes[len(jobs) :]), ended - drafted)
+        self._report(reports)
+        self._prefilled(step, len(jobs), chunks)
+        self._hint("metrics", lambda: self._count(jobs, sum(step.batch.sizes[len(jobs) :]), ended - drafted))
         rest = self._clock() - ended if between is None else between
-        self._drafting.ran(won, sum(step.batch.sizes), ended - drafted + rest)
+        self._hint("drafting", lambda: self._drafting.ran(won, sum(step.batch.sizes), ended - drafted + rest))
         for report in reports:
             if isinstance(report, Streamed) and not report.done:
                 report.job.enqueued = ended
                 report.job.sent(len(report.tokens), ended)
-                self._scheduler.again(report.job)
+                try:
+                    self._scheduler.again(report.job)
+                except Exception as error:
+                    self._fail(report.job.lease, report.job, error)
 
     def _between(self, jobs: Sequence[Job]) -> float | None:
         """Seconds since the latest forward, where streams go on from it: these are a part of every round of theirs.
@@ -201,7 +250,8 @@ class Engine:
                 self._underway = here, self.target.start([_chunk_row(chunk) for chunk in here]), 0.0
             here, forward, spent = self._underway
             step = forward.advance()
-        except Exception:  # run each alone to find which one raised
+        except Exception as error:  # run each alone to find which one raised
+            self._fault("batch", error)
             self._underway = None
             for chunk in here:
                 self._run_batch([], [chunk], 1.0)
@@ -213,17 +263,27 @@ class Engine:
             self._underway = here, forward, spent
             return
         self._underway = None
-        for b, chunk in enumerate(here):
-            self._commit(step, b, chunk.lease, range(step.batch.sizes[b]))
-            self._scheduler.prefilled(chunk.lease)
+        self._prefilled(step, 0, here)
         self._scheduler.read()
-        self._count([], sum(step.batch.sizes), spent)
+        self._hint("metrics", lambda: self._count([], sum(step.batch.sizes), spent))
+
+    def _prefilled(self, step: Step, first: int, chunks: Sequence[Chunk]) -> None:
+        for b, chunk in enumerate(chunks, first):
+            try:
+                self._commit(step, b, chunk.lease, range(step.batch.sizes[b]))
+                self._scheduler.prefilled(chunk.lease)
+                self._at_hand.pop(chunk.lease, None)
+            except Exception as error:
+                self._fail(chunk.lease, None, error)
 
     def _count(self, jobs: Sequence[Job], prompt_tokens: int, seconds: float) -> None:
         self._metrics.forward_seconds.labels("draft" if jobs else "prompt").observe(seconds)
         self._metrics.prompt_tokens.inc(prompt_tokens)
         if jobs:
             self._metrics.batch_rows.observe(len(jobs))
+
+    def _count_near_ties(self, step: Step, b: int, path: Sequence[int]) -> None:
+        self._metrics.near_ties.inc(int((step.margins(b, path) < self._near_tie).sum()))
 
     def _guesses(self, job: Job, worth: float) -> FlatTree | None:
         """The edge's guesses for a stream, if they are worth verifying."""
@@ -233,14 +293,15 @@ class Engine:
         picked = job.guesses.pick(job.ids, room, worth)
         if len(picked.tokens) == 1:
             return None
-        ours = self._drafting.matching(job) if request.speculate and not job.guesses.waits else 0.0
+        ours = 0.0
+        if request.speculate and not job.guesses.waits:
+            ours = self._hint("drafting", lambda: self._drafting.matching(job)) or 0.0
         return picked[:2] if picked.expected >= ours else None
 
     def _ready(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None]) -> list[Job]:
         """All but the streams that wait for more guesses, which are reported."""
         wait = {job for job in jobs if job.guesses is not None and job.guesses.waits and guesses[job] is None}
-        if wait:
-            self._post([Waiting(job) for job in wait])
+        self._report([Waiting(job) for job in wait])
         return [job for job in jobs if job not in wait]
 
     def _drafts(
@@ -250,7 +311,10 @@ class Engine:
         made |= {job: _as_sent(job) for job in jobs if isinstance(job.request, Verify)}
         streams = [job for job in jobs if job not in made]
         beside = sum(len(tokens) for tokens, _ in made.values()) + sum(chunk.size for chunk in chunks)
-        made |= dict(zip(streams, self._drafting.draft(streams, beside), strict=True))
+        ours = self._hint("drafting", lambda: self._drafting.draft(streams, beside)) if streams else None
+        if ours is None or len(ours) != len(streams):
+            ours = NoDrafting().draft(streams)
+        made |= dict(zip(streams, ours, strict=True))
         for job, draft in made.items():
             job.nodes = len(draft[0])
         return [made[job] for job in jobs]
@@ -266,7 +330,7 @@ class Engine:
     ) -> Settled | Streamed:
         path, next_token, finish, done = decide(accepted, job, draft, self._decode)
         if self._near_tie:
-            self._metrics.near_ties.inc(int((step.margins(b, path) < self._near_tie).sum()))
+            self._hint("metrics", lambda: self._count_near_ties(step, b, path))
         new = [*(draft[0][node] for node in path[1:]), next_token]
         logprobs = log_probabilities(step, b, path, new, job.logprobs) if job.logprobs >= 0 else b""
         self._commit(step, b, job.lease, path)
@@ -296,13 +360,13 @@ class Engine:
         pool, tokens = self.target.pool, 0
         if source is not None and source.slot is not None and not source.revoked:
             tokens = min(lease.share_tokens, source.length)
-            if not tokens or not self._recorder.can_copy(source, lease, tokens):
+            if not tokens or not self._hint("records", lambda: self._recorder.can_copy(source, lease, tokens)):
                 tokens = 0
         if source is None or source.slot is None or not tokens:
             lease.slot = pool.acquire()
         else:
             lease.slot = pool.share(source.slot, tokens)
-            self._recorder.copy(source, lease, tokens)
+            self._hint("records", lambda: self._recorder.copy(source, lease, tokens))
             lease.length = tokens
             self._metrics.shared_tokens.inc(tokens)
         self._leases[lease] = None
@@ -317,18 +381,29 @@ class Engine:
         if chunk.lease.length < chunk.goal:
             return True
         self._scheduler.prefilled(chunk.lease)
+        self._at_hand.pop(chunk.lease, None)
         return False
 
     def _commit(self, step: Step, b: int, lease: Lease, path: Sequence[int]) -> None:
-        self._recorder.add(lease, self.target.commit(step, b, path))
+        committed = self.target.commit(step, b, path)
         lease.length += len(path)
+        self._hint("records", lambda: self._recorder.add(lease, committed))
+
+    def _release_all(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            for _ in range(2):  # else its slot is lost
+                try:
+                    self._release(lease)
+                    break
+                except Exception as error:
+                    self._fault("release", error)
 
     def _release(self, lease: Lease) -> None:
         if self._underway is not None and any(chunk.lease is lease for chunk in self._underway[0]):
             self._underway = None  # its pages may soon be another's; the chunks of others are read again
             self._scheduler.read()
-        self._recorder.forget(lease)
-        self._drafting.close(lease)
+        self._hint("records", lambda: self._recorder.forget(lease))
+        self._hint("drafting", lambda: self._drafting.close(lease))
         self._leases.pop(lease, None)
         if lease.slot is not None:
             lease.held = 0  # before its pages are free: who counts both must not count them twice
@@ -347,8 +422,7 @@ class Engine:
             else:
                 waited = self._clock() - job.enqueued
                 reports.append(Dropped(job, Refusal(Code.DEADLINE, f"not run within {waited:.2f} s")))
-        if reports:
-            self._post(reports)
+        self._report(reports)
 
     def _fail_row(self, lease: Lease, job: Job | None, error: Exception) -> None:
         """Report that only this row did not run: the memory is full, or its work raised."""
@@ -357,10 +431,10 @@ class Engine:
             return
         job = job or self._scheduler.give_up(lease)
         if job is not None and isinstance(job.request, Stream) and job.base > job.request.base:
-            self._post([Streamed(job, [], "", 0, True, Timing())])  # it has begun: its tokens stay
+            self._report([Streamed(job, [], "", 0, True, Timing())])  # it has begun: its tokens stay
         elif job is not None:
             wait = int(1000 * _FULL_RETRY_SECONDS)
-            self._post([Dropped(job, Refusal(Code.BUSY, str(error), limit="kv_tokens", retry_after_ms=wait))])
+            self._report([Dropped(job, Refusal(Code.BUSY, str(error), limit="kv_tokens", retry_after_ms=wait))])
 
     def _fail(self, lease: Lease, job: Job | None, error: Exception) -> None:
         known = isinstance(error, NumericalError)  # the model's doing: where in our code it showed helps nobody
@@ -370,29 +444,78 @@ class Engine:
             exc_info=None if known else error,
             extra={"session": lease.session, "event": "quarantine"},
         )
-        self._metrics.quarantined.inc()
-        self._post([Failed(lease, job, str(error) if known else type(error).__name__)])
+        self._hint("metrics", self._metrics.quarantined.inc)
+        self._report([Failed(lease, job, str(error) if known else type(error).__name__)])
+
+    def _fail_all(self, error: Exception) -> None:
+        """Report that the work at hand has failed, as far as nothing else was reported of it."""
+        if self._underway is not None or self._scheduler.reading is not None:
+            self._underway = None
+            self._scheduler.read()
+        for lease, job in list(self._at_hand.items()):
+            self._fail(lease, job, error)
+
+    def _report(self, reports: list[Report]) -> None:
+        """Tell the event loop; where that raises, tell it at least that this work has failed."""
+        if not reports:
+            return
+        told = [
+            (one.lease, one.job) if isinstance(one, Failed) else (one.job.lease, one.job)
+            for one in reports
+            if not isinstance(one, Recorded)
+        ]
+        try:
+            self._post(reports)
+        except Exception as error:
+            self._fault("report", error)
+            try:
+                self._post([Failed(lease, job, type(error).__name__) for lease, job in told])
+            except Exception as again:
+                raise _CannotTell from again
+        for lease, _ in told:
+            self._at_hand.pop(lease, None)
+
+    def _hint(self, where: str, do: Callable[[], Any]) -> Any:
+        """Do what no token depends on; None where it raises."""
+        try:
+            return do()
+        except Exception as error:
+            self._fault(where, error)
+            if where == "records":
+                self._recorder.drop()
+            return None
+
+    def _fault(self, where: str, error: Exception) -> None:
+        log.error("%s failed: %s", where, error, exc_info=error, extra={"event": "engine_fault", "where": where})
+        with contextlib.suppress(Exception):
+            self._metrics.engine_faults.labels(where).inc()
 
     def _probe(self) -> None:
-        """Run one token as a probe."""
+        """See whether a forward succeeds."""
+        try:
+            self._run_one_token()
+        except Exception as error:
+            self._fault("probe", error)
+
+    def _run_one_token(self) -> None:
         pool = self.target.pool
         try:
             if pool.free:
                 slot = pool.acquire()
                 try:
-                    self.target.forward([Row.chain(slot, [0])])
+                    self.target.forward([Row.chain(slot, [0])]).wait()
                 finally:
                     pool.release(slot)
             else:
                 slots = [lease.slot for lease in self._leases if lease.slot is not None]
-                slot = min(slots, key=lambda s: pool.lengths[s])
-                self.target.forward([Row.chain(slot, [0])])
-        except Exception as error:
-            if not self.alive_at:
-                raise
-            log.error("the model does not run: %s", error, exc_info=error, extra={"event": "unhealthy"})
-            return
+                self.target.forward([Row.chain(min(slots, key=pool.lengths.__getitem__), [0])]).wait()
+        except FullError:  # sessions hold all pages: as healthy as when they got them
+            pass
         self.alive_at = self._clock()
+
+
+class _CannotTell(Exception):
+    """No session can be told anything: the event loop does not take reports."""
 
 
 def _chunk_row(chunk: Chunk) -> Row:

@@ -95,6 +95,12 @@ class Recorder:
         self._pending.pop(lease, None)
         self._waiting.pop(lease, None)
 
+    def drop(self) -> None:
+        """Give up what is pending, because making it raises."""
+        for lease in [*self._pending, *self._waiting]:
+            self.forget(lease)
+        self._untold = []
+
     def go(self, seconds: float) -> bool:
         """Make records for so many seconds, about: latest sessions first, newest rows first. Whether any fitted."""
         began, rows = self._clock(), self._fitting(seconds)

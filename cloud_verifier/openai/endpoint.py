@@ -26,7 +26,7 @@ async def endpoint(
 ) -> AsyncIterator[str]:
     """Serve `--openai` on `port` while the body runs; yields the address."""
     service = verifier.service
-    answerer = VerifierAnswerer(service, Tokenizer(tokenizer), model_name(settings), verifier.wrong)
+    answerer = VerifierAnswerer(service, Tokenizer(tokenizer), model_name(settings), verifier.engine.wrong)
     access = Access(principals, host=settings.openai_address[0], hosts=settings.openai_hosts, origins=settings.origins)
     api = Api(
         answerer,

@@ -11,7 +11,7 @@ from cloud_verifier.serving.auth import Credentials
 from cloud_verifier.sessions.service import Service
 from moa.api.metrics import CONTENT_TYPE
 
-Readiness = Callable[[], str]
+Wrong = Callable[[], str]
 """Empty if the model is healthy, else its problem."""
 
 
@@ -37,16 +37,17 @@ class Reply:
 class Admission:
     """Answers requests for a `Service`."""
 
-    def __init__(self, service: Service, auth: Credentials, ready: Readiness) -> None:
-        self._service, self._auth, self._ready = service, auth, ready
+    def __init__(self, service: Service, auth: Credentials, wrong: Wrong) -> None:
+        self._service, self._auth, self._wrong = service, auth, wrong
 
     def answer(self, target: str, authorization: Sequence[str], peer: str) -> Reply | str:
         """The answer to a request with these Authorization headers, or the principal whose websocket may open."""
         path = target.partition("?")[0]
         if path == "/health/live":
-            return _text(http.HTTPStatus.OK, "live")
+            wrong = self._wrong()
+            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK, wrong or "live")
         if path == "/health/ready":
-            wrong = "draining" if self._service.draining else self._ready()
+            wrong = "draining" if self._service.draining else self._wrong()
             return _text(http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK, wrong or "ready")
         principal = self._auth.principal(authorization)
         if principal is None:
@@ -57,8 +58,8 @@ class Admission:
             return Reply(http.HTTPStatus.OK, self._service.metrics.page(), {"Content-Type": CONTENT_TYPE})
         if path != "/":
             return _text(http.HTTPStatus.NOT_FOUND, "not found")
-        if self._service.draining:
-            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "draining")
+        if wrong := "draining" if self._service.draining else self._wrong():
+            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, wrong)
         if self._service.full(principal):
             return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"})
         return principal

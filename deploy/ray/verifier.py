@@ -52,7 +52,7 @@ class Replica:
 
     def check_health(self) -> None:
         """Serve replaces a replica whose check raises."""
-        if wrong := self._verifier.wrong():
+        if wrong := self._verifier.engine.wrong():
             raise RuntimeError(wrong)
 
 

@@ -86,6 +86,8 @@ class Step:
     """The results of one forward, in the order of its rows."""
 
     def __init__(self, target: Target, batch: RowBatch, versions: Sequence[int], hidden: Tensor):
+        if len(hidden) != batch.starts[-1]:
+            raise ValueError(f"{len(hidden)} final states of {batch.starts[-1]} tokens")
         self.batch = batch
         self.versions = versions
         self._target = target
@@ -113,6 +115,11 @@ class Step:
         """The gap between each node's best and second logit: near zero, low precision may choose the other token."""
         best = self.logits(b, nodes).topk(2, dim=-1).values
         return best[:, 0] - best[:, 1]
+
+    def wait(self) -> None:
+        """Return when the accelerator has computed it: until then a forward has only been queued."""
+        if self._hidden.device.type == "cuda":
+            torch.cuda.synchronize(self._hidden.device)
 
     def argmax(self, b: int) -> npt.NDArray[np.int64]:
         """The most likely next token after each node of row b; -1 for nodes that were not judged. A `NumericalError`

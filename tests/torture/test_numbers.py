@@ -61,7 +61,8 @@ async def test_a_target_without_numbers_ends_that_answer_with_a_word_and_no_othe
         step = forward(target, rows)
         for b, row in enumerate(rows):
             if POISON in row.tokens:
-                step.hidden(b).fill_(torch.nan)
+                with torch.inference_mode():  # these are tensors of inference
+                    step.hidden(b).fill_(torch.nan)
         return step
 
     monkeypatch.setattr(Target, "forward", broken)

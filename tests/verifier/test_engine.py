@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.engine.core import Engine
+from cloud_verifier.engine.core import PROBE_SECONDS, Engine
 from cloud_verifier.engine.guesses import Guesses
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
@@ -244,17 +244,18 @@ def test_near_ties_are_counted_when_asked_for() -> None:
 
 
 def test_an_idle_engine_runs_a_token_to_know_that_it_can() -> None:
-    bench = Bench()
+    now = [0.0]
+    bench = Bench(clock=lambda: now[0])
     slots = [bench.lease(i) for i in range(kit.SETTINGS.slots)]
-    assert bench.engine.alive_at == 0
+    now[0] += PROBE_SECONDS
     bench.engine.turn(0)
-    assert bench.engine.alive_at > 0
+    assert bench.engine.alive_at == now[0]
     for i, lease in enumerate(slots):
         bench.submit(lease, kit.prompt(i, 5), [])
     bench.run()
-    before = bench.engine.alive_at
+    now[0] += PROBE_SECONDS
     bench.engine.turn(0)
-    assert bench.engine.alive_at > before, "also when every slot is taken"
+    assert bench.engine.alive_at == now[0], "also when every slot is taken"
 
 
 def test_a_model_that_does_not_run_is_noticed_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

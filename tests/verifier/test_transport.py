@@ -8,6 +8,7 @@ import dataclasses
 import random
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -93,6 +94,9 @@ async def test_health_and_metrics() -> None:
         assert (await _get(running, "/other"))[0] == 404
         running.engine.alive_at = -1000.0
         assert await _get(running, "/health/ready") == (503, "no forward has succeeded lately\n")
+        assert await _get(running, "/health/live") == (503, "no forward has succeeded lately\n")
+        assert await _get(running, "/") == (503, "no forward has succeeded lately\n")
+        running.engine.alive_at = time.monotonic()
         running.service.draining = True
         assert (await _get(running, "/health/ready"))[0] == 503
         assert (await _get(running, "/health/live"))[0] == 200
