@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from export.body import BodySpec
 from export.source import Source
 from moa.errors import BundleError
+from moa.graph.control_flow import refuse_control_flow
 from moa.masking import MASKED, additive
 
 Array = NDArray[Any]
@@ -128,6 +129,7 @@ def open_session(
     model: Path, *, threads: int = 1, provider: str = "CPUExecutionProvider", profile: Path | None = None
 ) -> Any:
     """A session, or a one-line error; with `profile`, it writes a profile there."""
+    refuse_control_flow(model)
     options = onnxruntime.SessionOptions()
     if profile is not None:
         options.enable_profiling = True

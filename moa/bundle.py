@@ -22,8 +22,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from moa.arrays import read_npy, read_npz
 from moa.errors import BundleError
 from moa.manifest import Manifest, Variant
+from moa.safe_text import safe_line
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -115,7 +117,10 @@ class Bundle:
         name = self.manifest.vocabulary.map
         if name is None:
             return None
-        ids: NDArray[np.int64] = np.load(self.path(name), allow_pickle=False)
+        try:
+            ids: NDArray[np.int64] = read_npy(self.path(name))
+        except ValueError as error:
+            raise BundleError(f"{self.path(name)} does not fit its manifest: {safe_line(str(error))}") from None
         if ids.shape != (self.manifest.vocabulary.draft,) or ids.dtype != np.int64:
             raise BundleError(f"{self.path(name)} does not fit its manifest: {ids.dtype} {ids.shape}")
         return ids
@@ -139,8 +144,8 @@ def read_manifest(folder: Path) -> Manifest:
         if schema != SCHEMA:
             raise BundleError(f"{folder} has manifest schema {schema}, this version reads {SCHEMA}")
         manifest = msgspec.json.decode(content, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path} is not a valid manifest: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BundleError(f"{path} is not a valid manifest: {safe_line(str(error))}") from None
     _check_names(path, manifest)
     return manifest
 
@@ -203,18 +208,17 @@ def read_golden(path: Path) -> list[GoldenCase]:
     cases: dict[str, GoldenCase] = {}
     found: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
     try:
-        with np.load(path, allow_pickle=False) as file:
-            for key in file.files:
-                case, kind, name = key.split("/")
-                found.setdefault((case, kind), {})[name] = file[key]
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{path} does not hold golden vectors: {error}") from None
-    for (name, kind), values in found.items():
-        case = cases.setdefault(name, GoldenCase(name, {}, {}))
-        if kind == "inputs":
-            case.inputs.update(values)
-        else:
-            case.expected[kind] = (values["top_logp"], values["top_tokens"])
+        for key, array in read_npz(path).items():
+            case, kind, name = key.split("/")
+            found.setdefault((case, kind), {})[name] = array
+        for (case, kind), values in found.items():
+            golden = cases.setdefault(case, GoldenCase(case, {}, {}))
+            if kind == "inputs":
+                golden.inputs.update(values)
+            else:
+                golden.expected[kind] = (values["top_logp"], values["top_tokens"])
+    except (ValueError, KeyError) as error:
+        raise BundleError(f"{path} does not hold golden vectors: {safe_line(str(error))}") from None
     return list(cases.values())
 
 

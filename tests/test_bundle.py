@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from moa.bundle import GOLDEN, MANIFEST, SCHEMA, Bundle, GoldenCase, read_golden, sha256, write_golden, write_manifest
 from moa.config import TargetFacts
@@ -205,6 +209,75 @@ def test_a_manifest_that_is_not_json_is_refused(folder: Path) -> None:
     (folder / MANIFEST).write_bytes(b"\xff{")
     with pytest.raises(BundleError, match="not a valid manifest"):
         Bundle.open(folder)
+
+
+@pytest.mark.parametrize("deep", [b"[" * 1_000_000, b'{"schema": 1, "recipe": ' + b'{"a":' * 500_000])
+def test_a_manifest_that_is_too_deep_is_refused(folder: Path, deep: bytes) -> None:
+    (folder / MANIFEST).write_bytes(deep)
+    with pytest.raises(BundleError, match="not a valid manifest"):
+        Bundle.open(folder)
+
+
+def npy(array: NDArray[Any]) -> bytes:
+    made = io.BytesIO()
+    np.save(made, array)
+    return made.getvalue()
+
+
+LYING = npy(np.zeros(4, np.int64)).replace(b"(4,), }    ", b"(1000000000000,), }")[:200]
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", npy(np.zeros(3))[:-4], LYING])
+def test_a_draft_vocabulary_that_is_no_array_is_refused(folder: Path, content: bytes) -> None:
+    name = json.loads((folder / MANIFEST).read_text())["vocabulary"]["map"]
+    (folder / name).write_bytes(content)
+    edit(folder, lambda m: m["files"][name].update(size=len(content)))
+    with pytest.raises(BundleError, match=r"map\.npy|is not|does not"):
+        Bundle.open(folder).draft_to_target()
+
+
+def golden_of(**members: bytes) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"garbage",
+        golden_of(),
+        golden_of(**{"one.npy": npy(np.zeros(2))}),
+        golden_of(**{"a/inputs/ids.npy": b"no array"}),
+        golden_of(**{"a/inputs/ids.npy": LYING}),
+        golden_of(**{"a/cpu/top_logp.npy": npy(np.zeros(2))}),
+        golden_of(**{"a/inputs/ids.npy": npy(np.zeros(2))}).replace(b"PK\x01\x02", b"PK\x01\x03"),
+    ],
+)
+def test_golden_vectors_that_are_garbage_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / GOLDEN).write_bytes(content)
+    if content == golden_of():
+        assert read_golden(tmp_path / GOLDEN) == []
+        return
+    with pytest.raises(BundleError, match="does not hold golden vectors"):
+        read_golden(tmp_path / GOLDEN)
+
+
+def test_golden_vectors_that_would_fill_the_memory_are_not_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / GOLDEN, "w", zipfile.ZIP_DEFLATED) as file, file.open("a/inputs/x.npy", "w") as one:
+        one.write(npy(np.zeros(2**27, np.int8))[:128])
+        for _ in range(128):
+            one.write(bytes(2**20))
+    assert (tmp_path / GOLDEN).stat().st_size < 2**20
+    tracemalloc.start()
+    try:
+        with pytest.raises(BundleError, match="134217856 bytes, at most 67108864"):
+            read_golden(tmp_path / GOLDEN)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_draft_vocabulary_of_another_size_is_refused(folder: Path) -> None:

@@ -16,7 +16,19 @@ from moa.errors import BundleError, LinkError, MoaError
 from moa.safe_text import safe_line
 
 _TIMEOUT_SECONDS = 60.0
+_LATER = (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
+_AGAIN = "the same command again goes on where this ended"
 _RANGE = re.compile(r"bytes (\d+)-")
+
+
+def may_be_read(url: str) -> str:
+    """The scheme of an address that bundles may come from: https, or http on this machine; empty for others."""
+    try:
+        parts = urlsplit(url)
+        local = parts.hostname in ("127.0.0.1", "::1", "localhost")
+    except ValueError:
+        return ""
+    return parts.scheme if parts.scheme == "https" or (parts.scheme == "http" and local) else ""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -24,7 +36,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         """The redirected request."""
-        if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
+        if not may_be_read(newurl) or (may_be_read(req.full_url) == "https" != may_be_read(newurl)):
             raise BundleError(f"{safe_line(req.full_url)} leads away from https")
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         if request is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
@@ -56,14 +68,15 @@ def open_url(url: str, start: int = 0, token: str = "") -> Iterator[tuple[IO[byt
             with open_url(url, 0, token) as whole:  # the local part is no beginning of this file
                 yield whole
             return
-        raise BundleError(f"{url} answers {error.code} {safe_line(error.reason)}", hint=_hint(error.code)) from None
+        says = f"{url} answers {error.code} {safe_line(error.reason)}"
+        if error.code in _LATER or error.code >= http.client.INTERNAL_SERVER_ERROR:
+            raise LinkError(says, hint=_AGAIN) from None
+        raise BundleError(says, hint=_hint(error.code)) from None
     except MoaError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
-        raise LinkError(
-            f"cannot read {url}: {safe_line(str(reason))}", hint="the same command again goes on where this ended"
-        ) from None
+        raise LinkError(f"cannot read {url}: {safe_line(str(reason))}", hint=_AGAIN) from None
 
 
 def _hint(status: int) -> str:

@@ -33,6 +33,9 @@ def pull(source: str, *, name: str = "", force: bool = False, say: Notify = lamb
         raise UsageError(f"there is a bundle {name} already", hint="--force replaces it, --name keeps both")
     try:
         _download(source, partial, say)
+    except BundleError:
+        shutil.rmtree(partial, ignore_errors=True)  # what was refused is not gone on with
+        raise
     except BaseException:
         with contextlib.suppress(OSError):
             partial.rmdir()  # if nothing has come yet; the rest is kept, and the next try goes on from there
@@ -87,7 +90,6 @@ def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, sa
     if path.stat().st_size < entry.size:
         raise LinkError(f"{name} ends early", hint="the same command again goes on where this ended")
     if path.stat().st_size > entry.size or sha256(path) != entry.sha256:
-        path.unlink()
         raise BundleError(f"{name} is not what the manifest says", hint="pull again; else its source is damaged")
 
 

@@ -6,22 +6,36 @@ The manifest decides which files are read; it is checked before the first of the
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
+import lzma
 import os
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 from urllib.parse import urljoin, urlsplit
 
-from edge_client.bundles.download import open_url
+from edge_client.bundles.download import may_be_read, open_url
 from moa.bundle import MANIFEST
 from moa.errors import BundleError, UsageError
+from moa.safe_text import safe_line
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _MOST_MEMBERS = 10_000
+_LONGEST_HEADER = 2**20
+_EXTENDED = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError)
+"""What the libraries raise for damaged archives while they are read."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
@@ -71,6 +85,20 @@ class Web:
         """Nothing is open between two files."""
 
 
+class _Member(tarfile.TarInfo):
+    """A member whose extended headers are bounded: the library reads them whole, however long they are."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _EXTENDED and self.size > _LONGEST_HEADER:
+            raise BundleError(f"a header of {self.size} bytes")
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            raise BundleError("it has sparse files")
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        raise BundleError("it has sparse files")
+
+
 class Archive:
     """A tar or zip file. Only regular members that the manifest names are read; nothing is extracted."""
 
@@ -79,13 +107,14 @@ class Archive:
         try:
             # Stays open until `close`.
             zipped = zipfile.is_zipfile(path)
-            self._archive = zipfile.ZipFile(path) if zipped else tarfile.open(path)  # noqa: SIM115
+            self._archive = zipfile.ZipFile(path) if zipped else tarfile.open(path, tarinfo=_Member)  # noqa: SIM115
             if isinstance(self._archive, zipfile.ZipFile):
                 names = [info.filename for info in self._archive.infolist() if not info.is_dir()]
             else:
                 names = [member.name for member in itertools.islice(self._archive, _MOST_MEMBERS) if member.isreg()]
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-            raise BundleError(f"{path} is not an archive: {error}") from None
+        except (*_BROKEN, BundleError, OSError, ValueError, NotImplementedError, RecursionError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(":")
+            raise BundleError(f"{path} is not an archive: {safe_line(first)}") from None
         manifests = [name for name in names if PurePosixPath(name).name == MANIFEST]
         if len(manifests) != 1:
             self.close()
@@ -99,19 +128,33 @@ class Archive:
     @contextlib.contextmanager
     def open(self, name: str, start: int = 0) -> Iterator[tuple[IO[bytes], int]]:
         """A member, always from its first byte."""
+        try:
+            with self._member(name) as file:
+                yield file, 0
+        except _BROKEN as error:
+            raise self._unreadable(name, error) from None
+        except OSError as error:
+            if error.errno is not None:  # of the disk, not of the archive
+                raise
+            raise self._unreadable(name, error) from None
+
+    def _member(self, name: str) -> IO[bytes]:
         file: IO[bytes] | None = None
         try:
             if isinstance(self._archive, zipfile.ZipFile):
-                file = self._archive.open(self._root + name)
-            else:
-                member = self._archive.getmember(self._root + name)
-                file = self._archive.extractfile(member) if member.isreg() else None
+                return self._archive.open(self._root + name)
+            member = self._archive.getmember(self._root + name)
+            file = self._archive.extractfile(member) if member.isreg() else None
         except KeyError:
             pass
+        except (RuntimeError, NotImplementedError) as error:  # encrypted, or packed in an unknown way
+            raise self._unreadable(name, error) from None
         if file is None:
             raise BundleError(f"{self._path} has no file {name}")
-        with file:
-            yield file, 0
+        return file
+
+    def _unreadable(self, name: str, error: Exception) -> BundleError:
+        return BundleError(f"{name} of {self._path} cannot be read: {safe_line(str(error))}")
 
 
 def find(text: str) -> BundleSource | str:
@@ -123,8 +166,7 @@ def find(text: str) -> BundleSource | str:
         return Archive(path)
     if "://" in text:
         parts = urlsplit(text)
-        local = parts.hostname in ("127.0.0.1", "::1", "localhost")
-        if parts.scheme != "https" and not (parts.scheme == "http" and local):
+        if not may_be_read(text):
             raise UsageError(
                 f"bundles are pulled over https, not {parts.scheme}", hint="or copy it here, and pull that"
             )

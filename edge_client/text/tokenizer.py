@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,11 @@ from moa.errors import BundleError, MoaError
 from moa.safe_text import safe_line
 
 _LARGEST_FILE = 2**26
-_LONGEST_REPLACEMENT = 64
-"""Longest replacement text of one step; a longer one could turn a prompt into gigabytes."""
+_LARGEST_GROWTH = 64
+"""Times as much text as goes in that the steps may make together; more could turn a prompt into gigabytes."""
+_MOST_STEPS = 64
+_GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "ByteLevel": 2, "Metaspace": 2}
+"""Of steps that write no text of their own: the longest expansion of a character, or what another run of it doubles."""
 
 
 class _Parts(msgspec.Struct):
@@ -36,9 +41,12 @@ def read_tokenizer(file: Path) -> Tokenizer:
         raise BundleError(f"no tokenizer at {file}") from None
     try:
         parts = msgspec.json.decode(content, type=_Parts)
-        for part in (parts.normalizer, parts.pre_tokenizer, parts.decoder):
-            if part and _longest_replacement(msgspec.json.decode(part)) > _LONGEST_REPLACEMENT:
-                raise BundleError(f"{file} is not a tokenizer: it replaces characters by long texts")
+        for way in ((parts.normalizer, parts.pre_tokenizer), (parts.decoder,)):
+            growths = [growth for part in way for growth in _growths(msgspec.json.decode(part))]
+            if len(growths) > _MOST_STEPS:
+                raise BundleError(f"it has more than {_MOST_STEPS} steps")
+            if (growth := math.prod(growths)) > _LARGEST_GROWTH:
+                raise BundleError(f"it makes {growth:.0f} times as much text, at most {_LARGEST_GROWTH}")
         with tokenizer_errors("read"):
             return Tokenizer.from_buffer(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -47,12 +55,37 @@ def read_tokenizer(file: Path) -> Tokenizer:
         raise BundleError(f"{file} is not a tokenizer: {safe_line(str(error))}") from None
 
 
-def _longest_replacement(part: Any) -> int:
-    """The longest replacement `content` of any step of normalizer, pre-tokenizer or decoder."""
-    if isinstance(part, dict):
-        own = part.get("content", "")
-        return max([len(own) if isinstance(own, str) else 0, *map(_longest_replacement, part.values())])
-    return max(map(_longest_replacement, part), default=0) if isinstance(part, list) else 0
+def _growths(part: Any) -> Iterator[float]:
+    """Of each step of a normalizer, pre-tokenizer or decoder: how many times as much text it may make."""
+    if isinstance(part, list):
+        for step in part:
+            yield from _growths(step)
+    elif isinstance(part, dict):
+        yield _growth(part)
+        for inner in part.values():
+            if isinstance(inner, list | dict):
+                yield from _growths(inner)
+
+
+def _growth(step: dict[str, Any]) -> float:
+    """Of one step alone."""
+    kind = step.get("type")
+    own = max(
+        (len(text) for key in ("content", "prepend", "replacement") if isinstance(text := step.get(key), str)),
+        default=0,
+    )
+    if kind == "Precompiled":  # base64 of a trie's size, the trie, and texts that end with zeros
+        charsmap = base64.b64decode(step.get("precompiled_charsmap") or "")
+        texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].decode("utf-8", "replace").split("\0")
+        return max(1, *map(len, texts))
+    if kind == "Prepend":
+        return 1 + own
+    pattern = step.get("pattern")
+    if kind == "Replace" and isinstance(pattern, dict) and (text := pattern.get("String")):
+        return max(1.0, own / len(text)) if isinstance(text, str) else own
+    if kind == "Strip":
+        return 1
+    return max(1, own, _GROWTH.get(kind, 1) if isinstance(kind, str) else 1)
 
 
 @contextlib.contextmanager

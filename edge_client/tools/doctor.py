@@ -23,6 +23,7 @@ from moa.errors import MoaError
 from moa.graph.drafter import OnnxDrafter
 from moa.graph.step import StepGraph, default_threads
 from moa.process.memory import resident_bytes
+from moa.safe_text import safe_line
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 
@@ -94,13 +95,17 @@ def _graph(device: Device) -> StepGraph | None:
 
 def _golden(bundle: Bundle, device: Device) -> Check:
     graph = _graph(device)
-    cases = [case for case in bundle.golden() if device.variant in case.expected] if graph is not None else []
-    if not cases or graph is None:
-        return Check("arithmetic", "warning", "the bundle has no expected results for this variant")
-    worst = 0.0
-    for case in cases:
-        logp, tokens = graph.session.run(["top_logp", "top_tokens"], case.inputs)
-        worst = max(worst, case.difference(device.variant, logp, tokens))
+    try:
+        cases = [case for case in bundle.golden() if device.variant in case.expected] if graph is not None else []
+        if not cases or graph is None:
+            return Check("arithmetic", "warning", "the bundle has no expected results for this variant")
+        worst = 0.0
+        for case in cases:
+            logp, tokens = graph.session.run(["top_logp", "top_tokens"], case.inputs)
+            worst = max(worst, case.difference(device.variant, logp, tokens))
+    except Exception as error:  # onnxruntime raises many types without a common base
+        problem = f"its expected results cannot be computed: {safe_line(str(error))}"
+        return Check("arithmetic", "failed", problem, "build the bundle again, or take it from elsewhere")
     if worst > _GOLDEN_TOLERANCE or not np.isfinite(worst):
         return Check(
             "arithmetic",

@@ -15,6 +15,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from moa.errors import BundleError
+from moa.graph.control_flow import refuse_control_flow
 from moa.masking import MASKED, additive
 
 Array = NDArray[Any]
@@ -39,6 +40,7 @@ class StepGraph:
     """One ONNX session, with the shapes of its inputs."""
 
     def __init__(self, model: Path, *, threads: int = 0, providers: Sequence[str] = ("CPUExecutionProvider",)) -> None:
+        refuse_control_flow(model)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or default_threads()
         options.inter_op_num_threads = 1

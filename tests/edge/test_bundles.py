@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import io
 import json
 import shutil
 import tarfile
 import threading
+import tracemalloc
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from edge_client.cli import main
 from edge_client.config_file import remember
 from edge_client.device import embedded_bundle
 from edge_client.settings import read_config_file
-from moa.errors import ConfigError, MoaError, UsageError
+from moa.errors import BundleError, ConfigError, LinkError, MoaError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -97,9 +99,10 @@ def test_what_is_not_as_its_manifest_says_is_not_kept(home: Path, bundle: Path, 
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["files"]["../../outside"] = {"sha256": "0" * 64, "size": 1}
         (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(MoaError):
+    with pytest.raises(MoaError) as refused:
         pull(str(folder))
     assert list(installed()) == []
+    assert isinstance(refused.value, LinkError) or not list(store().iterdir()), "no part of what was refused is kept"
 
 
 class _Server(http.server.SimpleHTTPRequestHandler):
@@ -189,6 +192,105 @@ def test_what_cannot_be_pulled_is_one_line(home: Path, source: str, name: str, w
     with pytest.raises(UsageError, match=what):
         pull(source, name=name)
     assert not [path for path in home.rglob("*") if path.name.endswith(".partial")]
+
+
+def zipped_member(folder: Path, path: Path, name: str, change: Callable[[bytearray, int], None]) -> Path:
+    """A zip of the bundle in which the headers of one member, or its data, were changed."""
+    packed(folder, path)
+    with zipfile.ZipFile(path) as made:
+        at = made.getinfo(f"top/{name}").header_offset
+    content = bytearray(path.read_bytes())
+    change(content, at)
+    central = content.rindex(f"top/{name}".encode()) - 46  # the central directory says the same
+    if content[central : central + 4] == b"PK\x01\x02":
+        content[central + 8 : central + 12] = content[at + 6 : at + 10]
+    path.write_bytes(content)
+    return path
+
+
+def encrypted(content: bytearray, at: int) -> None:
+    content[at + 6] |= 1
+
+
+def unknown_method(content: bytearray, at: int) -> None:
+    content[at + 8 : at + 10] = (99).to_bytes(2, "little")
+
+
+def spoilt(content: bytearray, at: int) -> None:
+    start = at + 30 + int.from_bytes(content[at + 26 : at + 28], "little")
+    content[start : start + 8] = b"\xff" * 8
+
+
+@pytest.mark.parametrize("change", [encrypted, unknown_method, spoilt])
+@pytest.mark.parametrize("member", ["manifest.json", "shared/tokenizer.json"])
+def test_a_damaged_zip_is_one_line(
+    home: Path, bundle: Path, member: str, change: Callable[[bytearray, int], None]
+) -> None:
+    source = zipped_member(bundle, home / "b.zip", member, change)
+    with pytest.raises(BundleError, match=r"is not an archive|cannot be read"):
+        pull(str(source))
+    assert not list(store().iterdir())
+
+
+def test_a_spoilt_compression_is_one_line(home: Path, bundle: Path) -> None:
+    for kind in ("gz", "xz", "bz2"):
+        with tarfile.open(home / f"b.tar.{kind}", f"w:{kind}") as tar:  # type: ignore[call-overload]
+            tar.add(bundle, "top")
+        content = bytearray((home / f"b.tar.{kind}").read_bytes())
+        content[len(content) // 3 : len(content) // 3 + 64] = b"\xff" * 64
+        (home / f"b.tar.{kind}").write_bytes(content)
+        with pytest.raises(BundleError, match=r"is not an archive|cannot be read|is not what"):
+            pull(str(home / f"b.tar.{kind}"))
+        assert not list(store().iterdir())
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+def test_an_extended_header_of_much_is_refused_before_it_is_read(home: Path, bundle: Path, kind: bytes) -> None:
+    """A hundred megabytes of header in 100 kB of archive."""
+    size = 100 * 2**20
+    header = tarfile.TarInfo("././@PaxHeader")
+    header.type, header.size = kind, size
+    with gzip.open(home / "b.tar.gz", "wb") as made:
+        made.write(header.tobuf())
+        for _ in range(size // 2**20):
+            made.write(b"a" * 2**20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BundleError, match="is not an archive: a header of 104857600 bytes"):
+            pull(str(home / "b.tar.gz"))
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_sparse_member_is_refused(home: Path) -> None:
+    header = tarfile.TarInfo("top/manifest.json")
+    header.type = tarfile.GNUTYPE_SPARSE
+    (home / "b.tar").write_bytes(header.tobuf() + bytes(1024))
+    with pytest.raises(BundleError, match="sparse"):
+        pull(str(home / "b.tar"))
+
+
+def test_a_redirect_to_another_scheme_is_refused(home: Path) -> None:
+    class Elsewhere(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", self.server.elsewhere)  # type: ignore[attr-defined]
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        for elsewhere in ("ftp://127.0.0.1:1/x", "http://example.org/x"):
+            server.elsewhere = elsewhere  # type: ignore[attr-defined]
+            with pytest.raises(BundleError, match="leads away from https"):
+                pull(f"http://127.0.0.1:{server.server_address[1]}/b/")
+        server.shutdown()
+        thread.join(60)
+    assert not list(store().iterdir())
 
 
 def command(*words: str) -> object:

@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,16 @@ import pytest
 from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from edge_client.cli import main, parser
 from edge_client.cli.generate import Record
+from edge_client.device import embedded_bundle
 from edge_client.events import Confirm, Done, Event, Prompt, Retract, Token
 from edge_client.screen.live import LiveView
 from edge_client.screen.terminal import PipeView
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.tools import startup
+from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
 from moa.errors import MoaError
+from moa.manifest import FileEntry
 from moa.process.listening import Port
 from moa.wire import Code, encode
 from moa.wire.messages import Error
@@ -265,6 +270,23 @@ def test_doctor_and_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert checks["bundle"] == checks["drafter"] == checks["arithmetic"] == "ok"
     assert checks["verifier"] == "warning"
     assert "cpu-fp32 (default)" in out.replace("\n", " ") or "cpu-fp32" in out
+
+
+@pytest.mark.parametrize("golden", [b"garbage", b"wrong inputs"])
+def test_doctor_says_of_bad_golden_vectors_what_is_wrong(golden: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(embedded_bundle(), folder)
+    bundle = Bundle.open(folder)
+    if golden == b"garbage":
+        (folder / GOLDEN).write_bytes(golden)
+    else:
+        cases = [replace(case, inputs={"ids": case.inputs["ids"]}) for case in bundle.golden()]
+        write_golden(folder / GOLDEN, cases)
+    entry = FileEntry(sha256=sha256(folder / GOLDEN), size=(folder / GOLDEN).stat().st_size)
+    write_manifest(folder, msgspec.structs.replace(bundle.manifest, files=bundle.manifest.files | {GOLDEN: entry}))
+    checks = {check["name"]: check for check in json.loads(run("doctor", "--bundle", str(folder), "--json").stdout)}
+    assert checks["arithmetic"]["state"] == "failed"
+    assert "expected results cannot be computed" in checks["arithmetic"]["finding"]
 
 
 def test_doctor_finds_a_bad_authority_like_any_other_fault() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -166,11 +168,41 @@ def hostile(folder: Path, **parts: object) -> Path:
     return folder / "hostile.json"
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+         "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}},
+        {"normalizer": {"type": "NFKC"}, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": "\\d"}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]}},
+    ],
+    ids=["Llama 2", "NFKC and bytes"],
+)  # fmt: skip
+def test_tokenizers_of_known_models_are_read(codec: TextCodec, tmp_path: Path, parts: dict[str, object]) -> None:
+    assert TextCodec(hostile(tmp_path, **parts)).encode("a b")
+
+
 def test_a_tokenizer_that_makes_much_of_little(codec: TextCodec, tmp_path: Path) -> None:
     bomb = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 100_000}
     for part in ("normalizer", "decoder"):
-        with pytest.raises(BundleError, match="replaces characters by long texts"):
+        with pytest.raises(BundleError, match=r"makes \d+ times as much text"):
             TextCodec(hostile(tmp_path, **{part: {"type": "Sequence", part + "s": [bomb]}}))
+    half = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 9}  # each alone is allowed
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        plural = {"pre_tokenizer": "pretokenizers"}.get(part, part + "s")
+        with pytest.raises(BundleError, match=r"makes \d+ times as much text"):
+            TextCodec(hostile(tmp_path, **{part: {"type": "Sequence", plural: [half, half]}}))
+    twice = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    with pytest.raises(BundleError, match=r"makes \d+ times as much text"):
+        TextCodec(hostile(tmp_path, pre_tokenizer={"type": "Sequence", "pretokenizers": [twice] * 7}))
+    with pytest.raises(BundleError, match="has more than 64 steps"):
+        TextCodec(hostile(tmp_path, normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}] * 65}))
+    trie = base64.b64encode(struct.pack("<I", 4) + b"trie" + b"x" * 100 + b"\0").decode()
+    with pytest.raises(BundleError, match=r"makes \d+ times as much text"):
+        TextCodec(hostile(tmp_path, normalizer={"type": "Precompiled", "precompiled_charsmap": trie}))
     piece = "y" * 5000
     long = TextCodec(
         hostile(tmp_path, model={"type": "WordLevel", "vocab": {piece: 0}, "unk_token": piece}, decoder=None)

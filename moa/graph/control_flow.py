@@ -1,0 +1,80 @@
+"""Refuses ONNX graphs with loops or branches: a drafter's step needs none, and a loop could run for ever.
+
+Every operator with a graph inside (Loop, If, Scan, SequenceMap) has it as an attribute, so the file is walked for such
+attributes: as protobuf, for the device has no onnx package. Weights are skipped, not read.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+from moa.errors import BundleError
+
+_MODEL_GRAPH, _MODEL_FUNCTION, _GRAPH_NODE, _FUNCTION_NODE, _NODE_ATTRIBUTE, _INNER_GRAPHS = 7, 25, 1, 7, 5, (6, 11)
+_MOST_FIELDS = 1_000_000
+_ORT = b"ORTM"
+_ORT_LOOPS = tuple(len(name).to_bytes(4, "little") + name + b"\0" for name in (b"Loop", b"Scan", b"If", b"SequenceMap"))
+
+
+def refuse_control_flow(model: Path) -> None:
+    """Raise if the graph of a `.onnx` or `.ort` file has one inside, or cannot be read."""
+    try:
+        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content[4:8] == _ORT:  # a flatbuffer: a string is its length, its bytes, and a zero
+                found = any(content.find(name) >= 0 for name in _ORT_LOOPS)
+            else:
+                found = _Walk(content).finds_inner_graph()
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{model} is not an ONNX graph: {error}") from None
+    if found:
+        raise BundleError(f"{model} has loops or branches: a drafter's graph has none", hint="do not use this bundle")
+
+
+class _Walk:
+    """Fields of protobuf messages, as (number, start, stop) of those that hold bytes."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content, self._left = content, _MOST_FIELDS
+
+    def finds_inner_graph(self) -> bool:
+        for number, *model in self._fields(0, len(self._content)):
+            nodes = {_MODEL_GRAPH: _GRAPH_NODE, _MODEL_FUNCTION: _FUNCTION_NODE}.get(number)
+            for kind, *node in self._fields(*model) if nodes else ():
+                for part, *attribute in self._fields(*node) if kind == nodes else ():
+                    if part == _NODE_ATTRIBUTE and any(f[0] in _INNER_GRAPHS for f in self._fields(*attribute)):
+                        return True
+        return False
+
+    def _fields(self, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        while at < stop:
+            self._left -= 1
+            if self._left < 0:
+                raise ValueError(f"more than {_MOST_FIELDS} fields")
+            key, at = self._number(at, stop)
+            start, kind = at, key & 7
+            if kind == 0:
+                _, at = self._number(at, stop)
+            elif kind in (1, 5):
+                at += 8 if kind == 1 else 4
+            elif kind == 2:
+                size, start = self._number(at, stop)
+                at = start + size
+            else:
+                raise ValueError("a field of an unknown kind")
+            if at > stop:
+                raise ValueError("a field ends behind its message")
+            if kind == 2:
+                yield key >> 3, start, at
+
+    def _number(self, at: int, stop: int) -> tuple[int, int]:
+        value = 0
+        for shift in range(0, 70, 7):
+            if at >= stop:
+                break
+            byte = self._content[at]
+            at, value = at + 1, value | (byte & 127) << shift
+            if byte < 128:
+                return value & (2**64 - 1), at
+        raise ValueError("a number without an end")
