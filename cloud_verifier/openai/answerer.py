@@ -6,13 +6,13 @@ import asyncio
 import dataclasses
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from cloud_verifier.openai.loopback import Loopback, connected
 from cloud_verifier.sessions.service import Service
-from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Encoded, Ended, Piece, Question, Scored
+from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Encoded, Ended, Piece, Scored
 from moa.api.encoding import answer_limit, encoded
 from moa.api.logprobs import scored
 from moa.errors import MoaError, UsageError
@@ -52,17 +52,17 @@ class Tokenizer:
         with self._lock:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def chat(self, question: Question) -> list[int]:
-        """Ids of a conversation, up to the start of the answer."""
+    def chat(self, messages: Sequence[Mapping[str, str]], begun: str) -> list[int]:
+        """Ids of a conversation, and of the beginning of its answer."""
         with self._lock:
             if self._tokenizer.chat_template is None:
                 raise UsageError("this target has no chat template", hint="use /v1/completions")
             try:
-                messages = [dict(message) for message in question.messages or ()]
-                ids = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+                given = [dict(message) for message in messages]
+                text = self._tokenizer.apply_chat_template(given, add_generation_prompt=True, tokenize=False)
             except Exception as error:  # a template is a program and may raise any exception
                 raise UsageError(f"the chat template refuses this conversation: {error}") from None
-            return list(ids)
+            return list(self._tokenizer(text + begun, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Any) -> str:
         """Text of ids, without special tokens."""
@@ -164,7 +164,7 @@ def session_for(ask: AnswerRequest, ids: Sequence[int], limits: Limits) -> Clien
         max_new_tokens=answer_limit(ask, _DEFAULT_TOKENS, limits.max_new_tokens),
         sampling=_sampling(ask),
         stop=list(ask.stop),
-        ignore_eos=ask.ignore_eos,
+        ignore_eos=bool(ask.ignore_eos),
         records="off",
         logprobs=-1 if ask.logprobs is None else ask.logprobs,
     )

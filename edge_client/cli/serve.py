@@ -38,15 +38,15 @@ def add(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--mode",
         choices=("hold", "provisional", "keep"),
-        default="hold",
-        help="unverified text: hold it back, send it marked and correct it, or keep it (default: %(default)s)",
+        default="keep",
+        help="text that the device writes without the verifier: send it, marked; or hold it back; or send it and "
+        "correct it later, for clients that can (default: %(default)s)",
     )
     group.add_argument(
         "--patience",
         type=float,
-        default=60.0,
         metavar="S",
-        help="how long an answer waits for a lost link at its end (default: %(default)s)",
+        help="how long a complete answer waits for a lost link (default: 1 in mode keep, 5 provisional, 20 hold)",
     )
     group.add_argument(
         "--most-answers", type=int, default=64, metavar="N", help="answers at once (default: %(default)s)"
@@ -111,4 +111,6 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, name: str) -> N
             async with endpoint(client, serve, model, port) as address:
                 leave_out_what_is_loaded()
                 print(f"chat page and API at {address} (model {model}); Ctrl-C ends", file=sys.stderr, flush=True)
+                if client.link is None:
+                    print("no verifier: all text is this device's own, and none of it is verified", file=sys.stderr)
                 await stop.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -22,7 +22,6 @@ from moa.api.answer import (
     LinkNews,
     Note,
     Piece,
-    Question,
     Scored,
     Verified,
 )
@@ -143,9 +142,9 @@ class _Tokenizing:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
 
-    def chat(self, question: Question) -> Sequence[int]:
-        """Ids of a conversation, up to the start of the answer."""
-        return self.plain(self._codec.render_chat(question.messages or ()))
+    def chat(self, messages: Sequence[Mapping[str, str]], begun: str) -> Sequence[int]:
+        """Ids of a conversation, and of the beginning of its answer."""
+        return self.plain(self._codec.render_chat(messages) + begun)
 
     def encode(self, text: str) -> Sequence[int]:
         """Ids of a text, with the tokenizer's start token."""

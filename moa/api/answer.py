@@ -45,11 +45,11 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     seed: int = 0
     stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    mode: Mode = "hold"
+    ignore_eos: bool | None = None
+    mode: Mode = "keep"
     logprobs: int | None = None
     """How many of the likeliest tokens to return with each token's own log-probability; None: none at all."""
-    patience: float = 60.0
+    patience: float = 1.0
     """Seconds to wait at the end for a lost link, so that the text can be verified."""
     principal: str = ""
 

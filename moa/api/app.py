@@ -18,18 +18,21 @@ from starlette.routing import BaseRoute, Route, Router
 from moa.api import metrics as metrics_page
 from moa.api import responses, shapes, sse
 from moa.api.access import Access
-from moa.api.answer import Answerer
+from moa.api.answer import Answerer, AnswerRequest
 from moa.api.errors import ApiError
 from moa.api.guard import Guard
 from moa.api.http import ClientDisconnected, EventStream, Json, read_body, while_connected
 from moa.api.load import Counted
 from moa.api.metrics import ApiMetrics
+from moa.api.recheck import Recheck
 from moa.api.replay import Recording, Recordings, position
 from moa.api.requests import Defaults, ParsedRequest, parse_chat, parse_completion
 from moa.api.responses import ResponseShape, StoredMessages
 from moa.api.stream import chunks, response_events, whole
+from moa.errors import MoaError
 
 log = logging.getLogger("moa.api")
+_RECHECK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +97,13 @@ class Api:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Api]:
         """Remove expired streams while the body runs; then end every stream."""
-        sweeper = asyncio.create_task(self._sweep())
+        helpers = [asyncio.create_task(self._sweep()), asyncio.create_task(self._correct_all())]
         try:
             yield self
         finally:
-            for task in (sweeper, *self._tasks):
+            for task in (*helpers, *self._tasks):
                 task.cancel()
-            await asyncio.gather(sweeper, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*helpers, *self._tasks, return_exceptions=True)
 
     # ---- about the endpoint
 
@@ -137,17 +140,22 @@ class Api:
         self._known(call.model)
         shape = shapes.Shape(self.answerer.model, chat=call.chat)
         if not call.stream:
-            return Json(await while_connected(request.receive, whole(call, shape, self._counted)))
+            answer = await while_connected(request.receive, whole(call, shape, self._counted))
+            verified = all(choice["moa"]["verified"] for choice in answer["choices"])
+            return Json(answer, headers={"X-Moa-Link": self._link, "X-Moa-Verified": str(verified).lower()})
         events = await _opened(request, chunks(call, shape, self._counted))
-        return self._stream(events, shape.id, principal, resumable=call.resumable)
+        recheck = Recheck(call.asks[0], shape) if _may_be_corrected(call.asks) else None
+        return self._stream(events, shape.id, principal, recheck, resumable=call.resumable)
 
     # ---- streams
 
-    def _stream(self, events: AsyncGenerator[Any, None], id: str, principal: str, *, resumable: bool) -> Response:
-        headers = {"X-Request-Id": id}
+    def _stream(
+        self, events: AsyncGenerator[Any, None], id: str, principal: str, recheck: Recheck | None, *, resumable: bool
+    ) -> Response:
+        headers = {"X-Request-Id": id, "X-Moa-Link": self._link}
         if not resumable:
             return EventStream(_frames(events), headers)
-        recording = self._kept.open(id, principal)
+        recording = self._kept.open(id, principal, recheck=recheck)
         return EventStream(self._listen(self._record(_tape(_frames(events, id), recording), recording), 0), headers)
 
     def _record(self, frames: AsyncGenerator[bytes, None], recording: Recording) -> Recording:
@@ -189,6 +197,34 @@ class Api:
             await asyncio.sleep(min(1.0, self.limits.alone_seconds))
             self._kept.sweep()
 
+    async def _correct_all(self) -> None:
+        """Whenever the verifier is there, check what the device has finished alone."""
+        while True:
+            await asyncio.sleep(_RECHECK_SECONDS)
+            for recording in self._kept:
+                if self._link == "online" and recording.closed and recording.recheck and recording.recheck.due:
+                    await self._correct(recording, recording.recheck)
+
+    async def _correct(self, recording: Recording, recheck: Recheck) -> None:
+        """Append what the verifier says of an answer that the device has finished alone."""
+        events = recheck.events(self._counted)
+        try:
+            first = await anext(events, None)
+            if first is None:
+                return
+            recording.reopen()
+            async for frame in _frames(_after(first, events), recording.id, len(recording.frames)):
+                recording.add(frame)
+        except Exception as error:
+            recheck.failures += 1
+            log.warning("an answer could not be checked", exc_info=None if isinstance(error, MoaError) else error)
+        finally:
+            recording.close(time.monotonic())
+
+    @property
+    def _link(self) -> str:
+        return str(self.answerer.status()["link"])
+
     # ---- responses
 
     async def _respond(self, request: Request, principal: str) -> Response:
@@ -203,7 +239,8 @@ class Api:
             events = await _opened(request, response_events(call, shape, self._counted))
             frames = _frames(events)
         else:
-            recording = self._kept.open(shape.id, principal, shape)
+            recheck = Recheck(call.ask, shape) if _may_be_corrected([call.ask]) else None
+            recording = self._kept.open(shape.id, principal, shape, recheck)
             try:
                 events = await _opened(request, response_events(call, shape, self._counted))
             except BaseException:
@@ -259,11 +296,11 @@ class Api:
             self._reading[principal] -= 1
             self._reading += Counter()  # removes entries at zero
 
-    def _known(self, model: str) -> None:
-        if model != self.answerer.model:
+    def _known(self, model: str | None) -> None:
+        if model not in (None, self.answerer.model):
             raise ApiError(
                 404,
-                f"the model {model[:100]!r} does not exist here; there is {self.answerer.model!r}",
+                f"the model {str(model)[:100]!r} does not exist here; there is {self.answerer.model!r}",
                 param="model",
                 code="model_not_found",
             )
@@ -288,22 +325,26 @@ async def _opened(request: Request, events: AsyncGenerator[Any, None]) -> AsyncG
     A client that leaves meanwhile ends them."""
     first = await while_connected(request.receive, _first(events))
 
-    async def all_of_them() -> AsyncGenerator[Any, None]:
-        async with contextlib.aclosing(events):
-            yield first
-            async for event in events:
-                yield event
+    return _after(first, events)
 
-    return all_of_them()
+
+def _may_be_corrected(asks: Sequence[AnswerRequest]) -> bool:
+    return len(asks) == 1 and asks[0].mode == "provisional"
+
+
+async def _after(first: Any, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    async with contextlib.aclosing(events):
+        yield first
+        async for event in events:
+            yield event
 
 
 async def _first(events: AsyncGenerator[Any, None]) -> Any:
     return await anext(events)
 
 
-async def _frames(events: AsyncGenerator[Any, None], id: str = "") -> AsyncGenerator[bytes, None]:
-    """Events as frames of a stream, numbered if it is resumable."""
-    number = 0
+async def _frames(events: AsyncGenerator[Any, None], id: str = "", number: int = 0) -> AsyncGenerator[bytes, None]:
+    """Events as frames of a stream, numbered after `number` if it is resumable."""
     async with contextlib.aclosing(events):
         async for event in events:
             number += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from moa.api.answer import AnswerRequest, Encoded, Question
@@ -18,8 +18,8 @@ _PREDICTED_CHARACTERS_A_TOKEN = 16
 class Tokenizing(Protocol):
     """The tokenizer and chat template of an answerer. Methods may be called from several threads."""
 
-    def chat(self, question: Question) -> Sequence[int]:
-        """Ids of a conversation, up to the start of the answer."""
+    def chat(self, messages: Sequence[Mapping[str, str]], begun: str) -> Sequence[int]:
+        """Ids of a conversation, up to the start of the answer, and of what the client has begun it with."""
 
     def encode(self, text: str) -> Sequence[int]:
         """Ids of a text, with the tokenizer's start token."""
@@ -52,8 +52,12 @@ def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_to
 
 
 def _prompt(tokenizer: Tokenizing, question: Question) -> Callable[[], Sequence[int]]:
-    if question.messages is not None:
-        return lambda: tokenizer.chat(question)
+    messages = question.messages
+    if messages is not None:
+        if messages[-1]["role"] != "assistant":
+            return lambda: tokenizer.chat(messages, "")
+        # As llama.cpp's server and vLLM can: the model goes on with the last message.
+        return lambda: tokenizer.chat(messages[:-1], messages[-1]["content"])
     return lambda: tokenizer.encode(question.text or "")
 
 

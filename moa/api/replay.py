@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from moa.api import sse
 from moa.api.errors import ApiError
+from moa.api.recheck import Recheck
 from moa.api.responses import ResponseShape
 
 _FRAME_COST = 100
@@ -27,6 +29,8 @@ class Recording:
     """Bytes that it holds, those of `response` included."""
     response: ResponseShape | None = None
     """The stored response whose stream it is."""
+    recheck: Recheck | None = None
+    """Corrects the stream when the verifier is back."""
     cancel: Callable[[], object] = lambda: None
     """Stops the work behind the stream."""
     frames: list[bytes] = field(default_factory=list)
@@ -41,6 +45,12 @@ class Recording:
         self.frames.append(frame)
         self.size += len(frame) + _FRAME_COST
         self._tell()
+
+    def reopen(self) -> None:
+        """More follows: whoever reads from the beginning must not take the end so far for the end."""
+        self.closed = False
+        if self.frames[-1].endswith(b"[DONE]\n\n"):
+            self.frames[-1] = sse.NOTHING
 
     def close(self, now: float) -> None:
         """The stream is over."""
@@ -74,12 +84,14 @@ class Recordings:
         """Bytes that are kept."""
         return sum(stream.size for stream in self._streams.values())
 
-    def open(self, id: str, principal: str, response: ResponseShape | None = None) -> Recording:
-        """A new stream; `response` is kept with it."""
-        size = _STREAM_COST + (response.size if response is not None else 0)
+    def open(
+        self, id: str, principal: str, response: ResponseShape | None = None, recheck: Recheck | None = None
+    ) -> Recording:
+        """A new stream; what is given is kept with it."""
+        size = _STREAM_COST + sum(part.size for part in (response, recheck) if part is not None)
         if size > self.most_bytes // 4:
             raise ApiError(413, f"{size} bytes are too many to keep: send store: false", code="too_long_to_store")
-        stream = Recording(id, principal, size, response, touched=self.clock())
+        stream = Recording(id, principal, size, response, recheck, touched=self.clock())
         self._streams[id] = stream
         self.sweep()
         return stream

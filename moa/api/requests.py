@@ -68,13 +68,13 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     mode: Mode | None = None
     patience: Annotated[float, Meta(ge=0.0, le=3600.0)] | None = None
     resumable: bool = False
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
 
 
 class Common(msgspec.Struct, kw_only=True):
     """Fields that both routes have."""
 
-    model: Annotated[str, Meta(max_length=512)]
+    model: Annotated[str, Meta(max_length=512)] | None = None
     max_tokens: PositiveInt | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -91,6 +91,8 @@ class Common(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     user: str | None = None
     prediction: PredictedContent | None = None
+    ignore_eos: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     moa: Extension | None = None
 
 
@@ -119,12 +121,16 @@ class CompletionRequest(Common, kw_only=True):
     best_of: Annotated[int, Meta(ge=0, le=128)] | None = None
 
 
+_PATIENCE: dict[Mode, float] = {"hold": 20.0, "provisional": 5.0, "keep": 1.0}
+"""Seconds to wait for a lost link when the text is complete; clients and proxies give up after 30 to 60."""
+
+
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed request: one `AnswerRequest` for each choice."""
 
     asks: tuple[AnswerRequest, ...]
     chat: bool
-    model: str
+    model: str | None
     stream: bool
     include_usage: bool
     resumable: bool
@@ -133,9 +139,16 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     """The server's defaults and limits for requests."""
 
-    mode: Mode = "hold"
-    patience: float = 60.0
+    mode: Mode = "keep"
+    patience: float | None = None
+    """Seconds; None: what suits the request's mode."""
     max_choices: int = 16
+
+    def mode_and_patience(self, ours: Extension) -> tuple[Mode, float]:
+        """The request's own, or the defaults."""
+        mode = ours.mode or self.mode
+        given = self.patience if ours.patience is None else ours.patience
+        return mode, _PATIENCE[mode] if given is None else given
 
 
 def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest:
@@ -259,6 +272,7 @@ def _call(
         raise bad(f"{choices} answers in one request, at most {defaults.max_choices}", "n")
     ours = request.moa or Extension()
     stop = stop_texts(request.stop)
+    mode, patience = defaults.mode_and_patience(ours)
     asks = tuple(
         AnswerRequest(
             question=question,
@@ -270,10 +284,10 @@ def _call(
             repetition_penalty=request.repetition_penalty,
             seed=sampling_seed(request.seed, choice),
             stop=stop,
-            ignore_eos=ours.ignore_eos,
+            ignore_eos=request.ignore_eos if ours.ignore_eos is None else ours.ignore_eos,
             logprobs=logprobs,
-            mode=ours.mode or defaults.mode,
-            patience=defaults.patience if ours.patience is None else ours.patience,
+            mode=mode,
+            patience=patience,
             principal=principal,
         )
         for question in questions
@@ -305,7 +319,7 @@ def _questions(prompt: str | list[Any], prediction: str) -> Iterator[Question]:
 
 
 def _refuse_unsupported(request: Common) -> None:
-    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "audio"):
+    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "audio", "chat_template_kwargs"):
         if getattr(request, name, None):
             raise unsupported(name)
     for name in ("echo", "suffix"):

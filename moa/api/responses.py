@@ -50,7 +50,7 @@ class Item(msgspec.Struct):
 class ResponseRequest(msgspec.Struct, kw_only=True):
     """Body of `/v1/responses`."""
 
-    model: ShortText
+    model: ShortText | None = None
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=1024)]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
@@ -120,6 +120,7 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
     conversation = (*before, *_messages(request.input))
     instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
     ours = request.moa or Extension()
+    mode, patience = defaults.mode_and_patience(ours)
     ask = AnswerRequest(
         question=Question(messages=(*instructions, *conversation), prediction=predicted_text(request.prediction)),
         max_tokens=request.max_output_tokens,
@@ -128,8 +129,8 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
         seed=sampling_seed(None),
         ignore_eos=ours.ignore_eos,
         logprobs=(request.top_logprobs or 0) if _LOGPROBS in (request.include or ()) else None,
-        mode=ours.mode or defaults.mode,
-        patience=defaults.patience if ours.patience is None else ours.patience,
+        mode=mode,
+        patience=patience,
         principal=principal,
     )
     return ResponseCall(
@@ -176,6 +177,8 @@ class ResponseShape:
         self._completed: int | None = None
         self._why: dict[str, Any] | None = None
         self.error: ApiError | None = None
+        self.unverified: str | None = None
+        """The text, when it is complete and part of it was never verified."""
         self._counts: Counts | None = None
         self._number = -1
 

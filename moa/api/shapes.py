@@ -11,6 +11,7 @@ from typing import Any
 from moa.api import logprobs
 from moa.api.answer import Counts, LinkNews, Note, Reason, Scored
 from moa.api.present import Show
+from moa.api.reasoning import split
 
 _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
 """All other reasons are reported as `length`, which clients know; `moa.reason` is the exact one."""
@@ -26,6 +27,8 @@ class Shape:
         self._model = model
         self._scored: Counter[int] = Counter()
         """Characters of each streamed choice whose log-probabilities have been sent."""
+        self.unverified: str | None = None
+        """The text, when it is complete and part of it was never verified; of a stream with one choice."""
 
     # ---- whole
 
@@ -40,7 +43,7 @@ class Shape:
         choices = [
             self._choice(
                 index,
-                {"message": {"role": "assistant", "content": text, "refusal": None}} if self.chat else {"text": text},
+                {"message": _message(text)} if self.chat else {"text": text},
                 reason,
                 {"reason": reason, "verified": verified},
                 entries,
@@ -56,13 +59,13 @@ class Shape:
         """The chunk that opens a chat choice."""
         return self._chunk([self._choice(index, {"delta": {"role": "assistant", "content": ""}})])
 
-    def piece(self, index: int, show: Show, *, marked: bool) -> Any:
-        """The chunk for added and removed text; `marked` for clients that know our field."""
-        body = {"delta": {"content": show.text} if show.text else {}} if self.chat else {"text": show.text}
-        marks: dict[str, Any] = {"verified": show.verified}
+    def piece(self, index: int, show: Show, marks: dict[str, Any] | None = None, *, reasoning: str = "") -> Any:
+        """The chunk for added and removed text. `marks` are for clients that know our field."""
+        delta = {"reasoning_content": reasoning} if reasoning else {}
+        body = {"delta": delta | ({"content": show.text} if show.text else {})} if self.chat else {"text": show.text}
         if show.cut is not None:
-            marks["cut"] = show.cut
-        return self._chunk([self._choice(index, body, None, marks if marked else None, show.logprobs or None)])
+            marks = (marks or {}) | {"cut": show.cut}
+        return self._chunk([self._choice(index, body, None, marks, show.logprobs or None)])
 
     def last(self, index: int, reason: Reason, *, verified: bool) -> Any:
         """The chunk that closes a choice."""
@@ -106,6 +109,12 @@ class Shape:
         offset = self._scored[index]
         self._scored[index] += sum(len(entry.token) for entry in scored)
         return logprobs.completion(scored, offset)
+
+
+def _message(text: str) -> dict[str, Any]:
+    reasoning, answer = split(text)
+    message = {"role": "assistant", "content": answer, "refusal": None}
+    return message | {"reasoning_content": reasoning} if reasoning else message
 
 
 def usage(counts: Iterable[Counts]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import msgspec
 
 CONTENT_TYPE = "text/event-stream"
 DONE = "[DONE]"
+NOTHING = b": continued\n\n"
+"""A comment in the place of an end that was not the last."""
 KEEPALIVE = b": still here\n\n"
 """A comment: clients skip it, and it keeps the connection alive through proxies."""
 

@@ -7,14 +7,16 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Began, Counts, Ended, LinkNews, Note, Scored
+from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Began, Counts, Ended, LinkNews, Note, Piece, Scored
 from moa.api.errors import from_error
-from moa.api.present import Presenter
+from moa.api.present import Presenter, Show
+from moa.api.reasoning import ReasoningSplitter
 from moa.api.requests import ParsedRequest
 from moa.api.responses import ResponseCall, ResponseShape
 from moa.api.shapes import Shape
 from moa.errors import MoaError
 
+_NOTHING = Show("", 0)
 _WAITING = 64
 """Events of a request with several choices that may wait for a slow client; then the choices pause."""
 
@@ -79,7 +81,8 @@ async def whole(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Any:
 async def chunks(call: ParsedRequest, shape: Shape, answerer: Answerer) -> AsyncGenerator[Any, None]:
     """The chunks of a request that streams. An error after the first chunk becomes one, and the last."""
     presenters = [Presenter(ask.mode) for ask in call.asks]
-    marked = [ask.mode == "provisional" for ask in call.asks]
+    splitters = [ReasoningSplitter() for _ in call.asks]
+    marked = call.asks[0].mode == "provisional"
     counts: list[Counts] = []
     begun = False
     try:
@@ -88,13 +91,21 @@ async def chunks(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Async
                 if isinstance(event, Began) and call.chat:
                     yield shape.first(index)
                 begun = begun or isinstance(event, Began)
-                if isinstance(event, LinkNews | Note) and marked[index]:
+                if isinstance(event, LinkNews | Note) and marked:
                     yield shape.news(event)
                 show = presenters[index].take(event)
-                if show is not None and (show.text or show.logprobs or marked[index]):
-                    yield shape.piece(index, show, marked=marked[index])
+                if marked:  # positions are those of the whole text
+                    if show is not None:
+                        yield shape.piece(index, show, {"verified": show.verified})
+                else:
+                    show, ended = show or _NOTHING, isinstance(event, Ended)
+                    reasoning, text = ("", show.text) if not call.chat else splitters[index].feed(show.text, last=ended)
+                    if reasoning or text or show.logprobs:
+                        alone = {"unverified": True} if isinstance(event, Piece) and not event.verified else None
+                        yield shape.piece(index, show._replace(text=text), alone, reasoning=reasoning)
                 if isinstance(event, Ended):
                     counts.append(event.counts)
+                    shape.unverified = event.text if marked and not event.verified and len(call.asks) == 1 else None
                     yield shape.last(index, event.reason, verified=event.verified)
     except MoaError as error:
         if not begun:
@@ -122,6 +133,7 @@ async def response_events(call: ResponseCall, shape: ResponseShape, answerer: An
                     for told in shape.piece(show, marked=marked):
                         yield told
                 if isinstance(event, Ended):
+                    shape.unverified = event.text if marked and not event.verified else None
                     for told in shape.end(event):
                         yield told
     except MoaError as error:

@@ -34,7 +34,17 @@ async def test_a_chat_answer() -> None:
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 2)
     assert answerer.asks[0].question.messages == [{"role": "user", "content": "hi"}]
-    assert answerer.asks[0].mode == "hold"
+    assert answerer.asks[0].mode == "keep"
+
+
+async def test_thinking_is_told_apart_from_the_answer() -> None:
+    async with served(says("<th", "ink>\nhm", "m</thi", "nk>\n\n4", "2")) as (_, address), browser(address) as client:
+        answer = (await client.post("/v1/chat/completions", json=chat())).json()["choices"][0]["message"]
+        assert (answer["reasoning_content"], answer["content"]) == ("hmm", "42")
+        reply = await client.post("/v1/chat/completions", json=chat(stream=True))
+    deltas = [chunk["choices"][0]["delta"] for chunk in data_of(reply.text)[:-1]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hmm"
+    assert "".join(delta.get("content", "") for delta in deltas) == "42"
 
 
 async def test_a_stream_with_usage() -> None:
@@ -112,6 +122,8 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
         (chat(functions=[{"name": "f"}], function_call={"name": "f"}), "function_call"),
         (chat(response_format={"type": "json_object"}), "response_format"),
         (chat(logit_bias={"1": 2}), "logit_bias"),
+        (chat(chat_template_kwargs={"enable_thinking": False}), "chat_template_kwargs"),
+        ({"model": MODEL, "messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         (chat(moa={"mode": "guess"}), "moa.mode"),
         (chat(moa={"typo": 1}), "moa"),
         ({"model": MODEL, "messages": []}, "messages"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from moa.process.listening import Port
 from tests.api.heartbeat import heartbeat
 from tests.api.large import large_requests
 from tests.api.scripted import browser
+from tests.api.test_app import data_of
 from tests.edge.serve.pair import verifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -109,7 +111,7 @@ async def test_hold_waits_also_where_the_device_may_write_no_further(linked: Ser
     before = client.settings
     client.settings = dataclasses.replace(before, max_offline_tokens=2, offline_after=0.0)
     await switch(api, connected=False)
-    how |= {"extra_body": {"moa": {"patience": 0.1}}}
+    how |= {"extra_body": {"moa": {"mode": "hold", "patience": 0.1}}}
     with pytest.raises(openai.InternalServerError) as refused:
         await api.chat.completions.create(**how)
     assert (refused.value.status_code, refused.value.code) == (503, "not_verified")
@@ -117,7 +119,8 @@ async def test_hold_waits_also_where_the_device_may_write_no_further(linked: Ser
     with pytest.raises(openai.APIError) as broken:
         await text_of(stream)
     assert broken.value.code == "not_verified"
-    held = asyncio.create_task(api.chat.completions.create(model=MODEL, messages=QUESTION))
+    body = {"moa": {"mode": "hold"}}
+    held = asyncio.create_task(api.chat.completions.create(model=MODEL, messages=QUESTION, extra_body=body))
     await switch(api, connected=True)
     assert (await held).choices[0].message.content == truth
     client.settings = before
@@ -144,7 +147,9 @@ async def test_every_verified_token_has_its_log_probability_however_it_came(link
 async def test_without_a_verifier_hold_says_so_and_provisional_answers(alone: Served) -> None:
     _, api = alone
     with pytest.raises(openai.InternalServerError) as refused:
-        await api.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"moa": {"patience": 0}})
+        await api.chat.completions.create(
+            model=MODEL, messages=QUESTION, extra_body={"moa": {"mode": "hold", "patience": 0}}
+        )
     assert refused.value.status_code == 503
     body = {"moa": {"mode": "provisional", "patience": 0}}
     answer = await api.chat.completions.create(model=MODEL, messages=QUESTION, extra_body=body)
@@ -172,3 +177,82 @@ async def test_no_request_keeps_others_from_the_event_loop(alone: Served, name: 
             replies = await asyncio.gather(*(client.post(path, **ask) for _ in range(2)))  # type: ignore[arg-type]
     assert {reply.status_code for reply in replies} <= {200, 400}, replies[0].text[:300]
     assert beat.longest < 0.2
+
+
+async def test_by_default_an_answer_goes_on_without_the_verifier_and_says_so(linked: Served) -> None:
+    _, api = linked
+    how: Any = {"messages": QUESTION, "model": MODEL}
+    reply = await api.chat.completions.with_raw_response.create(**how)
+    assert (reply.headers["x-moa-link"], reply.headers["x-moa-verified"]) == ("online", "true")
+    await switch(api, connected=False)
+    began = time.monotonic()
+    reply = await api.chat.completions.with_raw_response.create(**how)
+    assert (reply.headers["x-moa-link"], reply.headers["x-moa-verified"]) == ("offline", "false")
+    assert reply.parse().choices[0].message.content
+    assert time.monotonic() - began < 15, "5 on a machine with nothing else to do"
+    marks = []
+    async for chunk in await api.chat.completions.create(**how, stream=True):
+        assert len(chunk.choices) == 1, "some clients trip over chunks without choices"
+        marks.append((chunk.choices[0].model_extra or {}).get("moa"))
+    assert marks[1] == {"unverified": True}
+    assert marks[-1]["all_verified"] is False
+    await switch(api, connected=True)
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "responses"])
+async def test_what_was_written_offline_is_corrected_for_a_client_that_comes_again(linked: Served, route: str) -> None:
+    client, api = linked
+    await client.wait_online(PATIENCE)
+    truth = (await api.chat.completions.create(model=MODEL, messages=QUESTION)).choices[0].message.content
+    await switch(api, connected=False)
+    ours = {"moa": {"mode": "provisional", "patience": 0, "resumable": True}, "model": MODEL, "stream": True}
+    asked: Any = {"messages": QUESTION} if route.startswith("chat") else {"input": QUESTION}
+    async with browser(str(api.base_url).removesuffix("/v1/")) as plain:
+        first = await plain.post(f"/v1/{route}", json=asked | ours)
+        id = first.headers["x-request-id"]
+        assert first.text.rstrip().endswith("[DONE]")
+        await switch(api, connected=True)
+        async with asyncio.timeout(PATIENCE):
+            while (
+                "[DONE]"
+                not in (
+                    again := await plain.get(f"/v1/streams/{id}", headers={"Last-Event-ID": last_id(first.text)})
+                ).text
+            ):
+                await asyncio.sleep(0.05)
+        whole = (await plain.get(f"/v1/streams/{id}")).text
+        assert whole.count("[DONE]") == 1
+        assert whole.endswith(again.text)
+        if route == "responses":
+            kept = (await plain.get(f"/v1/responses/{id}")).json()
+            assert kept["output"][0]["content"][0]["text"] == truth
+            return
+    text, verified = "", False
+    for chunk in data_of(whole)[:-1]:
+        for choice in chunk["choices"]:
+            text = text[: choice.get("moa", {}).get("cut")] + choice["delta"].get("content", "")
+            verified = choice.get("moa", {}).get("all_verified", False)
+    assert (text, verified) == (truth, True)
+
+
+def last_id(stream: str) -> str:
+    """The last event's id."""
+    return [line.removeprefix("id: ") for line in stream.splitlines() if line.startswith("id: ")][-1]
+
+
+async def test_an_answer_that_the_client_has_begun_goes_on(linked: Served) -> None:
+    client, api = linked
+    await client.wait_online(PATIENCE)
+    truth = (await api.chat.completions.create(model=MODEL, messages=QUESTION)).choices[0].message.content
+    begun: Any = [*QUESTION, {"role": "assistant", "content": truth[:8]}]
+    answer = await api.chat.completions.create(model=MODEL, messages=begun)
+    assert answer.choices[0].message.content == truth[8:]
+
+
+async def test_the_model_may_be_left_out_and_the_end_ignored(alone: Served) -> None:
+    _, api = alone
+    async with browser(str(api.base_url)) as plain:
+        for ignored in (False, True):
+            body = {"messages": QUESTION, "max_tokens": 60, "ignore_eos": ignored}
+            choice = (await plain.post("chat/completions", json=body)).json()["choices"][0]
+            assert (choice["finish_reason"] == "length") == ignored
