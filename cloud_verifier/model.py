@@ -32,6 +32,8 @@ from moa.wire.messages import RecordContract
 _WARM_TOKENS = 512
 """Only drafts of dozens of sessions are more in one forward: prompts are read in pieces."""
 _WARM_SECONDS = 2.0
+_USUAL_DRAFT = 8
+"""Tokens of a session's draft in the forwards that an accelerator is prepared for at start."""
 
 
 class TargetDetokenizer:
@@ -73,6 +75,8 @@ def load(settings: Settings) -> Served:
     target = load_target(settings)
     _widen_head(target)
     warm_up(target, min(_WARM_TOKENS, settings.max_batch_tokens))
+    if target.runner is not None:
+        target.runner.prepare(target.runner.usual(settings.max_batch_rows, _USUAL_DRAFT, settings.prefill_tokens))
     drafter_folder = settings.drafter
     if not settings.target:
         drafter_folder = drafter_folder or str(_embedded().drafter)

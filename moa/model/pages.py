@@ -33,16 +33,18 @@ class PagePool(Slots):
         capacity: int,
         head_dim: int,
         tokens: int = 0,
+        spare: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Memory for `slots` sequences of up to `capacity` tokens, and `tokens` in total (0: all slots full)."""
+        """Memory for `slots` sequences of up to `capacity` tokens, and `tokens` in total (0: all slots full). `spare`
+        pages behind the last one belong to no slot: forwards of a fixed size write their padding there."""
         if tokens < 0:
             raise UsageError(f"a KV cache cannot hold {tokens} tokens")
         self.per_slot = -(-capacity // PAGE)
         self.pages = -(-tokens // PAGE) or slots * self.per_slot
         super().__init__(slots, min(capacity, self.pages * PAGE))
-        shape = (layers, self.pages * PAGE, kv_heads, head_dim)
+        shape = (layers, (self.pages + spare) * PAGE, kv_heads, head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = list(zip(self.k.unbind(0), self.v.unbind(0), strict=True))
@@ -106,7 +108,7 @@ class PagePool(Slots):
         if len(unused):
             where = torch.from_numpy(unused).to(self.k.device)
             for memory in (self.k, self.v):
-                memory.unflatten(1, (self.pages, PAGE)).index_fill_(1, where, 0)
+                memory.unflatten(1, (-1, PAGE)).index_fill_(1, where, 0)
         self._free_pages += len(unused)
         self.held[slot], self.straight[slot] = 0, True
         self._give_back(slot)

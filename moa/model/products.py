@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -28,22 +29,27 @@ def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
         return wholes.pop()  # another target has already packed this model's weights
     if not all(type(layer) is nn.Linear and type(layer.weight.data) is Tensor for layer in layers):
         return layers[0] if len(layers) == 1 else lambda x: torch.cat([layer(x) for layer in layers], dim=-1)
-    biased = layers[0].bias is not None
-    bias = torch.cat([layer.bias.data for layer in layers]) if biased else None
-    stops = [0]
-    for layer in layers:
-        stops.append(stops[-1] + layer.out_features)
-    weight = layers[0].weight.data if len(layers) == 1 else torch.cat([layer.weight.data for layer in layers])
+    weight, bias = join_weights(layers)
     if pack:
+        stops = [0, *accumulate(layer.out_features for layer in layers)]
         packed = _Packed(weight, bias)
         for name, start, stop in zip(names, stops, stops[1:], strict=False):
             setattr(owner, name, packed if len(names) == 1 else _Part(packed, start, stop))
         return packed
-    for layer, start, stop in zip(layers, stops, stops[1:], strict=False):
-        layer.weight.data = weight[start:stop]
     if weight.device.type == "cpu" and weight.dtype != torch.float32:  # torch gives these to oneDNN
         return lambda x: _in_few_sizes(lambda rows: linear(rows, weight, bias), x)
     return lambda x: linear(x, weight, bias)
+
+
+def join_weights(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """The weights and biases of plain layers in one matrix each; the layers become views of it."""
+    bias = None if layers[0].bias is None else torch.cat([layer.bias.data for layer in layers])
+    if len(layers) == 1:
+        return layers[0].weight.data, bias
+    weight = torch.cat([layer.weight.data for layer in layers])
+    for layer, part in zip(layers, weight.split([layer.out_features for layer in layers]), strict=True):
+        layer.weight.data = part
+    return weight, bias
 
 
 def widened(weight: Tensor) -> Product | None:

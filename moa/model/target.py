@@ -17,7 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from moa.config import TargetFacts
 from moa.errors import NumericalError, UnsupportedModelError, UsageError
+from moa.model.accelerator.buffers import check_nodes
+from moa.model.accelerator.runner import Accelerator, GraphRunner
 from moa.model.accelerator.sampling import NO_NUMBER
+from moa.model.accelerator.weights import can_run
 from moa.model.families import embedding_scale, mask_plan
 from moa.model.layout import Layout
 from moa.model.library import LibraryDecoder
@@ -85,18 +88,29 @@ class Committed:
 class Step:
     """The results of one forward, in the order of its rows."""
 
-    def __init__(self, target: Target, batch: RowBatch, versions: Sequence[int], hidden: Tensor):
+    def __init__(
+        self,
+        target: Target,
+        batch: RowBatch,
+        versions: Sequence[int],
+        hidden: Tensor,
+        choices: npt.NDArray[np.int64] | None = None,
+        path: str = "library",
+    ):
         if len(hidden) != batch.starts[-1]:
             raise ValueError(f"{len(hidden)} final states of {batch.starts[-1]} tokens")
         self.batch = batch
         self.versions = versions
+        self.path = path
+        """How the forward ran: `library`, or `graph` or `eager` and the accelerator's tier."""
         self._target = target
         self._hidden = hidden
+        self._known = choices
 
     @property
     def samples_on_device(self) -> bool:
         """Whether tokens are sampled where the logits are: on a CPU the host's own walk reads fewer of them."""
-        return self._hidden.device.type != "cpu"
+        return self._target.runner is not None or self._hidden.device.type != "cpu"
 
     def hidden(self, b: int) -> Tensor:
         """Final states `[t,hidden]` of row b, after the last norm."""
@@ -131,6 +145,8 @@ class Step:
 
     @cached_property
     def _choices(self) -> npt.NDArray[np.int64]:
+        if self._known is not None:
+            return self._known
         judged = self.batch.judged()
         choices = np.full(judged.shape, -1, dtype=np.int64)
         hidden = self._hidden
@@ -173,6 +189,8 @@ class Target:
         fp32_head: bool = True,
         packed: bool = True,
         pack_weights: bool = False,
+        exact: bool = True,
+        accelerator: Accelerator | None = None,
     ) -> None:
         """Use a model prepared by `moa.model.loading`. The capacity is limited to the model's positions.
 
@@ -180,6 +198,8 @@ class Target:
         weights in float32, which makes numerical ties rarer. `packed` uses the packed decoder if the family has one;
         `pack_weights` then stores the weights in oneDNN's layout instead of torch's, and beside them a float32 copy of
         the LM head in that layout: to widen it in every forward takes as long as eight layers.
+        On an accelerator `exact` makes every token's bits independent of its batch, its draft and the pieces of its
+        prompt, for which drafts must be chains in less than float32; `accelerator` replaces the device's own.
         """
         head: Any = model.get_output_embeddings()
         embedding: Any = model.get_input_embeddings()
@@ -197,26 +217,41 @@ class Target:
         self.embedding_scale = float(torch.tensor(embedding_scale(model.config), dtype=self.dtype))
         self.logit_softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         capacity = min(capacity, facts.max_positions)
+        if packed and can_run(model, facts):
+            accelerator = accelerator or Accelerator.of(self.device, library_products=not exact)
+        else:
+            accelerator = None
         self.pool = PagePool(
             layers=facts.layers,
             slots=slots,
             kv_heads=facts.kv_heads,
             capacity=capacity,
             tokens=min(kv_tokens, slots * capacity),
+            spare=int(accelerator is not None),
             head_dim=facts.head_dim,
             dtype=self.dtype,
             device=self.device,
         )
         plan = mask_plan(model.config)
         self._windows = plan.windows
+        kinds = model.config.layer_types if plan.per_layer_type else ["all"] * facts.layers
+        self.runner: GraphRunner | None = None
+        """The accelerator's decoder, in place of the others."""
         self._decoder: PackedDecoder | LibraryDecoder
-        if packed and facts.family in PACKED_FAMILIES:
-            kinds = model.config.layer_types if plan.per_layer_type else ["all"] * facts.layers
+        if accelerator is not None:
+            windows = [plan.windows[kind] for kind in kinds]
+            self.runner = GraphRunner(
+                model, facts, self.pool, accelerator, capacity=self.pool.capacity, windows=windows
+            )
+        elif packed and facts.family in PACKED_FAMILIES:
             pack = pack_weights and can_pack(self.device, self.dtype)
             self._decoder = PackedDecoder(model, facts, capacity=self.pool.capacity, kinds=kinds, pack=pack)
         else:
             self._decoder = LibraryDecoder(model, plan)
         self._pack_head = pack_weights and packed
+        self.trees = self.runner is None or not exact or self.dtype == torch.float32
+        """Whether drafts may branch. The keys of an accepted branch lie at other columns than those of plain decoding,
+        so that sums over them run in another order: less than float32 would show it."""
 
     @classmethod
     def load(
@@ -249,19 +284,24 @@ class Target:
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Step:
         """Run every row's tokens after its slot's prefix; each node attends to the prefix and its own ancestors."""
+        if self.runner is not None:
+            batch = RowBatch.of(rows, self.facts.vocab_size)
+            check_nodes(batch)
+            begun = self.pool.begin(batch.slots, batch.sizes)
+            return Step(self, batch, begun, *self.runner(batch), path=self.runner.path)
         batch, versions, layout, ids = self._laid_out(rows)
         return Step(self, batch, versions, self._decoder(ids, layout, self.pool.layers))
 
     @property
     def pieces(self) -> int:
         """Parts of which a forward consists where it can be interrupted: the packed decoder's layers; else 1."""
-        return self.facts.layers if isinstance(self._decoder, PackedDecoder) else 1
+        return self.facts.layers if self.runner is None and isinstance(self._decoder, PackedDecoder) else 1
 
     @torch.inference_mode()
     def start(self, rows: Sequence[Row]) -> Forward:
         """Begin a forward that others may come between, if it has several `pieces`. Until it has ended, its slots must
         not be released, nor take part in another."""
-        if not isinstance(self._decoder, PackedDecoder):
+        if self.runner is not None or not isinstance(self._decoder, PackedDecoder):
             raise UsageError(f"a forward of {self.facts.family} cannot be interrupted here")
         batch, versions, layout, ids = self._laid_out(rows)
         return Forward(self, batch, versions, self._decoder.by_layer(ids, layout, self.pool.layers))
@@ -313,7 +353,9 @@ class Target:
     def logits(self, hidden: Tensor) -> Tensor:
         """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`."""
         weight = self.head_weight
-        if self.fp32_head and self.wide_head is not None:
+        if self.runner is not None:
+            logits = self.runner.logits(hidden)
+        elif self.fp32_head and self.wide_head is not None:
             logits = self.wide_head(hidden)
         elif weight.dtype == torch.float32 or not self.fp32_head:
             logits = linear(hidden, weight).float()

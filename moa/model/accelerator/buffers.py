@@ -1,0 +1,203 @@
+"""The inputs of a forward on an accelerator: tiers of rows and tokens, and one static buffer that one upload fills."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moa.errors import UsageError
+from moa.model.pages import PAGE, PagePool
+from moa.model.rows import IntArray, RowBatch
+
+SPLIT = 512
+"""Columns of the context that one part of attention sums over; a part begins at a multiple of it."""
+NODES = 64
+"""Nodes of a tree: a bit of a token's ancestor mask each. Longer rows must be chains."""
+FEWEST, MOST = 8, 512
+"""Tokens of the smallest and the largest tier. A larger batch is several forwards."""
+
+
+_CHAIN = np.array([(2 << node) - 1 for node in range(NODES)], dtype=np.uint64).view(np.int64)
+
+
+class Tier(NamedTuple):
+    """The size of a forward; a smaller one is padded. With `head`, the LM head runs for the tokens that need it."""
+
+    rows: int
+    tokens: int
+    head: bool
+
+    @classmethod
+    def of(cls, rows: int, tokens: int, head: bool) -> Tier:
+        """The smallest that holds so many rows and tokens."""
+        return cls(_power(rows), max(FEWEST, _power(tokens), _power(rows)), head)
+
+    @property
+    def name(self) -> str:
+        """For people and metrics."""
+        return f"{self.rows}x{self.tokens}{'' if self.head else ' prompt'}"
+
+
+class RowPiece(NamedTuple):
+    """Consecutive tokens of a row of the batch: a whole row, or a part of a long chain."""
+
+    row: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class ForwardInput:
+    """Views of the static buffer for one tier, all int32 but the masks."""
+
+    ids: Tensor
+    positions: Tensor
+    columns: Tensor
+    """Where each token's keys and values are written; the spare page's first column for padding."""
+    token_row: Tensor
+    """-1: padding."""
+    judged: Tensor
+    """Tokens that the LM head runs for; padded with token 0."""
+    masks: Tensor
+    """int64: bit j is set where the token sees node j of its row. Not read in rows of more than `NODES`."""
+    starts: Tensor
+    """`[rows + 1]`: the first token of each row."""
+    lengths: Tensor
+    block_row: Tensor
+    """The row of each block of queries; -1: none."""
+    block_first: Tensor
+    table: Tensor
+    """`[rows, pages of a slot]`."""
+
+
+class Buffers:
+    """A pinned array on the host, and its copy on the device."""
+
+    def __init__(self, pool: PagePool, group: int) -> None:
+        self._pool, self._block = pool, query_block(group)
+        largest = max((Tier(rows, MOST, True) for rows in _powers(pool.slots)), key=self._size)
+        size, device = self._size(largest), pool.k.device
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._device = torch.zeros(size, dtype=torch.int32, device=device)
+        self._array = self._host.numpy()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory on the device."""
+        return self._device.nbytes
+
+    def views(self, tier: Tier) -> ForwardInput:
+        """The device's copy, as this tier's inputs."""
+        pieces = self._device[: self._size(tier)].split(self._lengths(tier))
+        masks, table = pieces[0].view(torch.int64), pieces[10].view(tier.rows, -1)
+        ids, positions, columns, token_row, judged, starts, lengths, block_row, block_first = pieces[1:10]
+        return ForwardInput(
+            ids, positions, columns, token_row, judged, masks, starts, lengths, block_row, block_first, table
+        )
+
+    def clear(self, tier: Tier) -> None:
+        """Padding alone: a forward that touches no slot."""
+        self._blank(tier)
+        self._upload(tier)
+
+    def fill(self, tier: Tier, batch: RowBatch, pieces: Sequence[RowPiece], judged: IntArray) -> None:
+        """Write these pieces of the batch, and upload them. `judged` are indices into the tokens of the pieces."""
+        masks, ids, positions, columns, token_row, wanted, starts, lengths, block_row, block_first, table = self._blank(
+            tier
+        )
+        at = block = 0
+        for place, (row, start, stop) in enumerate(pieces):
+            slot, size = batch.slots[row], stop - start
+            first, length = int(batch.starts[row]), self._pool.lengths[slot] + start
+            nodes = slice(at, at + size)
+            parents = batch.parents[first + start : first + stop] - start
+            depths = np.arange(size)
+            if size <= NODES:
+                depths, masks[nodes] = _ancestors(parents)
+            ids[nodes] = batch.ids[first + start : first + stop]
+            positions[nodes] = length + depths
+            columns[nodes] = self._pool.columns(slot, np.arange(length, length + size))
+            token_row[nodes] = place
+            lengths[place], starts[place + 1 :] = length, at + size
+            blocks = -(-size // self._block)
+            block_row[block : block + blocks] = place
+            block_first[block : block + blocks] = np.arange(0, size, self._block)
+            held = self._pool.held[slot]
+            table.reshape(tier.rows, -1)[place, :held] = self._pool.tables[slot, :held]
+            at, block = at + size, block + blocks
+        wanted[: len(judged)] = judged
+        self._upload(tier)
+
+    def _blank(self, tier: Tier) -> list[IntArray]:
+        array = self._array[: self._size(tier)]
+        array[:] = 0
+        masks, *rest = np.split(array, np.cumsum(self._lengths(tier))[:-1])
+        _, _, columns, token_row, _, _, _, block_row, _, _ = rest
+        columns[:] = self._pool.pages * PAGE
+        token_row[:], block_row[:] = -1, -1
+        return [masks.view(np.int64), *rest]
+
+    def _upload(self, tier: Tier) -> None:
+        size = self._size(tier)
+        self._device[:size].copy_(self._host[:size], non_blocking=True)
+
+    def _lengths(self, tier: Tier) -> list[int]:
+        rows, tokens, _ = tier
+        blocks = rows + tokens // self._block
+        return [2 * tokens, *[tokens] * 5, rows + 1, rows, blocks, blocks, rows * self._pool.per_slot]
+
+    def _size(self, tier: Tier) -> int:
+        return sum(self._lengths(tier))
+
+
+def query_block(group: int) -> int:
+    """Tokens of a row that attention reads keys for together: with their heads, a tile of at most 64 rows."""
+    return max(1, min(16, 64 // _power(group)))
+
+
+def check_nodes(batch: RowBatch) -> None:
+    """Raise where a tree has more nodes than a mask has bits."""
+    for row, size in enumerate(batch.sizes):
+        if size > NODES and not batch.chain(row):
+            raise UsageError(f"slot {batch.slots[row]}: a tree has {NODES} nodes at most on an accelerator, not {size}")
+
+
+def cut(batch: RowBatch, most: int = MOST) -> list[list[RowPiece]]:
+    """Forwards of at most `most` tokens, in this order: the pieces of a long chain look at those before them."""
+    forwards: list[list[RowPiece]] = [[]]
+    used = 0
+    for row, size in enumerate(batch.sizes):
+        start = 0
+        while start < size:
+            stop = min(size, start + most)
+            if used + stop - start > most:
+                forwards.append([])
+                used = 0
+            forwards[-1].append(RowPiece(row, start, stop))
+            used, start = used + stop - start, stop
+    return forwards
+
+
+def _ancestors(parents: IntArray) -> tuple[IntArray, IntArray]:
+    """The depth of each node, and itself and its ancestors as bits; a parent below 0 is the prefix."""
+    if (parents == np.arange(-1, len(parents) - 1)).all():
+        return np.arange(len(parents)), _CHAIN[: len(parents)]
+    depths: list[int] = []
+    masks: list[int] = []
+    for node, parent in enumerate(parents.tolist()):
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
+    return np.array(depths), np.array(masks, dtype=np.uint64).view(np.int64)
+
+
+def _power(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << exponent for exponent in range(_power(min(most, MOST)).bit_length())]

@@ -1,0 +1,130 @@
+"""The forward of a dense Llama-like target, from static buffers to chosen tokens: ten kernels a layer, nothing
+allocated, nothing read back. So it can be captured as a graph."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moa.model.accelerator.buffers import MOST, SPLIT, ForwardInput, Tier
+from moa.model.accelerator.weights import Weights
+from moa.model.pages import PAGE, PagePool
+
+
+class Kernels(Protocol):
+    """The operations; results go to tensors that exist."""
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """`out[t,n] = x[t,k] @ weight[n,k].T + bias`."""
+
+    def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+        """`x += more`, and `out` is its RMS norm."""
+
+    def rotate_and_store(
+        self,
+        forward: ForwardInput,
+        qkv: Tensor,
+        turns: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> None:
+        """Norms of the heads, if any, and rotary embedding; queries go to `query`, keys and values to their columns."""
+
+    def attend(
+        self,
+        forward: ForwardInput,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        window: int,
+        scale: float,
+        parts: Tensor,
+        sums: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Attention over the pages; `parts` and `sums` are memory for sums over splits."""
+
+    def gate(self, both: Tensor, out: Tensor) -> None:
+        """SwiGLU's `silu(gate) * up`."""
+
+
+class GraphDecoder:
+    """Weights, kernels, and memory for the largest tier, which all tiers share."""
+
+    def __init__(self, weights: Weights, pool: PagePool, kernels: Kernels) -> None:
+        facts, self._weights, self._pool, self._kernels = weights.facts, weights, pool, kernels
+        device, dtype = weights.embedding.device, weights.embedding.dtype
+        splits = -(-pool.per_slot * PAGE // SPLIT)
+
+        def memory(*shape: int, of: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(MOST, *shape, dtype=of, device=device)
+
+        inner = facts.heads * facts.head_dim
+        self._x, self._normed, self._more = (memory(facts.hidden_size) for _ in range(3))
+        self.hidden = memory(facts.hidden_size)
+        """Final states, after the last norm, of the latest forward."""
+        self._qkv = memory(inner + 2 * facts.kv_heads * facts.head_dim)
+        self._query, self._attended = memory(facts.heads, facts.head_dim), memory(inner)
+        self._parts = memory(facts.heads, splits, facts.head_dim, of=torch.float32)
+        self._sums = memory(facts.heads, splits, 2, of=torch.float32)
+        self._both = memory(len(weights.layers[0].gate_up))
+        self._gated = memory(len(weights.layers[0].gate_up) // 2)
+        self._logits = memory(len(weights.head), of=torch.float32)
+        self.best = memory(of=torch.float32)
+        """The best logit of each judged token, and the token it is of."""
+        self.choices = memory(of=torch.long)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of these tensors."""
+        return sum(one.nbytes for one in vars(self).values() if isinstance(one, Tensor))
+
+    def run(self, forward: ForwardInput, tier: Tier) -> None:
+        """Run the tokens in the buffers; `hidden`, and with a head `best` and `choices`, are the results."""
+        kernels, weights, eps = self._kernels, self._weights, self._weights.facts.rms_norm_eps
+        x, normed, more, hidden, qkv, query, attended, parts, sums, both, gated = (
+            one[: tier.tokens]
+            for one in (
+                self._x,
+                self._normed,
+                self._more,
+                self.hidden,
+                self._qkv,
+                self._query,
+                self._attended,
+                self._parts,
+                self._sums,
+                self._both,
+                self._gated,
+            )
+        )
+        torch.index_select(weights.embedding, 0, forward.ids, out=x)
+        added = None
+        for layer, (keys, values) in zip(weights.layers, self._pool.layers, strict=True):
+            kernels.add_norm(x, added, layer.before, eps, normed)
+            kernels.product(normed, layer.qkv, layer.qkv_bias, qkv)
+            kernels.rotate_and_store(forward, qkv, weights.turns, layer.head_norms, eps, query, keys, values)
+            kernels.attend(forward, query, keys, values, layer.window, layer.scale, parts, sums, attended)
+            kernels.product(attended, layer.out, layer.out_bias, more)
+            kernels.add_norm(x, more, layer.between, eps, normed)
+            kernels.product(normed, layer.gate_up, None, both)
+            kernels.gate(both, gated)
+            kernels.product(gated, layer.down, None, more)
+            added = more
+        kernels.add_norm(x, added, weights.norm, eps, hidden)
+        if tier.head:
+            judged, logits = normed, self._logits[: tier.tokens]
+            torch.index_select(hidden, 0, forward.judged, out=judged)
+            kernels.product(judged, weights.head, None, logits)
+            torch.max(logits, -1, out=(self.best[: tier.tokens], self.choices[: tier.tokens]))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The LM head by the same product, outside of a graph: float32 `[n,vocab]`."""
+        logits = torch.empty(len(hidden), len(self._weights.head), dtype=torch.float32, device=hidden.device)
+        self._kernels.product(hidden, self._weights.head, None, logits)
+        return logits

@@ -1,0 +1,188 @@
+"""The Triton kernels, in Triton's interpreter: equal to a float64 reference, and to themselves bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moa.model.accelerator.buffers import SPLIT, Buffers, ForwardInput, Tier, cut
+from moa.model.pages import PagePool
+from moa.model.rows import Row, RowBatch
+from tests.model.accelerator.reference import ReferenceKernels
+from tests.model.trees import random_tree
+
+pytest.importorskip("triton", reason="Triton comes for Linux on x86-64 alone")
+from moa.model.accelerator.kernels import TritonKernels
+
+KERNELS = TritonKernels(torch.device("cpu"))
+REFERENCE = ReferenceKernels()
+CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+
+
+class Attention:
+    """A pool of one layer whose slots hold random keys and values on shuffled pages, and the queries of a batch."""
+
+    def __init__(self, lengths: Sequence[int], *, heads: int, kv_heads: int, width: int, window: int = 0) -> None:
+        self.heads, self.kv_heads, self.width, self.window = heads, kv_heads, width, window
+        self.pool = PagePool(
+            layers=1, slots=len(lengths), kv_heads=kv_heads, capacity=2 * SPLIT + 160, head_dim=width, spare=1
+        )
+        self.slots = [self.pool.acquire() for _ in lengths]
+        generator = torch.Generator().manual_seed(0)
+        everything = len(lengths), 2, self.pool.capacity
+        self.known = torch.randn(*everything, kv_heads, width, generator=generator)
+        self.queries = torch.randn(len(lengths), self.pool.capacity, heads, width, generator=generator)
+        left = list(lengths)
+        rng = np.random.default_rng(1)
+        while any(left):  # page by page in a random order: no slot's pages are neighbours
+            at = int(rng.choice(np.flatnonzero(left)))
+            more = min(16, left[at])
+            self.pool.begin([self.slots[at]], [more])
+            self.pool.commit(self.slots[at], range(more))
+            left[at] -= more
+        for at, slot in enumerate(self.slots):
+            self.write(slot, 0, lengths[at])
+
+    def write(self, slot: int, start: int, stop: int) -> None:
+        """Keys and values that depend on the slot and the position alone."""
+        columns = torch.from_numpy(self.pool.columns(slot, np.arange(start, stop)))
+        k, v = self.known[slot, :, start:stop]
+        self.pool.k[0, columns], self.pool.v[0, columns] = k, v
+
+    def run(self, rows: Sequence[Row], kernels: object = KERNELS) -> list[Tensor]:
+        """The attention of each row's tokens; queries depend on the token's position in its slot alone."""
+        batch = RowBatch.of(rows, 1000)
+        self.pool.begin(batch.slots, batch.sizes)
+        for slot, size in zip(batch.slots, batch.sizes, strict=True):
+            self.write(slot, self.pool.lengths[slot], self.pool.lengths[slot] + size)
+        buffers = Buffers(self.pool, self.heads // self.kv_heads)
+        tier = Tier.of(len(rows), len(batch.ids), True)
+        (pieces,) = cut(batch)
+        buffers.fill(tier, batch, pieces, np.arange(0))
+        forward = buffers.views(tier)
+        query = torch.zeros(tier.tokens, self.heads, self.width)
+        for b, slot in enumerate(batch.slots):
+            start = self.pool.lengths[slot]
+            query[batch.starts[b] : batch.starts[b + 1]] = self.queries[slot, start : start + batch.sizes[b]]
+        out = self.attend(forward, query, kernels)
+        return [out[batch.starts[b] : batch.starts[b + 1]] for b in range(len(rows))]
+
+    def attend(self, forward: ForwardInput, query: Tensor, kernels: object) -> Tensor:
+        keys, values, dtype = self.pool.k[0], self.pool.v[0], torch.float32
+        if kernels is REFERENCE:
+            dtype = torch.float64
+        splits = -(-self.pool.per_slot * 16 // SPLIT)
+        parts = torch.full((len(query), self.heads, splits, self.width), torch.nan)
+        sums = torch.full((len(query), self.heads, splits, 2), torch.nan)
+        out = torch.full((len(query), self.heads * self.width), torch.nan, dtype=dtype)
+        scale = self.width**-0.5
+        args = forward, query.to(dtype), keys.to(dtype), values.to(dtype), self.window, scale, parts, sums, out
+        kernels.attend(*args)  # type: ignore[attr-defined]
+        return out.float()
+
+
+def rows_of(attention: Attention, kinds: Sequence[str], seed: int = 0) -> list[Row]:
+    """A token, a chain of 8, a tree of 17, or a piece of a prompt."""
+    rng = np.random.default_rng(seed)
+    sizes = {"token": 1, "chain": 8, "prompt": 70}
+    rows = []
+    for slot, kind in zip(attention.slots, kinds, strict=False):
+        if kind == "tree":
+            rows.append(Row(slot, *random_tree(rng, 17)))
+        else:
+            rows.append(Row.chain(slot, rng.integers(4, 128, sizes[kind]).tolist()))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "window"),
+    [(1, 1, 64, 0), (4, 2, 96, 37), (4, 1, 128, 0), (7, 1, 16, 500), (8, 1, 256, 0)],
+)
+def test_attention_equals_the_reference(heads: int, kv_heads: int, width: int, window: int) -> None:
+    attention = Attention([509, 3, 20], heads=heads, kv_heads=kv_heads, width=width, window=window)
+    rows = rows_of(attention, ["tree", "chain", "prompt"])
+    for found, wanted in zip(attention.run(rows), attention.run(rows, REFERENCE), strict=True):
+        torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+def test_a_tree_of_64_nodes_uses_every_bit() -> None:
+    attention = Attention([30], heads=2, kv_heads=1, width=64)
+    rows = [Row(attention.slots[0], *random_tree(np.random.default_rng(4), 64))]
+    torch.testing.assert_close(attention.run(rows)[0], attention.run(rows, REFERENCE)[0], **CLOSE)
+
+
+@pytest.mark.parametrize("window", [0, 60])
+def test_attention_has_the_same_bits_alone_in_a_crowd_and_with_any_draft(window: int) -> None:
+    attention = Attention([506, 40, 0], heads=2, kv_heads=1, width=32, window=window)
+    rows = rows_of(attention, ["chain", "prompt", "tree"])
+    together = attention.run(rows)
+    order = [2, 0, 1]
+    elsewhere = attention.run([rows[at] for at in order])
+    for at, row in enumerate(rows):
+        assert torch.equal(attention.run([row])[0], together[at])
+        assert torch.equal(elsewhere[order.index(at)], together[at])
+    (one,) = attention.run([Row.chain(attention.slots[0], [5])])
+    for size in (17, 70):  # the first token's state does not know of a draft behind it
+        assert torch.equal(attention.run([Row.chain(attention.slots[0], [5] * size)])[0][:1], one)
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_a_prompt_whole_has_the_bits_of_a_prompt_in_eights(window: int) -> None:
+    whole = Attention([480], heads=2, kv_heads=1, width=32, window=window)
+    (found,) = whole.run([Row.chain(whole.slots[0], [5] * 72)])
+    pieces = Attention([480], heads=2, kv_heads=1, width=32, window=window)
+    for start in range(0, 72, 8):
+        (piece,) = pieces.run([Row.chain(pieces.slots[0], [5] * 8)])
+        assert torch.equal(piece, found[start : start + 8])
+        pieces.pool.commit(pieces.slots[0], range(8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_equal_the_reference_and_do_not_know_the_batch(dtype: torch.dtype, bias: bool) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(140, 200).to(dtype), torch.randn(50, 200).to(dtype)
+    added = torch.randn(50).to(dtype) if bias else None
+    whole = torch.empty(140, 50)
+    KERNELS.product(x, weight, added, whole)
+    wanted = torch.empty(140, 50, dtype=torch.float64)
+    REFERENCE.product(x.double(), weight.double(), added, wanted)
+    torch.testing.assert_close(whole.double(), wanted, rtol=1e-4, atol=1e-4)
+    for start, stop in ((0, 8), (3, 19), (10, 74), (11, 140)):
+        some = torch.empty(stop - start, 50)
+        KERNELS.product(x[start:stop].contiguous(), weight, added, some)
+        assert torch.equal(some, whole[start:stop])
+
+
+@pytest.mark.parametrize("heads", [(3, 1), (2, 2)])
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("width", [64, 96])
+def test_small_kernels_equal_the_reference(heads: tuple[int, int], norms: bool, width: int) -> None:
+    attention = Attention([5, 30], heads=heads[0] * heads[1], kv_heads=heads[1], width=width)
+    query_heads, kv_heads = heads[0] * heads[1], heads[1]
+    batch = RowBatch.of(rows_of(attention, ["tree", "chain"]), 1000)
+    attention.pool.begin(batch.slots, batch.sizes)
+    buffers, tier = Buffers(attention.pool, heads[0]), Tier.of(2, len(batch.ids), False)
+    buffers.fill(tier, batch, cut(batch)[0], np.arange(0))
+    forward = buffers.views(tier)
+    torch.manual_seed(0)
+    qkv, turns = torch.randn(tier.tokens, (query_heads + 2 * kv_heads) * width), torch.randn(100, 2, width)
+    weights = (torch.rand(width), torch.rand(width)) if norms else None
+    results = []
+    for kernels, dtype in ((KERNELS, torch.float32), (REFERENCE, torch.float64)):
+        query = torch.zeros(tier.tokens, query_heads, width, dtype=dtype)
+        keys, values = attention.pool.k[0].to(dtype).clone(), attention.pool.v[0].to(dtype).clone()
+        kernels.rotate_and_store(forward, qkv.to(dtype), turns, weights, 1e-6, query, keys, values)  # type: ignore[attr-defined]
+        x, more, out = qkv.to(dtype).clone(), qkv.flip(1).to(dtype), torch.zeros_like(qkv, dtype=dtype)
+        kernels.add_norm(x, more, turns[0, 0].repeat(len(qkv[0]) // width), 1e-6, out)  # type: ignore[attr-defined]
+        gated = torch.zeros(tier.tokens, qkv.shape[1] // 2, dtype=dtype)
+        kernels.gate(qkv.to(dtype), gated)  # type: ignore[attr-defined]
+        spare = slice(attention.pool.pages * 16, None)
+        keys[spare], values[spare] = 0, 0  # several tokens of padding write to one column
+        results.append([one.float() for one in (query, keys, values, x, out, gated)])
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, **CLOSE)
