@@ -19,8 +19,8 @@ from moa.model.accelerator.weights import Weights
 from moa.model.pages import PagePool
 from moa.model.rows import RowBatch
 
-Replay = Callable[[], None]
-Capture = Callable[[Replay], Replay]
+Rerun = Callable[[], None]
+Capture = Callable[[Rerun], Rerun]
 """Makes of a function one that does the same again, on the same memory: a graph."""
 
 
@@ -58,7 +58,7 @@ class GraphRunner:
         self._decoder, self._capture = GraphDecoder(weights, pool, accelerator.kernels), accelerator.capture
         self._buffers = Buffers(pool, facts.heads // facts.kv_heads)
         self.logits = self._decoder.logits
-        self._graphs: dict[Tier, Replay] = {}
+        self._graphs: dict[Tier, Rerun] = {}
         self._missing: dict[Tier, None] = {}
         self.path = ""
         """How the latest forward ran: `graph` or `eager`, and its tier."""
@@ -129,7 +129,7 @@ class GraphRunner:
                 torch.cuda.synchronize(self._decoder.hidden.device)
         return self._decoder.hidden[:tokens].clone(), choices
 
-    def _run(self, tier: Tier) -> Replay:
+    def _run(self, tier: Tier) -> Rerun:
         forward = self._buffers.views(tier)
         return lambda: self._decoder.run(forward, tier)
 
@@ -138,7 +138,7 @@ def cuda_graphs() -> Capture:
     """CUDA graphs, which share the memory that libraries may want inside of them."""
     pool = torch.cuda.graph_pool_handle()
 
-    def capture(run: Replay) -> Replay:
+    def capture(run: Rerun) -> Rerun:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):

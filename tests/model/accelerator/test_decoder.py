@@ -17,7 +17,7 @@ from moa.errors import NumericalError, UsageError
 from moa.model.accelerator import buffers, runner
 from moa.model.accelerator.buffers import MOST, Buffers, Tier, cut
 from moa.model.accelerator.decoder import GraphDecoder
-from moa.model.accelerator.runner import Accelerator, GraphRunner, Replay
+from moa.model.accelerator.runner import Accelerator, GraphRunner, Rerun
 from moa.model.accelerator.weights import DENSE_FAMILIES
 from moa.model.pages import PAGE, PagePool
 from moa.model.rows import Row, RowBatch
@@ -35,7 +35,7 @@ class Recorder:
     def __init__(self) -> None:
         self.captured = 0
 
-    def __call__(self, run: Replay) -> Replay:
+    def __call__(self, run: Rerun) -> Rerun:
         self.captured += 1
         return run
 
@@ -171,7 +171,7 @@ def test_nothing_is_allocated_and_nothing_waits_inside_of_a_forward() -> None:
     kernels = Opaque()
     ordered: list[Ordered] = []
 
-    def capture(run: Replay) -> Replay:
+    def capture(run: Rerun) -> Rerun:
         def replay() -> None:
             with Ordered() as mode:
                 run()
