@@ -165,7 +165,7 @@ def load_graph(settings: Settings, device: torch.device, drafter: str) -> Loaded
     if not drafter:
         raise UsageError("--bundle is of no use without --drafter", hint="give the folder that it was made of")
     if device.type != "cpu":
-        raise UsageError(f"--bundle is for a CPU, and the target is on {device}", hint="leave it away")
+        raise UsageError(f"--bundle is for a CPU, and the target is on {device}", hint="leave it out")
     bundle = Bundle.open(folder)
     if bundle.manifest.drafter.weights_id != drafter:
         raise UsageError(f"{folder} was made of another drafter", hint="make one with `moa-export build`")

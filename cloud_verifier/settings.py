@@ -31,7 +31,7 @@ class Settings:
     resident_layers: int = -1
     """Decoder layers that stay on the device; the others are brought there for every forward (accelerate). -1: all."""
     offload_folder: str = ""
-    """A folder on a fast disk that those others are read from; without it they wait in the host's memory."""
+    """Folder on a fast disk for the other layers; without it they are kept in the host's memory."""
 
     host: str = "127.0.0.1"
     port: int = 8765

@@ -131,7 +131,7 @@ class _Build:
         wanted = self.texts or (settings.draft_vocab and not settings.vocab_text)
         if not wanted:
             return None
-        self.say("loading the target, for its own words")
+        self.say("loading the target to record its answers")
         return Target.load(settings.target, slots=_SLOTS, capacity=1024)
 
     def _draft_vocabulary(self, target: Target | None) -> NDArray[np.int64] | None:
@@ -158,7 +158,7 @@ class _Build:
     def _reference(self, target: Target | None) -> Reference | None:
         if target is None or not self.texts:
             return None
-        self.say(f"recording what the target says to {len(self.texts)} prompts")
+        self.say(f"recording the target's answers to {len(self.texts)} prompts")
         prompts = encode_prompts(target, self.texts)
         traces = make_traces(target, self.source, prompts, new_tokens=self.settings.new_tokens)
         names = ", ".join(path.name for path in self.settings.calibration) or "held-out prompts of the embedded pair"

@@ -34,7 +34,7 @@ def write_context(model: Path, feeds: list[Feeds], soc: int) -> tuple[Path, str]
     path.unlink(missing_ok=True)
     plain = _session(model, soc, context=path)
     if not path.is_file():
-        raise MoaError(f"QNN did not compile the graph for SoC {soc}", hint="its own words are above")
+        raise MoaError(f"QNN did not compile the graph for SoC {soc}", hint="its output is above")
     compiled = _session(path, soc)
     for step in feeds:
         for wanted, found in zip(plain.run(None, step), compiled.run(None, step), strict=True):

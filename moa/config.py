@@ -166,7 +166,7 @@ class DrafterConfig:
     def for_body(cls, facts: TargetFacts, own: TargetFacts, body: Mapping[str, Any], **overrides: Any) -> Self:
         """The default shape if the body is a complete language model with the facts `own` and this config."""
         if "layers" in overrides and overrides["layers"] != own.layers:
-            raise ConfigError(f"the body has {own.layers} layers, and brings them all")
+            raise ConfigError(f"layers must be {own.layers}: the number of layers of the body")
         same_width = dataclasses.replace(facts, hidden_size=own.hidden_size)
         theirs = 0 if own.hidden_size == facts.hidden_size else facts.hidden_size
         given: dict[str, Any] = {"body": dict(body), "layers": own.layers, "target_hidden_size": theirs}

@@ -110,7 +110,7 @@ def decode(payload: bytes, dtype: PayloadDtype, rows: int, heads: int, head_dim:
 def _finite(numbers: NDArray[np.float16]) -> NDArray[np.float32]:
     wide = numbers.astype(np.float32)
     if not np.isfinite(wide).all():
-        raise ProtocolError("activation records with numbers that are infinite or none")
+        raise ProtocolError("activation records contain NaN or Inf")
     return wide
 
 

@@ -18,7 +18,7 @@ from moa.errors import ConfigError, NumericalError
 GOLDEN = 0x9E3779B97F4A7C15
 _GOLDEN = np.uint64(GOLDEN)
 MAX_SEED = 2**63 - 1
-NO_LOGITS = "the target's logits are infinite or no numbers"
+NO_LOGITS = "target logits contain NaN or Inf"
 MIN_TEMPERATURE = 1e-3
 """The smallest temperature but 0. Below it, logits divided by the temperature overflow; the text is greedy long before
 that."""
@@ -140,7 +140,7 @@ def _nucleus(logits: NDArray[np.float64], settings: SamplingSettings, ids: NDArr
 
 def choose(logits: NDArray[np.float32], settings: SamplingSettings, position: int, context: Context = ()) -> int:
     """The token at `position` (its index in the whole sequence), given the logits of the position before it. Raises a
-    `NumericalError` where these are infinite or no numbers."""
+    `NumericalError` where these contain NaN or Inf."""
     if not np.isfinite(logits.max()):
         raise NumericalError(NO_LOGITS)
     if settings.plain_greedy:

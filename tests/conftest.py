@@ -2,17 +2,23 @@
 
 Threads of a product wait for each other in a loop. Where other processes keep the cores busy, the one that is waited
 for does not run, and a test takes ten times as long.
+
+Bytecode is written, whatever the environment asks for: without it every worker rewrites the assertions of all tests
+again, and every process that a test starts compiles our modules again.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -17,7 +17,7 @@ from moa.safe_text import safe_line
 
 _TIMEOUT_SECONDS = 60.0
 _LATER = (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
-_AGAIN = "the same command again goes on where this ended"
+_AGAIN = "run the same command again to continue"
 _RANGE = re.compile(r"bytes (\d+)-")
 
 

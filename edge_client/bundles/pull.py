@@ -88,9 +88,9 @@ def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, sa
     with source.open(name, have if have < entry.size else 0) as (file, begins):
         _copy(file, path, begins, entry.size)
     if path.stat().st_size < entry.size:
-        raise LinkError(f"{name} ends early", hint="the same command again goes on where this ended")
+        raise LinkError(f"{name} ends early", hint="run the same command again to continue")
     if path.stat().st_size > entry.size or sha256(path) != entry.sha256:
-        raise BundleError(f"{name} is not what the manifest says", hint="pull again; else its source is damaged")
+        raise BundleError(f"{name} does not match the manifest", hint="pull again; else its source is damaged")
 
 
 def _copy(file: IO[bytes], path: Path, start: int, size: int) -> None:

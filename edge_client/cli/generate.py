@@ -66,7 +66,7 @@ def _messages(arguments: argparse.Namespace, prompt: str) -> str | list[dict[str
     if arguments.system is None:
         return prompt
     if arguments.raw:
-        raise UsageError("--system is part of a chat, and --raw is none: give one or the other")
+        raise UsageError("--system needs a chat, and --raw has none: give one of them")
     return [{"role": "system", "content": arguments.system}, {"role": "user", "content": prompt}]
 
 

@@ -78,7 +78,7 @@ def load_weights(module: nn.Module, folder: Path) -> None:
     if missing := sorted(set(wanted) - set(state)):
         raise ConfigError(f"{folder}: the weights lack {missing[0]} and {len(missing) - 1} more")
     if unknown := sorted(set(state) - set(wanted)):
-        raise ConfigError(f"{folder}: the weights hold {unknown[0]}, which its config does not know")
+        raise ConfigError(f"{folder}: the weights hold {unknown[0]}, which its config lacks")
     for name, value in state.items():
         if value.shape != wanted[name].shape:
             raise ConfigError(

@@ -56,7 +56,7 @@ class Placement:
 
     def _quantized(self, folder: Path, config: dict[str, Any], device: torch.device) -> dict[str, Any]:
         if "quantization_config" in config:
-            raise UsageError(f"the weights in {folder} are quantized already", hint="leave --quantize away")
+            raise UsageError(f"the weights in {folder} are quantized already", hint="leave --quantize out")
         _need("torchao", "--quantize", "quantize")
         from torchao.quantization import Int8WeightOnlyConfig
         from transformers import TorchAoConfig

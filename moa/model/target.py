@@ -137,7 +137,7 @@ class Step:
 
     def argmax(self, b: int) -> npt.NDArray[np.int64]:
         """The most likely next token after each node of row b; -1 for nodes that were not judged. A `NumericalError`
-        where logits of the row are infinite or no numbers."""
+        where logits of the row contain NaN or Inf."""
         choices = self._choices[self.batch.starts[b] : self.batch.starts[b + 1]]
         if (choices == NO_NUMBER).any():
             raise NumericalError(NO_LOGITS)

@@ -56,7 +56,7 @@ class DistillSettings:
         if self.prefix_weights and self.lag_decay != 1:
             raise ConfigError("prefix_weights takes the place of lag_decay: only one can be given")
         if self.rollouts.tokens and not self.anchors.cold:
-            raise ConfigError("rollouts are written in cold documents, and the spacing has none: cold:0.3, say")
+            raise ConfigError("--rollout needs cold documents in --spacing, for example cold:0.3")
 
 
 PAPER = DistillSettings(loss_weight=0.1, feature_weight=1.0, staircase=True, anchors=AnchorRule(strict=False))

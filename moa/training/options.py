@@ -28,7 +28,7 @@ examples:
   moa-train ./target --data chats.jsonl --out drafter --body target:0,1,4,7 --spacing 4-12:0.5,cold:0.3
   torchrun --nproc-per-node 8 -m moa.training.cli ./target --data chats.jsonl --out drafter --device cuda
 
-A run that was stopped goes on where it was when the same command is given again.
+Repeat the command to continue a stopped run.
 """
 
 PAPER_LOOP: dict[str, Any] = {"optimizer": "adam", "learning_rate": 6e-4}

@@ -171,7 +171,7 @@ def test_sampling_draws_a_seed_and_says_it() -> None:
         (["bench"], {}, b"needs the target"),
         (["bench", "--ways", "magic", "--verifier", "ws://127.0.0.1:9"], {}, b"unknown way"),
         (["audit", "--raw", "hello", "--verifier", "ws://127.0.0.1:9"], {}, b"cannot reach"),
-        (["generate", "--raw", "--system", "Be brief.", "hello"], {}, b"--system is part of a chat"),
+        (["generate", "--raw", "--system", "Be brief.", "hello"], {}, b"--system needs a chat"),
         (["generate", "-f", "/nowhere.txt"], {}, b"cannot read /nowhere.txt"),
         (["generate", "--raw", "-"], {"input": b"x" * (2**22 + 1)}, b"too long"),
         (["generate", "hello", "--verifier", "ws://127.0.0.1:65536"], {}, b"no verifier address"),
