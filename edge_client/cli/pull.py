@@ -11,7 +11,9 @@ from moa.safe_text import safe_line
 
 def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
-    command.description = "Get a bundle, check every file's hash, and keep it by a name. Repeat the command to continue an interrupted download."
+    command.description = (
+        "Get a bundle, check every file's hash, and keep it by a name. Repeat it to continue a download."
+    )
     command.add_argument(
         "source", help="a folder, an archive, an https address of either, or a hub id (HF_ENDPOINT, HF_TOKEN)"
     )
