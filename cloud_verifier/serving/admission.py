@@ -67,3 +67,7 @@ class Admission:
 
 def _text(status: http.HTTPStatus, line: str, extra: dict[str, str] | None = None) -> Reply:
     return Reply(status, f"{line}\n".encode(), extra or {})
+
+
+FAILED = _text(http.HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
+"""The answer where answering failed."""

@@ -15,9 +15,12 @@ from websockets.exceptions import ConnectionClosed
 from cloud_verifier.logs import log
 from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.channel import Channel
-from cloud_verifier.sessions.outbox import CloseConnection
+from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.service import Service
 from moa.wire.codes import CloseCode
+
+Who = dict[str, object]
+"""Peer and principal, for the log."""
 
 
 class Socket(Protocol):
@@ -54,37 +57,44 @@ async def converse(service: Service, socket: Socket, principal: str) -> None:
     if service.full(principal):  # handshakes that were under way together
         await socket.close(CloseCode.TRY_LATER, "too many connections")
         return
-    channel = Channel(service, principal, socket.meter, socket.peer)
-    log.info("connected", extra=_who(channel, "connected"))
-    began = service.clock()
-    socket.meter.belongs_to(service.principal(principal))
-    socket.flooded = channel.flooded
-    writer = asyncio.create_task(_write(socket, channel))
-    greeting = asyncio.create_task(_await_hello(socket, channel))
+    who: Who = {"peer": socket.peer, "principal": principal}
     try:
-        async for frame in socket:
-            if not isinstance(frame, bytes):
-                raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
-            await channel.receive(frame, socket.arrived)
-            await asyncio.sleep(0)  # between frames that arrived together, other connections get their turn
-    except CloseConnection as end:
-        channel.outbox.end(end)
-        await writer
+        await _converse(service, socket, principal, who)
     except ConnectionClosed:
         pass
     except Exception:
-        await _failed(socket, channel)
+        await _failed(socket, who)
+
+
+async def _converse(service: Service, socket: Socket, principal: str, who: Who) -> None:
+    channel = Channel(service, principal, socket.meter, socket.peer)
+    began = service.clock()
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        log.info("connected", extra=who | {"event": "connected"})
+        socket.meter.belongs_to(service.principal(principal))
+        socket.flooded = channel.flooded
+        tasks.append(asyncio.create_task(_await_hello(socket, channel)))
+        tasks.append(writer := asyncio.create_task(_write(socket, channel.outbox, who)))
+        try:
+            async for frame in socket:
+                if not isinstance(frame, bytes):
+                    raise CloseConnection(CloseCode.BAD_DATA, "frames are binary")
+                await channel.receive(frame, socket.arrived)
+                await asyncio.sleep(0)  # between frames that arrived together, other connections get their turn
+        except CloseConnection as end:
+            channel.outbox.end(end)
+            await writer
     finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         channel.close()
-        greeting.cancel()
-        writer.cancel()
-        await asyncio.wait([greeting, writer])
         seconds = round(service.clock() - began, 3)
-        log.info("disconnected", extra=_who(channel, "disconnected") | {"seconds": seconds})
+        log.info("disconnected", extra=who | {"event": "disconnected", "seconds": seconds})
 
 
-async def _write(socket: Socket, channel: Channel) -> None:
-    outbox = channel.outbox
+async def _write(socket: Socket, outbox: Outbox, who: Who) -> None:
     try:
         while True:
             outbox.wake.clear()
@@ -99,21 +109,17 @@ async def _write(socket: Socket, channel: Channel) -> None:
     except ConnectionClosed:
         pass
     except CloseConnection as end:
-        log.info("hung up: %s", end, extra=_who(channel, "hang_up"))
+        log.info("hung up: %s", end, extra=who | {"event": "hang_up"})
         await socket.close(end.code, end.reason)
     except Exception:
-        await _failed(socket, channel)
+        await _failed(socket, who)
     finally:
         outbox.end(CloseConnection(CloseCode.NORMAL, "the connection is gone"))
 
 
-async def _failed(socket: Socket, channel: Channel) -> None:
-    log.exception("a connection failed", extra=_who(channel, "connection_failed"))
+async def _failed(socket: Socket, who: Who) -> None:
+    log.exception("a connection failed", extra=who | {"event": "connection_failed"})
     await socket.close(CloseCode.INTERNAL, "internal error")
-
-
-def _who(channel: Channel, event: str) -> dict[str, object]:
-    return {"peer": channel.peer, "principal": channel.principal, "event": event}
 
 
 async def _await_hello(socket: Socket, channel: Channel) -> None:

@@ -16,7 +16,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from cloud_verifier.logs import log
-from cloud_verifier.serving.admission import Admission, Reply
+from cloud_verifier.serving.admission import FAILED, Admission, Reply
 from cloud_verifier.serving.connection import Connection
 from cloud_verifier.serving.conversation import converse
 from cloud_verifier.serving.secured import kind, tls
@@ -139,8 +139,12 @@ class Transport:
 
     async def _request(self, connection: ServerConnection, request: Request) -> Response | None:
         ours = _ours(connection)
-        self._half_open.leave(ours)
-        answer = self._admission.answer(request.path, request.headers.get_all("Authorization"), ours.peer)
+        try:
+            self._half_open.leave(ours)
+            answer = self._admission.answer(request.path, request.headers.get_all("Authorization"), ours.peer)
+        except Exception:
+            log.exception("a request failed", extra={"peer": ours.peer, "event": "request_failed"})
+            answer = FAILED
         if isinstance(answer, Reply):
             return Response(answer.status.value, answer.status.phrase, Headers(answer.headers), answer.content)
         connection.username = answer

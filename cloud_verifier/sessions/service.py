@@ -109,19 +109,21 @@ class Service:
 
     def join(self, outbox: Outbox, principal: str) -> None:
         """Add a connection."""
-        self.connections[outbox] = principal
         self.principal(principal).connections += 1
+        self.connections[outbox] = principal
 
     def leave(self, outbox: Outbox) -> None:
         """Remove a connection: its sessions wait for its return."""
         if (principal := self.connections.pop(outbox, None)) is None:
             return
         self.principal(principal).connections -= 1
-        for id in list(outbox.sessions):
-            if (session := self.table.find(id, principal)) is not None:
-                session.detach()
-                session.used = self.clock()
-                self.perform(session, session.abandon())
+        found = [self.table.find(id, principal) for id in list(outbox.sessions)]
+        sessions = [session for session in found if session is not None]
+        for session in sessions:
+            session.detach()
+            session.used = self.clock()
+        for session in sessions:
+            self.perform(session, session.abandon())
 
     # ---- from a connection to the engine
 
@@ -164,10 +166,10 @@ class Service:
         self.charge(principal, tokens)
         try:
             self.perform(session, [PREFILL])
+            self.table.add(session)
         except BaseException:
-            self.table.evict(session, "refused")
+            self.table.remove(session, "refused")
             raise
-        self.table.add(session)
         self.metrics.opens.inc()
         return session
 
@@ -207,17 +209,17 @@ class Service:
     def take(self, reports: Iterable[Report]) -> None:
         """Handle the engine's reports. A report that raises costs only its own session."""
         for report in reports:
-            lease = report.lease if isinstance(report, Recorded | Failed) else report.job.lease
-            session = self.table.find(lease.session, lease.principal)
-            if session is None or session.lease is not lease:
-                continue  # it comes for an older lease
+            session = None
             try:
-                self._take(session, report)
+                lease = report.lease if isinstance(report, Recorded | Failed) else report.job.lease
+                session = self.table.find(lease.session, lease.principal)
+                if session is not None and session.lease is lease:  # else it comes for an older lease
+                    self._take(session, report)
             except Exception as error:
-                log.exception("a report could not be taken in", extra={"session": session.id, "event": "quarantine"})
+                log.exception("a report could not be taken in", extra={"event": "quarantine"})
                 self.metrics.quarantined.inc()
-                job = None if isinstance(report, Recorded | Failed) else report.job
-                self._quarantine(session, Failed(lease, job, type(error).__name__))
+                if session is not None:
+                    self._quarantine(session, Failed(lease, session.job, type(error).__name__))
 
     def _take(self, session: ServerSession, report: Report) -> None:
         if isinstance(report, Failed):

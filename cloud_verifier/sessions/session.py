@@ -188,8 +188,8 @@ class ServerSession:
         """Send answers and records there from now on; another connection loses the session."""
         if self.outbox is not outbox:
             self.detach()
-        self.outbox = outbox
         outbox.attach(self.records)
+        self.outbox = outbox
 
     def detach(self) -> None:
         """Send answers nowhere."""

@@ -149,8 +149,8 @@ class SessionTable:
             if victim is None:
                 raise self._busy(session, f"all {self._facts.slots} slots are busy", "slots")
             self.evict(victim, "slot_needed")
-        session.lease = lease = Lease(session.id, session.principal)
         self._slots.take(session.principal)
+        session.lease = lease = Lease(session.id, session.principal)
         self.fit_records(session)
         self._share_prefix(session)
         return lease

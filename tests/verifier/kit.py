@@ -46,7 +46,9 @@ def served(
     settings: Settings = SETTINGS, *, own: Any = None, family: str = "llama", drafter: bool = True, text: Any = None
 ) -> Served:
     """A tiny target with slots of its own, or `own` weights, and a random drafter."""
-    target = Target.from_model(own or model(family), slots=settings.slots, capacity=settings.slot_capacity)
+    target = Target.from_model(
+        own or model(family), slots=settings.slots, capacity=settings.slot_capacity, kv_tokens=settings.kv_tokens
+    )
     random_drafter = None
     if drafter:
         torch.manual_seed(0)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
@@ -18,7 +19,6 @@ from websockets.typing import Subprotocol
 from cloud_verifier.app import Verifier
 from cloud_verifier.serving.asgi import AsgiVerifier
 from cloud_verifier.serving.auth import Authenticator, new_token, token_line
-from moa.api.http import serving
 from moa.process.listening import Port
 from moa.wire import SUBPROTOCOL, encode
 from moa.wire.messages import Cancel, Error
@@ -33,8 +33,19 @@ async def behind_uvicorn(auth: Authenticator | None = None, **limits: Any) -> As
     settings = dataclasses.replace(kit.SETTINGS, limits=dataclasses.replace(kit.LIMITS, **limits))
     verifier = Verifier(kit.served(settings), settings, auth)
     app = AsgiVerifier(verifier, ["https://here"])
-    async with verifier.running(), serving(app, Port("127.0.0.1", 0), ws="websockets-sansio") as address:
-        yield address.replace("http://", "ws://")
+    config = uvicorn.Config(app, ws="websockets-sansio", lifespan="off", log_level="error", server_header=False)
+    server = uvicorn.Server(config)
+    with Port("127.0.0.1", 0) as port:
+        async with verifier.running():
+            task = asyncio.create_task(server._serve([port.listen(128)]))
+            async with asyncio.timeout(kit.PATIENCE):
+                while not server.started:
+                    await asyncio.sleep(0.005)
+            try:
+                yield port.url("ws")
+            finally:
+                server.should_exit = True
+                await task
 
 
 def bare(url: str, **options: Any) -> connect:

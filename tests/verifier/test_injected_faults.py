@@ -1,0 +1,324 @@
+"""Each collaborator of a connection raises, answers nonsense or hangs: the session or connection that it concerns is
+told and ended, the neighbour goes on, and nothing is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from cloud_verifier.engine.page_reservations import PageReservations
+from cloud_verifier.engine.scheduler import Scheduler
+from cloud_verifier.engine.work import Dropped, Failed, Lease, Recorded, RecordRows, Report, Settled, Streamed
+from cloud_verifier.logs import log
+from cloud_verifier.metrics import Metrics
+from cloud_verifier.serving import conversation
+from cloud_verifier.serving.admission import Admission
+from cloud_verifier.serving.auth import Authenticator, new_token, token_line
+from cloud_verifier.serving.connection import Connection
+from cloud_verifier.sessions import channel, outbox, session
+from cloud_verifier.sessions.budgets import Meter
+from cloud_verifier.sessions.channel import Channel
+from cloud_verifier.sessions.outbox import Outbox
+from cloud_verifier.sessions.record_sender import OutgoingRecords, RecordSender, RecordWindow
+from cloud_verifier.sessions.service import Service
+from cloud_verifier.sessions.session import ServerSession
+from cloud_verifier.sessions.slots import SlotShares
+from cloud_verifier.sessions.table import SessionTable
+from moa.process.half_open import HalfOpen
+from moa.wire import ClientSession, Code, Recovered, Refusal, Refused, decode_server
+from moa.wire.messages import Activations, Cancel, Sync
+from tests.verifier import kit
+
+IDS = kit.prompt(1, 10)
+LIMITS = dataclasses.replace(
+    kit.LIMITS, detached_seconds=0.01, cold_seconds=0.01, hello_timeout=3.0, send_timeout=1.0, max_tokens_per_second=1e6
+)
+SETTINGS = dataclasses.replace(kit.SETTINGS, limits=LIMITS, kv_tokens=1024)
+DONE, TOLD, HTTP = "done", "closed with 1011", "HTTP 500"
+
+
+class Defect(Exception):
+    """What a collaborator raises."""
+
+
+class Once:
+    """Replaces a function, which fails at its next call."""
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, owner: Any, name: str, fault: Callable[..., Any] | None = None
+    ) -> None:
+        """`fault` is called with the real function and its arguments; without one the call raises."""
+        self.fired = False
+        real = getattr(owner, name)
+
+        def replaced(*arguments: Any, **named: Any) -> Any:
+            if self.fired:
+                return real(*arguments, **named)
+            self.fired = True
+            if fault is not None:
+                return fault(real, *arguments, **named)
+            raise Defect(name)
+
+        patch.setattr(owner, name, replaced)
+
+
+class Two:
+    """A verifier, a good client in the middle of a turn, and the keys of both principals."""
+
+    def __init__(self, running: kit.Verifier, good: kit.Client, victim: str) -> None:
+        self.running, self.good, self.victim = running, good, victim
+
+    async def converse(self) -> str:
+        """The victim does everything that a device does; how it ended."""
+        try:
+            async with asyncio.timeout(kit.PATIENCE):
+                await self._everything()
+        except ConnectionClosed as closed:
+            return f"closed with {closed.rcvd.code}" if closed.rcvd is not None else "silent: cut off"
+        except InvalidStatus as refused:
+            return f"HTTP {refused.response.status_code}"
+        except TimeoutError:
+            return "silent: no answer"
+        return DONE
+
+    async def _everything(self) -> None:
+        async with kit.client(self.running, token=self.victim) as edge:
+            mine = await edge.start(IDS, max_new_tokens=40, ignore_eos=True)
+            await edge.advance(mine, [mine.log[-1]])
+            while not edge.rows:
+                await self._answered(edge, mine, rows=True)
+            await edge.send(Sync(mine.id, "int8", 0, [(0, 3)]))
+            await edge.send(mine.stream(speculate=False, waits=True))
+            first, second, third = kit.generated(mine.log, 3)
+            await edge.send(mine.foresee([mine.log[-1], first, second, third], [-1, 0, 1, 2], [0, 1, 1, 1]))
+            await self._answered(edge, mine)
+            while mine.busy:
+                await edge.send(Cancel(mine.id, mine.round + 1))
+                await self._answered(edge, mine)
+            await edge.send(mine.stream())
+            while mine.unsettled:
+                await self._answered(edge, mine)
+            await edge.send(mine.append([5, 6, 7], max_new_tokens=5))
+            while mine.unsettled:
+                await self._answered(edge, mine)
+            await edge.advance(mine, [mine.log[-1]])
+        async with kit.client(self.running, token=self.victim) as edge:
+            edge.sessions[mine.id] = mine
+            await edge.send(*mine.recover())
+            while mine.unsettled or mine._resuming:
+                await self._answered(edge, mine)
+            await edge.send(mine.stream())
+            while mine.unsettled:
+                await self._answered(edge, mine)
+            await edge.send(mine.close())
+            await edge.start(kit.prompt(7, 5))
+
+    @staticmethod
+    async def _answered(edge: kit.Client, mine: ClientSession, *, rows: bool = False) -> None:
+        """The next event, or row of records; what an event says to send again is sent."""
+        message = decode_server(await edge.connection.recv(decode=False))
+        if isinstance(message, Activations):
+            await edge.take_rows(message)
+            if not rows:
+                await Two._answered(edge, mine)
+            return
+        event = mine.receive(message)  # type: ignore[arg-type]
+        for request in (
+            event.resend if isinstance(event, Recovered) else mine.unsettled if isinstance(event, Refused) else ()
+        ):
+            await edge.send(request)
+
+    async def neighbour_goes_on(self) -> None:
+        """The good client's text is the target's, over the connection that it has had from the start."""
+        (theirs,) = self.good.sessions.values()
+        while not theirs.finish:
+            await self.good.advance(theirs, [theirs.log[-1]])
+        assert theirs.log[len(IDS) :] == kit.generated(IDS, 12)
+        await self.good.send(theirs.close())
+
+    async def everything_is_given_back(self) -> None:
+        """Connections, sessions, leases, slots, pages and half-open places, once everybody has left."""
+        service, running = self.running.service, self.running
+
+        def left() -> dict[str, int]:
+            service.table.sweep()
+            return {
+                "connections": len(service.connections),
+                "connections of principals": sum(one.connections for one in service._principals.values()),
+                "half-open": len(running.transport._half_open),
+                "sessions": len(service.table),
+                "bytes of logs": service.table.log_bytes,
+                "slots": kit.SETTINGS.slots - service.table.slots_free,
+                "reserved pages": len(service.table._pages._leases) if service.table._pages else 0,
+                "queued": running.scheduler.queued,
+                "leases": len(running.engine._leases),
+                "tasks": sum("converse" in repr(task) or "_write" in repr(task) for task in asyncio.all_tasks()),
+            }
+
+        try:
+            async with asyncio.timeout(20):
+                while any(left().values()):
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            pytest.fail(f"kept: { ({name: count for name, count in left().items() if count}) }")
+
+
+@pytest.fixture
+async def two(tmp_path: Any) -> AsyncIterator[Two]:
+    good, victim = new_token(), new_token()
+    file = tmp_path / "tokens"
+    file.write_text(f"{token_line('good', good)}\n{token_line('victim', victim)}\n")
+    async with kit.verifier(SETTINGS, auth=Authenticator.read(file)) as running:
+        async with kit.client(running, token=good, features=["append", "resume"]) as neighbour:
+            theirs = await neighbour.start(IDS, max_new_tokens=12, ignore_eos=True)
+            await neighbour.advance(theirs, [theirs.log[-1]])
+            made = Two(running, neighbour, victim)
+            yield made
+        await made.everything_is_given_back()
+
+
+RAISING = [
+    *((SessionTable, name, TOLD) for name in ("get", "find", "check_room", "check_logs", "add", "reserve", "account")),
+    *((SessionTable, name, TOLD) for name in ("reserve_pages", "fit_records", "_ensure_lease")),
+    *((SessionTable, name, DONE) for name in ("pass_on", "must_yield")),
+    *((SlotShares, name, TOLD) for name in ("may_take", "take")),
+    (SlotShares, "must_yield", DONE),
+    (PageReservations, "reserve", TOLD),
+    *((Scheduler, name, TOLD) for name in ("prefill", "submit", "wake")),
+    *((Outbox, name, TOLD) for name in ("answer", "attach", "carry", "room", "ack", "next", "sent")),
+    *((RecordSender, name, TOLD) for name in ("next", "_frame")),
+    (RecordSender, "offer", TOLD),
+    (RecordWindow, "ack", TOLD),
+    (RecordWindow, "send", TOLD),
+    (RecordRows, "read", TOLD),
+    (OutgoingRecords, "newest_unsent", TOLD),
+    *((channel, name, TOLD) for name in ("decode_client", "check", "answer_hello", "Outbox")),
+    (outbox, "encode", TOLD),
+    *((session, name, TOLD) for name in ("sampling_settings", "chain_hash", "Guesses", "Job")),
+    *((ServerSession, name, TOLD) for name in ("open", "append", "resume", "round", "foresee", "cancel", "attach")),
+    *((ServerSession, name, TOLD) for name in ("want_records", "make_job")),
+    *((ServerSession, name, DONE) for name in ("settled", "_settle", "_emit")),
+    *((Service, name, TOLD) for name in ("join", "accepts_work", "charge", "open", "perform")),
+    *((Service, name, TOLD) for name in ("go_on", "prepare")),
+    *((Service, name, DONE) for name in ("_take", "_pay")),
+    *((Channel, name, TOLD) for name in ("__init__", "receive", "_handle", "_hello", "_useful")),
+    *((Meter, name, TOLD) for name in ("belongs_to", "give_back")),
+    (Metrics, "accepted", DONE),
+    (log, "info", TOLD),
+    *((conversation, name, TOLD) for name in ("Channel", "_await_hello", "_write")),
+    *((owner, name, HTTP) for owner, name in [(Admission, "answer"), (Authenticator, "principal")]),
+    *((Service, name, HTTP) for name in ("principal", "full")),
+    (HalfOpen, "leave", HTTP),
+]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "end"),
+    [
+        pytest.param(*fault, id=f"{getattr(fault[0], '__name__', 'log').rpartition('.')[2]}.{fault[1]}")
+        for fault in RAISING
+    ],
+)
+async def test_a_collaborator_that_raises_costs_its_own_connection_or_session_only(
+    two: Two, owner: Any, name: str, end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log, "propagate", True)
+    fault = Once(monkeypatch, owner, name)
+    with caplog.at_level(logging.INFO):
+        assert await two.converse() == end
+    assert fault.fired
+    defects = [record for record in caplog.records if record.exc_info and record.exc_info[0] is Defect]
+    assert defects, "a defect of ours is in the log, with its place"
+    assert all(record.name == "cloud_verifier" for record in defects)
+    assert await two.converse() == DONE, "the next connection finds all as it was"
+    await two.neighbour_goes_on()
+
+
+async def _until_the_victim_is_gone(two: Two) -> None:
+    async with asyncio.timeout(kit.PATIENCE):
+        while len(two.running.service.connections) > 1:
+            await asyncio.sleep(0.01)
+
+
+def _other(kind: type[Report], other: Callable[[Any], list[Any]]) -> Callable[..., Any]:
+    """Reports of this kind are replaced."""
+
+    def take(real: Any, service: Service, reports: list[Report]) -> None:
+        real(service, [new for report in reports for new in (other(report) if isinstance(report, kind) else [report])])
+
+    return take
+
+
+UNKNOWN = Lease(bytes(16), "nobody")
+NONSENSE = [
+    ("a path outside of the draft", Settled, lambda r: [dataclasses.replace(r, path=[0, 99])]),
+    ("a path of no nodes", Settled, lambda r: [dataclasses.replace(r, path=None)]),
+    ("a verdict twice", Settled, lambda r: [r, r]),
+    ("a verdict for a stream", Streamed, lambda r: [Settled(r.job, [0], 5, "", r.timing)]),
+    ("a stream's tokens for a draft", Settled, lambda r: [Streamed(r.job, [5], "", 0, True, r.timing)]),
+    ("a stream that ends twice", Streamed, lambda r: [dataclasses.replace(r, done=True)] * 2),
+    ("a failure of no job", Settled, lambda r: [Failed(r.job.lease, None, "no reason")]),
+    ("a failure twice", Settled, lambda r: [Failed(r.job.lease, r.job, "x"), Failed(r.job.lease, r.job, "x")]),
+    ("a refusal twice", Settled, lambda r: [Dropped(r.job, Refusal(Code.BUSY, "no room", retry_after_ms=1))] * 2),
+    ("rows that end before they begin", Recorded, lambda r: [Recorded(r.lease, 7, 2), r]),
+    ("reports of nobody's lease", Settled, lambda r: [Recorded(UNKNOWN, 0, 5), Failed(UNKNOWN, None, "x"), r]),
+    ("a report that is none", Settled, lambda r: [None, r]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "other"), [pytest.param(*fault[1:], id=fault[0]) for fault in NONSENSE])
+async def test_a_report_that_is_nonsense_costs_its_own_session_only(
+    two: Two, kind: type[Report], other: Callable[[Any], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fired = []
+
+    def once(report: Any) -> list[Any]:
+        if fired:
+            return [report]
+        fired.append(report)
+        return other(report)
+
+    real = Service.take
+    replaced = _other(kind, once)
+    monkeypatch.setattr(Service, "take", lambda service, reports: replaced(real, service, reports))
+    assert await two.converse() == DONE, "what fails is opened again"
+    assert fired
+    await two.neighbour_goes_on()
+
+
+async def _for_ever(*_: Any) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("name", ["send", "__aiter__"])
+async def test_a_connection_whose_socket_hangs_ends_with_it(
+    two: Two, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sends = 0
+
+    async def send(self: Connection, frame: bytes) -> None:
+        nonlocal sends
+        sends += 1
+        await (_for_ever() if sends == 2 else real(self, frame))
+
+    async def frames(self: Connection) -> AsyncIterator[bytes]:
+        await self.wait_closed()
+        return
+        yield b""
+
+    real = Connection.send
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, name, send if name == "send" else frames)
+        with contextlib.suppress(TimeoutError, ConnectionClosed):
+            async with asyncio.timeout(1.0):
+                await two.converse()
+        await _until_the_victim_is_gone(two)
+    assert await two.converse() == DONE
+    await two.neighbour_goes_on()
