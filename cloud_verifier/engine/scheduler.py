@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from cloud_verifier.engine.forward_time import ForwardTime, looks
 from cloud_verifier.engine.interleaving import RECENT, Interleaving, PiecewiseForward
 from cloud_verifier.engine.work import Job, Lease
+from moa.speculation.cost import Cost, attention_pairs
+from moa.speculation.policy import least_chance
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 
@@ -36,6 +37,8 @@ _MEASURED = 8
 """One of so many such forwards is as short as possible, to measure the cost of the others."""
 _LEAST_BESIDE = 16
 """With room for fewer prompt tokens beside drafts, prompts run by themselves."""
+_PRIOR = 0.0008
+"""Seconds of a token before any has run."""
 _LEAST_CHUNK = 4
 """Least prompt tokens of a forward, however long they take, so that prompts finish."""
 
@@ -93,7 +96,7 @@ class _Underway:
     reading: Reading
     forward: PiecewiseForward
     tokens: int
-    looks: float
+    pairs: float
     undisturbed: bool
     """Whether nobody was about to send a round when it was chosen."""
 
@@ -146,13 +149,13 @@ class Scheduler:
         round."""
         self._queued = 0
         self._handed: tuple[float, ForwardBatch | Reading, float] | None = None
-        """When work was handed out, which, and the looks of its forward."""
+        """When work was handed out, which, and its `attention_pairs`."""
         self._underway: _Underway | None = None
         self._interleaving = Interleaving(clock())
         self._beside = 0
         """Prompt tokens that went along with the latest drafts."""
         self._turns = itertools.count(1)
-        self._forward_time = ForwardTime()
+        self._cost = Cost(_PRIOR, cautious=True)
         self._forwards = itertools.count()
         self._took = 0.0  # seconds that the last batch of drafts ran
         self._stopped = False
@@ -242,7 +245,7 @@ class Scheduler:
                 if self._stopped:
                     return None
                 if (work := self._pick()) is not None:
-                    self._handed = self._clock(), work, self._looks(work)
+                    self._handed = self._clock(), work, self._pairs(work)
                     return work
                 if self._releases:
                     continue  # they came while a batch waited for company, and its rows may need their slots
@@ -268,7 +271,7 @@ class Scheduler:
         with self._changed:
             self._note_end()
             if (read := self._underway) is not None and read.forward.complete:
-                self._forward_time.observe(read.tokens, read.forward.spent, read.looks)
+                self._cost.observe(read.tokens, read.forward.spent, read.pairs)
             self._underway = None
 
     @contextlib.contextmanager
@@ -310,7 +313,7 @@ class Scheduler:
         """The thread is back from what it was handed."""
         if self._handed is None:
             return
-        now, (since, work, looked) = self._clock(), self._handed
+        now, (since, work, pairs) = self._clock(), self._handed
         self._handed = None
         if isinstance(work, Reading):
             self._interleaving.piece_ends(since, now)
@@ -319,7 +322,7 @@ class Scheduler:
             return
         tokens = sum(job.cost for job in work.jobs) + sum(chunk.size for chunk in work.chunks)
         if tokens:
-            self._forward_time.observe(tokens, now - since, looked)
+            self._cost.observe(tokens, now - since, pairs)
         if work.jobs:
             self._took = now - since
             self._interleaving.rounds_end(since, now)
@@ -347,28 +350,28 @@ class Scheduler:
         jobs, expired = self._drafts()
         chunks: list[Chunk] = []
         if jobs:
-            looked = looks((job.cost, job.lease.length) for job in jobs)
-            usual = self._forward_time.seconds(sum(job.cost for job in jobs), looked)
+            tokens = sum(job.cost for job in jobs)
+            usual = self._cost.seconds(tokens, attention_pairs((job.cost, job.lease.length) for job in jobs))
             if self._underway is None:
                 # What cannot be interrupted goes along at any price: by itself it would hold drafts up for longer.
                 # At most twice as many as before: what many tokens take is not known while all forwards are alike.
                 most = max(_LEAST_BESIDE, 2 * self._beside)
-                chunks = self._chunks(_BESIDE * usual, _LEAST_BESIDE, most, force=self._pieces == 1)
+                chunks = self._chunks(_BESIDE * usual, _LEAST_BESIDE, most, force=self._pieces == 1, beside=tokens)
             self._beside = sum(chunk.size for chunk in chunks)
             self._interleaving.rounds_begin(usual, prompts=bool(chunks))
-        return ForwardBatch(jobs, expired, chunks, self._forward_time.worth(max(1, len(jobs))))
+        return ForwardBatch(jobs, expired, chunks, least_chance(self._cost, max(1, len(jobs))))
 
     @staticmethod
-    def _looks(work: ForwardBatch | Reading) -> float:
+    def _pairs(work: ForwardBatch | Reading) -> float:
         chunks = [(chunk.size, chunk.lease.length) for chunk in work.chunks]
         jobs = work.jobs if isinstance(work, ForwardBatch) else []
-        return looks([*((job.cost, job.lease.length) for job in jobs), *chunks])
+        return attention_pairs([*((job.cost, job.lease.length) for job in jobs), *chunks])
 
     def _begin(self) -> None:
         """Choose what is read by itself, if nothing is: pieces of a size that a round can wait for, where some come."""
         if self._underway is not None or not self._prompts:
             return
-        once, least = self._forward_time.seconds(0), _LEAST_CHUNK
+        once, least = self._cost.seconds(0), _LEAST_CHUNK
         if not self._expected():
             budget = math.inf
         elif self._pieces > 1:
@@ -377,9 +380,9 @@ class Scheduler:
             budget, least = once, _LEAST_BESIDE
         chunks = self._chunks(budget, least, self._prefill_tokens, force=True)
         reading = Reading(chunks)
-        tokens, looked = sum(chunk.size for chunk in chunks), self._looks(reading)
-        forward = PiecewiseForward(self._pieces, self._forward_time.seconds(tokens, looked))
-        self._underway = _Underway(reading, forward, tokens, looked, math.isinf(budget))
+        tokens, pairs = sum(chunk.size for chunk in chunks), self._pairs(reading)
+        forward = PiecewiseForward(self._pieces, self._cost.seconds(tokens, pairs))
+        self._underway = _Underway(reading, forward, tokens, pairs, math.isinf(budget))
 
     def _hold(self) -> float:
         """Seconds for which the reading leaves the model to rounds that are about to come."""
@@ -428,7 +431,7 @@ class Scheduler:
         # also waits for the forward before its own.
         least, others = min(demands.values(), default=0), len(demands) - 1
         share = _OTHERS_SHARE * others if next(self._forwards) % _MEASURED else 0.0
-        room = least + self._forward_time.beside(least, share, self._max_tokens)
+        room = least + self._cost.fitting(share * self._cost.seconds(least), self._max_tokens, beside=least)
         for principal in self._principals.values():
             principal.ready = deque(sorted(principal.ready, key=_due))
         jobs: list[Job] = []
@@ -456,10 +459,11 @@ class Scheduler:
             jobs.append(job)
         return jobs, expired
 
-    def _chunks(self, seconds: float, least: int, most: int, *, force: bool) -> list[Chunk]:
-        """Pieces of waiting prompts, `most` tokens at most, that take so long in all; none if less than `least` of the
-        first fits, or with `force` so much. Those of principals that were served least come first, and of one
-        principal's in turn the oldest and the one of which least has run: a short one does not wait for a long one."""
+    def _chunks(self, seconds: float, least: int, most: int, *, force: bool, beside: int = 0) -> list[Chunk]:
+        """Pieces of waiting prompts, `most` tokens at most, that take so long in all, `beside` other tokens; none if
+        less than `least` of the first fits, or with `force` so much. Those of principals that were served least come
+        first, and of one principal's in turn the oldest and the one of which least has run: a short one does not wait
+        for a long one."""
         chunks: list[Chunk] = []
         most, oldest = min(most, self._prefill_tokens), next(self._turns) % 2
         order = sorted(
@@ -468,13 +472,14 @@ class Scheduler:
         )
         for lease, prompt in order[: self._max_rows]:
             need = prompt.goal - lease.length
-            size = min(need, self._forward_time.fitting(seconds, lease.length, most))
+            size = self._cost.fitting(seconds, min(need, most), lease.length, beside)
             if not chunks and size < (few := min(need, least, most)):
                 size = few if force else 0
             if size <= 0:
                 break
             most -= size
-            seconds -= self._forward_time.added(size, lease.length)
+            seconds -= self._cost.added(size, lease.length, beside)
+            beside += size
             prompt.ran += size
             self._principal(lease.principal).served += size
             chunks.append(Chunk(lease, prompt.ids, prompt.goal, size))

@@ -10,7 +10,7 @@ seconds of a level of drafting by the number of texts, and the device those of a
 whose prompts are long passes `attention_pairs` too; elsewhere they can be left out.
 
 Nothing is assumed of the curve: a mixture of experts reads more weights with every token, an accelerator hardly more up
-to some hundred. What was not measured is assumed to be cheap: then it is tried, and measured.
+to some hundred.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ faster, so the estimate follows the fastest tenth or so."""
 _OUTLIER = 2.0
 """A sample counts as at most twice the estimate, for a machine that slept says nothing of forwards; and the estimate is
 at most twice the latest sample, for one that was measured asleep would not be tried again."""
+_SHORTEST = 1e-9
+"""Seconds that a forward takes at least, by a clock that stands."""
 _PER_OCTAVE = 2
 """Sizes that are told apart between two powers of two."""
 _SLOPE = 0.01
@@ -59,10 +61,11 @@ class Cost:
     """Seconds by size, with straight lines between measured sizes. No size is dearer than a larger one: where
     measurements disagree, the latest is right."""
 
-    def __init__(self, prior: float = 0.0, *, slower: float = _SLOWER) -> None:
-        """With `slower` as large as the weight of faster samples (0.3), the estimate is a mean: for times in which
+    def __init__(self, prior: float = 0.0, *, cautious: bool = False, slower: float = _SLOWER) -> None:
+        """`cautious`: until two sizes were measured, all time is the tokens'; else one more costs 1 %, so that it is
+        tried. With `slower` as large as the weight of faster samples (0.3), the estimate is a mean: for times in which
         waiting for others counts."""
-        self._prior, self._slower = prior, slower
+        self._cautious, self._slower = cautious, slower
         self._points: dict[int, _Point | None] = {}
         """By size; None: met once. The first forward of a size also makes kernels, so it does not count."""
         self._sizes, self._seconds = ([1.0], [prior]) if prior else ([], [])
@@ -79,9 +82,10 @@ class Cost:
             self._points[group] = None
             return
         if (point := self._points[group]) is None:
-            point = self._points[group] = _Point(size, seconds, pairs, seconds)
-        seconds = min(seconds, _OUTLIER * point.whole)
-        more, longer = pairs - point.pairs, seconds - point.whole
+            point = self._points[group] = _Point(size, max(_SHORTEST, seconds), pairs, max(_SHORTEST, seconds))
+        seconds = min(max(_SHORTEST, seconds), _OUTLIER * point.whole)
+        more = pairs - point.pairs
+        longer = seconds - point.whole - self.seconds(size) + self.seconds(point.size)
         self._xx = _MEMORY * self._xx + more * more
         self._xy = _MEMORY * self._xy + more * longer
         self._yy = _MEMORY * self._yy + longer * longer
@@ -90,7 +94,7 @@ class Cost:
         point.size += weight * (size - point.size)
         point.seconds = min(_OUTLIER * net, point.seconds + weight * (net - point.seconds))
         point.pairs += 0.1 * more
-        point.whole += 0.1 * longer
+        point.whole += 0.1 * (seconds - point.whole)
         known = sorted((other for other in self._points.values() if other is not None), key=lambda other: other.size)
         for other in known:  # what is older gives way
             if (other.size > point.size) == (other.seconds < point.seconds):
@@ -105,7 +109,8 @@ class Cost:
             return 0.0
         after = bisect_right(sizes, size)
         if after == 0:
-            return seconds[0] + extra
+            slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]) if len(sizes) > 1 else self._beyond
+            return max(seconds[0] * size / sizes[0], seconds[0] - slope * (sizes[0] - size)) + extra
         if after == len(sizes):
             return seconds[-1] + self._beyond * (size - sizes[-1]) + extra
         low, high = sizes[after - 1], sizes[after]
@@ -132,5 +137,5 @@ class Cost:
     def _beyond(self) -> float:
         """Seconds of a token beyond the largest size: as steep as on average."""
         if len(self._sizes) < 2:
-            return _SLOPE * self._seconds[-1]
+            return self._seconds[-1] * (1 / self._sizes[-1] if self._cautious else _SLOPE)
         return (self._seconds[-1] - self._seconds[0]) / (self._sizes[-1] - self._sizes[0])

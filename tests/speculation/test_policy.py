@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from moa.speculation.policy import Drafted, LevelRates, Policy, RoundTime, TextAcceptance
+from moa.speculation.cost import Cost
+from moa.speculation.policy import Drafted, LevelRates, Policy, RoundTime, TextAcceptance, least_chance
 from moa.tree import TreeShape
 
 PROMPT = 100
@@ -335,3 +336,14 @@ def test_clients_with_many_temperatures_cost_no_memory() -> None:
     before = len({id(policy.text(number / 777).accepted._prior) for number in range(5000)})
     assert before <= 21
     assert policy.text(sys.float_info.max).accepted.totals() == policy.text(2.0).accepted.totals()
+
+
+def test_the_fuller_a_batch_the_likelier_a_guess_must_be_to_go_along() -> None:
+    """So guesses yield first under load: alone almost any of them pays, beside many rows only the likely ones."""
+    cost = Cost()
+    for size in (1, 4, 16, 64, 256) * 30:
+        cost.observe(size, 0.020 + 0.0005 * size)
+    least = [least_chance(cost, rows) for rows in (1, 8, 32, 64)]
+    assert least == sorted(least)
+    assert least[0] < 0.05
+    assert least[-1] == 0.5

@@ -7,10 +7,10 @@ import dataclasses
 import itertools
 from typing import Any
 
-from cloud_verifier.engine.forward_time import looks
 from cloud_verifier.engine.scheduler import Chunk, ForwardBatch, Reading, Scheduler
 from cloud_verifier.engine.work import Job, Lease
 from moa.sampling import SamplingSettings
+from moa.speculation.cost import attention_pairs
 from moa.wire import Limits
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Verify
@@ -111,7 +111,7 @@ class Reader(Machine):
 
     def takes(self, jobs: list[Job], pieces: list[Chunk]) -> float:
         rows = [*((one.cost, one.lease.length) for one in jobs), *((one.size, one.lease.length) for one in pieces)]
-        return 0.005 + 0.0003 * sum(size for size, _ in rows) + 2e-7 * looks(rows)
+        return 0.005 + 0.0003 * sum(size for size, _ in rows) + 2e-7 * attention_pairs(rows)
 
     def grow(self, pieces: list[Chunk]) -> None:
         for piece in pieces:
