@@ -129,6 +129,6 @@ class Asking:
         if not self.records.misses(self.transcript.rules.start):
             return False
         if self._records_until is None:
-            self._records_until = now + (self.measuring.rtt.smoothed + self.controller.forward.value) / 2
+            self._records_until = now + (self.measuring.rtt.smoothed + self.controller.forward.seconds(1)) / 2
         self.not_before = self._records_until
         return now < self._records_until

@@ -18,6 +18,8 @@ from functools import cache
 from typing import Literal
 
 from edge_client.link.estimates import Pace, RoundTrip, Smoothed, Streak
+from moa.speculation.cost import Cost
+from moa.speculation.policy import LevelRates
 from moa.tree import DraftTree, TreeShape
 from moa.wire.messages import Welcome
 
@@ -34,18 +36,14 @@ _BLIND_WINS = 4
 """Expected tokens of a round whose draft was made without the records of the prompt."""
 _PRIOR_ACCEPTANCE = {False: 0.65, True: 0.75}
 """Prior chance that one more level is accepted, of a chain and of a tree."""
-_PRIOR_WEIGHT = 4.0
+_KEEP = 0.95
+"""Weight that older rounds keep in the acceptance."""
 _PRIOR_GUESSES = 4.0
 """How many guesses the expected length of a streak begins with."""
-_CALIBRATED_ROUNDS = 8.0
-_PRIOR_FORWARD = 0.03
-"""Seconds of a verification, before one was measured."""
+_PRIOR_FORWARD, _PRIOR_STEP = 0.03, 0.003
+"""Seconds of a verification and of a drafter's step, before one was measured."""
 _SHORTEST = 1e-6
-"""Seconds: the least time of a forward or a step, whatever a verifier reports."""
-_PRIOR_STEP = 0.003
-_PER_NODE = 0.01
-"""Prior cost of one more node in a verification, as a share of a single token's."""
-
+"""Seconds: the least round trip, whatever was measured."""
 GUESSED = 4
 """Guesses that a step of the drafter makes."""
 _PER_FORWARD = 8
@@ -85,28 +83,6 @@ class Plan:
     tokens_per_second: float = 0.0
     drafting: float = 0.0
     """Seconds that the device needs for a draft of this shape."""
-
-
-@dataclass(slots=True)
-class _Acceptance:
-    """How often each level of a draft was accepted, given that the level before was; older rounds count less."""
-
-    prior: float
-    tried: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
-    won: list[float] = field(default_factory=lambda: [0.0] * DEPTHS)
-
-    def add(self, accepted: int, depth: int) -> None:
-        for level in range(min(accepted + 1, depth, DEPTHS)):
-            self.tried[level] = 0.95 * self.tried[level] + 1
-            self.won[level] = 0.95 * self.won[level] + (level < accepted)
-
-    def by_depth(self) -> list[float]:
-        """Expected tokens of a round, the target's own included, of a draft of depth 0, 1, 2, ... ."""
-        totals, reach = [1.0], 1.0
-        for won, tried in zip(self.won, self.tried, strict=True):
-            reach *= (won + _PRIOR_WEIGHT * self.prior) / (tried + _PRIOR_WEIGHT)
-            totals.append(totals[-1] + reach)
-        return totals
 
 
 @dataclass(slots=True)
@@ -150,11 +126,10 @@ class Controller:
     max_nodes: int = 63
     max_chain: int = 255
 
-    forward: Smoothed = field(default_factory=Smoothed)
-    """Seconds of a verification of few nodes, the wait in the server's queue included."""
-    per_node: Smoothed = field(default_factory=lambda: Smoothed(weight=0.1))
-    step: dict[int, Smoothed] = field(default_factory=dict)
-    """Seconds of a step of the drafter, by width."""
+    forward: Cost = field(default_factory=lambda: Cost(_PRIOR_FORWARD, mean=True))
+    """Of a verification by its nodes, the wait in the server's queue included."""
+    step: Cost = field(default_factory=lambda: Cost(_PRIOR_STEP, mean=True))
+    """Of a step of the drafter by its width."""
     pace: Pace = field(default_factory=Pace)
     """Of streams that the server drafts where no guess of the device fits."""
     streak: Streak = field(default_factory=lambda: _streak(_PRIOR_ACCEPTANCE[True]))
@@ -163,9 +138,10 @@ class Controller:
     """Seconds that the server needs for a token of a prompt."""
     beside: Usefulness = field(default_factory=Usefulness)
     """Of guesses for streams that the server drafts."""
-    acceptance: dict[bool, _Acceptance] = field(
-        default_factory=lambda: {tree: _Acceptance(prior) for tree, prior in _PRIOR_ACCEPTANCE.items()}
+    acceptance: dict[bool, LevelRates] = field(
+        default_factory=lambda: {tree: LevelRates([prior] * DEPTHS, _KEEP) for tree, prior in _PRIOR_ACCEPTANCE.items()}
     )
+    """Of chains, and of trees."""
 
     # ---- what was measured
 
@@ -174,10 +150,9 @@ class Controller:
         if tree:
             self.streak = _streak(sum(tree) / len(tree))
         for branching, rates in ((False, chain), (True, tree)):
-            table = self.acceptance[branching]
-            for level in range(DEPTHS if rates else 0):
-                rate = rates[min(level, len(rates) - 1)]
-                table.tried[level], table.won[level] = _CALIBRATED_ROUNDS, _CALIBRATED_ROUNDS * rate
+            if rates:
+                prior = [rates[min(level, len(rates) - 1)] for level in range(DEPTHS)]
+                self.acceptance[branching] = LevelRates(prior, _KEEP)
 
     def begin(self) -> None:
         """A turn begins, maybe with a text of another kind: what is easy to guess in code is not in prose."""
@@ -191,9 +166,7 @@ class Controller:
 
     def drafted(self, width: int, seconds: float) -> None:
         """One step of the drafter over `width` tokens."""
-        if width not in self.step:
-            self.step[width] = Smoothed()
-        self.step[width].add(seconds)
+        self.step.observe(width, seconds)
 
     def verified(self, tree: DraftTree, accepted: int, server_seconds: float) -> None:
         """A round came back with `accepted` drafted tokens."""
@@ -204,11 +177,7 @@ class Controller:
         depth = max(depths)
         if depth:
             self.acceptance[branching].add(accepted, depth)
-        nodes = len(tree)
-        if nodes <= 9 or not self.forward.samples:
-            self.forward.add(server_seconds / (1 + _PER_NODE * nodes) if nodes > 9 else server_seconds)
-        elif self.forward.value > 0:
-            self.per_node.add(max(0.0, (server_seconds / self.forward.value - 1) / nodes))
+        self.forward.observe(len(tree), server_seconds)
 
     def guessed(self, won: int, wrong: bool) -> None:
         """Of what came, so many tokens were in the tree of guesses; `wrong`: the tree went on elsewhere."""
@@ -219,7 +188,7 @@ class Controller:
         if drafts == "server":
             self.pace.add(tokens, seconds)
         if server_seconds > 0:
-            self.forward.add(server_seconds)
+            self.forward.observe(1, server_seconds)
 
     def prefilled(self, tokens: int, seconds: float) -> None:
         """The first verdict of a turn waited so long in the server for so many tokens of the prompt."""
@@ -273,47 +242,37 @@ class Controller:
         """Tokens a second if the verifier uses only our guesses: a round trip for every wrong one."""
         run = min(max(1, remaining), 1 + streak)
         forwards = max(1.0, 0.5 + run / _PER_FORWARD)
-        drafting = self._step(1) + 3 * self._step(GUESSED)
-        waited = self.rtt.smoothed + drafting + forwards * self._verify(_PER_FORWARD)
-        return run / max(waited, run * self._step(GUESSED))
+        drafting = self.step.seconds(1) + 3 * self.step.seconds(GUESSED)
+        waited = self.rtt.smoothed + drafting + forwards * self.forward.seconds(_PER_FORWARD)
+        return run / max(waited, run * self.step.seconds(GUESSED))
 
     def _best_device(self, remaining: int) -> Plan:
         round_trip = self.rtt.smoothed
         most = max(1, remaining)
-        expected = {branching: table.by_depth() for branching, table in self.acceptance.items()}
+        expected = {branching: rates.totals() for branching, rates in self.acceptance.items()}
         shapes = _shapes(self.can_tree, self.max_nodes, self.max_chain)
         best = Plan("device", _CHAIN) if shapes else Plan("single", _CHAIN, 1 / max(_SHORTEST, round_trip))
         for shape in shapes:
-            tokens = min(expected[shape.breadth > 1][shape.depth], most)
+            tokens = min(1 + expected[shape.breadth > 1][shape.depth - 1], most)
             drafting = self._drafting(shape)
-            speed = tokens / (round_trip + self._verify(shape.nodes + 1) + drafting)
+            speed = tokens / (round_trip + self.forward.seconds(shape.nodes + 1) + drafting)
             if speed > best.tokens_per_second:
                 best = Plan("device", shape, speed, drafting)
         # One more level gains the probability of the best path, and costs the tokens of one step's time.
-        worth = math.log(max(_RARELY, self._step(best.shape.breadth) * best.tokens_per_second))
+        worth = math.log(max(_RARELY, self.step.seconds(best.shape.breadth) * best.tokens_per_second))
         return replace(best, shape=replace(best.shape, min_score=min(0.0, worth)))
 
     def _drafting(self, shape: TreeShape) -> float:
         """Seconds that the device needs for a draft."""
-        return self._step(1) + (shape.depth - 1) * self._step(shape.breadth)
+        return self.step.seconds(1) + (shape.depth - 1) * self.step.seconds(shape.breadth)
 
     def _tokens(self, shape: TreeShape) -> float:
-        return self.acceptance[shape.breadth > 1].by_depth()[shape.depth]
+        return 1 + self.acceptance[shape.breadth > 1].totals()[shape.depth - 1]
 
     @property
     def rate(self) -> float:
         """Tokens a second of a stream that the server drafts, once it has begun."""
         if measured := self.pace.rate:
             return measured
-        tokens = self.acceptance[False].by_depth()[4]
-        return tokens / (1.3 * self._verify(5))  # on the server, drafting is a small part of a round
-
-    def _verify(self, nodes: int) -> float:
-        base = max(_SHORTEST, self.forward.value) if self.forward.samples else _PRIOR_FORWARD
-        return base * (1 + (self.per_node.value if self.per_node.samples else _PER_NODE) * nodes)
-
-    def _step(self, width: int) -> float:
-        """Of the drafter over so many tokens, or over about as many."""
-        if (known := self.step.get(width)) is None:
-            return min(((abs(w - width), s.value) for w, s in self.step.items()), default=(0, _PRIOR_STEP))[1]
-        return max(_SHORTEST, known.value)
+        tokens = 1 + self.acceptance[False].totals()[3]
+        return tokens / (1.3 * self.forward.seconds(5))  # on the server, drafting is a small part of a round

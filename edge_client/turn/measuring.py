@@ -47,7 +47,8 @@ class Measuring:
     @property
     def usual(self) -> float:
         """Expected seconds for an answer, including the rest of the prompt."""
-        return self.rtt.usual(self.controller.forward.value) + self.unsent * self.controller.prefill.value
+        forward = self.controller.forward.seconds(1) if self.controller.forward else 0.0
+        return self.rtt.usual(forward) + self.unsent * self.controller.prefill.value
 
     def streams(self, drafts: Literal["server", "none", "device"]) -> None:
         """A stream is asked for."""
@@ -74,8 +75,8 @@ class Measuring:
                 verifying = server if not self.unsent else event.forward_ms / 1000
                 self._lesson = self.asked, accepted, now - asked_at - server, verifying
             else:
-                if not self.controller.forward.samples:
-                    self.controller.forward.add(event.forward_ms / 1000)
+                if not self.controller.forward:
+                    self.controller.forward.observe(1, event.forward_ms / 1000)
                 if self.prediction is not None:
                     self.prediction.judged(accepted)
         else:

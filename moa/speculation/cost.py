@@ -61,11 +61,10 @@ class Cost:
     """Seconds by size, with straight lines between measured sizes. No size is dearer than a larger one: where
     measurements disagree, the latest is right."""
 
-    def __init__(self, prior: float = 0.0, *, cautious: bool = False, slower: float = _SLOWER) -> None:
+    def __init__(self, prior: float = 0.0, *, cautious: bool = False, mean: bool = False) -> None:
         """`cautious`: until two sizes were measured, all time is the tokens'; else one more costs 1 %, so that it is
-        tried. With `slower` as large as the weight of faster samples (0.3), the estimate is a mean: for times in which
-        waiting for others counts."""
-        self._cautious, self._slower = cautious, slower
+        tried. `mean`: of all samples, the first of a size too; for times in which waiting for others counts."""
+        self._cautious, self._mean = cautious, mean
         self._points: dict[int, _Point | None] = {}
         """By size; None: met once. The first forward of a size also makes kernels, so it does not count."""
         self._sizes, self._seconds = ([1.0], [prior]) if prior else ([], [])
@@ -78,10 +77,10 @@ class Cost:
     def observe(self, size: float, seconds: float, pairs: float = 0.0) -> None:
         """A forward of so many tokens took so long."""
         group = round(_PER_OCTAVE * log2(max(1.0, size)))
-        if group not in self._points:
+        if group not in self._points and not self._mean:
             self._points[group] = None
             return
-        if (point := self._points[group]) is None:
+        if (point := self._points.get(group)) is None:
             point = self._points[group] = _Point(size, max(_SHORTEST, seconds), pairs, max(_SHORTEST, seconds))
         seconds = min(max(_SHORTEST, seconds), _OUTLIER * point.whole)
         more = pairs - point.pairs
@@ -90,7 +89,7 @@ class Cost:
         self._xy = _MEMORY * self._xy + more * longer
         self._yy = _MEMORY * self._yy + longer * longer
         net = max(0.1 * seconds, seconds - self._pair * pairs)
-        weight = self._slower if net > point.seconds else _FASTER
+        weight = _SLOWER if net > point.seconds and not self._mean else _FASTER
         point.size += weight * (size - point.size)
         point.seconds = min(_OUTLIER * net, point.seconds + weight * (net - point.seconds))
         point.pairs += 0.1 * more

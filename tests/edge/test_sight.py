@@ -106,19 +106,21 @@ async def test_the_prompt_of_a_first_verdict_is_no_part_of_a_verification(monkey
 
         monkeypatch.setattr(running.engine.target, "forward", slow)
         await kit.transcribe(client, IDS)
-        assert 0.1 <= client.shared.controller.forward.value < 0.3, "four pieces of the prompt took as long each"
+        assert 0.1 <= client.shared.controller.forward.seconds(1) < 0.3, "four pieces of the prompt took as long each"
 
 
-async def test_a_piece_of_a_prompt_is_no_step() -> None:
-    controller, device = Controller(), kit.device()
+async def test_a_piece_of_a_prompt_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, device, steps = Controller(), kit.device(), []
+    monkeypatch.setattr(controller, "drafted", lambda width, seconds: steps.append(width))
     worker = DrafterWorker(device.new_drafter(), SamplingSettings(), controller, StepDurations(), device.thread)
     draft = Draft(IDS, TreeShape.chain(3, min_score=-1e9), quick=False)
     while await worker.draft(draft) is None:
         pass
-    assert {width: step.samples for width, step in controller.step.items()} == {1: 2}
+    assert steps == [1, 1]
 
 
 async def test_a_client_knows_from_the_start_what_a_step_takes() -> None:
     async with EdgeClient(device=kit.device(), offline=True) as client:
-        assert set(client.shared.controller.step) == {1, 4}
-        assert all(0 < step.value < 1 for step in client.shared.controller.step.values())
+        step = client.shared.controller.step
+        assert step, "measured"
+        assert 0 < step.seconds(1) <= step.seconds(4) < 1

@@ -82,12 +82,15 @@ def test_no_size_is_dearer_than_a_larger_one() -> None:
 
 
 def test_with_equal_weights_it_is_a_mean() -> None:
-    rng, mean, fast = random.Random(0), Cost(slower=0.3), Cost()
+    rng, mean, fast = random.Random(0), Cost(mean=True), Cost()
     for cost in (mean, fast):
         for _ in range(500):
             cost.observe(1, 0.5 + rng.random())
     assert mean.seconds(1) == pytest.approx(1.0, abs=0.35)
     assert fast.seconds(1) < 0.85
+    once = Cost(0.03, mean=True)
+    once.observe(5, 1.0)
+    assert once.seconds(5) == 1.0, "the first counts"
 
 
 def test_what_a_token_attends_to_has_its_own_price() -> None:
