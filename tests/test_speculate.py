@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from moa.config import DrafterConfig
-from moa.errors import UsageError
+from moa.errors import FullError, UsageError
 from moa.model.checkpoint import new_drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
 from moa.model.generate import Generation, GenerationSettings, Speculator
@@ -179,6 +179,31 @@ def test_bad_prompts_are_refused_and_take_no_slot(engine: Speculator, prompts: l
     with pytest.raises(UsageError):
         engine.generate(prompts)
     assert engine.target.pool.free == engine.target.pool.slots
+
+
+def test_work_that_raises_gives_every_slot_back(engine: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a prompt's forward, in its drafter's slot, and in a round beside another text."""
+    drafting = engine.drafting
+    assert isinstance(drafting, MoaDrafting)
+    target, free = engine.target, (engine.target.pool.free, drafting.pool.free)
+    settings = GenerationSettings(max_new_tokens=8, adapt=False)
+    real = target.forward
+    for owner, name, after in ((target, "forward", 0), (target, "forward", 1), (target, "forward", 3),
+                               (drafting, "open", 0), (drafting, "open", 1), (drafting, "draft", 0)):  # fmt: skip
+        calls, whole = [], getattr(owner, name)
+
+        def fails(*given: object, calls: list[int] = calls, whole=whole, after: int = after):  # type: ignore[no-untyped-def]
+            calls.append(1)
+            if len(calls) > after:
+                raise FullError("no page is free")
+            return whole(*given)
+
+        with monkeypatch.context() as patched, pytest.raises(FullError):
+            patched.setattr(owner, name, fails)
+            for _ in range(9):
+                engine.generate(prompts_of((20, 5)), settings)
+        assert (target.pool.free, drafting.pool.free) == free, (name, after)
+    assert target.forward == real
 
 
 @pytest.mark.parametrize("bad", [{"max_new_tokens": 0}, {"stop": ("",)}])
