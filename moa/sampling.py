@@ -82,7 +82,8 @@ def gumbel(seed: int, position: int, tokens: int | NDArray[np.int64]) -> NDArray
     """Standard Gumbel noise for `position`: of a whole vocabulary (its size) or of chosen token ids.
 
     Counter-based: each number depends on (seed, position, token) alone, so any of them can be computed without the
-    others.
+    others. One draw of 2^53 rounds to 1.0, whose noise is infinite: that token is chosen. To mend it would change all
+    seeded texts.
     """
     ids = np.arange(tokens) if isinstance(tokens, int) else tokens
     with np.errstate(over="ignore"):  # overflow is intended

@@ -27,7 +27,7 @@ from moa.wire.messages import Goaway, RecordDtype
 from tests.support.client import PATIENCE, Client, client
 
 _BACKOFF = (0.05, 1.0)
-_DOUBT = 1
+_NEG_LOG_PROB = 1
 """Of a guess that is sent ahead: each is right nine times in ten."""
 _AHEAD = 24
 """Guesses in a message."""
@@ -211,9 +211,9 @@ class ScriptedDevice:
         await asyncio.sleep(think)
         done, session = len(self.tokens), self.session
         if self.way == "ahead" and session.streaming is not None and (guesses := self.script.ahead(done)):
-            doubts = [0, *[_DOUBT] * len(guesses)]
+            neg_log_probs = [0, *[_NEG_LOG_PROB] * len(guesses)]
             with contextlib.suppress(ConnectionClosed):  # guesses are never owed
-                await edge.send(session.foresee([session.log[-1], *guesses], range(-1, len(guesses)), doubts))
+                await edge.send(session.foresee([session.log[-1], *guesses], range(-1, len(guesses)), neg_log_probs))
 
     async def _wait(self) -> None:
         if self.tokens and self.begin is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from moa.speculation.guess_tree import Foreseen, Picked
+from moa.speculation.guess_tree import GuessTree, Picked
 from moa.wire.messages import Foresee
 
 _MOST_WAITING = 64
@@ -21,7 +21,7 @@ class Guesses:
         self.waits = waits
         """Whether the stream waits where no guess fits. The event loop writes it, the model's thread reads it."""
         self._arrived: deque[Foresee] = deque(maxlen=_MOST_WAITING)
-        self._foreseen = Foreseen()
+        self._foreseen = GuessTree()
         self._since_advance = 0
 
     @property
@@ -46,6 +46,6 @@ class Guesses:
         guesses."""
         while self._arrived:
             new = self._arrived.popleft()
-            self._foreseen.add(ids, new.base, new.tokens, new.parents, new.doubts)
+            self._foreseen.add(ids, new.base, new.tokens, new.parents, new.neg_log_probs)
         self._foreseen.follow(ids)
         return self._foreseen.pick(most, least)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from edge_client.turn.actions import Grow
 from edge_client.turn.controller import GUESSED
 from edge_client.turn.measuring import Measuring
-from moa.speculation.guess_tree import Foreseen, Growth, doubts_of
+from moa.speculation.guess_tree import GuessTree, GuessTreeGrower, neg_log_probs_of
 from moa.tree import DraftTree, TreeShape
 from moa.wire import Advanced, ClientSession
 from moa.wire.messages import Foresee, Welcome
@@ -47,7 +47,7 @@ class Foreseeing:
     shape: TreeShape = field(default_factory=lambda: TreeShape.chain(4))
     """Of the draft that a round of the device would have."""
     _agreed: bool = False
-    _held: Foreseen = field(default_factory=Foreseen)
+    _held: GuessTree = field(default_factory=GuessTree)
     _round: tuple[bytes, int] | None = None
     _waits: bool = False
     """Whether the verifier is to wait for guesses."""
@@ -55,7 +55,7 @@ class Foreseeing:
     """Whether it knows that."""
     _settled_at: float = 0.0
     """When what it sends will be the answer to guesses, after it was told to wait."""
-    _growth: Growth | None = None
+    _growth: GuessTreeGrower | None = None
     _about: int = 0
     """Length of the log that the tree was grown for."""
     _again_at: float = math.inf
@@ -78,7 +78,7 @@ class Foreseeing:
         self._held.clear()
         self._round, self._growth, self._asked_at = None, None, None
 
-    def grew(self, action: Grow, growth: Growth) -> None:
+    def grew(self, action: Grow, growth: GuessTreeGrower) -> None:
         """The tree that was asked for."""
         self._growth, self._about = growth, len(action.ids)
 
@@ -171,7 +171,7 @@ class Foreseeing:
         """Tokens that the server advances until a guess made now arrives."""
         return self.measuring.controller.rate * self.measuring.rtt.smoothed
 
-    def _bunch(self, growth: Growth, fresh: Sequence[int]) -> bool:
+    def _bunch(self, growth: GuessTreeGrower, fresh: Sequence[int]) -> bool:
         """Whether to send now rather than grow on."""
         if len(self._held) or not self._waits:
             return len(fresh) >= (_PLENTY if len(self._held) > _PLENTY else _BUNCH)
@@ -197,11 +197,11 @@ class Foreseeing:
             [index.get(tree.parents[node], -1) for node in order],
             [tree.scores[node] for node in order],
         )
-        message = session.foresee(part.tokens, part.parents, doubts_of(part), tells)
+        message = session.foresee(part.tokens, part.parents, neg_log_probs_of(part), tells)
         self._told = self._waits
         if self._waits and not len(self._held) and now >= self._settled_at:
             self._asked_at = None if self._again else now  # of what was sent twice nobody knows which is answered
-        self._held.add(session.log, message.base, message.tokens, message.parents, message.doubts)
+        self._held.add(session.log, message.base, message.tokens, message.parents, message.neg_log_probs)
         self._wait_again(now)
         return message
 

@@ -35,7 +35,7 @@ from edge_client.turn.session_state import SessionState
 from edge_client.turn.transcript import Transcript
 from moa.errors import MoaError, ProtocolError
 from moa.safe_text import safe_line
-from moa.speculation.guess_tree import Growth
+from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import DraftTree
 from moa.wire import Advanced, ClientSession, Ready, Recovered
 from moa.wire.messages import Activations, ClientMessage, Close, Error, Foresee, ServerMessage, Stream, Verify, Welcome
@@ -120,7 +120,7 @@ class TurnMachine:
         if self._may_ask and not self.transcript.provisional and draft.ids is log and tree.tokens[0] == log[-1]:
             self._request(self.asking.verify(tree), now)
 
-    def grew(self, grow: Grow, growth: Growth) -> None:
+    def grew(self, grow: Grow, growth: GuessTreeGrower) -> None:
         """The tree of guesses that was asked for; void if the turn has gone on meanwhile."""
         if grow.ids is self.session.log:
             self.asking.foreseeing.grew(grow, growth)

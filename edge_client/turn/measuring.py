@@ -8,7 +8,7 @@ from typing import Literal
 from edge_client.link.estimates import RoundTrip
 from edge_client.turn.controller import Controller
 from edge_client.turn.stats import Stats
-from moa.speculation.guess_tree import Foresight
+from moa.speculation.guess_tree import GuessOutcome
 from moa.speculation.prediction import Prediction
 from moa.tree import DraftTree
 from moa.wire import Advanced
@@ -58,7 +58,7 @@ class Measuring:
         """In the running stream somebody else drafts; what comes from then on was drafted so."""
         self.drafts, self._settled_at = drafts, settled_at
 
-    def foresaw(self, outcome: Foresight) -> None:
+    def foresaw(self, outcome: GuessOutcome) -> None:
         """A forward of a stream that guesses were sent for, and whether what it brought was among them."""
         self.stats.outcomes[outcome] += 1
 

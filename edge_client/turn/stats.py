@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from edge_client.events import Adopt, Confirm, Event, Retract, Token
-from moa.speculation.guess_tree import Foresight
+from moa.speculation.guess_tree import GuessOutcome
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Stats:
     """Of the target, as the answers tell."""
     foresees: int = 0
     """Messages with guesses for a running stream."""
-    outcomes: Counter[Foresight] = field(default_factory=Counter)
+    outcomes: Counter[GuessOutcome] = field(default_factory=Counter)
     """Forwards of such streams, by whether their tokens had been guessed."""
     by: Counter[str] = field(default_factory=Counter)
     """Tokens of streams, by who drafted the forward that brought them: device, server or none."""

@@ -17,7 +17,7 @@ from edge_client.turn.actions import Draft, Grow
 from edge_client.turn.controller import Controller
 from moa.graph.drafter import DeviceDrafter
 from moa.sampling import SamplingSettings
-from moa.speculation.guess_tree import Growth
+from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import DraftTree, TreeShape
 
 BLOCKING = 0.005
@@ -82,12 +82,12 @@ class DrafterWorker:
         tree: DraftTree | None = await self._work()
         return tree
 
-    async def grow(self, grow: Grow) -> Growth | None:
+    async def grow(self, grow: Grow) -> GuessTreeGrower | None:
         """Work on the tree of guesses for a few milliseconds; the tree, once it has grown."""
         if not self._is_about(grow.ids, "grow"):
             steps = self.drafter.grow(list(grow.ids), grow.breadth, grow.least, self.sampling)
             self._begin(grow.ids, steps, "grow")
-        growth: Growth | None = await self._work()
+        growth: GuessTreeGrower | None = await self._work()
         return growth
 
     async def guess(self, ids: Sequence[int]) -> int | None:

@@ -18,7 +18,7 @@ from moa.graph.cache import KVBuffer, RecordBuffer
 from moa.graph.step import Call, Float, StepGraph
 from moa.masking import MASKED, additive
 from moa.sampling import SamplingSettings, gumbel
-from moa.speculation.guess_tree import Growth
+from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import DraftTree, TreeGrower, TreeShape
 
 Steps = Generator[None, None, DraftTree]
@@ -48,7 +48,7 @@ class DeviceDrafter(Protocol):
 
     def grow(
         self, ids: Sequence[int], breadth: int, least: float, sampling: SamplingSettings
-    ) -> Generator[None, None, Growth]:
+    ) -> Generator[None, None, GuessTreeGrower]:
         """Add to the tree of guesses after `ids`: run its `breadth` likeliest open nodes, and keep of what may follow
         each the best, and others that are likelier than `least` in all."""
         ...
@@ -97,7 +97,7 @@ class OnnxDrafter:
         """Tokens that the latest run was over."""
         self.run_seconds, self.runs = 0.0, 0
         """Time spent so far in ONNX Runtime, and how often it was called."""
-        self._growth: Growth | None = None
+        self._growth: GuessTreeGrower | None = None
         """The tree that `grow` extends, whose root follows the committed rows; and the rows of its nodes."""
         self._grown_rows: dict[int, int] = {}
         self._drafts = 0
@@ -135,12 +135,12 @@ class OnnxDrafter:
 
     def grow(
         self, ids: Sequence[int], breadth: int, least: float, sampling: SamplingSettings
-    ) -> Generator[None, None, Growth]:
+    ) -> Generator[None, None, GuessTreeGrower]:
         """Add to the tree of guesses after `ids`; it is kept, and what is below the new end of `ids` stays."""
         growth = self._grown_after(ids)
         if growth is None:
             call = yield from self._follow(ids, sampling)
-            growth = self._growth = Growth(ids[-1])
+            growth = self._growth = GuessTreeGrower(ids[-1])
             self._grown_rows = {0: len(self.ids)}
             self._expand(growth, [0], call, breadth, least)
             return growth
@@ -169,7 +169,7 @@ class OnnxDrafter:
         if self._keep(ids) < len(ids):
             yield from self._follow(ids, SamplingSettings())
 
-    def _expand(self, growth: Growth, nodes: Sequence[int], call: Call, breadth: int, least: float) -> None:
+    def _expand(self, growth: GuessTreeGrower, nodes: Sequence[int], call: Call, breadth: int, least: float) -> None:
         """Add the guesses of a call after these nodes to the tree, as many as are likely enough."""
         tokens = call.top_tokens[0, :, :breadth].tolist()
         logp = call.top_logp[0, :, :breadth].tolist()
@@ -179,7 +179,7 @@ class OnnxDrafter:
             tokens[at], scores[at] = tokens[at][: max(1, kept)], scores[at][: max(1, kept)]
         growth.expand(nodes, tokens, scores)
 
-    def _grown_after(self, ids: Sequence[int]) -> Growth | None:
+    def _grown_after(self, ids: Sequence[int]) -> GuessTreeGrower | None:
         """The earlier tree, if `ids` end in it: nodes on the path are committed, others are dropped."""
         growth, rows, before = self._growth, self._grown_rows, len(self.ids)
         if growth is None or len(ids) <= before or self.ids != ids[:before] or growth.root != ids[before]:

@@ -2,7 +2,7 @@
 
 A possible outcome ("k nodes accepted, then this bonus token") and the draft after it are one path of a tree, so one
 tree contains the continuations of all outcomes, several rounds deep. Its root is the log's last token. As the log
-grows, it moves along the tree; if it leaves the tree, there was no guess. Both ends use `Foreseen`: the verifier for
+grows, it moves along the tree; if it leaves the tree, there was no guess. Both ends use `GuessTree`: the verifier for
 the guesses it received, the edge to know which ones the verifier has. Pure.
 """
 
@@ -17,11 +17,11 @@ from typing import Literal, NamedTuple
 from moa.tree import DraftTree
 
 STEP = 8
-"""A `doubt` counts the negative logarithm of a node's probability, given its parent, in parts of 1/8."""
-MOST_DOUBT = 255
+"""A `neg_log_prob` counts the negative logarithm of a node's probability, given its parent, in parts of 1/8."""
+MOST_NEG_LOG_PROB = 255
 
 
-Foresight = Literal["likeliest", "branch", "missed", "beyond"]
+GuessOutcome = Literal["likeliest", "branch", "missed", "beyond"]
 """The outcome: the likeliest guess at every step was right, another one was, none was, or there was none."""
 
 
@@ -37,18 +37,18 @@ class Picked(NamedTuple):
 class _Node:
     token: int
     parent: int
-    doubt: int
+    neg_log_prob: int
     children: dict[int, int] = field(default_factory=dict)
     """By token."""
 
 
-def doubts_of(tree: DraftTree) -> list[int]:
+def neg_log_probs_of(tree: DraftTree) -> list[int]:
     """Of each node, as sent."""
     own = (score - tree.scores[parent] for score, parent in zip(tree.scores[1:], tree.parents[1:], strict=True))
-    return [0, *(min(MOST_DOUBT, max(0, round(-STEP * score))) for score in own)]
+    return [0, *(min(MOST_NEG_LOG_PROB, max(0, round(-STEP * score))) for score in own)]
 
 
-class Foreseen:
+class GuessTree:
     """A tree of guesses below the end of a growing log; bounded."""
 
     def __init__(self, most: int = 512) -> None:
@@ -80,7 +80,7 @@ class Foreseen:
             self._nodes.append(_Node(log[-1], -1, 0))
 
     def add(
-        self, log: Sequence[int], base: int, tokens: Sequence[int], parents: Sequence[int], doubts: Sequence[int]
+        self, log: Sequence[int], base: int, tokens: Sequence[int], parents: Sequence[int], neg_log_probs: Sequence[int]
     ) -> int:
         """Add a tree whose root is the token at position `base` of the log; returns how many guesses are new. Nodes
         that the log has passed are skipped; nodes that contradict it are dropped."""
@@ -90,17 +90,17 @@ class Foreseen:
         before = len(self._nodes)
         # A place is a node or, if negative, a number of tokens before the log's end; None contradicts the log.
         places: list[int | None] = [base - len(log) + 1]
-        for token, parent, doubt in zip(tokens[1:], parents[1:], doubts[1:], strict=True):
+        for token, parent, neg_log_prob in zip(tokens[1:], parents[1:], neg_log_probs[1:], strict=True):
             at = places[parent]
             if at is None:
                 places.append(None)
             elif at < 0:
                 places.append(at + 1 if log[at] == token else None)
             else:
-                places.append(self._child(at, token, doubt))
+                places.append(self._child(at, token, neg_log_prob))
         return len(self._nodes) - before
 
-    def judge(self, path: Sequence[int]) -> Foresight:
+    def judge(self, path: Sequence[int]) -> GuessOutcome:
         """Whether these tokens after the log's end were guessed, and how likely."""
         if not self._nodes:
             return "beyond"
@@ -110,7 +110,7 @@ class Foreseen:
             if token not in children:
                 return "missed" if children else "beyond"
             at = children[token]
-            first &= all(self._nodes[at].doubt <= self._nodes[other].doubt for other in children.values())
+            first &= all(self._nodes[at].neg_log_prob <= self._nodes[other].neg_log_prob for other in children.values())
         return "likeliest" if first else "branch"
 
     def missing(self, tree: DraftTree) -> list[int]:
@@ -131,25 +131,28 @@ class Foreseen:
         waiting = self._below(0, 0, 0) if self._nodes else []
         heapq.heapify(waiting)
         while waiting and len(tokens) <= most:
-            doubt, node, parent = heapq.heappop(waiting)
-            chance = math.exp(-doubt / STEP)
+            neg_log_prob, node, parent = heapq.heappop(waiting)
+            chance = math.exp(-neg_log_prob / STEP)
             if chance < least and len(tokens) > 1:
                 break
             expected += chance
-            for child in self._below(node, len(tokens), doubt):
+            for child in self._below(node, len(tokens), neg_log_prob):
                 heapq.heappush(waiting, child)
             tokens.append(self._nodes[node].token)
             parents.append(parent)
         return Picked(tokens, parents, expected)
 
-    def _below(self, node: int, place: int, doubt: int) -> list[tuple[int, int, int]]:
-        return [(doubt + self._nodes[child].doubt, child, place) for child in self._nodes[node].children.values()]
+    def _below(self, node: int, place: int, neg_log_prob: int) -> list[tuple[int, int, int]]:
+        return [
+            (neg_log_prob + self._nodes[child].neg_log_prob, child, place)
+            for child in self._nodes[node].children.values()
+        ]
 
-    def _child(self, at: int, token: int, doubt: int) -> int | None:
+    def _child(self, at: int, token: int, neg_log_prob: int) -> int | None:
         known = self._nodes[at].children.get(token)
         if known is None and len(self) < self._most:
             known = self._nodes[at].children[token] = len(self._nodes)
-            self._nodes.append(_Node(token, at, doubt))
+            self._nodes.append(_Node(token, at, neg_log_prob))
         return known
 
     def _root_at(self, root: int) -> None:
@@ -160,15 +163,15 @@ class Foreseen:
             old = self._nodes[node]
             if (parent := index.get(old.parent)) is not None:
                 index[node] = kept[parent].children[old.token] = len(kept)
-                kept.append(_Node(old.token, parent, old.doubt))
+                kept.append(_Node(old.token, parent, old.neg_log_prob))
         self._nodes = kept
 
 
 @dataclass(slots=True)
-class Growth:
+class GuessTreeGrower:
     """The edge's tree of guesses, grown at its likeliest nodes, a few at a time.
 
-    growth = Growth(log[-1])
+    growth = GuessTreeGrower(log[-1])
     nodes = growth.best(4)               # run the drafter on them
     growth.expand(nodes, top_tokens, top_logp)
     """
@@ -223,9 +226,9 @@ class Growth:
             known -= 1
         return known, known < len(path) and (nodes[-1] if nodes else 0) not in self.open
 
-    def below(self, root: int) -> tuple[Growth, list[int]]:
+    def below(self, root: int) -> tuple[GuessTreeGrower, list[int]]:
         """The subtree of a node as a new growth, and the earlier index of each of its nodes."""
-        tree, kept = self.tree, Growth(self.tree.tokens[root])
+        tree, kept = self.tree, GuessTreeGrower(self.tree.tokens[root])
         were, index = [root], {root: 0}
         kept.open = {0: None} if root in self.open else {}
         for node in range(root + 1, len(tree)):

@@ -74,8 +74,10 @@ def check(message: ClientMessage, limits: Limits, vocab_size: int) -> None:
             check_draft(message.tokens, message.parents, limits, vocab_size)
         case Foresee():
             check_draft(message.tokens, message.parents, limits, vocab_size)
-            if len(message.doubts) != len(message.tokens):
-                raise Refusal(Code.BAD_MESSAGE, f"{len(message.tokens)} tokens but {len(message.doubts)} doubts")
+            if len(message.neg_log_probs) != len(message.tokens):
+                raise Refusal(
+                    Code.BAD_MESSAGE, f"{len(message.tokens)} tokens, {len(message.neg_log_probs)} neg_log_probs"
+                )
         case _:
             pass
 

@@ -44,7 +44,7 @@ Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Milliseconds = Annotated[float, Meta(ge=0, le=86_400_000)]
 Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Parent = Annotated[int, Meta(ge=-1, lt=4096)]
-Doubt = Annotated[int, Meta(ge=0, le=255)]
+NegLogProb = Annotated[int, Meta(ge=0, le=255)]
 Name = Annotated[str, Meta(max_length=128)]
 Ids = Annotated[list[TokenId], Meta(max_length=2**20)]
 RecordDtype = Literal["off", "int8", "int4", "fp16"]
@@ -166,8 +166,8 @@ class Stream(Message, tag="stream", frozen=True):
 class Foresee(Message, tag="foresee", frozen=True):
     """Guesses at what stream `round` will bring: a tree whose node 0 is the token at position `base`.
 
-    Not answered, and never an error: what fits the log when it is wanted is verified, the rest is dropped. `doubts` are
-    the negative logarithms of each node's probability given its parent, in parts of 1/8.
+    Not answered, and never an error: what fits the log when it is wanted is verified, the rest is dropped.
+    `neg_log_probs` are the negative logarithms of each node's probability given its parent, in parts of 1/8.
     """
 
     session: SessionId
@@ -175,7 +175,7 @@ class Foresee(Message, tag="foresee", frozen=True):
     base: Position
     tokens: Annotated[list[TokenId], Meta(min_length=1, max_length=4096)]
     parents: Annotated[list[Parent], Meta(min_length=1, max_length=4096)]
-    doubts: Annotated[list[Doubt], Meta(min_length=1, max_length=4096)]
+    neg_log_probs: Annotated[list[NegLogProb], Meta(min_length=1, max_length=4096)]
     waits: bool | None = None
     """Whether the stream `waits` from now on; null: as before."""
 

@@ -160,13 +160,13 @@ class ClientSession:
         return self._ask(Stream(self.id, self.round + 1, self.base, speculate, waits))
 
     def foresee(
-        self, tokens: Sequence[int], parents: Sequence[int], doubts: Sequence[int], waits: bool | None = None
+        self, tokens: Sequence[int], parents: Sequence[int], neg_log_probs: Sequence[int], waits: bool | None = None
     ) -> Foresee:
         """What may come next in the running stream: a tree below the log's last token. Nothing waits for an answer."""
         stream = self.streaming
         if stream is None or tokens[0] != self.log[-1]:
             raise ProtocolError("guesses need a running stream, and begin at the log's end")
-        return Foresee(self.id, stream.round, self.base, list(tokens), list(parents), list(doubts), waits)
+        return Foresee(self.id, stream.round, self.base, list(tokens), list(parents), list(neg_log_probs), waits)
 
     def cancel(self) -> Cancel | None:
         """Stop the running round, if any; its answer still comes."""

@@ -31,7 +31,7 @@ from moa.graph.cache import RecordBuffer
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.loading import load_model
 from moa.sampling import SamplingSettings
-from moa.speculation.guess_tree import Growth
+from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import DraftTree, TreeGrower, TreeShape
 from tests.tiny import save_tiny
 from tests.verifier import kit as verifier_kit
@@ -89,7 +89,7 @@ class OracleDrafter:
         self.records = records
         self.run_seconds = 0.0
         self.run_tokens = 1
-        self._growth: Growth | None = None
+        self._growth: GuessTreeGrower | None = None
         self._grown_after: list[int] = []
 
     def _top(self, ids: Sequence[int]) -> list[int]:
@@ -116,10 +116,10 @@ class OracleDrafter:
 
     def grow(
         self, ids: Sequence[int], breadth: int, least: float, sampling: SamplingSettings
-    ) -> Generator[None, None, Growth]:
+    ) -> Generator[None, None, GuessTreeGrower]:
         yield from ()
         if self._growth is None or self._grown_after != list(ids):
-            self._growth, self._grown_after = Growth(ids[-1]), list(ids)
+            self._growth, self._grown_after = GuessTreeGrower(ids[-1]), list(ids)
         growth = self._growth
         nodes = growth.best(breadth)
         top = [self._top([*ids, *path_to(growth.tree.tokens, growth.tree.parents, node)]) for node in nodes]

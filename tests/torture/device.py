@@ -44,7 +44,7 @@ class Outcome:
     """Seconds until it was seen."""
     verified: bool
     megabytes: float
-    """Growth of the process."""
+    """GuessTreeGrower of the process."""
     problems: tuple[str, ...]
 
     def row(self) -> str:

@@ -160,9 +160,14 @@ class Fuzzer:
             case 9 | 10:
                 nodes = rng.randrange(2, 12)
                 parents = [-1, *(rng.randrange(n) for n in range(1, nodes))]
-                doubts = [rng.randrange(256) for _ in parents]
+                neg_log_probs = [rng.randrange(256) for _ in parents]
                 return Foresee(
-                    session, round, base, [self._ids[-1], *(rng.randrange(200) for _ in doubts[1:])], parents, doubts
+                    session,
+                    round,
+                    base,
+                    [self._ids[-1], *(rng.randrange(200) for _ in neg_log_probs[1:])],
+                    parents,
+                    neg_log_probs,
                 )
             case 5:
                 return Cancel(session, round)

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 from cloud_verifier.engine.guesses import Guesses
-from moa.speculation.guess_tree import doubts_of
+from moa.speculation.guess_tree import neg_log_probs_of
 from moa.tree import DraftTree
 from moa.wire import ClientSession, Recovered
 from moa.wire.messages import Error, Foresee, StreamTokens
@@ -23,7 +23,7 @@ def chain(*tokens: int) -> DraftTree:
 
 
 def guesses(session: ClientSession, tree: DraftTree) -> Foresee:
-    return session.foresee(tree.tokens, tree.parents, doubts_of(tree))
+    return session.foresee(tree.tokens, tree.parents, neg_log_probs_of(tree))
 
 
 async def part(edge: kit.Client, session: ClientSession) -> StreamTokens:

@@ -35,7 +35,7 @@ from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError
 from moa.masking import MASKED
-from moa.speculation.guess_tree import Growth
+from moa.speculation.guess_tree import GuessTreeGrower
 from moa.speculation.prediction import Prediction
 from moa.tree import DraftTree
 from moa.wire import ClientSession
@@ -217,7 +217,7 @@ class World:
         self.sent: list[tuple[float, ClientMessage]] = []
         """What the device sent; the verifier may see a message twice, or not at all."""
         self._streaming: set[bytes] = set()
-        self._growth: tuple[list[int], Growth] | None = None
+        self._growth: tuple[list[int], GuessTreeGrower] | None = None
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self.ends: deque[str] = deque()
@@ -362,9 +362,9 @@ class World:
         right = self.chances(ids) if self.chances is not None else self.right if right is None else right
         return says(ids) if chance.random() < right else chance.randrange(2, VOCAB)
 
-    def _grow(self, ids: list[int], breadth: int, least: float) -> Growth:
+    def _grow(self, ids: list[int], breadth: int, least: float) -> GuessTreeGrower:
         """As the real drafter does: what was grown before, as far as it is below the end of `ids`."""
-        growth = Growth(ids[-1])
+        growth = GuessTreeGrower(ids[-1])
         if self._growth is not None:
             before, old = self._growth
             path = old.find(ids[len(before) :]) if ids[: len(before)] == before else None

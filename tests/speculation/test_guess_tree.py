@@ -7,42 +7,42 @@ import random
 
 import pytest
 
-from moa.speculation.guess_tree import Foreseen, Growth, doubts_of
+from moa.speculation.guess_tree import GuessTree, GuessTreeGrower, neg_log_probs_of
 from moa.tree import DraftTree
 
 Paths = dict[tuple[int, ...], int]
-"""Guessed continuations of the whole log, and the doubt of each one's last token."""
+"""Guessed continuations of the whole log, and the neg_log_prob of each one's last token."""
 
 
 def told(rng: random.Random, log: list[int]) -> tuple[int, list[int], list[int], list[int]]:
     """A tree that begins somewhere near the log's end, and follows it now and then."""
     base = max(0, len(log) - rng.randrange(1, 5))
-    tokens, parents, doubts, places = [log[base]], [-1], [0], [base]
+    tokens, parents, neg_log_probs, places = [log[base]], [-1], [0], [base]
     for node in range(1, rng.randrange(2, 9)):
         parent = rng.randrange(node)
         place = places[parent] + 1
         follows = place < len(log) and rng.random() < 0.8
         tokens.append(log[place] if follows else rng.randrange(4))
         parents.append(parent)
-        doubts.append(rng.randrange(20))
+        neg_log_probs.append(rng.randrange(20))
         places.append(place)
-    return base, tokens, parents, doubts
+    return base, tokens, parents, neg_log_probs
 
 
 def remember(paths: Paths, log: list[int], tree: tuple[int, list[int], list[int], list[int]]) -> None:
-    base, tokens, parents, doubts = tree
+    base, tokens, parents, neg_log_probs = tree
     texts = [tuple(log[: base + 1])]
-    for token, parent, doubt in zip(tokens[1:], parents[1:], doubts[1:], strict=True):
+    for token, parent, neg_log_prob in zip(tokens[1:], parents[1:], neg_log_probs[1:], strict=True):
         text = (*texts[parent], token)
         texts.append(text)
         if len(text) > len(log) and text[: len(log)] == tuple(log):
-            paths.setdefault(text, doubt)
+            paths.setdefault(text, neg_log_prob)
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_held_are_the_paths_that_still_fit(seed: int) -> None:
     rng = random.Random(seed)
-    log, paths, foreseen = [rng.randrange(4) for _ in range(3)], Paths(), Foreseen()
+    log, paths, foreseen = [rng.randrange(4) for _ in range(3)], Paths(), GuessTree()
     for _ in range(40):
         if rng.random() < 0.6:
             tree = told(rng, log)
@@ -66,7 +66,7 @@ def test_what_is_held_are_the_paths_that_still_fit(seed: int) -> None:
 
 
 def test_a_draft_is_no_larger_and_no_less_likely_than_was_asked_for() -> None:
-    foreseen = Foreseen()
+    foreseen = GuessTree()
     foreseen.add([7], 0, [7, 1, 2, 3], [-1, 0, 0, 1], [0, 6, 18, 0])
     assert foreseen.pick(9, 0.3)[:2] == ([7, 1, 3], [-1, 0, 1])
     assert foreseen.pick(1, 0.0)[:2] == ([7, 1], [-1, 0])
@@ -75,18 +75,18 @@ def test_a_draft_is_no_larger_and_no_less_likely_than_was_asked_for() -> None:
 
 def test_doubts_are_of_a_node_given_its_parent() -> None:
     tree = DraftTree([7, 1, 2, 3], [-1, 0, 1, 0], [0.0, math.log(0.5), math.log(0.05), -1e9])
-    assert doubts_of(tree) == [0, 6, 18, 255]
+    assert neg_log_probs_of(tree) == [0, 6, 18, 255]
 
 
 def test_no_more_is_held_than_the_most() -> None:
-    foreseen = Foreseen(most=3)
+    foreseen = GuessTree(most=3)
     foreseen.add([7], 0, [7, 1, 2, 3, 4, 5], [-1, 0, 1, 2, 3, 4], [0] * 6)
     assert len(foreseen) == 3
     assert foreseen.pick(9, 0.0).tokens == [7, 1, 2, 3]
 
 
 def test_what_came_is_judged_by_what_was_told() -> None:
-    foreseen = Foreseen()
+    foreseen = GuessTree()
     assert foreseen.judge([1]) == "beyond"
     foreseen.add([7], 0, [7, 1, 2, 3], [-1, 0, 0, 1], [0, 1, 9, 0])
     assert [foreseen.judge(path) for path in ([1, 3], [2], [1, 9], [1, 3, 3])] == [
@@ -98,13 +98,13 @@ def test_what_came_is_judged_by_what_was_told() -> None:
 
 
 def test_what_is_not_held_is_found() -> None:
-    foreseen = Foreseen()
+    foreseen = GuessTree()
     foreseen.add([7], 0, [7, 1, 2], [-1, 0, 1], [0, 0, 0])
     assert foreseen.missing(DraftTree([7, 1, 2, 5, 6], [-1, 0, 1, 1, 3], [0.0] * 5)) == [3, 4]
 
 
 def test_a_tree_grows_where_it_is_likeliest_and_keeps_what_is_below_its_new_root() -> None:
-    growth = Growth(7)
+    growth = GuessTreeGrower(7)
     growth.expand([0], [[1, 2]], [[-0.1, -2.0]])
     assert growth.best(1) == [1]
     growth.expand([1], [[3, 4]], [[-0.2, -3.0]])
