@@ -91,8 +91,9 @@ class EdgeAnswerer:
     def status(self) -> dict[str, Any]:
         """Figures of the link."""
         link = self._client.link
+        limits = {"context": self._client.shared.max_context, "max_tokens": self._client.settings.max_new_tokens}
         if link is None:
-            return {"link": "none"}
+            return {"link": "none", **limits}
         dialling = link.dialling
         why = (
             "disconnected on purpose" if dialling.cut else str(dialling.refused or dialling.last_error or "connecting")
@@ -104,6 +105,7 @@ class EdgeAnswerer:
             "rtt_ms": round(1000 * link.rtt.smoothed, 2) if link.rtt.samples else None,
             "sent_bytes": link.sent_bytes,
             "received_bytes": link.received_bytes,
+            **limits,
         }
 
     def cut_off(self, *, cut: bool) -> None:

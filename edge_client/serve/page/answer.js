@@ -7,6 +7,7 @@ export class Answer {
     this.verified = 0;
     this.reason = "";
     this.allVerified = true;
+    this.done = false;
     this.usage = null;
   }
 
@@ -27,6 +28,7 @@ export class Answer {
       if (choice.delta?.content) this.characters.push(...choice.delta.content);
       this.verified = Math.min(this.characters.length, marks.verified ?? this.verified);
       if (choice.finish_reason) {
+        this.done = true;
         this.reason = marks.reason ?? choice.finish_reason;
         this.allVerified = marks.all_verified ?? true;
         if (this.allVerified) this.verified = this.characters.length;

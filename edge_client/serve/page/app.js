@@ -2,20 +2,40 @@
 
 import { Answer, ChatView } from "./chat.js";
 import { Figures } from "./figures.js";
-import { add, asMarkdown, matches, newConversation, path, Store } from "./store.js";
+import { add, asMarkdown, matches, newConversation, path, sound, Store } from "./store.js";
 import { ApiError, chunks, get, post, stop } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
 const SAMPLING = ["temperature", "top_p", "max_tokens", "seed"];
 const DEFAULTS = { mode: "provisional", theme: "", max_tokens: "", temperature: "", top_p: "", seed: "", key: "" };
 
-let store, conversations, current, model = "";
+const EXAMPLES = ["What is 17 + 25?", "What day is it three days after Monday?", "Write a short story about Ada, a fox and a garden."];
+const AGAIN = 0.8;  // the temperature of another answer where none is set: the likeliest one is there already
+
+let store, conversations, current, model = "", context = 0;
 const settings = { ...DEFAULTS, ...JSON.parse(localStorage.getItem("settings") ?? "{}"), key: sessionStorage.getItem("key") ?? "" };
 const running = new Map();  // node id -> { abort, node, conversation }
-const view = new ChatView($("messages"), { retry, edit, show, copied: () => say("Copied") });
+const view = new ChatView($("messages"), { retry, edit, show, ask, empty });
 const figures = new Figures($("figures"));
 
 function say(text) { $("status").textContent = text; }
+
+// What must be seen: shown for a while, and said.
+let noticed = 0;
+function notice(text) {
+  say(text);
+  $("notice").textContent = text;
+  $("notice").hidden = false;
+  clearTimeout(noticed);
+  noticed = setTimeout(() => { $("notice").hidden = true; }, 6000);
+}
+
+function empty() {
+  const words = [model ? `Ask ${model === "target" ? "the demo's model" : model} something. The device drafts, the verifier checks; when the link is lost, the answer goes on.`
+    : "Waiting for the endpoint."];
+  if (model === "target") words.push("This is a small model for demonstration. It knows sums, dates and short stories. Verified means: it is the target model's own text; it may still be wrong.");
+  return { words, examples: model ? EXAMPLES : [] };
+}
 
 // ---- conversations
 
@@ -37,11 +57,18 @@ function list() {
     const item = document.createElement("li");
     const name = document.createElement("button");
     name.className = "open";
-    name.textContent = conversation.title;
+    const busy = [...running.values()].some((work) => work.conversation === conversation);
+    name.textContent = busy ? `● ${conversation.title}` : conversation.title;
+    name.title = conversation.title;
     name.setAttribute("aria-current", String(conversation === current));
     name.addEventListener("click", () => { open(conversation); sidebar(false); });
-    item.append(name, small("⤓", `Export ${conversation.title}`, () => save(`${slug(conversation.title)}.md`, asMarkdown(conversation), "text/markdown")),
-      small("✕", `Delete ${conversation.title}`, () => remove(conversation)));
+    const more = small("⋯", `More for ${conversation.title}`, () => item.classList.toggle("opened"));
+    const actions = document.createElement("div");
+    actions.className = "actions";
+    actions.append(small("Rename", `Rename ${conversation.title}`, () => rename(conversation)),
+      small("Export", `Export ${conversation.title}`, () => save(`${slug(conversation.title)}.md`, asMarkdown(conversation), "text/markdown")),
+      small("Delete", `Delete ${conversation.title}`, () => remove(conversation)));
+    item.append(name, more, actions);
     return item;
   }));
 }
@@ -53,6 +80,39 @@ function small(text, label, act) {
   made.setAttribute("aria-label", label);
   made.addEventListener("click", act);
   return made;
+}
+
+function rename(conversation) {
+  const title = prompt("Title", conversation.title)?.trim();
+  if (!title) return;
+  conversation.title = title.slice(0, 80);
+  keep(conversation);
+  if (conversation === current) open(conversation);
+  list();
+}
+
+async function importFile(file) {
+  try {
+    const given = JSON.parse(await file.text()).filter(sound);
+    for (const conversation of given) {
+      if (conversations.some((other) => other.id === conversation.id)) continue;
+      conversations.push(conversation);
+      await keep(conversation);
+    }
+    notice(`${given.length} conversations are in this file`);
+  } catch {
+    notice("This is not a file of conversations");
+  }
+  list();
+}
+
+async function removeAll() {
+  if (!conversations.length || !confirm(`Delete all ${conversations.length} conversations?`)) return;
+  for (const work of running.values()) halt(work);
+  const gone = conversations;
+  conversations = [];
+  for (const conversation of gone) await store.remove(conversation.id);
+  fresh();
 }
 
 async function remove(conversation) {
@@ -89,52 +149,55 @@ function ask(text) {
 }
 
 function edit(node, text) { answer(current, add(current, node.parent, "user", text)); }
-function retry(node) { answer(current, current.nodes[node.parent]); }
+function retry(node) { answer(current, current.nodes[node.parent], { again: true }); }
 function show(leaf) { current.leaf = leaf; keep(current); open(current); }
 
-function answer(conversation, question) {
+function answer(conversation, question, how = {}) {
   const node = add(conversation, question.id, "assistant", "");
   if (conversation === current) open(conversation);
-  write(conversation, node);
+  write(conversation, node, how);
 }
 
-function request(conversation, node) {
+function request(conversation, node, { again = false } = {}) {
   const messages = path(conversation, node.parent).map(({ role, text }) => ({ role, content: text }));
   if (conversation.system) messages.unshift({ role: "system", content: conversation.system });
   const body = { model, messages, stream: true, stream_options: { include_usage: true }, moa: { mode: settings.mode, resumable: true } };
+  if (settings.mode === "provisional") body.moa.patience = 1;  // it is checked later in any case
   for (const name of SAMPLING) if (settings[name] !== "") body[name] = Number(settings[name]);
+  if (again && !body.temperature) body.temperature = AGAIN;
   return body;
 }
 
 // Writes an answer; one with a stream's id is taken up again from its beginning.
-async function write(conversation, node) {
+async function write(conversation, node, how) {
   const live = new Answer();
   const work = { abort: new AbortController(), node, conversation, answer: live };
   running.set(node.id, work);
   node.state = "running";
   buttons();
+  list();
   say("Answering");
-  const body = node.stream ? null : request(conversation, node);
+  const body = node.stream ? null : request(conversation, node, how);
   const started = (id) => { node.stream = id; keep(conversation); };
   let frame = 0, withdrawn = "";
   const draw = () => { frame = 0; if (conversation === current) view.draw(node, live, withdrawn); withdrawn = ""; };
   try {
     for await (const chunk of chunks({ body, id: node.stream, key: settings.key, signal: work.abort.signal, started })) {
       const gone = live.take(chunk);
-      if (gone) { withdrawn = gone; say(`${[...gone].length} characters were corrected`); }
+      if (gone) { withdrawn = gone; notice(`${[...gone].length} characters were corrected`); }
       if (chunk.moa?.link) linkState(chunk.moa.link, chunk.moa.detail);
-      if (chunk.moa?.notice) say(chunk.moa.notice);
+      if (chunk.moa?.notice) notice(chunk.moa.notice);
       node.text = live.text;
       frame ||= requestAnimationFrame(draw);
     }
     node.reason = work.halted ? "stopped" : live.reason;
-    node.verified = live.allVerified && live.verified === live.characters.length;
+    settle(node, live);
     say(work.halted ? "Stopped" : "The answer is complete");
   } catch (error) {
     node.error = error instanceof ApiError && error.status === 404 && node.stream
       ? "this answer is no longer kept: ask again" : `no answer: ${error.message}`;
     if (error instanceof ApiError && error.status === 401) $("settings").showModal();
-    say(node.error);
+    notice(node.error);
   }
   cancelAnimationFrame(frame);
   node.text = live.text || node.text;
@@ -142,7 +205,47 @@ async function write(conversation, node) {
   node.state = "done";
   running.delete(node.id);
   keep(conversation);
+  list();
   if (conversation === current) { view.draw(node, null, withdrawn); buttons(); }
+}
+
+function settle(node, live) {
+  node.verified = live.allVerified && live.verified === live.characters.length;
+  const { completion_tokens: tokens, total_tokens: total, moa } = live.usage ?? {};
+  if (tokens) node.usage = { tokens, total, context, seconds: moa?.seconds ?? 0 };
+}
+
+// Answers that the device has finished alone: the endpoint has them checked when the verifier is back, and keeps the
+// corrected streams.
+let checking = false;
+async function recheck() {
+  if (checking) return;
+  checking = true;
+  for (const conversation of conversations) {
+    for (const node of Object.values(conversation.nodes)) {
+      if (node.verified !== false || !node.stream || node.lost || node.error || node.reason === "stopped" || running.has(node.id)) continue;
+      const live = new Answer();
+      try {
+        for await (const chunk of chunks({ id: node.stream, key: settings.key, signal: AbortSignal.timeout(30000) })) live.take(chunk);
+      } catch (error) {
+        node.lost = error instanceof ApiError && error.status === 404;  // no longer kept
+      }
+      if (live.done && live.allVerified) {
+        let same = 0;
+        while (same < node.text.length && node.text[same] === live.text[same]) same++;
+        const gone = node.text.slice(same);
+        node.text = live.text;
+        node.settled = live.text.length;
+        node.verified = true;
+        notice(gone ? "An answer that was written offline is corrected" : "An answer that was written offline is verified");
+        if (conversation === current) view.draw(node, null, gone);
+        keep(conversation);
+      } else if (node.lost) {
+        keep(conversation);
+      }
+    }
+  }
+  checking = false;
 }
 
 function halt(work) {
@@ -153,7 +256,7 @@ function halt(work) {
 
 function keep(conversation) {
   const copy = structuredClone(conversation);
-  return store.put(copy).catch(() => say("This browser could not keep the conversation"));
+  return store.put(copy).catch(() => notice("This browser could not keep the conversation"));
 }
 
 function mine() { return [...running.values()].filter((work) => work.conversation === current); }
@@ -166,25 +269,43 @@ function buttons() {
 
 // ---- the link
 
+const LINKS = {
+  online: ["connected", "the verifier checks every word"],
+  late: ["waiting", "the verifier is late"],
+  offline: ["offline", "the device writes alone"],
+  connecting: ["connecting", ""],
+  refused: ["refused", "the verifier refused this device"],
+  none: ["device only", "there is no verifier: nothing is verified"],
+  locked: ["key needed", "the endpoint asks for an API key: see the settings"],
+  unreachable: ["no endpoint", "the endpoint does not answer"],
+};
+
 function linkState(state, detail = "") {
-  const names = { online: "verified", late: "waiting for the verifier", offline: "offline: the device writes alone",
-    connecting: "connecting", refused: "the verifier refused", none: "device only", unreachable: "the endpoint is not running" };
+  const [name, words] = LINKS[state] ?? [state, ""];
   $("link").dataset.state = state;
-  $("link-text").textContent = names[state] ?? state;
-  $("link").title = detail;
+  $("link-text").textContent = name;
+  $("link").title = [words, detail].filter(Boolean).join(": ");
 }
 
 async function look() {
   try {
-    if (!model) model = (await get("/v1/models", settings.key)).data[0].id;
     const status = await get("/moa/status", settings.key);
+    context = status.context ?? 0;
+    if (!model) {
+      model = (await get("/v1/models", settings.key)).data[0].id;
+      $("model").textContent = model;
+      $("max_tokens").placeholder = String(status.max_tokens ?? "");
+      if (current && !current.leaf) view.show(current);
+    }
+    if (status.link === "online") recheck();
     linkState(status.link, status.detail);
     $("cut-switch").hidden = status.cut === undefined;
     $("connected").checked = !status.cut;
     figures.take(status, performance.now());
   } catch (error) {
-    if (error instanceof ApiError && error.status === 401) say("An API key is needed: see the settings");
-    linkState(error instanceof ApiError ? "refused" : "unreachable", error.message);
+    const locked = error instanceof ApiError && error.status === 401;
+    if (locked && $("link").dataset.state !== "locked") notice("An API key is needed: see the settings");
+    linkState(locked ? "locked" : "unreachable");
   }
 }
 
@@ -207,11 +328,14 @@ function bind() {
   $("new").addEventListener("click", () => { fresh(); sidebar(false); });
   $("search").addEventListener("input", list);
   $("export").addEventListener("click", () => save("conversations.json", JSON.stringify(conversations, null, 1), "application/json"));
+  $("import").addEventListener("click", () => $("import-file").click());
+  $("import-file").addEventListener("change", (event) => { if (event.target.files[0]) importFile(event.target.files[0]); event.target.value = ""; });
+  $("remove-all").addEventListener("click", removeAll);
   $("open-sidebar").addEventListener("click", () => { sidebar(true); $("search").focus(); });
   $("close-sidebar").addEventListener("click", () => sidebar(false));
   $("open-settings").addEventListener("click", () => { sidebar(false); $("system").value = current.system; $("settings").showModal(); });
   $("connected").addEventListener("change", async (event) => {
-    await post("/moa/link", { connected: event.target.checked }, settings.key).catch((error) => say(error.message));
+    await post("/moa/link", { connected: event.target.checked }, settings.key).catch((error) => notice(error.message));
     look();
   });
   document.addEventListener("keydown", (event) => {
@@ -241,6 +365,7 @@ async function start() {
   await look();
   const wanted = conversations.find((conversation) => conversation.id === location.hash.slice(1));
   open(wanted ?? newConversation());
+  $("prompt").focus();
   for (const conversation of conversations) {
     for (const node of Object.values(conversation.nodes)) {
       if (node.state !== "running") continue;

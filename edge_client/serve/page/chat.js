@@ -15,8 +15,40 @@ function button(text, label, act) {
   return made;
 }
 
+// A button that copies, and says whether it could.
+function copyButton(label, text) {
+  const made = button("Copy", label, async () => {
+    made.textContent = (await copy(text())) ? "Copied ✓" : "Not allowed here";
+    setTimeout(() => { made.textContent = "Copy"; }, 1500);
+  });
+  return made;
+}
+
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
+  // Over plain http a browser offers no clipboard; a selection can still be copied.
+  const field = document.createElement("textarea");
+  field.value = text;
+  field.className = "hidden";
+  document.body.append(field);
+  field.select();
+  try {
+    return document.execCommand("copy");
+  } finally {
+    field.remove();
+  }
+}
+
+function measured(usage) {
+  if (!usage?.tokens) return "";
+  const parts = [`${usage.tokens} tokens`];
+  if (usage.seconds > 0) parts.push(`${Math.round(usage.tokens / usage.seconds)} tokens/s`);
+  if (usage.context) parts.push(`${usage.total} of ${usage.context} tokens of context`);
+  return parts.join(" · ");
+}
+
 export class ChatView {
-  // `act` does what the buttons ask: { retry(node), edit(node, text), show(leaf), copied() }.
+  // `act` does what the buttons ask: { retry(node), edit(node, text), show(leaf), ask(text), empty() }.
   constructor(parent, act) {
     this.parent = parent;
     this.act = act;
@@ -27,11 +59,17 @@ export class ChatView {
     this.conversation = conversation;
     this.boxes.clear();
     const nodes = path(conversation);
-    const empty = document.createElement("p");
-    empty.className = "empty";
-    empty.textContent = "Ask something. The device drafts, the verifier checks; when the link dies, the answer goes on.";
-    this.parent.replaceChildren(...(nodes.length ? nodes.map((node) => this.#message(node)) : [empty]));
+    this.parent.replaceChildren(...(nodes.length ? nodes.map((node) => this.#message(node)) : [this.#empty()]));
     this.toEnd();
+  }
+
+  #empty() {
+    const box = document.createElement("div");
+    box.className = "empty";
+    const { words, examples } = this.act.empty();
+    box.append(...words.map((text) => Object.assign(document.createElement("p"), { textContent: text })));
+    box.append(...examples.map((text) => button(text, "", () => this.act.ask(text))));
+    return box;
   }
 
   toEnd() { this.parent.scrollTop = this.parent.scrollHeight; }
@@ -50,10 +88,22 @@ export class ChatView {
     } else {
       const unsettled = node.text.slice(node.settled ?? node.text.length);
       body.replaceChildren(live ? markdown(live.settled, live.provisional) : markdown(node.text.slice(0, node.text.length - unsettled.length), unsettled));
+      for (const block of body.querySelectorAll("pre")) this.#codeBar(block);
       if (withdrawn) this.#strike(body, withdrawn);
+      else if (this.struck?.body === body) (body.lastElementChild ?? body).append(this.struck.gone);
     }
     this.#note(box, node, live);
     if (follow) this.toEnd();
+  }
+
+  // The language of a code block, and a button that copies it.
+  #codeBar(block) {
+    const bar = document.createElement("div");
+    bar.className = "code-bar";
+    const name = document.createElement("span");
+    name.textContent = block.dataset.language ?? "";
+    bar.append(name, copyButton("Copy this code", () => block.querySelector("code").textContent));
+    block.before(bar);
   }
 
   #strike(body, text) {
@@ -63,7 +113,7 @@ export class ChatView {
     (body.lastElementChild ?? body).append(gone);
     clearTimeout(this.timer);
     this.struck = { body, gone };
-    this.timer = setTimeout(() => gone.remove(), STILL_SHOWN);
+    this.timer = setTimeout(() => { gone.remove(); this.struck = null; }, STILL_SHOWN);
   }
 
   #message(node) {
@@ -76,7 +126,9 @@ export class ChatView {
     body.className = "body";
     const note = document.createElement("div");
     note.className = "note";
-    box.append(who, body, note, this.#tools(node, box));
+    const figures = document.createElement("div");
+    figures.className = "measured";
+    box.append(who, body, note, figures, this.#tools(node, box));
     this.boxes.set(node.id, box);
     this.draw(node);
     return box;
@@ -89,8 +141,10 @@ export class ChatView {
     if (node.error) note.textContent = node.error;
     else if (open) note.textContent = `${open} characters not verified yet`;
     else if (!live && node.role === "assistant" && node.reason === "stopped") note.textContent = "stopped";
-    else if (!live && node.role === "assistant" && node.verified === false) note.textContent = "not all of it was verified";
+    else if (!live && node.role === "assistant" && node.verified === false) note.textContent = node.stream && !node.lost
+      ? "written by the device alone: it is checked when the verifier is back" : "not all of it was verified";
     else note.textContent = "";
+    box.querySelector(".measured").textContent = live ? "" : measured(node.usage);
   }
 
   #tools(node, box) {
@@ -106,12 +160,9 @@ export class ChatView {
       on.disabled = at === family.length - 1;
       tools.append(back, `${at + 1}/${family.length}`, on);
     }
-    tools.append(button("Copy", "Copy this message", async () => {
-      await navigator.clipboard?.writeText(node.text);
-      this.act.copied();
-    }));
+    tools.append(copyButton("Copy this message", () => node.text));
     if (node.role === "user") tools.append(button("Edit", "Edit this message", () => this.#edit(node, box)));
-    else tools.append(button("Again", "Again: another answer", () => this.act.retry(node)));
+    else tools.append(button("Again", "Again: another answer, sampled at temperature 0.8 where none is set", () => this.act.retry(node)));
     return tools;
   }
 

@@ -8,7 +8,6 @@ export class Figures {
   constructor(parent) {
     const figure = (name, write) => new Figure(parent, name, write);
     this.rtt = figure("Round trip", (ms) => `${ms.toFixed(ms < 10 ? 1 : 0)} ms`);
-    this.speed = figure("Speed", (n) => `${n.toFixed(0)} tok/s`);
     this.acceptance = figure("Drafts accepted", (share) => `${(100 * share).toFixed(0)} %`);
     this.calls = figure("Verifier calls", (n) => String(n));
     this.traffic = figure("Traffic", bytes);
@@ -22,7 +21,6 @@ export class Figures {
     const rate = (name) => Math.max(0, (status[name] ?? 0) - (past[name] ?? 0)) / seconds;
     const drafted = (status.drafted ?? 0) - (past.drafted ?? 0);
     this.rtt.add(status.rtt_ms ?? null);
-    this.speed.add(rate("tokens"));
     // Checks of text that the device wrote alone are accepted too, without having been drafts.
     if (drafted > 0) this.acceptance.add(Math.min(1, (status.accepted - past.accepted) / drafted));
     this.calls.add(status.calls ?? 0);

@@ -13,12 +13,22 @@ export function parse(text) { return blocks(text.replace(/\r\n?/g, "\n").split("
 
 // ---- blocks
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+// No expression may take long for any text: what repeats is bounded, and nothing repeats within what repeats.
+const FENCE = /^ {0,3}(`{3,}|~{3,}) {0,8}([\w+#.-]{0,40})[^`]*$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const BULLET = /^( {0,3})([-*+]|\d{1,9}[.)])(\s+|$)/;
 const QUOTE = /^ {0,3}> ?/;
-const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)+\|?\s*$/;
+const TASK = /^\[([ xX])\] /;
+
+const cells = (line) => line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|").map((cell) => cell.trim());
+const divides = (line) => line.includes("|") && cells(line).every((cell) => /^:?-+:?$/.test(cell));
+const headline = (text) => {
+  const bare = text.trim();
+  let end = bare.length;
+  while (bare[end - 1] === "#") end--;
+  return bare.slice(0, end).trimEnd();
+};
 
 function blocks(lines, depth) {
   const out = [];
@@ -35,7 +45,7 @@ function blocks(lines, depth) {
       out.push(codeBlock(lines.slice(at + 1, end).join("\n"), match[2]));
       at = end + 1;
     } else if ((match = HEADING.exec(line))) {
-      out.push(element(`h${match[1].length}`, inline(match[2])));
+      out.push(element(`h${match[1].length}`, inline(headline(match[2]))));
       at++;
     } else if (RULE.test(line)) {
       out.push(element("hr"));
@@ -46,9 +56,9 @@ function blocks(lines, depth) {
       at = end;
     } else if ((match = BULLET.exec(line)) && depth < DEEPEST) {
       at = list(lines, at, match, depth, out);
-    } else if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "")) {
+    } else if (line.includes("|") && divides(lines[at + 1] ?? "")) {
       const end = span(lines, at + 2, (next) => next.includes("|"));
-      out.push(table(line, lines.slice(at + 2, end)));
+      out.push(table(line, lines[at + 1], lines.slice(at + 2, end)));
       at = end;
     } else {
       const end = span(lines, at + 1, (next) => next.trim() && !starts(next));
@@ -73,7 +83,7 @@ function list(lines, at, first, depth, out) {
     const match = BULLET.exec(lines[at]);
     if (!match || /\d/.test(match[2]) !== ordered) break;
     const indent = match[0].length;
-    const item = [lines[at].slice(indent)];
+    const item = [lines[at].slice(indent).replace(TASK, (_, done) => (done === " " ? "☐ " : "☑ "))];
     at++;
     while (at < lines.length && (!lines[at].trim() ? /^\s{2,}/.test(lines[at + 1] ?? "") : /^\s{2,}/.test(lines[at]) || !starts(lines[at]))) {
       item.push(lines[at].replace(new RegExp(`^ {0,${indent}}`), ""));
@@ -89,29 +99,52 @@ function list(lines, at, first, depth, out) {
   return at;
 }
 
-function table(head, rows) {
-  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
-  const row = (line, tag) => element("tr", cells(line).map((cell) => element(tag, inline(cell))));
+function table(head, divider, rows) {
+  const sides = cells(divider).map((cell) => (!cell.endsWith(":") ? "" : cell.startsWith(":") ? "center" : "right"));
+  const row = (line, tag) => element("tr", cells(line).map((cell, at) => element(tag, inline(cell), sides[at] ? { class: sides[at] } : {})));
   return element("table", [element("thead", [row(head, "th")]), element("tbody", rows.map((line) => row(line, "td")))]);
 }
 
 function codeBlock(code, language) {
   const plain = /^(te?xt|plain|output|console)?$/i.test(language) || code.length > 20000;
   const pieces = plain ? [["", code]] : highlight(code);
-  return element("pre", [element("code", pieces.map(([kind, text]) => (kind ? element("span", [text], { class: kind }) : text)))], { tabindex: "0" });
+  return element("pre", [element("code", pieces.map(([kind, text]) => (kind ? element("span", [text], { class: kind }) : text)))], language ? { tabindex: "0", "data-language": language } : { tabindex: "0" });
 }
 
 // ---- inline
 
-const INLINE = /(`+)([\s\S]*?[^`])\1(?!`)|!?\[([^\]\n]{0,500})\]\(([^()\s]{0,2000})(?:\s+"[^"]*")?\)|(\*\*|__)(?=\S)([\s\S]*?\S)\5|(\*|_)(?=\S)([^*_]*?\S)\7(?!\w)|~~(?=\S)([\s\S]*?\S)~~|(https?:\/\/[^\s<>"')\]]{1,2000})|\\([\\`*_{}[\]()#+\-.!|~>])|( {2,}\n|\n)/g;
+const INLINE = /(`+)|!?\[([^[\]\n]{0,500})\]\(([^()\s]{0,2000})(?:\s{1,4}"[^"\n]{0,500}")?\)|(\*\*|__)(?=\S)([\s\S]{0,1000}?\S)\4|(\*|_)(?=\S)([^*_]{0,1000}?\S)\6(?!\w)|~~(?=\S)([\s\S]{0,1000}?\S)~~|(https?:\/\/[^\s<>"')\]]{1,2000})|\\([\\`*_{}[\]()#+\-.!|~>])|( {2,8}\n|\n)/g;
+
+// Where runs of backticks of each length begin: a code span ends at the next run that is as long as its first.
+function tickRuns(text) {
+  const runs = new Map();
+  for (const { 0: run, index } of text.matchAll(/`+/g)) {
+    if (!runs.has(run.length)) runs.set(run.length, []);
+    runs.get(run.length).push(index);
+  }
+  return runs;
+}
 
 function inline(text, depth = 0) {
   const out = [];
+  const runs = tickRuns(text);
+  const pattern = new RegExp(INLINE);
   let last = 0;
-  for (const match of text.matchAll(INLINE)) {
-    const [whole, ticks, code, label, target, strongMark, strong, emMark, em, struck, bare, escaped, newline] = match;
+  let match;
+  while ((match = pattern.exec(text))) {
+    const [, ticks, label, target, strongMark, strong, emMark, em, struck, bare, escaped, newline] = match;
+    let [whole] = match;
     const before = text[match.index - 1] ?? " ";
     if (emMark === "_" && /\w/.test(before)) continue;  // snake_case
+    let code = "";
+    if (ticks) {
+      const same = runs.get(ticks.length) ?? [];
+      while (same.length && same[0] <= match.index) same.shift();
+      if (!same.length) continue;
+      code = text.slice(match.index + ticks.length, same[0]);
+      whole = text.slice(match.index, same[0] + ticks.length);
+      pattern.lastIndex = match.index + whole.length;
+    }
     if (match.index > last) out.push(text.slice(last, match.index));
     last = match.index + whole.length;
     const inner = (part) => (depth < DEEPEST ? inline(part, depth + 1) : [part]);

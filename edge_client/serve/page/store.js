@@ -61,6 +61,13 @@ export function matches(conversation, words) {
   return words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
 }
 
+// Whether this is a conversation, as a file that was exported has it.
+export function sound(given) {
+  const text = (value) => typeof value === "string";
+  return given && text(given.id) && text(given.title) && text(given.system) && text(given.leaf) && typeof given.nodes === "object" &&
+    Object.entries(given.nodes).every(([id, node]) => node && node.id === id && text(node.parent) && text(node.text) && ["user", "assistant"].includes(node.role));
+}
+
 export function asMarkdown(conversation) {
   const said = path(conversation).map((node) => `## ${node.role === "user" ? "You" : "Assistant"}\n\n${node.text}\n`);
   return `# ${conversation.title || "Conversation"}\n\n${said.join("\n")}`;

@@ -83,7 +83,8 @@ export async function* chunks({ body, id = "", key, signal, started = () => {} }
       }
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof ApiError || !id) throw error;
+      if (error instanceof ApiError) throw error;
+      if (!id) throw new ApiError(0, { error: { message: "the endpoint does not answer" } });
     }
     await pause(Math.min(5000, 200 * 2 ** tries++), signal);  // the connection broke: take the stream up again
   }
