@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from benchmarks.baselines.config import BaselineConfig
 from benchmarks.baselines.features import FeatureModel, shifted
 from benchmarks.baselines.layers import run_layer, self_rows
+from moa.model.blocks import additive
 from moa.model.borrowed import Rows
 from moa.model.shared import SharedWeights
 from moa.training.data import Batch
 from moa.training.distill import Distillation, DistillSettings
-from moa.training.masks import additive, token_mask
+from moa.training.masks import token_mask
 from moa.training.teacher import Lesson, Teacher
 
 PUBLIC_LOSS = DistillSettings(loss="kl", loss_weight=0.1, feature_weight=1.0)
@@ -69,6 +70,6 @@ class EagleTraining(Distillation):
         luck = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 1_000_003 + int(batch.rows[0]))
         noise = (torch.rand(lesson.hidden.shape, generator=luck) * 2 - 1) * NOISE
         features = shifted(lesson.hidden + noise.to(lesson.hidden), positions)
-        mask = additive(token_mask(batch, None)).unsqueeze(1).to(device)
+        mask = additive(token_mask(batch, None, device=device)).unsqueeze(1)
         hidden, _ = self.model(ids, features, positions, mask, self.model.empty_rows(ids))
         return hidden, (torch.arange(ids.shape[1], device=device) - 1).expand_as(ids)

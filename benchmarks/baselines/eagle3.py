@@ -21,14 +21,14 @@ from benchmarks.baselines.config import BaselineConfig
 from benchmarks.baselines.features import FeatureModel, shifted
 from benchmarks.baselines.layers import run_layer, self_rows
 from moa.errors import UsageError
-from moa.model.blocks import RMSNorm
+from moa.model.blocks import RMSNorm, additive
 from moa.model.borrowed import Rows
 from moa.model.shared import SharedWeights
 from moa.model.target import Committed, Row, Step, Target
 from moa.training.data import Batch
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.loop import Loss
-from moa.training.masks import additive, same_document
+from moa.training.masks import same_document
 from moa.training.teacher import Teacher
 
 STEPS = 7
@@ -146,7 +146,7 @@ class Eagle3Training(Distillation):
         features = shifted(self.model.read(self._taps.take()), positions)
         past, total, first = self.model.empty_rows(ids), torch.zeros((), device=device), None
         for ahead in range(self.steps):
-            mask = additive(ahead_mask(segments, ahead).cpu()).unsqueeze(1).to(device)
+            mask = additive(ahead_mask(segments, ahead)).unsqueeze(1)
             hidden, new = self.model(ids, features, positions, mask, past)
             # A position fewer tokens into its document than steps ahead has no true row to start from.
             counted = wanted & (positions[:, :-1] >= ahead)

@@ -12,6 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from moa.masking import MASKED
+
+
+def masked(dtype: torch.dtype) -> float:
+    """What an additive mask holds where a query may not look."""
+    return max(MASKED, torch.finfo(dtype).min)
+
+
+def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`moa.masking.additive` for a tensor, on its device. `dtype` must be that of the queries: some kernels of
+    accelerators misread another without a word."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, masked(dtype))
+
 
 def rotary(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine, `[*positions, head_dim]`, in float32."""

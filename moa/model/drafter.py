@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moa.config import DrafterConfig
-from moa.masking import MASKED
-from moa.model.blocks import Block, RMSNorm, rotary, rotate
+from moa.model.blocks import Block, RMSNorm, masked, rotary, rotate
 from moa.model.borrowed import BorrowedLayers, Rows, Sibling
 from moa.model.shared import SharedWeights
 from moa.records import RecordLayout
@@ -322,7 +321,7 @@ class Drafter(nn.Module):
         # The exported attention operator does not broadcast masks.
         seen = block.self_attn.attend(query, key, value, mask.expand(-1, -1, x.shape[1], -1))
         # Where no record is visible the block is skipped: softmax would average the masked values.
-        visible = (mask.amax(-1) > MASKED / 2).transpose(-1, -2)
+        visible = (mask.amax(-1) > masked(mask.dtype) / 2).transpose(-1, -2)
         return torch.where(visible, block.feed_forward(x + seen), x)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moa.masking import additive
+from moa.model.blocks import additive
 from moa.model.drafter import Drafter
 from moa.model.slots import SlotPool
 from moa.model.target import Committed
@@ -121,7 +121,7 @@ class Level:
             visible[row, 0, :size, self.view : self.view + size] = tree[:, fed:]
         self.ids = torch.from_numpy(ids).to(device)
         self.positions = torch.from_numpy(positions).to(device)
-        self.mask = _mask(visible, device)
+        self.mask = _mask(visible, pool)
 
     def positions_of(self, row: int) -> int:
         """The position that all nodes of this level have in sequence `row`."""
@@ -173,8 +173,9 @@ def recalibrated(scores: Tensor, agreement: Tensor) -> Tensor:
     return (scores + torch.minimum(left, best - top.values)).scatter(-1, top.indices, best)
 
 
-def _mask(visible: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(additive(visible)).to(device)
+def _mask(visible: np.ndarray, pool: SlotPool) -> Tensor:
+    """For queries over a pool's rows: on its device, in its precision."""
+    return additive(torch.from_numpy(visible).to(pool.k.device), pool.k.dtype)
 
 
 class MoaDrafting(LevelDrafting):
@@ -250,8 +251,8 @@ class MoaDrafting(LevelDrafting):
         records: tuple[Tensor, ...] = ()
         if self.records is not None and self.drafter.config.rows_know_records:
             earlier = np.tril(np.ones((1, 1, count, start + count), np.bool_), start - 1)
-            records = *self._records([slot], start + count), _mask(earlier, self.device)
-        rows = self.drafter.extend(ids, positions, _mask(causal, self.device), past, *records)
+            records = *self._records([slot], start + count), _mask(earlier, self.pool)
+        rows = self.drafter.extend(ids, positions, _mask(causal, self.pool), past, *records)
         append(self.pool, slot, *(torch.cat(half) for half in zip(*rows, strict=True)))
 
     def logits(self, level: Level) -> Tensor:
@@ -275,7 +276,7 @@ class MoaDrafting(LevelDrafting):
         if self.records is not None:
             known = max(1, *level.lengths)
             visible = np.arange(known) < np.array(level.lengths)[:, None]
-            records = *self._records(level.slots, known), _mask(visible[:, None, None], level.device)
+            records = *self._records(level.slots, known), _mask(visible[:, None, None], self.pool)
         return self.drafter.features(ids, positions, mask, past, *records)
 
     def scores(self, level: Level, logits: Tensor) -> Tensor:

@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from moa.errors import ConfigError
+from moa.model.blocks import additive
 from moa.model.borrowed import Rows
 from moa.model.drafter import Drafter
 from moa.training.data import Batch
 from moa.training.loop import Loss
 from moa.training.losses import Compared, LossKind, compare
-from moa.training.masks import AnchorRule, additive, borrowed_mask, newest_seen, record_mask, token_mask
+from moa.training.masks import AnchorRule, borrowed_mask, newest_seen, record_mask, token_mask
 from moa.training.rollout import RolloutRule, rolled_out
 from moa.training.teacher import Lesson, Teacher
 from moa.training.weights import lag_weights, prefix_weights
@@ -114,14 +115,14 @@ class Distillation:
         drafter, settings = self.module, self.settings
         device = lesson.hidden.device
         positions = torch.from_numpy(batch.positions).to(device)
-        seen = record_mask(batch, latest, strict=settings.anchors.strict)
+        seen = record_mask(batch, latest, strict=settings.anchors.strict, device=device)
         luck = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
         stairs = settings.staircase and float(torch.rand((), generator=luck)) < 1 - 2 * progress
-        tokens = additive(token_mask(batch, latest if stairs else None)).unsqueeze(1).to(device)
+        tokens = additive(token_mask(batch, latest if stairs else None, device=device)).unsqueeze(1)
         records: tuple[Tensor, ...] = ()
         if drafter.config.use_ca and seen.any():
-            rows = self._records(lesson, positions, seen.any(1).to(device))
-            records = *rows, additive(seen).unsqueeze(1).to(device)
+            rows = self._records(lesson, positions, seen.any(1))
+            records = *rows, additive(seen).unsqueeze(1)
         ids = torch.from_numpy(batch.ids).to(device)
         past = drafter.empty_rows(ids)
         borrowed = None
@@ -130,13 +131,13 @@ class Distillation:
                 (k.transpose(1, 2), v.transpose(1, 2))
                 for k, v in zip(lesson.keys[-count:], lesson.values[-count:], strict=True)
             ]
-            borrowed = additive(borrowed_mask(batch, seen)).unsqueeze(1).to(device)
+            borrowed = additive(borrowed_mask(batch, seen)).unsqueeze(1)
         inputs: tuple[Any, ...] = (ids, positions, tokens, past, *records)
         if self.gradient_checkpointing:
             hidden, _ = checkpoint(drafter.features, *inputs, borrowed_mask=borrowed, use_reentrant=False)
         else:
             hidden, _ = drafter.features(*inputs, borrowed_mask=borrowed)
-        return hidden, newest_seen(batch, seen).to(device)
+        return hidden, newest_seen(batch, seen)
 
     def _records(self, lesson: Lesson, positions: Tensor, read: Tensor) -> Rows:
         """The activation records that queries read; LSA is not run for the others, which are zero."""

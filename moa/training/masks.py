@@ -15,19 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moa.errors import ConfigError
-from moa.masking import MASKED
 from moa.training.data import Batch
+
+Device = torch.device | str
 
 
 def same_document(segments: Tensor) -> Tensor:
     """`[B, L, L]`: both tokens belong to the same document. Padding counts as a document, so that every row attends to
     something."""
     return segments.unsqueeze(2) == segments.unsqueeze(1)
-
-
-def additive(allowed: Tensor) -> Tensor:
-    """`moa.masking.additive` for a tensor, on its device."""
-    return torch.zeros(allowed.shape, device=allowed.device).masked_fill_(~allowed, MASKED)
 
 
 @dataclass(frozen=True)
@@ -87,11 +83,11 @@ class AnchorRule:
         return drawn, luck >= 1 - self.cold
 
 
-def record_mask(batch: Batch, latest: NDArray[np.int64], *, strict: bool) -> Tensor:
+def record_mask(batch: Batch, latest: NDArray[np.int64], *, strict: bool, device: Device = "cpu") -> Tensor:
     """`[B, L, L]`: query i sees the activations j of its document up to its latest anchor, not its own if strict."""
-    segments = torch.from_numpy(batch.segments)
-    index = torch.arange(segments.shape[1])
-    visible = index.view(1, 1, -1) <= torch.from_numpy(latest).unsqueeze(2)
+    segments = torch.from_numpy(batch.segments).to(device)
+    index = torch.arange(segments.shape[1], device=device)
+    visible = index.view(1, 1, -1) <= torch.from_numpy(latest).to(device).unsqueeze(2)
     if strict:
         visible &= index.view(1, 1, -1) < index.view(1, -1, 1)
     return visible & same_document(segments)
@@ -100,26 +96,26 @@ def record_mask(batch: Batch, latest: NDArray[np.int64], *, strict: bool) -> Ten
 def newest_seen(batch: Batch, seen: Tensor) -> Tensor:
     """`[B, L]`: index of the newest activation that each query sees; before its document's start where it sees
     none."""
-    index = torch.arange(seen.shape[1])
-    none = index - torch.from_numpy(batch.positions) - 1
+    index = torch.arange(seen.shape[1], device=seen.device)
+    none = index - torch.from_numpy(batch.positions).to(seen.device) - 1
     return torch.where(seen.any(-1), seen.long().mul(index).amax(-1), none)
 
 
-def token_mask(batch: Batch, latest: NDArray[np.int64] | None) -> Tensor:
+def token_mask(batch: Batch, latest: NDArray[np.int64] | None, *, device: Device = "cpu") -> Tensor:
     """`[B, L, L]`: causal inside the document; with `latest` (the staircase) only tokens after the latest anchor,
     so that the past must come through the activations."""
-    segments = torch.from_numpy(batch.segments)
-    index = torch.arange(segments.shape[1])
+    segments = torch.from_numpy(batch.segments).to(device)
+    index = torch.arange(segments.shape[1], device=device)
     allowed = same_document(segments) & (index.view(1, 1, -1) <= index.view(1, -1, 1))
     if latest is not None:
-        recent = index.view(1, 1, -1) > torch.from_numpy(latest).unsqueeze(2)
-        allowed &= recent | torch.eye(len(index), dtype=torch.bool)
+        recent = index.view(1, 1, -1) > torch.from_numpy(latest).to(device).unsqueeze(2)
+        allowed &= recent | torch.eye(len(index), dtype=torch.bool, device=device)
     return allowed
 
 
 def borrowed_mask(batch: Batch, seen: Tensor) -> Tensor:
     """`[B, L, 2L]` for borrowed layers: the target's own rows where its activations are visible, then the drafter's."""
-    segments = torch.from_numpy(batch.segments)
-    index = torch.arange(segments.shape[1])
+    segments = torch.from_numpy(batch.segments).to(seen.device)
+    index = torch.arange(segments.shape[1], device=seen.device)
     causal = same_document(segments) & (index.view(1, 1, -1) <= index.view(1, -1, 1))
     return torch.cat([seen, causal & ~seen], dim=2)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from moa.model.blocks import additive
 from moa.model.checkpoint import backbone_of
 from moa.model.families import facts_of, mask_plan
 from moa.model.shared import SharedWeights
 from moa.training.data import Batch
-from moa.training.masks import additive, same_document
+from moa.training.masks import same_document
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Teacher:
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.model.dtype
 
         def as_mask(allowed: Tensor) -> Tensor:
-            return additive(allowed).unsqueeze(1).to(dtype)
+            return additive(allowed, dtype).unsqueeze(1)
 
         distance = index.view(1, -1, 1) - index.view(1, 1, -1)
         plan = mask_plan(self.model.config)

@@ -9,10 +9,10 @@ from torch import Tensor
 from benchmarks.baselines.config import KINDS, Kind
 from benchmarks.baselines.eagle3 import Taps, ahead_mask
 from benchmarks.baselines.features import FeatureDrafting, FeatureModel, shifted
+from moa.model.blocks import additive
 from moa.model.drafting import DraftRequest, Level
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
-from moa.training.masks import additive
 from moa.training.teacher import Teacher
 from moa.tree import TreeGrower, TreeShape
 from tests.benchmarks.pairs import baseline, prompts, target_for, tiny_target, whole

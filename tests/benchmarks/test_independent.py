@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from benchmarks.baselines.independent import as_llama
+from moa.model.blocks import additive
 from moa.model.drafting import DraftRequest, Level, MoaDrafting
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
-from moa.training.masks import additive
 from moa.tree import TreeGrower, TreeShape
 from tests.benchmarks.pairs import body, prompts, target_for, tiny_target
 

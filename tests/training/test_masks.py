@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from moa.errors import ConfigError
+from moa.model.blocks import additive
 from moa.training.data import Batch
-from moa.training.masks import AnchorRule, Spacing, additive, borrowed_mask, record_mask, token_mask
+from moa.training.masks import AnchorRule, Spacing, borrowed_mask, record_mask, token_mask
 
 RULES = {
     "variable": AnchorRule(),
