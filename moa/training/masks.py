@@ -17,7 +17,7 @@ from torch import Tensor
 from moa.errors import ConfigError
 from moa.training.data import Batch
 
-Device = torch.device | str
+_Device = torch.device | str
 
 
 def same_document(segments: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class AnchorRule:
         return drawn, luck >= 1 - self.cold
 
 
-def record_mask(batch: Batch, latest: NDArray[np.int64], *, strict: bool, device: Device = "cpu") -> Tensor:
+def record_mask(batch: Batch, latest: NDArray[np.int64], *, strict: bool, device: _Device = "cpu") -> Tensor:
     """`[B, L, L]`: query i sees the activations j of its document up to its latest anchor, not its own if strict."""
     segments = torch.from_numpy(batch.segments).to(device)
     index = torch.arange(segments.shape[1], device=device)
@@ -101,7 +101,7 @@ def newest_seen(batch: Batch, seen: Tensor) -> Tensor:
     return torch.where(seen.any(-1), seen.long().mul(index).amax(-1), none)
 
 
-def token_mask(batch: Batch, latest: NDArray[np.int64] | None, *, device: Device = "cpu") -> Tensor:
+def token_mask(batch: Batch, latest: NDArray[np.int64] | None, *, device: _Device = "cpu") -> Tensor:
     """`[B, L, L]`: causal inside the document; with `latest` (the staircase) only tokens after the latest anchor,
     so that the past must come through the activations."""
     segments = torch.from_numpy(batch.segments).to(device)
