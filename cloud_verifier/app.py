@@ -21,6 +21,7 @@ from cloud_verifier.serving.transport import Transport
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
 from moa.process.listening import Port
+from moa.tree import TreeShape
 
 _SWEEP_SECONDS = 1.0
 
@@ -48,12 +49,13 @@ class Verifier:
         )
         recorder = Recorder(served.drafter, self._post, rows=settings.project_rows, metrics=self.metrics)
         drafting: ServerDrafting = NoDrafting()
+        shape = settings.stream_shape
+        if not served.target.trees:
+            shape = TreeShape.chain(shape.depth, min_score=shape.min_score)
         if served.drafter is not None and served.graph is not None:
-            drafting = GraphServerDrafting(
-                served.target, served.drafter, served.graph, recorder, shape=settings.stream_shape
-            )
+            drafting = GraphServerDrafting(served.target, served.drafter, served.graph, recorder, shape=shape)
         elif served.drafter is not None:
-            drafting = MoaServerDrafting(served.target, served.drafter, recorder, shape=settings.stream_shape)
+            drafting = MoaServerDrafting(served.target, served.drafter, recorder, shape=shape)
         self.engine = Engine(
             served.target,
             recorder,

@@ -53,6 +53,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "kv_bytes_per_token": facts.kv_bytes_per_token,
         "kv_tokens": target.pool.pages * PAGE,
         "kv_bytes": target.pool.nbytes,
+        "buffer_bytes": 0 if target.runner is None else target.runner.nbytes,
         "fits": [{"tokens": n, "sessions": _fits(target, n)} for n in _LENGTHS if n <= target.pool.capacity],
         "unlike": unlike(target.pool.slots, target.pool.pages, target.pool.capacity),
         "records": facts.records is not None,
@@ -78,6 +79,8 @@ def show(figures: dict[str, Any], *, as_json: bool) -> None:
         f"{figures['kv_bytes'] / 2**20:,.1f} MiB in all; at most {figures['slots']} sessions "
         f"of up to {figures['context_tokens']:,} tokens"
     )
+    if figures["buffer_bytes"]:
+        console.print(f"the accelerator's own buffers take {figures['buffer_bytes'] / 2**20:,.1f} MiB beside that")
     table = Table("tokens of a session", "sessions that fit")
     for fit in figures["fits"]:
         table.add_row(f"{fit['tokens']:,}", f"{fit['sessions']:,}")

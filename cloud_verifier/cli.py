@@ -173,10 +173,12 @@ def _add_model_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--bundle", default="", metavar="DIR", help="the drafter as exported, to draft streams with on a CPU"
     )
-    command.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
+    command.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda, cuda:N or, untested, mps (default: %(default)s)"
+    )
     add_flags(
         command.add_argument_group("weights"),
         Settings,
-        {"quantize": "int8", "resident_layers": "N", "offload_folder": "DIR"},
+        {"quantize": "int8", "resident_layers": "N", "offload_folder": "DIR", "inexact": ""},
     )
     command.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (default: %(default)s)")

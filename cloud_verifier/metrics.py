@@ -50,6 +50,9 @@ class Metrics:
             "The same without the forward: waiting, and the server's own work",
             _FINE,
         )
+        self.forwards = self._counter(
+            "forwards", "Forwards by path (graph, eager or library) and the accelerator's tier", "path", "tier"
+        )
         self.batch_rows = self._histogram("batch_rows", "Sessions in one forward of drafts", _ROWS)
         self.record_bytes = self._counter("record_bytes", "Activation payload bytes sent, by precision", "dtype")
         self.record_rows = self._counter("record_rows", "Activation records sent, by precision", "dtype")

@@ -147,6 +147,7 @@ def load_target(settings: Settings) -> Target:
             capacity=settings.slot_capacity,
             kv_tokens=settings.kv_tokens,
             pack_weights=True,
+            exact=not settings.inexact,
         )
     except (MemoryError, RuntimeError) as error:
         # Errors of loading the model were reported before: here it is the KV cache that does not fit.
@@ -204,6 +205,7 @@ def model_facts(target: Target, drafter: Drafter | None, drafter_name: str = "")
         records=records,
         pages=target.pool.pages if target.pool.pages < target.pool.slots * target.pool.per_slot else 0,
         page_tokens=PAGE,
+        trees=target.trees,
     )
 
 

@@ -31,7 +31,11 @@ class Settings:
     resident_layers: int = -1
     """Decoder layers that stay on the device; the others are brought there for every forward (accelerate). -1: all."""
     offload_folder: str = ""
-    """Folder on a fast disk for the other layers; without it they are kept in the host's memory."""
+    """Folder on a fast disk for the other layers."""
+
+    inexact: bool = False
+    """On an accelerator, in less than float32: let drafts be trees, and take the libraries' products. Faster in large
+    batches, but a token's numbers then depend a little on its batch and its draft."""
 
     host: str = "127.0.0.1"
     port: int = 8765

@@ -164,6 +164,8 @@ class Engine:
         self._at_hand = {}
         if self._clock() - self.alive_at >= PROBE_SECONDS and not self._stopping and self._underway is None:
             self._probe()
+        if work is None and (runner := self.target.runner) is not None and runner.unprepared:
+            self._hint("graphs", runner.prepare)
         if self._recorder.pending and (work is None or self._recorder.overdue):
             with self._scheduler.background() as piece:
                 piece.ran = self._hint("records", lambda: self._recorder.go(piece.seconds)) or False
@@ -217,7 +219,7 @@ class Engine:
                 self._fail(job.lease, job, error)
         self._report(reports)
         self._prefilled(step, len(jobs), chunks)
-        self._hint("metrics", lambda: self._count(jobs, sum(step.batch.sizes[len(jobs) :]), ended - drafted))
+        self._hint("metrics", lambda: self._count(step, jobs, ended - drafted))
         rest = self._clock() - ended if between is None else between
         self._hint("drafting", lambda: self._drafting.ran(won, sum(step.batch.sizes), ended - drafted + rest))
         for report in reports:
@@ -265,7 +267,7 @@ class Engine:
         self._underway = None
         self._prefilled(step, 0, here)
         self._scheduler.read()
-        self._hint("metrics", lambda: self._count([], sum(step.batch.sizes), spent))
+        self._hint("metrics", lambda: self._count(step, [], spent))
 
     def _prefilled(self, step: Step, first: int, chunks: Sequence[Chunk]) -> None:
         for b, chunk in enumerate(chunks, first):
@@ -276,9 +278,11 @@ class Engine:
             except Exception as error:
                 self._fail(chunk.lease, None, error)
 
-    def _count(self, jobs: Sequence[Job], prompt_tokens: int, seconds: float) -> None:
+    def _count(self, step: Step, jobs: Sequence[Job], seconds: float) -> None:
         self._metrics.forward_seconds.labels("draft" if jobs else "prompt").observe(seconds)
-        self._metrics.prompt_tokens.inc(prompt_tokens)
+        self._metrics.prompt_tokens.inc(sum(step.batch.sizes[len(jobs) :]))
+        path, _, tier = step.path.partition(" ")
+        self._metrics.forwards.labels(path, tier).inc()
         if jobs:
             self._metrics.batch_rows.observe(len(jobs))
 
@@ -290,7 +294,7 @@ class Engine:
         if job.guesses is None or not isinstance(request := job.request, Stream):
             return None
         room = min(self._most_guesses, self.target.pool.capacity - job.base - 1)
-        picked = job.guesses.pick(job.ids, room, worth)
+        picked = job.guesses.pick(job.ids, room, worth, branches=self.target.trees)
         if len(picked.tokens) == 1:
             return None
         ours = 0.0

@@ -41,11 +41,11 @@ class Guesses:
         """Called by the event loop: the stream has brought tokens."""
         self._since_advance = 0
 
-    def pick(self, ids: Sequence[int], most: int, least: float) -> Picked:
+    def pick(self, ids: Sequence[int], most: int, least: float, *, branches: bool) -> Picked:
         """Called by the model's thread: the best draft after these ids; only the pending token if there are no
         guesses."""
         while self._arrived:
             new = self._arrived.popleft()
             self._foreseen.add(ids, new.base, new.tokens, new.parents, new.neg_log_probs)
         self._foreseen.follow(ids)
-        return self._foreseen.pick(most, least)
+        return self._foreseen.pick(most, least, branches=branches)

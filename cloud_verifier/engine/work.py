@@ -38,6 +38,8 @@ class ModelFacts:
     pages: int = 0
     """Pages of KV cache; 0 if all slots can be full."""
     page_tokens: int = 16
+    trees: bool = True
+    """Whether drafts may branch; else only chains give exactly the target's text."""
 
 
 class Detokenizer(Protocol):

@@ -149,6 +149,8 @@ class Channel:
             self._agreed("stream", "server-drafted streams")
             if message.waits:
                 self._agreed("foresee", "guesses ahead of a stream")
+        elif not self.service.facts.trees and any(parent != at - 1 for at, parent in enumerate(message.parents)):
+            self._agreed("tree", "drafts that branch")
         outputs = session.round(message, arrived)
         if session.running is not message:  # repeated
             self.service.perform(session, outputs)

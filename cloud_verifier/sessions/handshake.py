@@ -28,7 +28,8 @@ def answer_hello(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context
     elif hello.drafter and facts.drafter and hello.drafter != facts.drafter:
         records = None
         notices.append("drafter_mismatch: tokens are verified, but activation records would not fit this drafter")
-    features = agree_features(hello.features, without=() if records is not None else ("records",))
+    lacking = {"records": records is None, "tree": not facts.trees}
+    features = agree_features(hello.features, without=[name for name, lacks in lacking.items() if lacks])
     return Welcome(
         version=version,
         features=features,

@@ -71,7 +71,7 @@ class Foreseeing:
 
     def agreed(self, welcome: Welcome) -> None:
         """What this verifier can do."""
-        self._agreed = {"foresee", "stream", "tree"} <= set(welcome.features)
+        self._agreed = {"foresee", "stream"} <= set(welcome.features)
 
     def lost(self) -> None:
         """A new connection or session: the verifier has no guesses any more."""

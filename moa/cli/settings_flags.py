@@ -41,11 +41,14 @@ def add_flags(group: Any, cls: type, metavars: Mapping[str, str]) -> None:
     words, hints = described(cls), typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if field.name in metavars:
-            kind = hints[field.name] if hints[field.name] in (int, float) else str
+            flag = "--" + field.name.replace("_", "-")
             text = words.get(field.name, "").removesuffix(".").replace("%", "%%")
+            if hints[field.name] is bool:
+                group.add_argument(flag, action="store_const", const=True, help=text)
+                continue
+            kind = hints[field.name] if hints[field.name] in (int, float) else str
             value = f"{field.default:g}" if isinstance(field.default, float) else field.default
             default = f" (default: {value})" if value != "" else ""
-            flag = "--" + field.name.replace("_", "-")
             group.add_argument(flag, type=kind, metavar=metavars[field.name], help=text + default)
 
 

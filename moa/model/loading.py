@@ -142,6 +142,8 @@ def _hash_tokenizer(folder: Path) -> str:
 def _checked_device(device: str | torch.device) -> torch.device:
     try:
         where = torch.device(device)
+        if where.type == "cuda":  # cuDNN plans anew for every shape, and lengths grow with every round
+            torch.backends.cuda.enable_cudnn_sdp(False)
         torch.empty(1, device=where)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UsageError(f"cannot use device {str(device)!r}: {_first_line(error)}") from error

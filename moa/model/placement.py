@@ -24,7 +24,7 @@ class Placement:
     resident_layers: int = -1
     """Decoder layers that stay on the device; the others are brought there for every forward. -1: all stay."""
     offload_folder: Path | None = None
-    """Where those others are read from; None is the host's memory."""
+    """Where those others are read from."""
 
     def __post_init__(self) -> None:
         if self.quantize not in QUANTIZED:
@@ -65,9 +65,13 @@ class Placement:
 
     def _offloaded(self, folder: Path, device: torch.device) -> dict[str, Any]:
         _need("accelerate", "--resident-layers", "offload")
-        if device.type == "cpu" and self.offload_folder is None:
+        if device.type != "cpu":
+            raise UsageError(
+                f"--resident-layers does not work on {device.type}: on CUDA it read misaligned addresses and hung",
+                hint="take --quantize int8, or --device cpu with --offload-folder DIR",
+            )
+        if self.offload_folder is None:
             raise UsageError("on a CPU layers can only be offloaded to a disk", hint="give --offload-folder DIR")
-        away = "cpu" if self.offload_folder is None else "disk"
         facts = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             empty: Any = AutoModelForCausalLM.from_config(facts, trust_remote_code=False)
@@ -79,7 +83,7 @@ class Placement:
                 continue
             where |= {f"{name}.{inner}": str(device) for inner, _ in part.named_children() if inner != "layers"}
             for layer in range(len(part.layers)):
-                where[f"{name}.layers.{layer}"] = str(device) if layer < self.resident_layers else away
+                where[f"{name}.layers.{layer}"] = str(device) if layer < self.resident_layers else "disk"
         return {"device_map": where, "offload_folder": self.offload_folder}  # a device's name: accelerate hands it on
 
 

@@ -125,8 +125,9 @@ class GuessTree:
                 missing.append(node)
         return missing
 
-    def pick(self, most: int, least: float) -> Picked:
-        """The likeliest nodes below the end as a draft: at most so many, none less likely than `least` but the best."""
+    def pick(self, most: int, least: float, *, branches: bool = True) -> Picked:
+        """The likeliest nodes below the end as a draft: at most so many, none less likely than `least` but the best.
+        Without `branches`, a chain: the likeliest child of each."""
         tokens, parents, expected = [self._nodes[0].token] if self._nodes else [], [-1], 0.0
         waiting = self._below(0, 0, 0) if self._nodes else []
         heapq.heapify(waiting)
@@ -136,6 +137,8 @@ class GuessTree:
             if chance < least and len(tokens) > 1:
                 break
             expected += chance
+            if not branches:
+                waiting.clear()
             for child in self._below(node, len(tokens), neg_log_prob):
                 heapq.heappush(waiting, child)
             tokens.append(self._nodes[node].token)

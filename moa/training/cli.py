@@ -162,6 +162,8 @@ def _device(name: str | None) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"--device {name!r} is no device: cpu, cuda or cuda:N") from None
+    if device.type == "cuda":  # cuDNN plans anew for every shape
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     return device

@@ -73,3 +73,19 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     folder = save_tiny("llama", tmp_path / "model")
     with pytest.raises(UsageError, match="disk"):
         Target.load(folder, placement=Placement(resident_layers=1), **ROOM)
+
+
+def test_offloading_is_refused_where_it_hangs(tmp_path: Path) -> None:
+    away = Placement(resident_layers=1, offload_folder=tmp_path / "disk")
+    with pytest.raises(UsageError, match="does not work on cuda"):
+        away.arguments(save_tiny("llama", tmp_path / "model"), {}, torch.device("cuda"))
+
+
+def test_cudnns_attention_is_off_wherever_a_cuda_device_is_asked_for(tmp_path: Path) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="cannot use device"):
+            Target.load(save_tiny("llama", tmp_path), device="cuda")
+    else:
+        Target.load(save_tiny("llama", tmp_path), device="cuda")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

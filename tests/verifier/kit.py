@@ -34,6 +34,9 @@ LIMITS = Limits(max_context_tokens=160, max_prompt_tokens=150, max_chain_tokens=
 SETTINGS = Settings(port=0, slots=8, limits=LIMITS)
 PATIENCE = 100.0  # seconds; much longer than anything takes, so that only a hang reaches it
 
+target_options: dict[str, Any] = {}
+"""How targets are made beside that; a test that sets an accelerator here runs the same verifier on it."""
+
 
 @cache
 def model(family: str = "llama") -> Any:
@@ -47,7 +50,11 @@ def served(
 ) -> Served:
     """A tiny target with slots of its own, or `own` weights, and a random drafter."""
     target = Target.from_model(
-        own or model(family), slots=settings.slots, capacity=settings.slot_capacity, kv_tokens=settings.kv_tokens
+        own or model(family),
+        slots=settings.slots,
+        capacity=settings.slot_capacity,
+        kv_tokens=settings.kv_tokens,
+        **target_options,
     )
     random_drafter = None
     if drafter:

@@ -1,0 +1,110 @@
+"""The verifier's own tests of rounds, streams, sampling, cuts and resumes once more, on the accelerator's decoder: with
+reference kernels, and a recorder in place of graphs. And what is different there: drafts are chains."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from cloud_verifier.settings import Settings
+from moa.model.accelerator.runner import Accelerator
+from moa.model.pages import PAGE
+from moa.speculation.guess_tree import GuessTree
+from moa.wire.codes import Code
+from moa.wire.messages import Error, Foresee, StreamTokens, Verdict, Verify
+from tests.model.accelerator.reference import ReferenceKernels
+from tests.verifier import kit, test_exact
+from tests.verifier.test_engine import *  # noqa: F403
+from tests.verifier.test_foresee import *  # noqa: F403
+from tests.verifier.test_logprobs import *  # noqa: F403
+
+
+@pytest.fixture(autouse=True)
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every target that the kit makes."""
+    monkeypatch.setitem(kit.target_options, "accelerator", Accelerator(ReferenceKernels(), lambda run: run))
+
+
+del test_rounds_run_between_the_layers_of_a_prompt  # noqa: F821  (a graph cannot be interrupted)
+del test_a_slot_is_zeroed_before_its_next_user  # noqa: F821  (the spare page keeps padding, which is nobody's)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("sampling", [test_exact.GREEDY, test_exact.SAMPLED], ids=["greedy", "sampled"])
+async def test_sessions_in_a_crowd_are_told_what_the_library_says(family: str, sampling: Any) -> None:
+    await test_exact.test_sessions_alone_and_together_are_told_what_the_library_says(family, sampling)
+
+
+def low_precision() -> Any:
+    return copy.deepcopy(kit.model()).to(torch.bfloat16)
+
+
+async def test_in_low_precision_the_welcome_asks_for_chains_and_trees_are_refused() -> None:
+    async with kit.verifier(own=low_precision(), drafter=False) as running, kit.client(running) as edge:
+        assert "tree" not in edge.welcome.features
+        assert {"stream", "foresee"} <= set(edge.welcome.features)
+        session = await edge.start([5, 6, 7], max_new_tokens=8)
+        await edge.send(Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 0, 1]))
+        refused = await edge.receive()
+        assert isinstance(refused, Error)
+        assert refused.code == Code.UNSUPPORTED
+        await edge.send(Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 1, 2]))  # a chain that is spelled out
+        assert isinstance(await edge.receive(), Verdict)
+
+
+async def test_trees_are_taken_in_float32_and_where_exactness_is_waived(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with kit.verifier(drafter=False) as running, kit.client(running) as edge:
+        assert "tree" in edge.welcome.features
+    monkeypatch.setitem(kit.target_options, "exact", False)
+    async with kit.verifier(own=low_precision(), drafter=False) as running, kit.client(running) as edge:
+        assert "tree" in edge.welcome.features
+
+
+async def test_streams_draft_chains_in_low_precision_and_count_the_paths_of_forwards() -> None:
+    """The server's own drafts, and what it picks out of a tree of guesses."""
+    settings = Settings(port=0, slots=8, limits=kit.LIMITS, stream_depth=4)
+    async with kit.verifier(settings, own=low_precision()) as running, kit.client(running) as edge:
+        target, branched, drafted = running.engine.target, [], []
+        forward = target.forward
+
+        def watched(rows: Any) -> Any:
+            branched.extend(row for row in rows if list(row.parents) != list(range(-1, len(row.parents) - 1)))
+            drafted.extend(len(row.tokens) for row in rows)
+            return forward(rows)
+
+        target.forward = watched  # type: ignore[method-assign]
+        session = await edge.start(kit.prompt(0, 12), max_new_tokens=24)
+        stream = session.stream()
+        await edge.send(stream)
+        tree = [session.log[-1], *range(10, 20)]
+        parents = [-1, 0, 0, 0, 1, 1, 2, 4, 4, 5, 6]
+        await edge.send(Foresee(session.id, stream.round, stream.base, tree, parents, [0] * 11))
+        while not session.finish:
+            message = await edge.receive()
+            if isinstance(message, StreamTokens):
+                session.receive(message)
+        assert not branched
+        assert max(drafted) > 1
+        page = running.metrics.page().decode()
+        assert 'moa_forwards_total{path="eager",tier="1x8"}' in page
+        assert 'path="library"' not in page
+
+
+def test_a_chain_is_picked_out_of_guesses_by_the_likeliest_child_of_each() -> None:
+    held = GuessTree()
+    held.add([1], 0, [1, 2, 3, 4, 5, 6], [-1, 0, 0, 1, 2, 2], [0, 9, 1, 0, 8, 2])
+    assert held.pick(5, 0.0, branches=False)[:2] == ([1, 3, 6], [-1, 0, 1])
+    assert held.pick(1, 0.0, branches=False)[:2] == ([1, 3], [-1, 0])
+
+
+def test_the_spare_page_holds_nothing_but_padding() -> None:
+    target = kit.served(drafter=False).target
+    slot = target.pool.acquire()
+    target.forward([kit.Row.chain(slot, [5, 6, 7])])
+    target.pool.release(slot)
+    assert not target.pool.k[:, :-PAGE].any()
+    assert target.pool.k[:, -PAGE:].any()
+    assert not target.pool.k[:, -PAGE + 1 :].any()
