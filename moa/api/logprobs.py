@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from moa.api.answer import Scored
 from moa.logprobs import TokenLogprobs
 
@@ -37,10 +39,14 @@ def completion(entries: Sequence[Scored], offset: int = 0) -> dict[str, Any]:
     }
 
 
-def parts(entries: Sequence[Scored]) -> list[dict[str, Any]]:
-    """A list of tokens, as chats and responses have it."""
+def parts(entries: Sequence[Scored]) -> list[msgspec.Raw]:
+    """A list of tokens, as chats and responses have it; as JSON, because responses repeat it several times."""
     return [
-        _part(entry.token, entry.logprob) | {"top_logprobs": [_part(*other) for other in entry.top]}
+        msgspec.Raw(
+            msgspec.json.encode(
+                _part(entry.token, entry.logprob) | {"top_logprobs": [_part(*other) for other in entry.top]}
+            )
+        )
         for entry in entries
     ]
 

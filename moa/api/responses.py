@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from moa.api import logprobs
-from moa.api.answer import AnswerRequest, Counts, Ended, LinkNews, Note, Question, Scored
+from moa.api.answer import AnswerRequest, Counts, Ended, LinkNews, Note, Question
 from moa.api.errors import ApiError, bad
 from moa.api.present import Show
 from moa.api.requests import (
@@ -169,7 +169,7 @@ class ResponseShape:
     def __init__(self, model: str, call: ResponseCall) -> None:
         self.id = f"resp_{secrets.token_hex(16)}"
         self.text = ""
-        self._scored: list[Scored] = []
+        self._logprobs: list[msgspec.Raw] = []
         self._item = f"msg_{secrets.token_hex(16)}"
         self._model, self._created = model, int(time.time())
         self._fields, self._conversation = call.fields, call.conversation
@@ -232,12 +232,12 @@ class ResponseShape:
     def piece(self, show: Show, *, marked: bool) -> Iterator[dict[str, Any]]:
         """Events for added and removed text; `marked` for clients that know our events."""
         self.text = self.text[: show.cut] + show.text
-        self._scored += show.logprobs
         marks = {"moa": {"verified": show.verified}} if marked else {}
         if marked and (show.cut is not None or not show.text):
             yield self._part_event("moa:output_text.revised", cut=show.cut, verified=show.verified)
         if show.text or show.logprobs:
             told = logprobs.parts(show.logprobs)
+            self._logprobs += told
             yield self._part_event("response.output_text.delta", delta=show.text, logprobs=told, **marks)
 
     def news(self, event: LinkNews | Note) -> dict[str, Any]:
@@ -254,9 +254,8 @@ class ResponseShape:
         self._completed = None if cut_short else int(time.time())
         limit = ended.reason in ("length", "context")
         self._why = {"reason": "max_output_tokens" if limit else ended.reason} if cut_short else None
-        told = logprobs.parts(self._scored)
-        yield self._part_event("response.output_text.done", text=self.text, logprobs=told)
-        yield self._part_event("response.content_part.done", part=_text_part(self.text, told))
+        yield self._part_event("response.output_text.done", text=self.text, logprobs=self._logprobs)
+        yield self._part_event("response.content_part.done", part=_text_part(self.text, self._logprobs))
         yield self._event("response.output_item.done", output_index=0, item=self._message())
         yield self._event(f"response.{self._status}", response=self.snapshot())
 
@@ -279,7 +278,7 @@ class ResponseShape:
             "id": self._item,
             "status": status,
             "role": "assistant",
-            "content": [_text_part(self.text, logprobs.parts(self._scored))],
+            "content": [_text_part(self.text, self._logprobs)],
         }
 
     def _part_event(self, type: str, **fields: Any) -> dict[str, Any]:

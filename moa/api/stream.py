@@ -75,7 +75,9 @@ async def whole(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Any:
             if isinstance(event, Ended):
                 ends[index] = event
     done = [ends[index] for index in range(len(texts))]
-    return shape.whole(texts, [(end.reason, end.verified) for end in done], [end.counts for end in done], scored)
+    ends_of = [(end.reason, end.verified) for end in done]
+    # Log-probabilities of thousands of tokens take a second to write.
+    return await asyncio.to_thread(shape.whole, texts, ends_of, [end.counts for end in done], scored)
 
 
 async def chunks(call: ParsedRequest, shape: Shape, answerer: Answerer) -> AsyncGenerator[Any, None]:

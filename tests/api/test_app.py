@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from moa.api.answer import Began, Cut, LinkNews, Piece
+from moa.api.answer import Began, Cut, LinkNews, Piece, Scored
 from moa.api.app import Api, ApiLimits
 from moa.api.http import serving
 from moa.errors import CapacityError, LinkError, RemoteError, UsageError
 from moa.process.listening import Port
+from tests.api.heartbeat import heartbeat
 from tests.api.scripted import MODEL, PATIENCE, browser, chat, ended, endpoint, says, served
 
 
@@ -363,3 +364,17 @@ def sizes_of(api: Api) -> list[int]:
         assert recording.size >= 0.9 * held - 4096
         sizes.append(recording.size)
     return sizes
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+async def test_log_probabilities_of_many_tokens_do_not_block(path: str) -> None:
+    entry = Scored("token", -1.0, tuple((f"other {number}", -2.0) for number in range(20)))
+    script = [Began(3), *(Piece("token", logprobs=(entry,)) for _ in range(4096)), ended("token" * 4096, tokens=4096)]
+    asked = {"logprobs": True, "top_logprobs": 20, "n": 4} if path.startswith("chat") else {"top_logprobs": 20}
+    asked |= chat() if path.startswith("chat") else {"input": "hi", "include": ["message.output_text.logprobs"]}
+    async with served(lambda ask: script) as (_, address), browser(address) as client, heartbeat() as beat:
+        reply = await client.post(f"/v1/{path}", json={"model": MODEL} | asked)
+        longest = beat.longest
+    assert reply.text.count('"top_logprobs":[') == (4 if path.startswith("chat") else 1) * 4096
+    print(f"\nlongest {longest:.2f} s")
+    assert longest < 0.2
