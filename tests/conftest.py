@@ -18,6 +18,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: kernels run on a CPU
 sys.dont_write_bytecode = False
 
 
