@@ -46,7 +46,7 @@ _REVIEW = 8
 """Plain rounds without another decision, after plain decoding was best for all."""
 _CLOSE, _CHECK = 1.5, 32
 """If drafts promise less than 1.5 times plain decoding, one round of 32 measures plain decoding again."""
-_PROBE, _LONGEST_PROBE = 64, 8192
+_PROBE, _LONGEST_PROBE = 64, 512
 """Plain rounds before one level is drafted against the estimate, to measure its cost again; doubled each time."""
 _READ_SHARE = 0.02
 """Reading for that may take this share of their time."""
