@@ -75,14 +75,33 @@ class Channel:
         message: ClientMessage | None = None
         try:
             message = decode_client(frame)
-            if isinstance(message, Hello):
-                self._hello(message)
-            elif self.welcomed.is_set():
-                check(message, self.limits, self.service.facts.vocab_size)
-                self._meter.spend(FRAMES, len(getattr(message, "held", None) or ()) // _RANGES_PER_FRAME)
-                self._handle(message, arrived)
-            else:
+            if not (self.welcomed.is_set() or isinstance(message, Hello)):
                 raise Refusal(Code.BAD_MESSAGE, "the first message must be hello")
+            check(message, self.limits, self.service.facts.vocab_size)
+            self._meter.spend(FRAMES, len(getattr(message, "held", None) or ()) // _RANGES_PER_FRAME)
+            match message:
+                case Verify() | Stream():
+                    self._round(message, arrived)
+                case Foresee():
+                    self._foresee(message, arrived)
+                case Open():
+                    self._open(message)
+                case Resume():
+                    self._resume(message)
+                case Append():
+                    self._append(message)
+                case Cancel():
+                    session = self._own(message.session)
+                    self.service.perform(session, session.cancel(message.round))
+                case Sync():
+                    self._sync(message)
+                case Ack():
+                    if self.outbox.ack(message.received):
+                        self._useful()
+                case Close():
+                    self._close(message)
+                case Hello():
+                    self._hello(message)
         except Refusal as refusal:
             self._refuse(refusal, message)
 
@@ -104,30 +123,6 @@ class Channel:
                 raise CloseConnection(CloseCode.PROTOCOL_ERROR, "too many invalid messages") from None
         if not self.welcomed.is_set():
             raise CloseConnection(CloseCode.PROTOCOL_ERROR, "hello was refused") from None
-
-    def _handle(self, message: ClientMessage, arrived: float) -> None:
-        match message:
-            case Verify() | Stream():
-                self._round(message, arrived)
-            case Foresee():
-                self._foresee(message, arrived)
-            case Open():
-                self._open(message)
-            case Resume():
-                self._resume(message)
-            case Append():
-                self._append(message)
-            case Cancel():
-                session = self._own(message.session)
-                self.service.perform(session, session.cancel(message.round))
-            case Sync():
-                self._sync(message)
-            case Ack():
-                if self.outbox.ack(message.received):
-                    self._useful()
-            case Close():
-                if (found := self.table.find(message.session, self.principal)) is not None:
-                    self.table.remove(found, "closed")
 
     # ---- message by message
 
@@ -156,8 +151,7 @@ class Channel:
             self.service.perform(session, outputs)
             return
         try:
-            self.service.accepts_work()
-            self.service.charge(self.principal, len(message.tokens) if isinstance(message, Verify) else 0)
+            self.service.admit(self.principal, len(message.tokens) if isinstance(message, Verify) else 0)
             self.service.perform(session, outputs)
         except BaseException:
             session.give_up()
@@ -177,7 +171,6 @@ class Channel:
     def _open(self, message: Open) -> None:
         session = self.table.find(message.session, self.principal)
         if session is None:
-            self.service.accepts_work()
             if (own := len(self.outbox.sessions)) >= self.limits.max_sessions_per_connection:
                 raise Refusal(Code.LIMIT, f"{own} sessions on this connection", limit="max_sessions_per_connection")
             session = self.service.open(message, self.principal, self.features)
@@ -219,8 +212,7 @@ class Channel:
 
     def _append(self, message: Append) -> None:
         session = self._own(message.session)
-        self.service.accepts_work()
-        self.service.charge(self.principal, len(message.ids))
+        self.service.admit(self.principal, len(message.ids))
         self.table.check_logs(session, BYTES_PER_TOKEN * len(message.ids))
         before = len(session.log)
         outputs = session.append(message)
@@ -236,13 +228,15 @@ class Channel:
         self.service.scheduler.wake()
         self.outbox.offer(session.records)
 
+    def _close(self, message: Close) -> None:
+        session = self.table.find(message.session, self.principal)
+        if session is not None:
+            self.table.remove(session, "closed")
+
     # ---- helpers
 
     def _own(self, id: bytes) -> ServerSession:
-        session = self.table.get(id, self.principal)
-        if session.outbox is not self.outbox:
-            raise Refusal(Code.CONFLICT, "resume this session on this connection first", session=id)
-        return session
+        return self.table.attached(id, self.principal, self.outbox)
 
     def _agreed(self, feature: str, what: str) -> None:
         if feature not in self.features:

@@ -127,13 +127,10 @@ class Service:
 
     # ---- from a connection to the engine
 
-    def accepts_work(self) -> None:
-        """A `Refusal` while the verifier drains."""
+    def admit(self, principal: str, tokens: int) -> None:
+        """Count tokens of new work against the principal's rate; a `Refusal` when it is used up, and in a drain."""
         if self.draining:
             raise Refusal(Code.DRAINING, "this verifier is stopping", retry_after_ms=0)
-
-    def charge(self, principal: str, tokens: int) -> None:
-        """Count tokens of new work against the principal's rate; `busy` when it is used up."""
         budget, now = self.principal(principal).tokens, self.clock()
         if (wait := budget.wait(tokens, now)) > 0:
             raise Refusal(
@@ -163,7 +160,7 @@ class Service:
             now=self.clock(),
         )
         self.table.check_room(session)
-        self.charge(principal, tokens)
+        self.admit(principal, tokens)
         try:
             self.perform(session, [PREFILL])
             self.table.add(session)

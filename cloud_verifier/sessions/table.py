@@ -18,6 +18,7 @@ from typing import Any
 from cloud_verifier.engine.page_reservations import PageReservations
 from cloud_verifier.engine.work import Lease, ModelFacts, RecordRows
 from cloud_verifier.logs import log
+from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.session import ServerSession, State
 from cloud_verifier.sessions.slots import SlotShares
 from moa.tokens import common_prefix
@@ -73,17 +74,19 @@ class SessionTable:
             counts[session.state] += 1
         return counts
 
-    def get(self, id: bytes, principal: str) -> ServerSession:
+    def find(self, id: bytes, principal: str) -> ServerSession | None:
         """The session, if this principal has one of this id."""
-        session = self.find(id, principal)
+        return self._sessions.get((principal, id))
+
+    def attached(self, id: bytes, principal: str, outbox: Outbox) -> ServerSession:
+        """This principal's session of this id, which must be attached to this connection."""
+        session = self._sessions.get((principal, id))
         if session is None:
             raise Refusal(Code.UNKNOWN_SESSION, "no such session here", session=id)
         session.used = self._clock()
+        if session.outbox is not outbox:
+            raise Refusal(Code.CONFLICT, "resume this session on this connection first", session=id)
         return session
-
-    def find(self, id: bytes, principal: str) -> ServerSession | None:
-        """Like `get`, or None."""
-        return self._sessions.get((principal, id))
 
     def check_room(self, session: ServerSession) -> None:
         """Refuse a new session where there is no room for it."""

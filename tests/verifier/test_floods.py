@@ -206,7 +206,8 @@ async def test_ranges_that_an_edge_says_it_holds_are_bounded() -> None:
         held = [(2 * row, 2 * row + 1) for row in range(4000)]
         await edge.send(Sync(session.id, held=held), Verify(session.id, 5, 0, [1]))
         await edge.receive()
-        ours = running.service.table.get(session.id, "anonymous")
+        ours = running.service.table.find(session.id, "anonymous")
+        assert ours is not None
         assert len(ours.records.held) <= len(IDS)
         assert ours.records.held.runs <= len(IDS)
 

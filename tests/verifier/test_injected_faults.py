@@ -185,7 +185,10 @@ async def two(tmp_path: Any) -> AsyncIterator[Two]:
 
 
 RAISING = [
-    *((SessionTable, name, TOLD) for name in ("get", "find", "check_room", "check_logs", "add", "reserve", "account")),
+    *(
+        (SessionTable, name, TOLD)
+        for name in ("attached", "find", "check_room", "check_logs", "add", "reserve", "account")
+    ),
     *((SessionTable, name, TOLD) for name in ("reserve_pages", "fit_records", "_ensure_lease")),
     *((SessionTable, name, DONE) for name in ("pass_on", "must_yield")),
     *((SlotShares, name, TOLD) for name in ("may_take", "take")),
@@ -205,10 +208,10 @@ RAISING = [
     *((ServerSession, name, TOLD) for name in ("open", "append", "resume", "round", "foresee", "cancel", "attach")),
     *((ServerSession, name, TOLD) for name in ("want_records", "make_job")),
     *((ServerSession, name, DONE) for name in ("settled", "_settle", "_emit")),
-    *((Service, name, TOLD) for name in ("join", "accepts_work", "charge", "open", "perform")),
+    *((Service, name, TOLD) for name in ("join", "admit", "open", "perform")),
     *((Service, name, TOLD) for name in ("go_on", "prepare")),
     *((Service, name, DONE) for name in ("_take", "_pay")),
-    *((Channel, name, TOLD) for name in ("__init__", "receive", "_handle", "_hello", "_useful")),
+    *((Channel, name, TOLD) for name in ("__init__", "receive", "_hello", "_useful")),
     *((Meter, name, TOLD) for name in ("belongs_to", "give_back")),
     (Metrics, "accepted", DONE),
     (log, "info", TOLD),

@@ -10,7 +10,7 @@ from cloud_verifier.sessions.session import ServerSession
 from cloud_verifier.sessions.table import SessionTable
 from moa.wire import FEATURES, Code, Limits, Refusal
 from moa.wire.messages import RecordContract
-from tests.verifier.sessions import session, works
+from tests.verifier.sessions import outbox, session, works
 
 FACTS = ModelFacts(
     target="t", tokenizer="k", drafter="d", vocab_size=128, eos_ids=(2,), slots=2, capacity=100, max_positions=100,
@@ -48,16 +48,18 @@ class World:
 def test_a_session_belongs_to_its_principal() -> None:
     world = World()
     one = world.session(1, principal="alice")
-    assert world.table.get(one.id, "alice") is one
+    mine = outbox()
+    one.attach(mine)
+    assert world.table.attached(one.id, "alice", mine) is one
     with pytest.raises(Refusal) as caught:
-        world.table.get(one.id, "mallory")
+        world.table.attached(one.id, "mallory", mine)
     with pytest.raises(Refusal) as unknown:
-        world.table.get(bytes(16), "mallory")
+        world.table.attached(bytes(16), "mallory", mine)
     assert caught.value.code == unknown.value.code == Code.UNKNOWN_SESSION
     assert str(caught.value) == str(unknown.value), "a stranger does not learn that the session exists"
     assert world.table.find(one.id, "mallory") is None
     assert world.session(1, principal="mallory") is not one, "nor when it opens one of the same id"
-    assert world.table.get(one.id, "alice") is one
+    assert world.table.attached(one.id, "alice", mine) is one
 
 
 def test_live_detached_cold_gone() -> None:

@@ -206,4 +206,4 @@ class SteppedHistories(Histories):
 
     def _guesses(self, session: ServerSession) -> Picked:
         assert session.guesses is not None
-        return session.guesses.pick(session.log, self.most, 0.0)
+        return session.guesses.pick(session.log, self.most, 0.0, branches=True)

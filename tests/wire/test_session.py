@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from cloud_verifier.engine.work import Streamed, Timing
 from cloud_verifier.sessions.session import PREFILL, Run, ServerSession
 from moa.errors import ProtocolError
-from moa.logprobs import TokenLogprobs
 from moa.wire import Advanced, ClientSession, Code, Ready, RecordsArrived, Recovered, Refusal, Refused
 from moa.wire.messages import (
     Activations,
@@ -49,67 +47,6 @@ class Server(Histories):
     def handle(self, message: Any) -> Any:
         """Its one answer; None while the round is under way."""
         return next(iter(self.answers(message, Timing())), None)
-
-
-def draft(rng: random.Random, log: list[int]) -> tuple[list[int], list[int]]:
-    tokens, parents, logs = [log[-1]], [-1], [list(log)]
-    for node in range(1, rng.randrange(1, 8)):
-        parent = rng.randrange(node)
-        token = says(logs[parent]) if rng.random() < 0.7 else 99
-        tokens.append(token)
-        parents.append(parent)
-        logs.append([*logs[parent], token])
-    return tokens, parents
-
-
-@pytest.mark.parametrize("seed", range(100))
-def test_nothing_is_lost_and_nothing_twice_whatever_the_link_does(seed: int) -> None:
-    rng = random.Random(seed)
-    top = seed % 3 - 1
-    server, session = Server(), ClientSession([3, 1, 4], max_new_tokens=60, logprobs=top)
-    turns, said = [([3, 1, 4], 60)], []
-    outbox: list[Any] = [session.open()]
-    for _ in range(3000):
-        if rng.random() < 0.15:  # the connection is lost, with whatever is under way
-            if rng.random() < 0.3:
-                server.known.clear()
-            outbox = list(session.recover())
-        if not outbox and not session.unsettled:
-            if not session.finish:
-                outbox.append(session.stream() if rng.random() < 0.3 else session.verify(*draft(rng, session.log)))
-            elif len(turns) == 3:
-                break
-            else:
-                turns.append(([rng.randrange(1, 50) for _ in range(rng.randrange(1, 4))], rng.randrange(5, 30)))
-                outbox.append(session.append(turns[-1][0], max_new_tokens=turns[-1][1], logprobs=top))
-                outbox.append(session.verify(*draft(rng, session.log)))
-        if not outbox:
-            continue
-        message = outbox.pop(0)
-        for _ in range(1 + (rng.random() < 0.1)):  # sometimes twice
-            lost = rng.random()
-            answer = server.handle(message) if lost > 0.1 else None
-            if lost < 0.2:
-                outbox = list(session.recover())
-                break
-            event = session.receive(answer) if answer is not None else None
-            assert not isinstance(event, Refused), event
-            if isinstance(event, Advanced | Recovered):
-                said += event.tokens
-            if isinstance(event, Recovered):
-                outbox = list(event.resend)
-    else:
-        pytest.fail("it never came to an end")
-    expected: list[int] = []
-    outputs: list[int] = []
-    for ids, count in turns:
-        expected += ids
-        expected, start = text(expected, count), len(expected)
-        outputs += expected[start:]
-    assert session.log == expected
-    assert said == outputs
-    last = range(session.turn_start, len(session.log)) if top >= 0 else []
-    assert session.token_logprobs == {at: TokenLogprobs(-at / 8, ((at, -at / 8),) * top) for at in last}
 
 
 class Pair:
