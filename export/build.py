@@ -46,6 +46,7 @@ from moa.manifest import (
     Variant,
 )
 from moa.model.target import Target
+from moa.worth import worth
 
 Notify = Callable[[str], None]
 _SLOTS = 16
@@ -122,6 +123,8 @@ class _Build:
             variants = {kind.name: self._variant(shop, kind, difference, reference) for kind in self.kinds}
             self._golden(variants)
             calibration = reference.calibration() if reference else None
+            if calibration is not None:
+                self.say(f"{worth(calibration.acceptance.chain)}, on {calibration.prompts} held-out prompts")
         shared = write_shared(self.source, chosen, self.folder)
         self._manifest(shop.top_k, variants, shared, calibration)
 

@@ -25,6 +25,7 @@ from moa.training.loop import join_process_group, peak_memory_mib
 from moa.training.provenance import provenance
 from moa.training.run import TrainingRun, parameter_count
 from moa.training.sources import examples, fingerprint
+from moa.worth import reached_at, worth
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,6 +49,8 @@ def _main(argv: list[str]) -> None:
             dist.destroy_process_group()
     if result is not None:
         _show(result, as_json=args.json)
+        if not args.json and "agree" in result:
+            print(f"{args.out}: {worth(reached_at(result['agree']))}, in the last steps' text")
 
 
 def _run(args: argparse.Namespace, loaded: LoadedModel, argv: list[str], began: float) -> dict[str, Any] | None:

@@ -38,6 +38,9 @@ SHAPE = (
     "num_attention_heads", "layers", "cross_attention_after", "final_norm", "final_state", "confidence", "use_lsa",
     "use_ca",
 )  # fmt: skip
+USEFUL_TOKENS = 5_000_000
+"""Tokens that a run sees unless asked otherwise: several hundred steps, fewer make no drafter."""
+MOST_EPOCHS = 20.0
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Torch's names of them."""
 _SHORT = {"self_attention": "sa", "cross_attention": "ca", "layer_self_attention": "lsa"}
@@ -153,7 +156,9 @@ def _add_lesson(group: argparse._ArgumentGroup) -> None:
 def _add_run(group: argparse._ArgumentGroup) -> None:
     length = group.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int)
-    length.add_argument("--epochs", type=float, help="default 1")
+    length.add_argument(
+        "--epochs", type=float, help="default: 1, and more of little data, until 5M tokens are seen, 20 at most"
+    )
     group.add_argument("--batch", type=int, help="rows per process and micro-step (default 16)")
     group.add_argument("--accumulate", type=int, help="micro-steps per step (default 1)")
     group.add_argument("--length", type=int, default=512, help="tokens in a row (default 512)")
@@ -181,7 +186,8 @@ def loop_settings(args: argparse.Namespace, rows: int, world: int) -> LoopSettin
 
     chosen: dict[str, Any] = (PAPER_LOOP if args.paper else {}) | given_fields(args, LoopSettings)
     if "steps" not in chosen:
-        epochs = 1.0 if args.epochs is None else args.epochs
+        few = USEFUL_TOKENS / (rows * args.length)
+        epochs = min(max(1.0, few), MOST_EPOCHS) if args.epochs is None else args.epochs
         if not 0 < epochs < float("inf"):
             raise UsageError(f"--epochs must be above 0, not {epochs}")
         settings = LoopSettings(**chosen, steps=1)

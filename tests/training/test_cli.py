@@ -24,6 +24,7 @@ from moa.training import options
 from moa.training.cli import fast_precision, main
 from moa.training.loop import Loop
 from moa.training.masks import AnchorRule, Spacing
+from moa.worth import reached_at, worth
 from tests.close import assert_rounded
 from tests.tiny import save_tiny
 from tests.training.conftest import in_processes
@@ -130,7 +131,9 @@ def test_a_dry_run_measures_and_leaves_nothing(
 
 
 def test_the_paper_preset_gives_way_to_flags() -> None:
-    args = options.parser().parse_args(["t", "--data", "d", "--out", "o", "--paper", "--feature-weight", "0.5"])
+    args = options.parser().parse_args(
+        ["t", "--data", "d", "--out", "o", "--paper", "--feature-weight", "0.5", "--epochs", "1"]
+    )
     lesson, loop = options.distill_settings(args), options.loop_settings(args, rows=100, world=2)
     assert (lesson.loss_weight, lesson.feature_weight, lesson.staircase) == (0.1, 0.5, True)
     assert not lesson.anchors.strict
@@ -149,6 +152,23 @@ def test_a_cpu_that_only_emulates_bf16_trains_in_fp32(
     assert main([str(target), "--data", str(chats), "--out", str(tmp_path / "out"), *rest]) == 0
     record = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
     assert record["settings"]["loop"]["precision"] == expected
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(128, 160), (1000, 610), (100_000, 6250)])
+def test_little_data_is_seen_more_than_once(rows: int, steps: int) -> None:
+    """1,500 chats are about 128 rows of 512: one pass would be 8 steps, and a dead drafter."""
+    args = options.parser().parse_args(["target", "--data", "x", "--out", "y"])
+    assert options.loop_settings(args, rows=rows, world=1).steps == steps
+
+
+def test_what_a_drafter_is_worth_is_said_and_a_dead_one_is_warned_of(
+    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert worth(reached_at(0.65)) == "about 2.7 tokens a round, 65% of drafts right"
+    assert train(target, chats, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "tokens a round" in said
+    assert "WARNING: below 1.5" in said, "four steps make no drafter"
 
 
 def test_spacings() -> None:
