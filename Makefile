@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test cover torture audit newest clients ray check fix bench docs clean
+.PHONY: help demo test cover torture audit newest clients ray check fix bench gpu docs clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,9 @@ fix: $(STAMP) ## repair formatting and what lint can repair
 bench: $(STAMP) ## the experiments; writes tables and pictures
 	$(BIN)/python -m benchmarks --out benchmarks/results
 	$(MAKE) docs
+
+gpu: $(STAMP) ## on a machine with a card, check and measure the accelerator in at most 8 minutes
+	$(BIN)/python -m benchmarks.gpu --out benchmarks/results/gpu
 
 docs: $(STAMP) ## regenerate the pictures, the trees, the command reference and the page of results
 	$(BIN)/python -m benchmarks.plots

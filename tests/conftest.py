@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault(
+    "TRITON_INTERPRET", "1"
+)  # the accelerator's kernels run here; Triton reads it when it is imported
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: kernels run on a CPU
 sys.dont_write_bytecode = False

@@ -1,0 +1,42 @@
+"""`make gpu` where there is no card: it says so, and its steps run at tiny sizes through Triton's interpreter."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from moa.errors import run_cli
+
+SMALL = (gpu.growing, gpu.prompts, gpu.sampling, gpu.drafting, gpu.placements)
+LONG = (gpu.agreement, gpu.bits, gpu.forwards, gpu.serving, gpu.training)
+
+
+def test_without_a_card_it_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu"])
+    with pytest.raises(SystemExit) as end:
+        sys.exit(run_cli("gpu", gpu.main))
+    assert end.value.code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_its_short_steps_run_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton", reason="Triton comes for Linux on x86-64 alone")
+    results = gpu.run(gpu.rehearsal(), SMALL)
+    assert set(results) == {step.__name__ for step in SMALL}
+    assert "**prompts**" in capsys.readouterr().out
+    for name, lines in results.items():
+        assert lines
+        assert all(line.get("ok", True) for line in lines), (name, lines)
+
+
+@pytest.mark.slow
+def test_its_long_steps_find_no_bit_and_no_text_that_differs() -> None:
+    pytest.importorskip("triton", reason="Triton comes for Linux on x86-64 alone")
+    results = gpu.run(gpu.rehearsal(), LONG)
+    assert all(line.get("ok", True) for lines in results.values() for line in lines), results
