@@ -26,7 +26,7 @@ from edge_client.turn.shell import TurnShell
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
 from edge_client.turn.worker import DrafterWorker
-from moa.errors import UsageError
+from moa.errors import DeviceError, UsageError
 from moa.speculation.prediction import Prediction
 from moa.tokens import common_prefix
 from moa.wire import ClientSession
@@ -39,8 +39,7 @@ class Conversation:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self.drafter = shared.device.new_drafter()
-        self.records = Records(self.drafter.records, shared.link.flow if shared.link is not None else RecordFlow())
+        self._take_drafter()
         self.ids: list[int] = []
         """All ids so far, prompts included."""
         self.chat = ChatLog(shared.device.codec)
@@ -70,7 +69,8 @@ class Conversation:
         settings = dataclasses.replace(self._shared.settings, **changes) if changes else self._shared.settings
         self._check_free()
         self._chatting = False
-        context = list(ids) if ids is not None else self.encode(prompt or "", raw=raw)
+        with _named("the tokenizer"):
+            context = list(ids) if ids is not None else self.encode(prompt or "", raw=raw)
         self._check(context)
         with self._turn():
             shell = self._prepare(context, settings, prediction)
@@ -122,7 +122,8 @@ class Conversation:
     def _turn(self) -> Iterator[None]:
         self._busy = True
         try:
-            yield
+            with _named("the answer"):
+                yield
         finally:
             self._busy = False
 
@@ -144,22 +145,33 @@ class Conversation:
                                 yield Notice(message=notice)
             over = True
         finally:
-            machine.transcript.stream.flush()
             self._last, self.ids = shell, machine.transcript.ids
-            if self._chatting:
-                self.chat.answered(self.ids, machine.transcript.stream.text)
             if not over:
                 await self._cancel(machine)
                 self._left += machine.unsent_closes()
             self._session_state = machine.session_state
             if machine.session.unsettled:  # it cannot be continued; the next session will share its cached prefix
                 self._abandon()
+            await shell.worker.settle()
+            if shell.worker.failed:
+                self._take_drafter()
+                self._abandon()
+            machine.transcript.stream.flush()
+            if self._chatting:
+                self.chat.answered(self.ids, machine.transcript.stream.text)
         yield Done(
             reason=shell.reason,
             verified=machine.transcript.verified and bool(machine.transcript.statuses),
             text=machine.transcript.stream.text,
             stats=shell.report(),
         )
+
+    def _take_drafter(self) -> None:
+        """A drafter of this conversation's own, without a cache, and a place for its records."""
+        link = self._shared.link
+        with _named("the drafter"):
+            self.drafter = self._shared.device.new_drafter()
+        self.records = Records(self.drafter.records, link.flow if link is not None else RecordFlow())
 
     async def _cancel(self, machine: TurnMachine) -> None:
         """The reader has stopped: cancel the running round."""
@@ -273,6 +285,15 @@ class Conversation:
         for start, stop in self.records.held():
             session.held.add(start, stop)
         return SessionState(session)
+
+
+@contextmanager
+def _named(part: str) -> Iterator[None]:
+    """Whatever a part of the device raises is one line that names it."""
+    try:
+        yield
+    except Exception as error:
+        raise DeviceError.of(part, error) from error
 
 
 def _wire_sampling(settings: ClientSettings) -> Sampling:

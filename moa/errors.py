@@ -8,6 +8,7 @@ MoaError                     anything this project reports on purpose           
 ├── CapacityError            a bounded resource is used up (slots, context, memory)
 │   └── FullError            temporarily: it works again when others free theirs
 ├── NumericalError           a model computed NaN or infinity                   fatal for this text
+├── DeviceError              a part of the device failed: drafter, records, tokenizer
 ├── ProtocolError            the other end broke the wire protocol              fatal
 ├── RemoteError              the other end refused, with a typed code           fatal or retryable
 └── LinkError                the network failed                                 retryable
@@ -47,6 +48,15 @@ class UsageError(MoaError):
     """The user can correct it: a flag, a file, an input."""
 
     exit_code = 2
+
+
+class DeviceError(MoaError):
+    """A part of the device failed, hung or returned nonsense: the drafter, the records, the tokenizer."""
+
+    @classmethod
+    def of(cls, part: str, error: Exception) -> MoaError:
+        """An error of ours as it is, and any other as one line that names the part."""
+        return error if isinstance(error, MoaError) else cls(f"{part} failed: {type(error).__name__}: {error}")
 
 
 class ConfigError(UsageError):

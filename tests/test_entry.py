@@ -73,3 +73,12 @@ def test_ctrl_c_stays_ignored_for_who_wants_that() -> None:
     done = run(DURING_IMPORTS, ignoring=True)
     assert done.returncode == 0
     assert b"edge-client" in done.stdout
+
+
+def test_little_is_imported_before_ctrl_c_ends_the_process_quietly() -> None:
+    """Until then it would show a traceback; reading the version took 20 ms."""
+    program = (
+        "import sys, moa.cli.console_scripts; print(*{'importlib.metadata', 'asyncio', 'numpy'} & set(sys.modules))"
+    )
+    done = run(program)
+    assert done.stdout.split() == []

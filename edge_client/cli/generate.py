@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +15,7 @@ import msgspec
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
-from edge_client.screen.terminal import PipeView, View, rescue
+from edge_client.screen.terminal import PipeView, QuietView, View, rescue
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.turn.trace import Trace
@@ -57,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         _write_trace(trace, arguments.trace)
     if not (arguments.json or arguments.quiet):
         options.tell_seed(settings, seed)
+    if record.stopped:
+        return 128 + signal.SIGTERM
     if arguments.require_verified and not record.verified:
         raise MoaError("not all of this was verified by the target", hint="--require-verified")
     return 0
@@ -81,12 +85,26 @@ def _view(arguments: argparse.Namespace) -> View:
 async def _answer(
     settings: ClientSettings, prompt: str | list[dict[str, str]], view: View, raw: bool, trace: Trace
 ) -> Record:
-    record = Record()
-    async with EdgeClient(settings, trace=trace) as client:
-        with view:
-            async for event in client.generate(prompt, raw=raw):
-                record.take(event)
-                view.take(event)
+    record, task = Record(), asyncio.current_task()
+    if task is not None:
+        with contextlib.suppress(NotImplementedError):  # not on every system: there it ends the program
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, record.stop, task)
+    try:
+        async with EdgeClient(settings, trace=trace) as client:
+            with view:
+                try:
+                    async for event in client.generate(prompt, raw=raw):
+                        record.take(event)
+                        view.take(event)
+                except asyncio.CancelledError:
+                    if not record.stopped:
+                        raise
+                    record.take(done := record.cancelled())
+                    if isinstance(view, JsonLines | PipeView | QuietView):  # a terminal shows the text already
+                        view.take(done)
+    except asyncio.CancelledError:
+        if not record.stopped:
+            raise
     return record
 
 
@@ -123,6 +141,19 @@ class Record:
         self._status: list[str] = []
         self._events: list[Event] = []
         self._done: Done | None = None
+        self._text = ""
+        self.stopped = False
+        """Whether the process was told to end."""
+
+    def stop(self, task: asyncio.Task[Any]) -> None:
+        """End the answer where it is."""
+        self.stopped = True
+        task.cancel()
+
+    def cancelled(self) -> Done:
+        """The end of an answer that was stopped."""
+        verified = bool(self._status) and set(self._status) == {"verified"}
+        return Done(reason="cancelled", verified=verified, text=self._text, stats={})
 
     def take(self, event: Event) -> None:
         """Take in the next event."""
@@ -133,10 +164,12 @@ class Record:
             case Token():
                 self._ids.append(event.id)
                 self._status.append(event.status)
+                self._text += event.text
             case Confirm():
                 self._status[event.start - start : event.stop - start] = ["verified"] * (event.stop - event.start)
             case Retract():
                 del self._ids[event.start - start :], self._status[event.start - start :]
+                self._text = self._text[: event.characters]
             case Done():
                 self._done = event
             case _:

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from edge_client.link.dialling import Dialling, explain, not_a_verifier, refusal
@@ -193,13 +192,10 @@ class VerifierLink:
         if isinstance(message, Open | Append):
             self._opening[session] = None
         try:
-            if connection.transport.get_write_buffer_size():
-                async with asyncio.timeout(_SEND_SECONDS):
-                    await connection.send(frame)
-            else:  # is written to the socket at once: nothing to wait for
+            async with asyncio.timeout(_SEND_SECONDS):
                 await connection.send(frame)
             self.sent_bytes += len(frame)
-        except (ConnectionClosed, TimeoutError, OSError):
+        except Exception:  # whatever is wrong with a connection, another one may work
             self.drop()
 
     async def close_session(self, session: bytes) -> None:

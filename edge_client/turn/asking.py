@@ -102,6 +102,12 @@ class Asking:
         if self._plan is None and self.transcript.length:
             self._plan = self._next_plan()
 
+    def without_drafter(self) -> None:
+        """The drafter has failed: no plan may need it."""
+        self.draft = "server" if self.controller.can_stream else "single"
+        self.foreseeing.wanted = False
+        self.forget()
+
     def forget(self) -> None:
         """The plan is no longer valid."""
         self._plan = None

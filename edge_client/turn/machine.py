@@ -33,7 +33,7 @@ from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
 from edge_client.turn.session_state import SessionState
 from edge_client.turn.transcript import Transcript
-from moa.errors import MoaError, ProtocolError
+from moa.errors import DeviceError, MoaError, ProtocolError
 from moa.safe_text import safe_line
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import DraftTree
@@ -55,6 +55,7 @@ class TurnMachine:
     """Sessions of earlier turns to close, once this turn's own is open: it shares what the verifier has cached."""
     reach: Reachability = field(default_factory=Reachability)
     _outbox: list[ClientMessage] = field(default_factory=list)
+    _no_drafter: bool = False
     _state: LinkState | None = None
     _events: list[Event] = field(default_factory=list)
 
@@ -135,6 +136,15 @@ class TurnMachine:
         self.asking.forget()
         if warning := self.guard.warning(len(self.transcript.provisional)):
             self._events.append(Notice(message=warning))
+
+    def drafter_failed(self, why: str) -> None:
+        """The turn goes on without a drafter: the verifier drafts, and nothing is written offline."""
+        self._events.append(Notice(message=f"{why}: the verifier drafts the rest of this answer"))
+        self._no_drafter = True
+        self.asking.without_drafter()
+        stream = self.session.streaming
+        if self._usable and stream is not None and (cancel := self.session.cancel()) is not None:
+            self._outbox.append(cancel)  # it may wait for guesses; the next one does not
 
     # ---- what to do
 
@@ -329,6 +339,8 @@ class TurnMachine:
 
     @property
     def _may_write(self) -> bool:
+        if self._no_drafter:
+            return False
         return not self.transcript.finish and not self.guard.stops(len(self.transcript.provisional))
 
     @property
@@ -402,6 +414,9 @@ class TurnMachine:
             self.records.take(self.session, rules.start + rules.max_new_tokens)
         except ProtocolError as error:
             self._give_up(str(error))
+        except Exception as error:  # tokens are exact whatever happens to records
+            self.records.buffer = None
+            self._events.append(Notice(message=DeviceError.of("the store of activation records", error).line()))
 
     def _say(self, state: LinkState, detail: str = "") -> None:
         if state != self._state:

@@ -12,6 +12,7 @@ from edge_client.turn.actions import Draft, Drop, End, Grow, Guess, Send, Wait
 from edge_client.turn.machine import TurnMachine
 from edge_client.turn.trace import Trace
 from edge_client.turn.worker import DrafterWorker
+from moa.errors import DeviceError
 from moa.wire import ClientSession
 from moa.wire.messages import Verdict, Verify
 
@@ -45,21 +46,11 @@ class TurnShell:
             match action:
                 case Send(messages):
                     await self._send(*messages)
-                case Draft():
-                    with self.trace.span("draft"):
-                        tree = await self.worker.draft(action)
-                    if tree is not None:
-                        machine.drafted(action, tree, perf_counter())
-                case Grow():
-                    with self.trace.span("foresee"):
-                        growth = await self.worker.grow(action)
-                    if growth is not None:
-                        machine.grew(action, growth)
-                case Guess(ids):
-                    with self.trace.span("offline token"):
-                        token = await self.worker.guess(ids)
-                    if token is not None:
-                        machine.guessed(action, token, perf_counter())
+                case Draft() | Grow() | Guess():
+                    try:
+                        await self._use_drafter(action)
+                    except DeviceError as error:
+                        machine.drafter_failed(error.line())
                 case Wait(_, until, why):
                     with self.trace.span(why):
                         await box.wait(None if until is None else max(0.0, until - perf_counter()))
@@ -73,6 +64,25 @@ class TurnShell:
         machine.stats.finished = perf_counter()
         for event in self._drain():
             yield event
+
+    async def _use_drafter(self, action: Draft | Grow | Guess) -> None:
+        """Work for a few milliseconds; what is ready goes to the machine."""
+        match action:
+            case Draft():
+                with self.trace.span("draft"):
+                    tree = await self.worker.draft(action)
+                if tree is not None:
+                    self.machine.drafted(action, tree, perf_counter())
+            case Grow():
+                with self.trace.span("foresee"):
+                    growth = await self.worker.grow(action)
+                if growth is not None:
+                    self.machine.grew(action, growth)
+            case Guess(ids):
+                with self.trace.span("offline token"):
+                    token = await self.worker.guess(ids)
+                if token is not None:
+                    self.machine.guessed(action, token, perf_counter())
 
     def report(self) -> dict[str, Any]:
         """Figures of the turn, with the bytes over the link."""

@@ -7,14 +7,17 @@ other threads run; a shorter one runs inline, because a thread switch would take
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+import math
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
 from edge_client.turn.actions import Draft, Grow
 from edge_client.turn.controller import Controller
+from moa.errors import DeviceError
 from moa.graph.drafter import DeviceDrafter
 from moa.sampling import SamplingSettings
 from moa.speculation.guess_tree import GuessTreeGrower
@@ -22,6 +25,11 @@ from moa.tree import DraftTree, TreeShape
 
 BLOCKING = 0.005
 """Longest blocking of the event loop, in seconds."""
+STUCK = 30.0
+"""Seconds of one step after which the drafter counts as failed."""
+_SLICE = 0.05
+"""Longest wait for a step in the thread, in seconds, before messages and deadlines are looked at."""
+_IDS = 2**31
 DrafterTask = Literal["draft", "grow", "guess"]
 _TRIED = TreeShape(4, 3, 12)
 _DONE = object()
@@ -65,6 +73,8 @@ class DrafterWorker:
     controller: Controller
     step_durations: StepDurations
     thread: Executor
+    failed: bool = False
+    """Whether its caches can be trusted no longer: the next turn needs another drafter."""
     _steps: Generator[None, None, Any] | None = None
     _ids: Sequence[int] | None = None
     """The current work, and the length of its ids."""
@@ -74,28 +84,61 @@ class DrafterWorker:
     """Tokens that the drafter has seen, about."""
     _new: int = 0
     """Tokens that it has still to see, about."""
+    _pending: asyncio.Future[tuple[bool, Any]] | None = None
+    """The step in the thread, and since when it runs."""
+    _since: float = 0.0
 
     async def draft(self, draft: Draft) -> DraftTree | None:
         """Work on a draft for a few milliseconds; returns the tree when it is ready."""
-        if not self._is_about(draft.ids, "draft"):
-            self._begin(draft.ids, self.drafter.draft(list(draft.ids), draft.shape, self.sampling), "draft")
-        tree: DraftTree | None = await self._work()
+        steps = partial(self.drafter.draft, shape=draft.shape, sampling=self.sampling)
+        tree: DraftTree | None = await self._run("draft", draft.ids, steps, _check_tree)
         return tree
 
     async def grow(self, grow: Grow) -> GuessTreeGrower | None:
         """Work on the tree of guesses for a few milliseconds; the tree, once it has grown."""
-        if not self._is_about(grow.ids, "grow"):
-            steps = self.drafter.grow(list(grow.ids), grow.breadth, grow.least, self.sampling)
-            self._begin(grow.ids, steps, "grow")
-        growth: GuessTreeGrower | None = await self._work()
+        steps = partial(self.drafter.grow, breadth=grow.breadth, least=grow.least, sampling=self.sampling)
+        growth: GuessTreeGrower | None = await self._run("grow", grow.ids, steps, _check_growth)
         return growth
 
     async def guess(self, ids: Sequence[int]) -> int | None:
         """Work on the likeliest token after `ids` for a few milliseconds; returns it when it is known."""
-        if not self._is_about(ids, "guess"):
-            self._begin(ids, self.drafter.guess(list(ids), self.sampling), "guess")
-        token: int | None = await self._work()
+        token: int | None = await self._run(
+            "guess", ids, partial(self.drafter.guess, sampling=self.sampling), _check_token
+        )
         return token
+
+    async def settle(self) -> None:
+        """The turn is over: wait for the step in the thread, because the caches must not change under the next turn."""
+        if self._pending is not None:
+            await asyncio.wait([self._pending], timeout=max(0.0, self._since + STUCK - perf_counter()))
+            self.failed |= not self._pending.done() or self._pending.exception() is not None
+            self._give_up_step()
+
+    async def _run(
+        self,
+        what: DrafterTask,
+        ids: Sequence[int],
+        begin: Callable[[list[int]], Generator[None, None, Any]],
+        check: Callable[[Any, int], None],
+    ) -> Any:
+        """Work on a result; None while it is not ready. Whatever the drafter raises is a `DeviceError`."""
+        try:
+            if not self._is_about(ids, what):
+                if self._pending is not None and not await self._landed():
+                    return None  # a step of earlier work, which must end before the caches are used again
+                self._pending = None
+                self._ids, self._steps, self._length, self._what = ids, begin(list(ids)), len(ids), what
+                self._new = len(ids) - self._seen
+            done, result = await self._work()
+            if done:
+                check(result, ids[-1])
+            return result
+        except Exception as error:
+            self.failed, self._steps, self._ids = True, None, None
+            self._give_up_step()
+            if isinstance(error, DeviceError):
+                raise
+            raise DeviceError(f"the drafter failed: {type(error).__name__}: {error}") from error
 
     def _is_about(self, ids: Sequence[int], what: DrafterTask) -> bool:
         """Whether this is the current work; a log grows in place and is then different work."""
@@ -103,23 +146,27 @@ class DrafterWorker:
             return False
         return self._ids is ids or self._ids == ids
 
-    def _begin(self, ids: Sequence[int], steps: Generator[None, None, Any], what: DrafterTask) -> None:
-        self._ids, self._steps, self._length, self._what = ids, steps, len(ids), what
-        self._new = len(ids) - self._seen
-
-    async def _work(self) -> Any:
+    async def _work(self) -> tuple[bool, Any]:
         """Run steps until there is a result or the time is over."""
-        assert self._steps is not None
         until = perf_counter() + BLOCKING
         while True:
             expected = self.step_durations.piece if self._new > _PIECE else self.step_durations.level
-            done, result = await self._in_thread() if expected > BLOCKING else self._step()
+            if expected > BLOCKING or self._pending is not None:
+                if self._pending is None:
+                    self._since = perf_counter()
+                    self._pending = asyncio.get_running_loop().run_in_executor(self.thread, self._step)
+                if not await self._landed():
+                    return False, None
+                step, self._pending = self._pending, None
+                done, result = step.result()
+            else:
+                done, result = self._step()
             if done:
                 self._seen, self._steps, self._ids = self._length, None, None
-                return result
+                return True, result
             if perf_counter() > until:
                 await asyncio.sleep(0)
-                return None
+                return False, None
 
     def _step(self) -> tuple[bool, Any]:
         assert self._steps is not None
@@ -136,10 +183,36 @@ class DrafterWorker:
         self._new -= tokens
         return done, result
 
-    async def _in_thread(self) -> tuple[bool, Any]:
-        step = asyncio.get_running_loop().run_in_executor(self.thread, self._step)
-        try:
-            return await asyncio.shield(step)
-        except asyncio.CancelledError:
-            await asyncio.wait([step])  # the drafter's caches must not change under the next turn
-            raise
+    def _give_up_step(self) -> None:
+        """Do not run the step in the thread if it has not begun, and do not wait for it if it has."""
+        if self._pending is not None and not self._pending.cancel():
+            self._pending.add_done_callback(lambda step: step.cancelled() or step.exception())
+        self._pending = None
+
+    async def _landed(self) -> bool:
+        """Whether the step in the thread is done; waits for it for a moment only, so that messages are looked at."""
+        assert self._pending is not None
+        await asyncio.wait([self._pending], timeout=_SLICE)
+        if not self._pending.done() and perf_counter() - self._since > STUCK:
+            raise DeviceError(f"the drafter hangs: a step has taken {STUCK:.0f} s")
+        return self._pending.done()
+
+
+def _check_tree(tree: DraftTree, root: int) -> None:
+    """Refuse what is no tree of guesses below the token `root`."""
+    tokens, parents = tree.tokens, tree.parents
+    sound = tokens[0] == root and len(tokens) == len(parents) == len(tree.scores) and parents[0] == -1
+    sound = sound and all(0 <= parent < node for node, parent in enumerate(parents) if node)
+    if not (sound and all(0 <= token < _IDS for token in tokens) and all(map(math.isfinite, tree.scores))):
+        raise DeviceError("the drafter failed: its tree does not follow the text")
+
+
+def _check_growth(growth: GuessTreeGrower, root: int) -> None:
+    _check_tree(growth.tree, root)
+    if len(growth.tree) < 2:
+        raise DeviceError("the drafter failed: it has no guess")
+
+
+def _check_token(token: int, root: int) -> None:
+    if not 0 <= token < _IDS:
+        raise DeviceError(f"the drafter failed: {token} is no token")

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -121,6 +122,21 @@ def test_quiet_is_the_text_alone() -> None:
     assert result.returncode == 0
     assert result.stderr == b""
     assert result.stdout
+
+
+def test_a_process_that_is_told_to_end_writes_what_it_has() -> None:
+    words = ["generate", "hi", "--offline", "--jsonl", "--max-new-tokens", "100000", "--max-offline-tokens", "0"]
+    program = [sys.executable, "-c", "from edge_client.cli import main; main()", *words, "--ignore-eos"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert any(b'"token"' in line for line in iter(process.stdout.readline, b""))
+        process.terminate()
+        rest, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    done = json.loads(rest.splitlines()[-1])
+    assert (done["event"], done["reason"], done["verified"]) == ("done", "cancelled", False)
+    assert done["text"]
+    assert b"Traceback" not in said
 
 
 def test_log_probabilities_have_no_place_in_plain_text() -> None:

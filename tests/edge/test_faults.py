@@ -1,0 +1,309 @@
+"""Faults inside the device: each part of a turn raises, hangs or returns nonsense, from one of its calls on.
+
+A turn beside it on the same client is not touched, the faulty one ends soon, and it says what is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import pytest
+
+from edge_client.client import EdgeClient
+from edge_client.conversation import Conversation
+from edge_client.events import Notice, Token
+from edge_client.turn import worker
+from edge_client.turn.trace import Trace
+from moa.errors import MoaError, NumericalError
+from moa.speculation.guess_tree import GuessTreeGrower
+from moa.tree import DraftTree
+from tests.edge import kit
+from tests.verifier import kit as verifier_kit
+
+COUNT = 12
+IDS, OTHER = verifier_kit.prompt(7, 12), verifier_kit.prompt(8, 9)
+FAULTY: ContextVar[bool] = ContextVar("FAULTY", default=False)
+"""Whether the turn of this task is the one with the fault."""
+Fault = Callable[[], Any]
+STUCK = threading.Event()
+"""Set at the end of a test: lets a hanging step go."""
+
+
+class Slow(worker.StepDurations):
+    """Steps that are expected to take long, and so run in the thread."""
+
+    def took(self, tokens: int, seconds: float) -> None:
+        pass
+
+
+class Injected:
+    """Replaces a function: the fault from its `at`th call on."""
+
+    def __init__(self, real: Callable[..., Any], at: int, fault: Fault) -> None:
+        self.real, self.at, self.fault, self.calls = real, at, fault, 0
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.calls += FAULTY.get()
+        return self.fault() if FAULTY.get() and self.calls >= self.at else self.real(*arguments, **named)
+
+
+def raises(error: type[Exception]) -> Fault:
+    def fault() -> Any:
+        raise error("as the test has it")
+
+    return fault
+
+
+def steps(result: Any = None, error: type[Exception] | None = None, *, hangs: bool = False) -> Fault:
+    """A drafter's work that ends so."""
+
+    def work() -> Generator[None, None, Any]:
+        yield
+        if hangs:
+            STUCK.wait(60)
+        if error is not None:
+            raise error("as the test has it")
+        return result
+
+    return work
+
+
+def growth(*tokens: int, score: float = -1.0) -> GuessTreeGrower:
+    grown = GuessTreeGrower(tokens[0])
+    grown.expand([0], [list(tokens[1:])], [[score] * (len(tokens) - 1)])
+    return grown
+
+
+RAISED: dict[str, Fault] = {
+    "raises": raises(RuntimeError),
+    "has no memory": raises(MemoryError),
+    "raises in a step": steps(error=ValueError),
+    "computes NaN": steps(error=NumericalError),
+    "returns nothing": steps(None),
+    "hangs": steps(hangs=True),
+}
+TREES = RAISED | {
+    "another text": steps(DraftTree([1, 2], [-1, 0], [0.0, -1.0])),
+    "no tree": steps(DraftTree([IDS[-1], 2], [-1, 7], [0.0, -1.0])),
+    "empty": steps(DraftTree([], [], [])),
+}
+DRAFTER = {
+    "draft": TREES,
+    "grow": RAISED | {"another text": steps(growth(1, 2)), "empty": steps(growth(IDS[-1]))},
+    "guess": RAISED | {"no token": steps(-1), "a large token": steps(2**31), "a text": steps("x")},
+}
+
+
+async def turn(
+    conversation: Conversation, ids: list[int], *, faulty: bool, **changes: Any
+) -> kit.Transcript | MoaError:
+    FAULTY.set(faulty)
+    try:
+        return await kit.transcribe(conversation, ids, **changes)
+    except MoaError as error:
+        return error
+
+
+def checked(outcome: kit.Transcript | MoaError, ids: list[int]) -> str:
+    """What the user was told; verified text is the target's."""
+    if isinstance(outcome, MoaError):
+        return outcome.line()
+    assert outcome.done is not None
+    truth = verifier_kit.generated(ids, COUNT)
+    right = [token for token, verified in zip(outcome.tokens, outcome.verified, strict=True) if verified]
+    assert right == truth[: len(right)]
+    assert outcome.done.verified == (outcome.tokens == truth and all(outcome.verified))
+    return " ".join(event.message for event in outcome.events if isinstance(event, Notice))
+
+
+async def beside(
+    client: EdgeClient, break_it: Callable[[Conversation], Injected], *, apart: bool = False, **changes: Any
+) -> tuple[kit.Transcript | MoaError, str]:
+    """A turn with a fault, and one beside it, which must not notice; the outcome, and what was said."""
+    async with client.conversation() as faulty, client.conversation() as other, asyncio.timeout(60):
+        injected = break_it(faulty)
+        tasks = [asyncio.create_task(turn(faulty, IDS, faulty=True, **changes))]
+        if not apart:
+            tasks.append(asyncio.create_task(turn(other, OTHER, faulty=False)))
+        outcome, *rest = await asyncio.gather(*tasks)
+        assert injected.calls >= injected.at, "the fault was not reached"
+        for one in rest:
+            assert isinstance(one, kit.Transcript)
+            assert one.tokens == verifier_kit.generated(OTHER, COUNT)
+            assert all(one.verified)
+        return outcome, checked(outcome, IDS)
+
+
+def open_client(url: str, trace: Trace | None = None, **settings: Any) -> EdgeClient:
+    how: dict[str, Any] = {"max_new_tokens": COUNT, "offline_after": 5.0, "draft": "device"}
+    how["settle_seconds"] = 30.0 if url else 0.5
+    device = kit.oracle([*IDS, *verifier_kit.generated(IDS, COUNT)], 0.3)
+    device = dataclasses.replace(device, thread=ThreadPoolExecutor(1), step_durations=worker.StepDurations())
+    return EdgeClient(device=device, verifier=url, trace=trace, **(how | settings))
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(worker, "STUCK", 0.3)
+    monkeypatch.setattr("edge_client.link.websocket._SEND_SECONDS", 0.3)
+    STUCK.clear()
+    yield
+    STUCK.set()
+
+
+@pytest.mark.parametrize(("part", "fault"), [(part, fault) for part in DRAFTER for fault in DRAFTER[part]])
+async def test_a_drafter_that_fails(part: str, fault: str) -> None:
+    """The verifier drafts the rest; offline, the turn ends. The conversation goes on with another drafter."""
+    offline = part == "guess"
+    async with kit.verifier() as running:
+        for at in (1, 2, 4):
+            async with open_client("" if offline else running.transport.url, foresee=part == "grow") as client:
+                if fault == "hangs":
+                    client.shared.device = dataclasses.replace(client.device, step_durations=Slow(1.0, 1.0))
+                STUCK.clear()
+
+                def break_it(conversation: Conversation, at: int = at) -> Injected:
+                    drafter: Any = conversation.drafter
+                    injected = Injected(getattr(drafter, part), at, DRAFTER[part][fault])
+                    setattr(drafter, part, injected)
+                    return injected
+
+                outcome, said = await beside(client, break_it, apart=offline)
+                STUCK.set()
+                assert isinstance(outcome, kit.Transcript)
+                assert "the drafter" in said
+                assert offline or all(outcome.verified)
+                assert len(outcome.tokens) == (at - 1 if offline else COUNT)
+
+
+def broken_codec(name: str, fault: Fault) -> Callable[[EdgeClient, pytest.MonkeyPatch, int], Injected]:
+    def break_it(client: EdgeClient, patch: pytest.MonkeyPatch, at: int) -> Injected:
+        codec = client.device.codec
+        injected = Injected(getattr(codec, name), at, fault)
+        patch.setattr(codec, name, injected)
+        return injected
+
+    return break_it
+
+
+def broken_link(name: str, fault: Fault) -> Callable[[EdgeClient, pytest.MonkeyPatch, int], Injected]:
+    def break_it(client: EdgeClient, patch: pytest.MonkeyPatch, at: int) -> Injected:
+        assert client.link is not None
+        assert client.link._connection is not None
+        injected = Injected(getattr(client.link._connection, name), at, fault)
+        patch.setattr(client.link._connection, name, injected)
+        return injected
+
+    return break_it
+
+
+def broken_trace(name: str) -> Callable[[EdgeClient, pytest.MonkeyPatch, int], Injected]:
+    def break_it(client: EdgeClient, patch: pytest.MonkeyPatch, at: int) -> Injected:
+        injected = Injected(getattr(client.trace, name), at, raises(RuntimeError))
+        patch.setattr(client.trace, name, injected)
+        return injected
+
+    return break_it
+
+
+PARTS = {
+    "decoder raises": broken_codec("decode", raises(RuntimeError)),
+    "decoder returns nothing": broken_codec("decode", lambda: None),
+    "decoder has no memory": broken_codec("decode", raises(MemoryError)),
+    "link raises": broken_link("send", raises(RuntimeError)),
+    "link breaks": broken_link("send", raises(OSError)),
+    "link hangs": broken_link("send", partial(asyncio.sleep, 60)),
+    "trace span raises": broken_trace("span"),
+    "trace mark raises": broken_trace("mark"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_part_of_the_shell_that_fails(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link is replaced, and the text is exact; of anything else the user gets one line."""
+    async with kit.verifier() as running:
+        for at in (1, 2, 3):
+            async with open_client(running.transport.url, Trace(enabled=True), reconnect_seconds=0.05) as client:
+                await client.wait_online()
+                with monkeypatch.context() as patch:
+                    outcome, said = await beside(client, lambda _, at=at, patch=patch: PARTS[part](client, patch, at))  # type: ignore[misc]
+                if part.startswith("link"):
+                    assert isinstance(outcome, kit.Transcript)
+                    assert all(outcome.verified)
+                else:
+                    assert isinstance(outcome, MoaError)
+                    assert "failed" in said
+                async with client.conversation() as again:  # nothing is left behind
+                    assert (await kit.transcribe(again, IDS)).tokens == verifier_kit.generated(IDS, COUNT)
+
+
+@pytest.mark.parametrize("error", [ValueError, MemoryError, RuntimeError])
+async def test_records_that_cannot_be_stored_cost_no_token(error: type[Exception]) -> None:
+    async with kit.verifier() as running:
+        for at in (1, 2, 3):
+            async with open_client(running.transport.url) as client:
+
+                def break_it(conversation: Conversation, at: int = at) -> Injected:
+                    buffer: Any = conversation.records.buffer
+                    buffer.put = injected = Injected(buffer.put, at, raises(error))
+                    return injected
+
+                outcome, said = await beside(client, break_it)
+                assert isinstance(outcome, kit.Transcript)
+                assert all(outcome.verified)
+                assert "activation records" in said
+
+
+@pytest.mark.parametrize("name", ["_encode", "render_chat"])
+async def test_a_prompt_that_cannot_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (RuntimeError, MemoryError, UnicodeError):
+        async with open_client("") as client:
+            monkeypatch.setattr(client.device.codec, name, raises(error))
+            async with client.conversation() as conversation:
+                prompt: Any = "x" if name == "_encode" else [{"role": "user", "content": "x"}]
+                with pytest.raises(MoaError, match="failed"):
+                    await anext(conversation.generate(prompt))
+
+
+async def test_a_device_without_a_drafter_says_so() -> None:
+    async with open_client("") as client:
+        client.shared.device = dataclasses.replace(client.device, new_drafter=raises(RuntimeError))
+        with pytest.raises(MoaError, match="the drafter failed"):
+            client.conversation()
+
+
+async def test_a_thread_that_takes_no_work() -> None:
+    async with kit.verifier() as running, open_client(running.transport.url) as client:
+        client.shared.device = dataclasses.replace(client.device, step_durations=Slow(1.0, 1.0))
+        client.device.thread.shutdown()
+        outcome = await turn(client.conversation(), IDS, faulty=True)
+        assert "the drafter failed" in checked(outcome, IDS)
+        assert isinstance(outcome, kit.Transcript)
+        assert all(outcome.verified)
+
+
+async def read(conversation: Conversation, most: int) -> None:
+    """Read so many tokens, and fail."""
+    tokens = itertools.count(1)
+    async for event in conversation.generate(ids=IDS):
+        if isinstance(event, Token) and next(tokens) == most:
+            raise ZeroDivisionError
+
+
+async def test_a_reader_who_fails_leaves_nothing_behind() -> None:
+    """The exception is the reader's own; the client goes on."""
+    async with kit.verifier() as running, open_client(running.transport.url) as client, asyncio.timeout(60):
+        for at in range(1, 9):
+            async with client.conversation() as conversation:
+                with pytest.raises(ZeroDivisionError):
+                    await read(conversation, at)
+        outcome = await kit.transcribe(client.conversation(), IDS)
+        assert outcome.tokens == verifier_kit.generated(IDS, COUNT)
