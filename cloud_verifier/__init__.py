@@ -7,12 +7,16 @@ The event loop's side, without torch:
     sessions          sessions and their slots: live, detached, cold, gone
     rounds            sends rounds to the engine and their results to the session's history
     record_sender     sends activation records when bandwidth is left
-    scheduler         what the model runs next: fair, bounded, without starvation; the interface between both sides
-    interleaving      what may run between rounds: layers of prompts, records
+    engine.thread     the interface between both sides: lock, clock and waiting around the scheduler
+
+Pure:
+    engine.scheduler  what the model runs next, one step at a time
+    engine.queue      rounds, shared fairly between principals
+    engine.pacing     how many prompt tokens and records run beside rounds
 
 The model's thread:
-    engine            forwards of drafts and prompts, acceptance, commits
-    recording         activation records of committed tokens
-    stream_drafting   the server's own drafts
+    engine.core       one step in, one outcome out: forwards, acceptance, commits, reports
+    engine.recording  activation records of committed tokens
+    engine.stream_drafting  the server's own drafts
     model             loading
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 from cloud_verifier.engine.core import Engine
@@ -11,6 +12,7 @@ from cloud_verifier.engine.graph_drafting import GraphServerDrafting
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting
+from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Report
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
@@ -31,18 +33,19 @@ class Verifier:
 
     def __init__(self, served: Served, settings: Settings, auth: Credentials | None = None) -> None:
         self.metrics = Metrics()
-        self.scheduler = Scheduler(
+        scheduler = Scheduler(
             settings.limits,
             max_batch_rows=settings.max_batch_rows,
             max_batch_tokens=settings.max_batch_tokens,
             prefill_tokens=settings.prefill_tokens,
             batch_wait=settings.batch_wait_ms / 1000,
-            pieces=served.target.pieces,
+            now=time.monotonic(),
         )
+        self.work = Workload(scheduler)
         self.service = Service(
             served.facts,
             settings.limits,
-            self.scheduler,
+            self.work,
             text=served.text,
             metrics=self.metrics,
             free_pages=lambda: served.target.pool.free_pages,
@@ -59,7 +62,7 @@ class Verifier:
         self.engine = Engine(
             served.target,
             recorder,
-            self.scheduler,
+            self.work,
             self._post,
             text=served.text,
             metrics=self.metrics,

@@ -119,7 +119,7 @@ def warm_up(target: Target, most: int, *, seconds: float = _WARM_SECONDS) -> Non
     """Have oneDNN make its kernels for every number of tokens up to `most` now, small ones first: else the first
     requests wait for them, and memory grows for hours, whenever a number comes up for the first time. Kernels of one
     layer serve all. A large target on a slow machine does as much of it as there are `seconds` for."""
-    if target.device.type != "cpu" or target.pieces == 1:
+    if target.device.type != "cpu" or not target.packed:
         return
     until = time.monotonic() + seconds
     hidden = torch.zeros(most, target.head_weight.shape[1], dtype=target.dtype)
@@ -128,7 +128,7 @@ def warm_up(target: Target, most: int, *, seconds: float = _WARM_SECONDS) -> Non
         for tokens in sizes_up_to(min(most, target.pool.capacity, PAGE * target.pool.pages)):
             if time.monotonic() > until:
                 break
-            target.start([Row.chain(slot, [0] * tokens, judged="none")]).advance()
+            target.run_first_layer([Row.chain(slot, [0] * tokens, judged="none")])
             target.most_likely(hidden[:tokens])
     finally:
         target.pool.release(slot)

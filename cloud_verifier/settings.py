@@ -62,8 +62,8 @@ class Settings:
     max_batch_tokens: int = 2048
     """Draft tokens in one forward."""
     prefill_tokens: int = 256
-    """Prompt tokens in one forward without drafts; fewer where rounds come meanwhile, so that these wait about a
-    quarter longer at most."""
+    """Prompt tokens in one forward without drafts; fewer where rounds come meanwhile, so that these take about 25 %
+    longer on average."""
     project_rows: int = 64
     """Activation records made in one batch between forwards, at most."""
     near_tie: float = 0.0

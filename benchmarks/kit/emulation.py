@@ -120,7 +120,7 @@ class BaselineVerifier(Verifier):
         self.engine = Engine(
             target,
             Recorder(None, self._post, metrics=self.metrics),
-            self.scheduler,
+            self.work,
             self._post,
             text=served.text,
             metrics=self.metrics,

@@ -1,4 +1,5 @@
-"""The one thread that owns the model: forwards of drafts and prompts, the accept rule, commits, activation records.
+"""The one thread that owns the model. One step in, one outcome out: a forward of drafts and pieces of prompts, the
+accept rule, commits, reports; then activation records.
 
 A verdict is reported as soon as its row is decided; records are made afterwards, in idle time or in small batches
 between forwards, so that a verdict never waits for its activations, and hardly for those of others.
@@ -19,8 +20,9 @@ from typing import Any
 
 from cloud_verifier.engine.deciding import decide
 from cloud_verifier.engine.recording import Recorder
-from cloud_verifier.engine.scheduler import Chunk, ForwardBatch, Reading, Releases, Scheduler
+from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece, StepOutcome
 from cloud_verifier.engine.stream_drafting import FlatTree, NoDrafting, ServerDrafting
+from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import (
     Detokenizer,
     Dropped,
@@ -39,7 +41,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError, NumericalError
 from moa.model.choosing import Judged, accept_rows, log_probabilities
-from moa.model.target import Forward, Row, Step, Target
+from moa.model.target import Row, Step, Target
 from moa.tree import Accepted
 from moa.wire.codes import Code, Refusal
 from moa.wire.messages import Stream, Verify
@@ -62,7 +64,7 @@ class Engine:
         self,
         target: Target,
         recorder: Recorder,
-        scheduler: Scheduler,
+        work: Workload,
         post: Post,
         *,
         text: Detokenizer | None = None,
@@ -77,7 +79,7 @@ class Engine:
         self.target = target
         self.alive_at = clock()
         """When the last forward ended, or this was made."""
-        self._scheduler, self._post = scheduler, post
+        self._work, self._post = work, post
         self._decode = text.decode if text is not None else None
         self._metrics = metrics or Metrics()
         self._recorder, self._drafting = recorder, drafting or NoDrafting()
@@ -88,10 +90,6 @@ class Engine:
         """The work at hand: leases of which nothing has been reported yet, and their rounds."""
         self._faults_in_a_row = 0
         self._leases: dict[Lease, None] = {}
-        self._underway: tuple[list[Chunk], Forward, float] | None = None
-        """Chunks of prompts whose forward has begun, and the seconds that it has taken."""
-        self._reading: Reading | None = None
-        """What these were handed out as."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -103,7 +101,7 @@ class Engine:
     def stop(self) -> None:
         """End the thread after its current work."""
         self._stopping = True
-        self._scheduler.stop()
+        self._work.stop()
         if self._thread.ident is not None:
             self._thread.join(timeout=60)
 
@@ -128,7 +126,7 @@ class Engine:
             log.critical("the engine ends: %s", type(error).__name__, exc_info=error, extra={"event": "engine_died"})
             self._died()
 
-    def turn(self, timeout: float | None) -> bool:
+    def turn(self, timeout: float) -> bool:
         """Do the next piece of work; make records when there is none, or when they are overdue. Whether it did any."""
         try:
             busy = self._turn(timeout)
@@ -144,50 +142,49 @@ class Engine:
         self._faults_in_a_row = 0
         return busy
 
-    def _turn(self, timeout: float | None) -> bool:
-        work = self._scheduler.next(timeout)
-        busy = work is not None or self._recorder.pending
-        if self._scheduler.reading is not self._reading:
-            self._underway, self._reading = None, self._scheduler.reading
-        match work:
-            case Releases(leases):
-                self._release_all(leases)
-            case Reading(chunks):
-                self._at_hand = {chunk.lease: None for chunk in chunks}
-                self._read(chunks)
-                self._hint("records", self._recorder.report)
-            case ForwardBatch(jobs, expired, chunks, worth):
-                self._at_hand = {job.lease: job for job in [*expired, *jobs]} | {one.lease: None for one in chunks}
-                self._drop(expired)
-                self._run_batch(jobs, chunks, worth)
-                self._hint("records", self._recorder.report)
+    def _turn(self, timeout: float) -> bool:
+        step = self._work.next(timeout)
+        busy = step is not None or self._recorder.pending
+        if step is not None:
+            self._at_hand = {job.lease: job for job in [*step.expired, *step.jobs]}
+            self._at_hand |= {piece.lease: None for piece in step.prefill}
+            self._release_all(step.releases)
+            self._drop(step.expired)
+            outcome = StepOutcome()
+            self._run_batch(step.jobs, step.prefill, step, outcome)
+            for job in self._work.finished(step, outcome):
+                self._drop_for_memory(job)
+            self._hint("records", self._recorder.report)
         self._at_hand = {}
-        if self._clock() - self.alive_at >= PROBE_SECONDS and not self._stopping and self._underway is None:
+        if self._clock() - self.alive_at >= PROBE_SECONDS and not self._stopping:
             self._probe()
-        if work is None and (runner := self.target.runner) is not None and runner.unprepared:
+        if step is None and (runner := self.target.runner) is not None and runner.unprepared:
             self._hint("graphs", runner.prepare)
-        if self._recorder.pending and (work is None or self._recorder.overdue):
-            with self._scheduler.background() as piece:
-                piece.ran = self._hint("records", lambda: self._recorder.go(piece.seconds)) or False
+        if self._recorder.pending and (step is None or self._recorder.overdue):
+            began, room = self._clock(), self._work.background_room()
+            if self._hint("records", lambda: self._recorder.go(room)):
+                self._work.background_ran(began)
         return busy
 
     # ---- forwards
 
-    def _run_batch(self, jobs: Sequence[Job], chunks: Sequence[Chunk], worth: float) -> None:
-        """Run drafts and chunks of prompts in one forward; rows that cannot run are reported, and the others run."""
+    def _run_batch(
+        self, jobs: Sequence[Job], pieces: Sequence[PrefillPiece], planned: EngineStep, outcome: StepOutcome
+    ) -> None:
+        """Run drafts and pieces of prompts in one forward; rows that cannot run are reported, and the others run."""
         between = self._between(jobs)
-        guesses = {job: self._guesses(job, worth) for job in jobs}
-        jobs = [job for job in self._ready(jobs, guesses) if self._claim(job.lease, job)]
-        chunks = [chunk for chunk in chunks if self._claim(chunk.lease, None) and self._some_left(chunk)]
-        if not jobs and not chunks:
+        guesses = {job: self._guesses(job, planned.worth) for job in jobs}
+        jobs = [job for job in self._ready(jobs, guesses) if self._claim(job.lease, job, outcome)]
+        pieces = [one for one in pieces if self._claim(one.lease, None, outcome) and one.lease.length < one.goal]
+        if not jobs and not pieces:
             return
         started = self._clock()
         try:
-            drafts = self._drafts(jobs, chunks, guesses)
+            drafts = self._drafts(jobs, pieces, guesses)
             drafted = self._clock()
             rows = [self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
-            step = self.target.forward([*rows, *(_chunk_row(chunk) for chunk in chunks)])
-            for lease in [*(job.lease for job in jobs), *(chunk.lease for chunk in chunks)]:
+            step = self.target.forward([*rows, *map(_piece_row, pieces)])
+            for lease in [*(job.lease for job in jobs), *(piece.lease for piece in pieces)]:
                 self._note_held(lease)
             judged = [Judged(*draft, job.ids, job.sampling) for job, draft in zip(jobs, drafts, strict=True)]
             accepted = accept_rows(step, judged)
@@ -195,14 +192,15 @@ class Engine:
                 raise ValueError(f"{len(accepted)} rows of {len(jobs)} were judged")
             step.wait()
         except Exception as error:
-            if len(jobs) + len(chunks) == 1:
-                self._fail_row(jobs[0].lease if jobs else chunks[0].lease, jobs[0] if jobs else None, error)
+            outcome.ran = False
+            if len(jobs) + len(pieces) == 1:
+                self._fail_row(jobs[0].lease if jobs else pieces[0].lease, jobs[0] if jobs else None, error, outcome)
             else:  # run each alone to find which one raised
                 self._fault("batch", error)
                 for job in jobs:
-                    self._run_batch([job], [], worth)
-                for chunk in chunks:
-                    self._run_batch([], [chunk], worth)
+                    self._run_batch([job], [], planned, outcome)
+                for piece in pieces:
+                    self._run_batch([], [piece], planned, outcome)
             return
         self.alive_at = ended = self._clock()
         reports: list[Report] = []
@@ -218,7 +216,11 @@ class Engine:
             except Exception as error:
                 self._fail(job.lease, job, error)
         self._report(reports)
-        self._prefilled(step, len(jobs), chunks)
+        for b, piece in enumerate(pieces, len(jobs)):
+            try:
+                self._commit(step, b, piece.lease, range(step.batch.sizes[b]))
+            except Exception as error:
+                self._fail(piece.lease, None, error)
         self._hint("metrics", lambda: self._count(step, jobs, ended - drafted))
         rest = self._clock() - ended if between is None else between
         self._hint("drafting", lambda: self._drafting.ran(won, sum(step.batch.sizes), ended - drafted + rest))
@@ -226,10 +228,8 @@ class Engine:
             if isinstance(report, Streamed) and not report.done:
                 report.job.enqueued = ended
                 report.job.sent(len(report.tokens), ended)
-                try:
-                    self._scheduler.again(report.job)
-                except Exception as error:
-                    self._fail(report.job.lease, report.job, error)
+                outcome.again.append(report.job)
+                self._at_hand[report.job.lease] = report.job
 
     def _between(self, jobs: Sequence[Job]) -> float | None:
         """Seconds since the latest forward, where streams go on from it: these are a part of every round of theirs.
@@ -237,46 +237,6 @@ class Engine:
         if any(job.enqueued == self.alive_at for job in jobs):
             return self._clock() - self.alive_at
         return None
-
-    def _read(self, chunks: Sequence[Chunk]) -> None:
-        """Begin a forward of prompts alone, or run one more layer of it; what it read counts after the last one."""
-        if self._underway is None:
-            here = [chunk for chunk in chunks if self._claim(chunk.lease, None) and self._some_left(chunk)]
-            if not here or self.target.pieces == 1:
-                self._run_batch([], here, 1.0)
-                self._scheduler.read()
-                return
-        started = self._clock()
-        try:
-            if self._underway is None:
-                self._underway = here, self.target.start([_chunk_row(chunk) for chunk in here]), 0.0
-            here, forward, spent = self._underway
-            step = forward.advance()
-        except Exception as error:  # run each alone to find which one raised
-            self._fault("batch", error)
-            self._underway = None
-            for chunk in here:
-                self._run_batch([], [chunk], 1.0)
-            self._scheduler.read()
-            return
-        self.alive_at = self._clock()
-        spent += self.alive_at - started
-        if step is None:
-            self._underway = here, forward, spent
-            return
-        self._underway = None
-        self._prefilled(step, 0, here)
-        self._scheduler.read()
-        self._hint("metrics", lambda: self._count(step, [], spent))
-
-    def _prefilled(self, step: Step, first: int, chunks: Sequence[Chunk]) -> None:
-        for b, chunk in enumerate(chunks, first):
-            try:
-                self._commit(step, b, chunk.lease, range(step.batch.sizes[b]))
-                self._scheduler.prefilled(chunk.lease)
-                self._at_hand.pop(chunk.lease, None)
-            except Exception as error:
-                self._fail(chunk.lease, None, error)
 
     def _count(self, step: Step, jobs: Sequence[Job], seconds: float) -> None:
         self._metrics.forward_seconds.labels("draft" if jobs else "prompt").observe(seconds)
@@ -309,12 +269,12 @@ class Engine:
         return [job for job in jobs if job not in wait]
 
     def _drafts(
-        self, jobs: Sequence[Job], chunks: Sequence[Chunk], guesses: Mapping[Job, FlatTree | None]
+        self, jobs: Sequence[Job], pieces: Sequence[PrefillPiece], guesses: Mapping[Job, FlatTree | None]
     ) -> list[FlatTree]:
         made = {job: draft for job in jobs if (draft := guesses[job]) is not None}
         made |= {job: _as_sent(job) for job in jobs if isinstance(job.request, Verify)}
         streams = [job for job in jobs if job not in made]
-        beside = sum(len(tokens) for tokens, _ in made.values()) + sum(chunk.size for chunk in chunks)
+        beside = sum(len(tokens) for tokens, _ in made.values()) + sum(piece.size for piece in pieces)
         ours = self._hint("drafting", lambda: self._drafting.draft(streams, beside)) if streams else None
         if ours is None or len(ours) != len(streams):
             ours = NoDrafting().draft(streams)
@@ -346,7 +306,7 @@ class Engine:
 
     # ---- slots
 
-    def _claim(self, lease: Lease, job: Job | None) -> bool:
+    def _claim(self, lease: Lease, job: Job | None, outcome: StepOutcome) -> bool:
         """Ensure that the lease has a slot; a new one shares the prefix that another lease of the principal has run."""
         if lease.revoked:
             return False
@@ -355,7 +315,7 @@ class Engine:
         try:
             self._take_slot(lease)
         except Exception as error:
-            self._fail_row(lease, job, error)
+            self._fail_row(lease, job, error, outcome)
             return False
         return True
 
@@ -380,14 +340,6 @@ class Engine:
         if lease.slot is not None:
             lease.held = self.target.pool.held[lease.slot]
 
-    def _some_left(self, chunk: Chunk) -> bool:
-        """Whether there is anything to run: a shared prefix may cover the whole prompt."""
-        if chunk.lease.length < chunk.goal:
-            return True
-        self._scheduler.prefilled(chunk.lease)
-        self._at_hand.pop(chunk.lease, None)
-        return False
-
     def _commit(self, step: Step, b: int, lease: Lease, path: Sequence[int]) -> None:
         committed = self.target.commit(step, b, path)
         lease.length += len(path)
@@ -403,9 +355,6 @@ class Engine:
                     self._fault("release", error)
 
     def _release(self, lease: Lease) -> None:
-        if self._underway is not None and any(chunk.lease is lease for chunk in self._underway[0]):
-            self._underway = None  # its pages may soon be another's; the chunks of others are read again
-            self._scheduler.read()
         self._hint("records", lambda: self._recorder.forget(lease))
         self._hint("drafting", lambda: self._drafting.close(lease))
         self._leases.pop(lease, None)
@@ -428,17 +377,22 @@ class Engine:
                 reports.append(Dropped(job, Refusal(Code.DEADLINE, f"not run within {waited:.2f} s")))
         self._report(reports)
 
-    def _fail_row(self, lease: Lease, job: Job | None, error: Exception) -> None:
+    def _fail_row(self, lease: Lease, job: Job | None, error: Exception, outcome: StepOutcome) -> None:
         """Report that only this row did not run: the memory is full, or its work raised."""
         if not isinstance(error, FullError):
             self._fail(lease, job, error)
-            return
-        job = job or self._scheduler.give_up(lease)
-        if job is not None and isinstance(job.request, Stream) and job.base > job.request.base:
-            self._report([Streamed(job, [], "", 0, True, Timing())])  # it has begun: its tokens stay
         elif job is not None:
-            wait = int(1000 * _FULL_RETRY_SECONDS)
-            self._report([Dropped(job, Refusal(Code.BUSY, str(error), limit="kv_tokens", retry_after_ms=wait))])
+            self._drop_for_memory(job)
+        else:
+            outcome.full.append(lease)
+
+    def _drop_for_memory(self, job: Job) -> None:
+        if isinstance(job.request, Stream) and job.base > job.request.base:
+            self._report([Streamed(job, [], "", 0, True, Timing())])  # it has begun: its tokens stay
+            return
+        wait = int(1000 * _FULL_RETRY_SECONDS)
+        message = "the target's key/value memory is full"
+        self._report([Dropped(job, Refusal(Code.BUSY, message, limit="kv_tokens", retry_after_ms=wait))])
 
     def _fail(self, lease: Lease, job: Job | None, error: Exception) -> None:
         known = isinstance(error, NumericalError)  # the model's doing: where in our code it showed helps nobody
@@ -453,9 +407,6 @@ class Engine:
 
     def _fail_all(self, error: Exception) -> None:
         """Report that the work at hand has failed, as far as nothing else was reported of it."""
-        if self._underway is not None or self._scheduler.reading is not None:
-            self._underway = None
-            self._scheduler.read()
         for lease, job in list(self._at_hand.items()):
             self._fail(lease, job, error)
 
@@ -522,11 +473,11 @@ class _CannotTell(Exception):
     """No session can be told anything: the event loop does not take reports."""
 
 
-def _chunk_row(chunk: Chunk) -> Row:
-    if chunk.lease.slot is None:
+def _piece_row(piece: PrefillPiece) -> Row:
+    if piece.lease.slot is None:
         raise RuntimeError("a row without a slot")
-    start = chunk.lease.length
-    return Row.chain(chunk.lease.slot, chunk.ids[start : min(chunk.goal, start + chunk.size)], judged="none")
+    start = piece.lease.length
+    return Row.chain(piece.lease.slot, piece.ids[start : min(piece.goal, start + piece.size)], judged="none")
 
 
 def _as_sent(job: Job) -> FlatTree:

@@ -127,7 +127,7 @@ class Lease:
     """State of the server's own drafter."""
 
 
-READING = 10.0
+READING_SPEED = 10.0
 """Tokens a second that a person reads."""
 
 
@@ -165,7 +165,7 @@ class Job:
 
     def sent(self, tokens: int, now: float) -> None:
         """The stream has sent so many tokens more, to somebody who reads them one after another."""
-        self.needed = max(self.needed, now) + tokens / READING
+        self.needed = max(self.needed, now) + tokens / READING_SPEED
 
     @property
     def cost(self) -> int:

@@ -225,7 +225,7 @@ class Channel:
         session.want_records(message.records, message.record_rate, message.held, self.features)
         self.table.account(session)
         self.table.fit_records(session)
-        self.service.scheduler.wake()
+        self.service.work.wake()
         self.outbox.offer(session.records)
 
     def _close(self, message: Close) -> None:

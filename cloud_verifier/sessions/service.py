@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from cloud_verifier.engine.scheduler import Scheduler
+from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import (
     Detokenizer,
     Dropped,
@@ -41,7 +41,7 @@ class Service:
         self,
         facts: ModelFacts,
         limits: Limits,
-        scheduler: Scheduler,
+        work: Workload,
         *,
         text: Detokenizer | None = None,
         metrics: Metrics | None = None,
@@ -50,12 +50,12 @@ class Service:
     ) -> None:
         self.facts, self.limits, self.text, self.clock = facts, limits, text, clock
         self.metrics = metrics or Metrics()
-        self.scheduler, self.free_pages = scheduler, free_pages
+        self.work, self.free_pages = work, free_pages
         self.table = SessionTable(
             limits,
             facts,
             clock=clock,
-            release=scheduler.release,
+            release=work.release,
             evicted=lambda reason: self.metrics.evictions.labels(reason).inc(),
             free_pages=free_pages,
         )
@@ -177,10 +177,10 @@ class Service:
             match output:
                 case Prefill():
                     lease = self.table.reserve(session)
-                    self.scheduler.prefill(lease, session.log, session.base)
+                    self.work.prefill(lease, session.log, session.base)
                 case Run():
                     job = session.make_job(self.table.reserve(session), output)
-                    self.scheduler.submit(job)
+                    self.work.submit(job)
                     session.job = job
                 case _:
                     if session.outbox is not None:
@@ -296,4 +296,4 @@ class Service:
         self.metrics.connections.set(len(self.connections))
         self.metrics.slots_free.set(self.table.slots_free)
         self.metrics.pages_free.set(self.free_pages())
-        self.metrics.queue.set(self.scheduler.queued)
+        self.metrics.queue.set(self.work.queued)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from moa.model.products import Product, can_pack, widened
 from moa.model.rows import Row, RowBatch
 from moa.sampling import NO_LOGITS
 
-__all__ = ["Committed", "Forward", "Row", "Step", "Target"]
+__all__ = ["Committed", "Row", "Step", "Target"]
 
 _LOGITS_AT_ONCE = 2**25  # numbers; bounds the memory of the LM head to 128 MiB whatever the batch
 
@@ -157,23 +157,6 @@ class Step:
         return choices
 
 
-class Forward:
-    """A forward that runs layer by layer."""
-
-    def __init__(self, target: Target, batch: RowBatch, versions: Sequence[int], states: Iterator[Tensor]):
-        self._target, self._batch, self._versions, self._states = target, batch, versions, states
-        self._left = target.pieces
-
-    @torch.inference_mode()
-    def advance(self) -> Step | None:
-        """Run the next layer to its end; the result after the last one."""
-        hidden = next(self._states)
-        self._left -= 1
-        if hidden.device.type == "cuda":  # it would only be queued, and what comes between would wait for it
-            torch.cuda.synchronize(hidden.device)
-        return None if self._left else Step(self._target, self._batch, self._versions, hidden)
-
-
 class Target:
     """A causal language model with a pool of slots, verifying trees of drafted tokens for many sequences at once."""
 
@@ -293,18 +276,16 @@ class Target:
         return Step(self, batch, versions, self._decoder(ids, layout, self.pool.layers))
 
     @property
-    def pieces(self) -> int:
-        """Parts of which a forward consists where it can be interrupted: the packed decoder's layers; else 1."""
-        return self.facts.layers if self.runner is None and isinstance(self._decoder, PackedDecoder) else 1
+    def packed(self) -> bool:
+        """Whether the packed decoder runs forwards."""
+        return self.runner is None and isinstance(self._decoder, PackedDecoder)
 
     @torch.inference_mode()
-    def start(self, rows: Sequence[Row]) -> Forward:
-        """Begin a forward that others may come between, if it has several `pieces`. Until it has ended, its slots must
-        not be released, nor take part in another."""
-        if self.runner is not None or not isinstance(self._decoder, PackedDecoder):
-            raise UsageError(f"a forward of {self.facts.family} cannot be interrupted here")
-        batch, versions, layout, ids = self._laid_out(rows)
-        return Forward(self, batch, versions, self._decoder.by_layer(ids, layout, self.pool.layers))
+    def run_first_layer(self, rows: Sequence[Row]) -> None:
+        """Have kernels made for so many tokens: those of one layer serve all."""
+        if self.runner is None and isinstance(self._decoder, PackedDecoder):
+            _, _, layout, ids = self._laid_out(rows)
+            next(self._decoder.by_layer(ids, layout, self.pool.layers))
 
     def _laid_out(self, rows: Sequence[Row]) -> tuple[RowBatch, Sequence[int], Layout, Tensor]:
         batch = RowBatch.of(rows, self.facts.vocab_size)

@@ -3,6 +3,7 @@ verdicts."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from cloud_verifier.engine.guesses import Guesses
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting, TreeDrafting
+from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
 from cloud_verifier.model import Served, serve_model
 from moa.model.drafting import DraftRequest
@@ -31,17 +33,16 @@ from tests.verifier import kit
 class Bench:
     """An engine without a thread, and what it has reported."""
 
-    def __init__(self, served: Served | None = None, pieces: int | None = None, **settings: Any) -> None:
+    def __init__(self, served: Served | None = None, **settings: Any) -> None:
         self.served = served or kit.served()
         self.reports: list[Report] = []
-        pieces = pieces or self.served.target.pieces
-        self.scheduler = Scheduler(Limits(), batch_wait=0.0, prefill_tokens=32, pieces=pieces)
+        self.work = Workload(Scheduler(Limits(), batch_wait=0.0, prefill_tokens=32, now=time.monotonic()))
         recorder = Recorder(self.served.drafter, self.reports.extend, rows=16)
         drafting: ServerDrafting = NoDrafting()
         if self.served.drafter is not None:
             drafting = MoaServerDrafting(self.served.target, self.served.drafter, recorder, shape=TreeShape.chain(3))
         self.engine = Engine(
-            self.served.target, recorder, self.scheduler, self.reports.extend, drafting=drafting, **settings
+            self.served.target, recorder, self.work, self.reports.extend, drafting=drafting, **settings
         )
 
     def lease(self, name: int) -> Lease:
@@ -54,11 +55,11 @@ class Bench:
         request = verify or Stream(lease.session, 1, base)
         rules = TurnRules(len(ids), 100, 150)
         job = Job(lease, request, list(ids), rules, SamplingSettings(), 0.0, 1e12)
-        self.scheduler.submit(job)
+        self.work.submit(job)
         return job
 
     def run(self) -> None:
-        while self.engine.turn(0) or self.scheduler.prompts:  # they may wait a moment for rounds
+        while self.engine.turn(0) or self.work.prompts:  # they may wait a moment for rounds
             pass
 
     def of(self, kind: type) -> list[Any]:
@@ -94,7 +95,7 @@ def test_a_row_that_raises_is_quarantined_and_the_others_run_on(monkeypatch: pyt
     assert {report.job for report in bench.of(Settled)} == {jobs[0], jobs[2]}
     (failed,) = bench.of(Failed)
     assert failed.job is jobs[1]
-    bench.scheduler.release(leases[1])
+    bench.work.release(leases[1])
     bench.run()
     assert bench.served.target.pool.free == kit.SETTINGS.slots - 2
 
@@ -102,17 +103,16 @@ def test_a_row_that_raises_is_quarantined_and_the_others_run_on(monkeypatch: pyt
 def test_a_prompt_that_raises_is_quarantined_too(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     good, bad = bench.lease(1), bench.lease(2)
-    bench.scheduler.prefill(good, kit.prompt(1, 9), 8)
-    bench.scheduler.prefill(bad, kit.prompt(2, 9), 8)
-    for name in ("start", "forward"):
-        real = getattr(bench.served.target, name)
+    bench.work.prefill(good, kit.prompt(1, 9), 8)
+    bench.work.prefill(bad, kit.prompt(2, 9), 8)
+    real = bench.served.target.forward
 
-        def run(rows: Any, real: Any = real) -> Any:
-            if any(next(iter(row.tokens)) == kit.prompt(2, 9)[0] for row in rows):
-                raise RuntimeError("out of memory")
-            return real(rows)
+    def run(rows: Any) -> Any:
+        if any(next(iter(row.tokens)) == kit.prompt(2, 9)[0] for row in rows):
+            raise RuntimeError("out of memory")
+        return real(rows)
 
-        monkeypatch.setattr(bench.served.target, name, run)
+    monkeypatch.setattr(bench.served.target, "forward", run)
     bench.engine.turn(0)
     assert (good.length, bad.length) == (8, 0)
     assert [report.lease for report in bench.of(Failed)] == [bad]
@@ -228,7 +228,7 @@ def test_a_slot_is_zeroed_before_its_next_user() -> None:
     pool = bench.served.target.pool
     assert lease.slot is not None
     assert pool.read(lease.slot, 0, 20)[0].abs().max() > 0
-    bench.scheduler.release(lease)
+    bench.work.release(lease)
     bench.run()
     assert pool.k.abs().max() == 0
     assert pool.free_pages == pool.pages
@@ -277,54 +277,27 @@ def test_records_of_a_low_precision_target_are_numbers(dtype: torch.dtype) -> No
 
 
 def test_a_prompt_and_drafts_run_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(pieces=1)
-    drafting, reading = bench.lease(0), bench.lease(1)
-    first = bench.submit(drafting, kit.prompt(0, 9), [])
-    bench.run()
-    (settled,) = bench.of(Settled)
-    sizes: list[list[int]] = []
+    bench = Bench()
+    drafting, waiting, ids = bench.lease(0), bench.lease(1), kit.prompt(0, 9)
+    rows: list[int] = []
     real = bench.served.target.forward
-    monkeypatch.setattr(
-        bench.served.target, "forward", lambda rows: sizes.append([len(row.tokens) for row in rows]) or real(rows)
-    )
-    bench.scheduler.prefill(reading, kit.prompt(1, 60), 59)
-    following = kit.generated(kit.prompt(0, 9), 4)
-    assert settled.next_token == following[0]
-    bench.submit(drafting, [*first.ids, following[0]], following[1:3])
+    monkeypatch.setattr(bench.served.target, "forward", lambda them: rows.append(len(them)) or real(them))
+    bench.submit(drafting, ids, [])
     bench.run()
-    assert sizes[0][0] == 3
-    assert sizes[0][1] >= 16
-    assert (reading.length, bench.of(Settled)[1].next_token) == (59, following[3])
-
-
-def test_rounds_run_between_the_layers_of_a_prompt() -> None:
-    bench = Bench()
-    drafting, reading = bench.lease(0), bench.lease(1)
-    bench.scheduler.prefill(reading, kit.prompt(1, 30), 29)
-    bench.engine.turn(0)
-    assert reading.length == 0, "one layer of it has run"
-    first = bench.submit(drafting, kit.prompt(0, 1), kit.generated(kit.prompt(0, 1), 2))
-    bench.engine.turn(0)
-    (settled,) = bench.of(Settled)
-    assert (settled.job, settled.path, reading.length) == (first, [0, 1, 2], 0)
+    text = kit.generated(ids, 90)
+    bench.work.prefill(waiting, kit.prompt(1, 140), 139)
+    while 2 not in rows:
+        bench.submit(
+            drafting, [*ids, *text[: (done := sum(len(one.path) for one in bench.of(Settled)))]], text[done:][:2]
+        )
+        settled = len(bench.of(Settled))
+        while len(bench.of(Settled)) == settled:
+            bench.engine.turn(0)
     bench.run()
-    bench.submit(reading, kit.prompt(1, 30), kit.generated(kit.prompt(1, 30), 3))
+    bench.submit(waiting, kit.prompt(1, 140), right := kit.generated(kit.prompt(1, 140), 3))
     bench.run()
-    assert bench.of(Settled)[1].path == [0, 1, 2, 3]
-
-
-def test_a_session_that_ends_between_the_layers_of_its_prompt_harms_nobody() -> None:
-    bench = Bench()
-    gone, left, new = bench.lease(0), bench.lease(1), bench.lease(2)
-    for one in (gone, left):
-        bench.scheduler.prefill(one, kit.prompt(1, 12), 11)
-    bench.engine.turn(0)
-    bench.scheduler.release(gone)
-    bench.submit(new, kit.prompt(2, 12), kit.generated(kit.prompt(2, 12), 2))
-    bench.submit(left, kit.prompt(1, 12), kit.generated(kit.prompt(1, 12), 2))
-    bench.run()
-    assert [one.path for one in bench.of(Settled)] == [[0, 1, 2], [0, 1, 2]]
-    assert bench.of(Failed) == []
+    assert bench.of(Settled)[-1].path == [0, 1, 2, 3], right
+    assert all(one.next_token in text for one in bench.of(Settled)[:-1])
 
 
 def test_sessions_that_find_the_memory_full_are_told_to_come_back_and_harm_nobody() -> None:
@@ -338,8 +311,8 @@ def test_sessions_that_find_the_memory_full_are_told_to_come_back_and_harm_nobod
     (dropped,) = bench.of(Dropped)
     assert (dropped.job, dropped.refusal.code, dropped.refusal.limit) == (refused, Code.BUSY, "kv_tokens")
     assert bench.of(Failed) == []
-    assert (bench.scheduler.queued, bench.scheduler.prompts) == (0, 0)
-    bench.scheduler.release(good)
+    assert (bench.work.queued, bench.work.prompts) == (0, 0)
+    bench.work.release(good)
     bench.submit(waiting, kit.prompt(1, 50), [5])
     bench.run()
     assert bench.of(Settled)[-1].job.lease is waiting
@@ -348,7 +321,7 @@ def test_sessions_that_find_the_memory_full_are_told_to_come_back_and_harm_nobod
 def test_a_stream_that_finds_the_memory_full_ends_with_what_it_has_said() -> None:
     target = Target.from_model(kit.model(), slots=8, capacity=96, kv_tokens=96)
     bench = Bench(served=serve_model(target))
-    bench.scheduler.prefill(bench.lease(1), kit.prompt(1, 61), 60)
+    bench.work.prefill(bench.lease(1), kit.prompt(1, 61), 60)
     bench.run()
     bench.submit(bench.lease(0), kit.prompt(0, 20), None)
     bench.run()
@@ -363,7 +336,7 @@ def test_a_shared_beginning_brings_its_records_and_makes_none_at_once(monkeypatc
     bench = Bench()
     source, sharer = bench.lease(0), bench.lease(1)
     ids = kit.prompt(0, 60)
-    bench.scheduler.prefill(source, ids, 59)
+    bench.work.prefill(source, ids, 59)
     while source.length < 59:
         bench.engine.turn(0)
     made: list[int] = []
@@ -475,7 +448,7 @@ def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(monkeypa
         now[0] += 0.25
         bench.engine.turn(0)
     assert rests == [0.0, 0.25, 0.25], "the first round has waited for nothing but its request"
-    bench.scheduler.release(lease)
+    bench.work.release(lease)
     bench.run()
     now[0] += 5.0
     bench.submit(bench.lease(1), kit.prompt(1, 10), None).enqueued = now[0]
@@ -522,7 +495,7 @@ def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(
     (failed,) = bench.of(Failed)
     assert failed.job is wrong
     assert "NaN or Inf" in failed.reason
-    bench.scheduler.release(bad)
+    bench.work.release(bad)
     bench.run()
     for memory in (bench.served.target.pool.k, bench.served.target.pool.v):
         assert memory.isfinite().all(), "the next to have these pages finds nothing"

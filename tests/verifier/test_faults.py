@@ -17,6 +17,7 @@ from cloud_verifier.engine.guesses import Guesses
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.stream_drafting import MoaServerDrafting
+from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Dropped, Failed, Job, Lease, RecordRows, Report, Settled, Streamed
 from cloud_verifier.metrics import Metrics
 from moa.model.choosing import accept_rows
@@ -58,7 +59,8 @@ class World:
         self.served, self.metrics = kit.served(), Metrics()
         self.pool = self.served.target.pool
         self.sessions: dict[Lease, Session] = {}
-        self.scheduler = Scheduler(Limits(), batch_wait=0.0, pieces=self.served.target.pieces, clock=self.clock)
+        self.scheduler = Scheduler(Limits(), batch_wait=0.0)
+        self.work = Workload(self.scheduler, self.clock)
         assert self.served.drafter is not None
         self.recorder = Recorder(self.served.drafter, self.post, rows=16, clock=self.clock)
         self.drafting = MoaServerDrafting(
@@ -67,7 +69,7 @@ class World:
         self.engine = Engine(
             self.served.target,
             self.recorder,
-            self.scheduler,
+            self.work,
             lambda reports: self.post(reports),
             metrics=self.metrics,
             drafting=self.drafting,
@@ -95,7 +97,7 @@ class World:
         if guesses:
             job.guesses = Guesses(waits=False)
             job.guesses.add(Foresee(id, 1, base, [session.ids[-1], right[0]], [-1, 0], [1, 1]))
-        self.scheduler.submit(job)
+        self.work.submit(job)
 
     def post(self, reports: list[Report]) -> None:
         for report in reports:
@@ -112,7 +114,7 @@ class World:
                     self.sessions[job.lease].done = done
                 case Failed(lease):
                     self.sessions[lease].failed += 1
-                    self.scheduler.release(lease)
+                    self.work.release(lease)
                 case Dropped(job):
                     raise AssertionError(f"dropped: {job}")
 
@@ -127,7 +129,7 @@ class World:
     def end(self) -> None:
         """All sessions end: everything that they had is given back."""
         for lease in self.sessions:
-            self.scheduler.release(lease)
+            self.work.release(lease)
         for _ in range(5):
             self.engine.turn(0)
         assert self.pool.free == self.pool.slots
@@ -161,7 +163,7 @@ PLACES: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     "target": (lambda world: world.served.target, ("forward", "commit")),
     "engine": (lambda world: core, ("accept_rows", "decide", "log_probabilities")),
     "pool": (lambda world: world.pool, ("acquire", "share", "begin", "release")),
-    "scheduler": (lambda world: world.scheduler, ("next", "prefilled", "again", "read")),
+    "scheduler": (lambda world: world.scheduler, ("schedule", "finished", "background_room", "background_ran")),
     "drafting": (lambda world: world.drafting, ("draft", "ran", "matching", "close")),
     "recorder": (lambda world: world.recorder, ("add", "go", "report", "forget", "can_copy", "copy")),
     "metrics": (lambda world: world.metrics.forward_seconds, ("labels",)),
@@ -240,7 +242,7 @@ def test_a_fault_costs_the_work_at_hand_and_nothing_else(
         assert all(one.right for one in world.sessions.values() if not one.failed)
         if place in HARMLESS or kind == "hang":
             assert not failed
-        if place not in ("post", "pool") and method != "accept_rows":
+        if place not in ("post", "pool", "scheduler") and method != "accept_rows":
             assert len(failed) <= 1
         if happened and kind in ("before", "after"):
             assert world.counted, "no silent end"
@@ -264,7 +266,7 @@ def test_a_loop_that_takes_no_reports_ends_the_thread_and_says_so() -> None:
         raise Nonsense
 
     world = World()
-    engine = Engine(world.served.target, world.recorder, world.scheduler, post, died=died.set)
+    engine = Engine(world.served.target, world.recorder, world.work, post, died=died.set)
     world.open(1, streamed=False)
     engine.start()
     assert died.wait(kit.PATIENCE)
@@ -275,12 +277,12 @@ def test_a_loop_that_takes_no_reports_ends_the_thread_and_says_so() -> None:
 def test_a_scheduler_that_raises_for_ever_ends_the_thread_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     died = threading.Event()
     world = World()
-    engine = Engine(world.served.target, world.recorder, world.scheduler, lambda reports: None, died=died.set)
+    engine = Engine(world.served.target, world.recorder, world.work, lambda reports: None, died=died.set)
 
-    def nothing(timeout: float | None) -> None:
+    def nothing(now: float) -> None:
         raise Nonsense
 
-    monkeypatch.setattr(world.scheduler, "next", nothing)
+    monkeypatch.setattr(world.scheduler, "schedule", nothing)
     engine.start()
     assert died.wait(kit.PATIENCE)
 
@@ -288,7 +290,7 @@ def test_a_scheduler_that_raises_for_ever_ends_the_thread_and_says_so(monkeypatc
 def test_an_idle_engine_whose_cache_is_full_is_healthy() -> None:
     world = World()
     target = Target.from_model(kit.model(), slots=3, capacity=64, kv_tokens=64)
-    engine = Engine(target, world.recorder, world.scheduler, world.post, metrics=world.metrics, clock=world.clock)
+    engine = Engine(target, world.recorder, world.work, world.post, metrics=world.metrics, clock=world.clock)
     target.pool.begin([target.pool.acquire()], [64])
     assert not target.pool.free_pages
     world.now += core.PROBE_SECONDS

@@ -59,7 +59,7 @@ async def test_a_stream_that_waits_runs_over_what_is_foreseen_and_nothing_else()
         stream = session.stream(speculate=False, waits=True)
         await edge.send(stream)
         await silence(edge)
-        assert not running.scheduler.queued
+        assert not running.work.queued
         await edge.send(guesses(session, chain(IDS[-1], *truth[:3], truth[3] ^ 1)))
         first = await part(edge, session)
         assert (first.tokens, first.foreseen, first.done) == (truth[:4], 4, False)
@@ -119,7 +119,7 @@ async def test_the_edge_says_whether_the_server_drafts_meanwhile() -> None:
         stream = session.stream(waits=True)
         await edge.send(stream)
         await silence(edge)
-        assert not running.scheduler.queued
+        assert not running.work.queued
         root = [session.log[-1]]
         await edge.send(session.foresee(root, [-1], [0], waits=False))
         own = await part(edge, session)

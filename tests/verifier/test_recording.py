@@ -9,6 +9,7 @@ import pytest
 from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
+from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Job, Lease, RecordRows, Report, Settled
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
@@ -31,14 +32,14 @@ class Client:
         target = Target.from_model(kit.model(), slots=2, capacity=512)
         drafter = kit.served().drafter
         assert drafter is not None
-        self.scheduler = Scheduler(Limits(), batch_wait=0.0, pieces=target.pieces, clock=self.clock)
+        self.work = Workload(Scheduler(Limits(), batch_wait=0.0, now=self.clock.now), self.clock)
         self.recorder = Recorder(drafter, self.hear, rows=64, clock=self.clock)
-        self.engine = Engine(target, self.recorder, self.scheduler, self.hear, clock=self.clock)
+        self.engine = Engine(target, self.recorder, self.work, self.hear, clock=self.clock)
         self.lease, self.ids = Lease(bytes(16), "p"), kit.prompt(0, 2)
         self.asks: float | None = None
         self.waits: list[float] = []
         self.batches: list[tuple[float, int]] = []
-        forward, start, project = target.forward, target.start, drafter.project
+        forward, project = target.forward, drafter.project
 
         def batch(*parts: Any) -> Any:
             self.clock.now += _BATCH + _ROW * len(parts[2])
@@ -46,9 +47,8 @@ class Client:
             return project(*parts)
 
         monkeypatch.setattr(target, "forward", lambda rows: self.passes(_FORWARD) or forward(rows))
-        monkeypatch.setattr(target, "start", lambda rows: self.passes(_FORWARD) or start(rows))
         monkeypatch.setattr(drafter, "project", batch)
-        monkeypatch.setattr(self.scheduler._changed, "wait", self.wait)
+        monkeypatch.setattr(self.work._changed, "wait", self.wait)
 
     def passes(self, seconds: float) -> None:
         self.clock.now += seconds
@@ -74,7 +74,7 @@ class Client:
         base = len(self.ids) - 1
         request = Verify(self.lease.session, 1, base, self.ids[-1:])
         rules = TurnRules(2, 10_000, 10_000)
-        self.scheduler.submit(Job(self.lease, request, self.ids, rules, SamplingSettings(), self.clock.now, 1e12))
+        self.work.submit(Job(self.lease, request, self.ids, rules, SamplingSettings(), self.clock.now, 1e12))
         self.clock.now = now
         return True
 
@@ -97,7 +97,7 @@ def test_records_of_a_long_prompt_are_made_between_rounds_and_cost_a_verdict_a_t
     alone, client.waits, client.asks = client.p95(), [], None
     client.turn()  # they have left
     client.clock.now += 1.0
-    client.scheduler.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
+    client.work.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
     while reader.length < _PROMPT:
         client.turn()
     assert len(reader.backlog) > 0
@@ -111,7 +111,7 @@ def test_records_of_a_long_prompt_are_made_between_rounds_and_cost_a_verdict_a_t
 
 def test_records_are_made_in_large_batches_when_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     client, reader = Client(monkeypatch, 0.0), Lease(bytes([1] * 16), "q", records=RecordRows(1, 16))
-    client.scheduler.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
+    client.work.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
     while reader.made.newest_missing(_PROMPT, 1) is not None:
         client.turn()
     assert [rows for _, rows in client.batches][-4:] == [64] * 4
@@ -122,7 +122,7 @@ def test_records_are_made_where_a_clock_is_too_coarse_to_time_them(monkeypatch: 
         monkeypatch.setitem(globals(), cost, 0.0)
     client, reader = Client(monkeypatch, 0.001), Lease(bytes([1] * 16), "q", records=RecordRows(1, 16))
     client.asks = client.clock.now
-    client.scheduler.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
+    client.work.prefill(reader, kit.prompt(1, _PROMPT + 1), _PROMPT)
     while reader.made.newest_missing(_PROMPT, 1) is not None:
         client.turn()
     assert client.waits

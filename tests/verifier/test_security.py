@@ -117,7 +117,7 @@ async def test_4_a_draft_that_a_kernel_would_not_survive_never_gets_there(
         tokens = [session.log[-1], *tokens[1:]]
         submitted: list[Any] = []
         with monkeypatch.context() as patched:
-            patched.setattr(running.scheduler, "submit", submitted.append)
+            patched.setattr(running.work, "submit", submitted.append)
             await edge.send(Verify(session.id, 1, session.base, tokens, parents))
             answer = await edge.receive()
         assert isinstance(answer, Error)

@@ -386,7 +386,7 @@ async def test_a_verify_that_waited_too_long_is_not_run(monkeypatch: pytest.Monk
         monkeypatch.setattr(ours, "_limits", brief)
         await edge.send(session.verify([session.log[-1]]))
         async with asyncio.timeout(kit.PATIENCE):
-            while not running.scheduler.queued:
+            while not running.work.queued:
                 await asyncio.sleep(0.002)
         await asyncio.sleep(0.002)
         release.set()

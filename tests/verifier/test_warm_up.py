@@ -44,8 +44,8 @@ def test_no_request_waits_for_kernels_of_onednn() -> None:
 def test_a_slow_machine_does_not_wait_for_them_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     target = load_target(Settings(slots=1, device="cpu", dtype="float32"))
     ran: list[int] = []
-    start = target.start
-    monkeypatch.setattr(target, "start", lambda rows: ran.append(len(rows[0].tokens)) or start(rows))
+    run = target.run_first_layer
+    monkeypatch.setattr(target, "run_first_layer", lambda rows: ran.append(len(rows[0].tokens)) or run(rows))
     warm_up(target, 4, seconds=1000)
     assert ran == [1, 2, 3, 4]
     warm_up(target, 4, seconds=-1)

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from typing import Any
 
-from cloud_verifier.engine.scheduler import Chunk, ForwardBatch, Reading, Scheduler
+from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece, Scheduler, StepOutcome
 from cloud_verifier.engine.work import Job, Lease
 from moa.sampling import SamplingSettings
 from moa.speculation.cost import attention_pairs
@@ -35,25 +35,48 @@ def job(holder: Lease, nodes: int = 4, base: int = 4, deadline: float = 1e9) -> 
     return Job(holder, request, [1] * (base + 1), TurnRules(0, 9, 99), SamplingSettings(), 100.0, deadline)
 
 
-def scheduler(**settings: Any) -> Scheduler:
-    return Scheduler(**({"limits": LIMITS, "batch_wait": 0.0, "clock": Clock()} | settings))
+class Timed:
+    """A scheduler and a made-up time. To ask for the next step says that the latest one has run."""
+
+    def __init__(self, clock: Clock | None = None, **settings: Any) -> None:
+        self.clock = clock or Clock()
+        self.scheduler = Scheduler(**({"limits": LIMITS, "batch_wait": 0.0, "now": self.clock.now} | settings))
+        self.step: EngineStep | None = None
+        self.outcome, self.wait = StepOutcome(), 0.0
+
+    def submit(self, one: Job) -> None:
+        self.scheduler.submit(one, self.clock.now)
+
+    def finish(self) -> list[Job]:
+        if self.step is None:
+            return []
+        step, outcome, self.step, self.outcome = self.step, self.outcome, None, StepOutcome()
+        return self.scheduler.finished(step, outcome, self.clock.now)
+
+    def next(self) -> EngineStep | None:
+        self.finish()
+        found = self.scheduler.schedule(self.clock.now)
+        self.step, self.wait = (found, 0.0) if isinstance(found, EngineStep) else (None, found)
+        return self.step
 
 
-def drafts(work: Any) -> list[Job]:
-    assert isinstance(work, ForwardBatch)
-    return work.jobs
+def drafts(step: EngineStep | None) -> list[Job]:
+    assert step is not None
+    return step.jobs
 
 
-def chunks(work: Any) -> list[Chunk]:
-    assert isinstance(work, Reading)
-    return work.chunks
+def pieces(step: EngineStep | None) -> list[PrefillPiece]:
+    assert step is not None
+    assert not step.jobs
+    return step.prefill
 
 
 class Machine:
     """Rounds on a model that takes 5 ms and 1 ms a token; each session asks again 2 ms after its verdict."""
 
     def __init__(self, sessions: dict[str, int], nodes: int = 1) -> None:
-        self.queue, self.clock, self.nodes = Scheduler(Limits(), batch_wait=0.0, clock=(clock := Clock())), clock, nodes
+        self.queue, self.nodes = Timed(limits=Limits()), nodes
+        self.clock = clock = self.queue.clock
         self.rounds = dict.fromkeys(sessions, 0)
         self.asking = [(clock.now, lease(name)) for name, count in sessions.items() for _ in range(count)]
 
@@ -63,7 +86,7 @@ class Machine:
             for _, holder in (due := [one for one in self.asking if one[0] <= self.clock.now]):
                 self.queue.submit(job(holder, self.nodes))
             self.asking = [one for one in self.asking if one not in due]
-            work = self.queue.next(0)
+            work = self.queue.next()
             if work is None:
                 self.clock.now = min(at for at, _ in self.asking)
                 continue
@@ -76,17 +99,16 @@ class Machine:
 
 
 class Reader(Machine):
-    """The same, with a model of eight layers to which 3,000 tokens before a token are what many more are to a larger
-    one, and with a prompt. Sessions ask again `pause` seconds after a verdict."""
+    """The same, with a model to which 3,000 tokens before a token are what many more are to a larger one, and with a
+    prompt. Sessions ask again `pause` seconds after a verdict."""
 
     def __init__(self, sessions: int, *, pause: float = 0.001) -> None:
         super().__init__({"a": sessions}, nodes=8)
-        self.queue = Scheduler(Limits(), batch_wait=0.0, pieces=8, clock=self.clock)
-        self.pause, self.layers, self.reader = pause, 0, lease(length=0)
+        self.pause, self.reader = pause, lease(length=0)
         self.verdicts: list[float] = []
 
     def begin(self, prompt: int) -> None:
-        self.queue.prefill(self.reader, [1] * (prompt + 1), prompt)
+        self.queue.scheduler.prefill(self.reader, [1] * (prompt + 1), prompt)
 
     def turn(self) -> None:
         now = self.clock.now
@@ -94,29 +116,19 @@ class Reader(Machine):
             self.clock.now = at
             self.queue.submit(dataclasses.replace(job(holder, self.nodes), enqueued=at))
         self.asking, self.clock.now = [one for one in self.asking if one not in due], now
-        match self.queue.next(0):
-            case Reading(pieces):
-                self.clock.now += self.takes([], pieces) / 8
-                self.layers += 1
-                if self.layers % 8 == 0:
-                    self.grow(pieces)
-                    self.queue.read()
-            case ForwardBatch(jobs, _, pieces):
-                self.clock.now += self.takes(jobs, pieces)
-                self.grow(pieces)
-                self.verdicts += [self.clock.now - one.enqueued for one in jobs]
-                self.asking += [(self.clock.now + self.pause, one.lease) for one in jobs]
-            case _:
-                self.clock.now += 0.0005
+        step = self.queue.next()
+        if step is None:
+            self.clock.now += 0.0005
+            return
+        self.clock.now += self.takes(step.jobs, step.prefill)
+        for piece in step.prefill:
+            piece.lease.length += piece.size
+        self.verdicts += [self.clock.now - one.enqueued for one in step.jobs]
+        self.asking += [(self.clock.now + self.pause, one.lease) for one in step.jobs]
 
-    def takes(self, jobs: list[Job], pieces: list[Chunk]) -> float:
+    def takes(self, jobs: list[Job], pieces: list[PrefillPiece]) -> float:
         rows = [*((one.cost, one.lease.length) for one in jobs), *((one.size, one.lease.length) for one in pieces)]
         return 0.005 + 0.0003 * sum(size for size, _ in rows) + 2e-7 * attention_pairs(rows)
 
-    def grow(self, pieces: list[Chunk]) -> None:
-        for piece in pieces:
-            piece.lease.length += piece.size
-            self.queue.prefilled(piece.lease)
-
-    def p95(self) -> float:
-        return sorted(self.verdicts)[int(0.95 * len(self.verdicts))] if self.verdicts else 0.0
+    def mean(self) -> float:
+        return sum(self.verdicts) / len(self.verdicts) if self.verdicts else 0.0

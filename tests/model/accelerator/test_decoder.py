@@ -112,8 +112,6 @@ def test_wrong_rows_change_nothing() -> None:
     with pytest.raises(UsageError, match="64 nodes at most"):
         target.forward([Row(slot, [5] * 65, [-1, 0, 0, *range(2, 64)])])
     assert target.pool.held[slot] == 0
-    with pytest.raises(UsageError, match="cannot be interrupted"):
-        target.start([Row.chain(slot, [1])])
 
 
 def test_logits_that_are_no_numbers_raise() -> None:

@@ -1,0 +1,82 @@
+"""How much work that can wait runs beside rounds: pieces of prompts, and activation records. Pure: the caller passes
+times.
+
+One rule: a round earns credit, a quarter of its own time. Prompt pieces in the same forward, and records between
+rounds, pay with it. Between rounds a piece also runs if it takes no more than that quarter, if it ends before the next
+round is likely to come, or when rounds have stayed away for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import math
+
+_SHARE = 0.25
+"""Credit of a round, of its seconds."""
+RECENT = 0.1
+"""Seconds: a session that got its verdict this lately is about to send the next draft; then it has gone."""
+_LONGER_GAP_WEIGHT = 0.1
+"""Weight of a gap that is longer than expected; a shorter one counts at once."""
+_SURE = 0.9
+"""Part of the expected gap that is taken to be free."""
+
+
+class Pacing:
+    """The credit of work that can wait, and how soon the next round is likely to come."""
+
+    def __init__(self, now: float) -> None:
+        self._credit, self._idle_since = 0.0, now
+        """Seconds owed to work that can wait; and the end of the latest work of either kind."""
+        self._round = 0.0
+        """Seconds of a forward like the latest one with rounds, without the prompts in it."""
+        self._ended, self._gap, self._gap_open = -math.inf, 0.0, False
+        """The end of the latest rounds; how soon after that one is ready, at the soonest; and whether none is yet."""
+
+    # ---- what has happened
+
+    def rounds_ran(self, seconds: float, beside: float, now: float) -> None:
+        """A forward with rounds has ended: of its time, so many `seconds` were theirs, and `beside` that of prompts."""
+        self._credit = max(0.0, self._credit + _SHARE * seconds - beside)
+        self._round, self._ended, self._idle_since = seconds, now, now
+        self._gap_open = True
+
+    def round_ready(self, now: float) -> None:
+        """A round is ready: the gap since the latest ones is over."""
+        if self._gap_open:
+            self._gap_open, gap = False, now - self._ended
+            if gap < RECENT:  # otherwise its session had gone, which says nothing of those who stay
+                self._gap = min(gap, self._gap + _LONGER_GAP_WEIGHT * (gap - self._gap))
+
+    def piece_ran(self, began: float, now: float) -> None:
+        """A piece has run between rounds."""
+        self._credit = max(0.0, self._credit - (now - began))
+        self._idle_since = now
+
+    def nothing_waits(self) -> None:
+        """There is nothing that could use credit: it expires."""
+        self._credit = 0.0
+
+    # ---- what may run
+
+    def beside(self, seconds: float) -> float:
+        """Seconds by which prompts may make a forward longer whose rounds take so many."""
+        return self._credit + _SHARE * seconds
+
+    def room(self, now: float) -> float:
+        """Seconds of the longest piece that may run by itself now, although rounds are about to come."""
+        return max(_SHARE * self._round, self._soonest - now, self._stayed_away(now))
+
+    def room_with_credit(self, now: float) -> float:
+        """The same for work that runs only between rounds, and pays with credit."""
+        return max(self.room(now), self._credit + self._stayed_away(now))
+
+    def hold(self, piece: float, now: float) -> float:
+        """Seconds until a piece of so many may run by itself."""
+        return 0.0 if piece <= self.room(now) else piece - self._stayed_away(now)
+
+    @property
+    def _soonest(self) -> float:
+        return self._ended + _SURE * self._gap
+
+    def _stayed_away(self, now: float) -> float:
+        """Seconds that rounds have left unused; less than 0 until they may come."""
+        return now - max(self._idle_since, self._soonest)
