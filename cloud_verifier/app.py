@@ -71,7 +71,7 @@ class Verifier:
             most_guesses=settings.limits.max_tree_nodes - 1,
             died=self._engine_died,
         )
-        self.admission = Admission(self.service, auth or Authenticator(), self.engine.wrong)
+        self.admission = Admission(self.service, auth or Authenticator(), lambda: self.engine.wrong())
         self.transport = Transport(self.service, settings, self.admission)
         self._address = settings.host, settings.port
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -169,7 +169,7 @@ def test_record_buffer_grows_and_keeps_its_rows() -> None:
 def test_a_file_that_is_no_graph_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "model.onnx"
     path.write_bytes(b"not a model")
-    with pytest.raises(BundleError, match="cannot load"):
+    with pytest.raises(BundleError, match="is not an ONNX graph"):
         StepGraph(path)
 
 
