@@ -93,7 +93,7 @@ def verifier(
             raise MoaError("the verifier did not start", hint="what it said is above")
         running = Running(urls, process)
         yield running
-        if emulated is not None:
+        if emulated is not None and process.poll() is None:  # not where the body killed it
             process.terminate()
             said, _ = process.communicate(timeout=60)
             running.forwards, running.late = map(int, said.split()[-2:])

@@ -6,11 +6,13 @@ Their packages are those of `make clients`; without them these tests are skipped
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 from cloud_verifier.app import Verifier
@@ -26,7 +28,9 @@ PATIENCE = 120.0
 class Device:
     """The endpoint's address, and what a test may do to what is behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, verifier: str = "", **settings: Any) -> None:
+        """With the verifier at this address, which need not be up; without one, with a verifier of its own."""
+        self._verifier, self._settings = verifier, settings
         self.address = ""
         """Where the chat page is; the API is below `/v1`."""
         self.pause = 0.0
@@ -46,7 +50,28 @@ class Device:
         self._thread.join(PATIENCE)
         self._loop.close()
 
+    def until(self, happened: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait until this holds of the endpoint's status."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            status: dict[str, Any] = httpx.get(f"{self.address}/moa/status", trust_env=False).json()
+            if happened(status):
+                return status
+        raise TimeoutError(status)
+
     async def _run(self) -> None:
+        async with (
+            self._own_verifier() if not self._verifier else contextlib.nullcontext(self._verifier) as url,
+            EdgeClient(verifier=url, **self._settings) as client,
+            endpoint(client, ServeSettings(), MODEL, Port("127.0.0.1", 0)) as self.address,
+        ):
+            if not self._verifier:
+                await client.wait_online(PATIENCE)
+            self._up.set()
+            await self._over.wait()
+
+    @contextlib.asynccontextmanager
+    async def _own_verifier(self) -> AsyncIterator[str]:
         pair = served()
         forward = pair.target.forward
 
@@ -55,18 +80,12 @@ class Device:
             return forward(*rows)
 
         pair.target.forward = slowly  # type: ignore[method-assign]
-        async with (
-            Verifier(pair, SETTINGS).open() as verifier,
-            EdgeClient(verifier=verifier.transport.url, max_new_tokens=80, reconnect_seconds=0.2) as client,
-            endpoint(client, ServeSettings(), MODEL, Port("127.0.0.1", 0)) as self.address,
-        ):
-            await client.wait_online(PATIENCE)
-            self._up.set()
-            await self._over.wait()
+        async with Verifier(pair, SETTINGS).open() as verifier:
+            yield verifier.transport.url
 
 
 @pytest.fixture(scope="session")
 def device() -> Iterator[Device]:
     """The device."""
-    with Device() as running:
+    with Device(max_new_tokens=80, reconnect_seconds=0.2) as running:
         yield running

@@ -1,4 +1,5 @@
-"""Clients that others wrote, unchanged: whole and streamed answers, stop texts, seeds, usage, errors, cancelling."""
+"""Clients that others wrote, unchanged: whole and streamed answers, stop texts, seeds, usage, errors, cancelling;
+and an outage of the verifier, from which no user may see an error."""
 
 from __future__ import annotations
 
@@ -7,21 +8,37 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.kit.verifier import Emulated, verifier
+from moa.process.listening import Port
 from tests.clients.conftest import MODEL, PATIENCE, Device
 
 langchain = pytest.importorskip("langchain_openai", reason="needs `make clients`")
 pytestmark = pytest.mark.filterwarnings("default")
 QUESTION = "What is 17 + 25 - 9?"
+LONG = "Count from 1 to 60."
+CARRY = "What is 58 + 67 - 39?"
+"""The device alone answers this wrongly."""
+LOADING = threading.Lock()  # `llm` does not find its models while another thread loads its plugins
 
 
 def client(name: str) -> Any:
     """The package, or a test that is skipped."""
     return pytest.importorskip(name, reason="needs `make clients`")
+
+
+def tell_llm(address: str, folder: Path) -> None:
+    """Write the file by which `llm` knows a model that is not its own."""
+    known = f"- model_id: moa\n  model_name: {MODEL}\n  api_base: {address}/v1\n"
+    (folder / "extra-openai-models.yaml").write_text(known)
 
 
 def test_langchain(device: Device) -> None:
@@ -40,7 +57,7 @@ def test_langchain(device: Device) -> None:
     assert "".join(one["token"] for one in scored) == whole.content
     with pytest.raises(client("openai").NotFoundError):
         made(model="other", **how).invoke(QUESTION)
-    stream = chat.stream("Count from 1 to 60.")
+    stream = chat.stream(LONG)
     next(stream)
     stream.close()
 
@@ -61,8 +78,7 @@ def test_litellm(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_llm(device: Device, tmp_path: Path) -> None:
     client("llm")
-    known = f"- model_id: moa\n  model_name: {MODEL}\n  api_base: {device.address}/v1\n"
-    (tmp_path / "extra-openai-models.yaml").write_text(known)
+    tell_llm(device.address, tmp_path)
     environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "any"}
     told = [
         subprocess.run(
@@ -85,3 +101,111 @@ def test_curl(device: Device) -> None:
     ).stdout  # fmt: skip
     assert told.endswith("data: [DONE]\n\n")
     assert '"finish_reason":"stop"' in told
+
+
+# ---- an outage, seen through each client with its default settings
+
+
+def ask_openai(address: str, question: str, *, stream: bool) -> str:
+    """The answer's text, as for the others below."""
+    with client("openai").OpenAI(base_url=f"{address}/v1", api_key="any") as api:
+        messages = [{"role": "user", "content": question}]
+        answer = api.chat.completions.create(model=MODEL, messages=messages, stream=stream)
+        if not stream:
+            return str(answer.choices[0].message.content)
+        return "".join(choice.delta.content or "" for chunk in answer for choice in chunk.choices)
+
+
+def ask_langchain(address: str, question: str, *, stream: bool) -> str:
+    chat = langchain.ChatOpenAI(model=MODEL, base_url=f"{address}/v1", api_key="any")
+    return "".join(part.content for part in (chat.stream(question) if stream else [chat.invoke(question)]))
+
+
+def ask_litellm(address: str, question: str, *, stream: bool) -> str:
+    how = {"model": f"openai/{MODEL}", "messages": [{"role": "user", "content": question}], "stream": stream}
+    answer = client("litellm").completion(**how, api_base=f"{address}/v1", api_key="any")
+    if not stream:
+        return str(answer.choices[0].message.content)
+    return "".join(part.choices[0].delta.content or "" for part in answer)
+
+
+def ask_llm(_: str, question: str, *, stream: bool) -> str:
+    with LOADING:
+        model = client("llm").get_model("moa")
+    return "".join(model.prompt(question, stream=stream))
+
+
+PACKAGES = {"openai": ask_openai, "langchain_openai": ask_langchain, "litellm": ask_litellm, "llm": ask_llm}
+
+
+@pytest.fixture
+def apart() -> Iterator[tuple[Device, str]]:
+    """A device whose verifier is not there yet, and the port that the verifier shall have."""
+    with Port("127.0.0.1", 0) as free:
+        port = str(free.number)
+    with Device(f"ws://127.0.0.1:{port}", max_new_tokens=1024) as device:
+        yield device, port
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_an_outage_is_no_error_and_no_answer_takes_5_seconds(
+    package: str, apart: tuple[Device, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, port = apart
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch prices
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    tell_llm(device.address, tmp_path)
+    client(package)  # an import is no part of an answer
+    seconds: dict[str, float] = {}
+
+    def begin(situation: str, question: str = CARRY) -> list[Future[str]]:
+        """A whole answer and a streamed one, at once."""
+
+        def one(stream: bool) -> str:
+            began = time.monotonic()
+            text = PACKAGES[package](device.address, question, stream=stream)
+            seconds[f"{situation}, {'streamed' if stream else 'whole'}"] = round(time.monotonic() - began, 2)
+            return text
+
+        return [threads.submit(one, stream) for stream in (False, True)]
+
+    def texts(begun: list[Future[str]]) -> list[str]:
+        return [one.result(PATIENCE) for one in begun]
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(texts(begin("down from the start")))
+        with verifier("--port", port, emulated=Emulated(step_ms=100), threads=1) as running:  # slow enough to be killed
+            device.until(online)
+            verified = texts(begin("up"))
+            assert verified[0] == verified[1] != ""
+            before = device.until(lambda status: status["running"] == 0)
+            begun = begin("killed in mid-answer", LONG)
+            killed = device.until(lambda status: status["running"] == 2 and status["tokens"] > before["tokens"] + 8)
+            running.process.kill()
+            running.process.wait(PATIENCE)
+            assert all(texts(begun))
+        assert device.until(lambda status: not online(status))["tokens"] > killed["tokens"]
+        with verifier("--port", port, threads=1):
+            device.until(online)
+            assert texts(begin("back again")) == verified
+    print(seconds)  # `pytest -rP` shows them
+    assert max(seconds.values()) < 5
+
+
+def test_a_response_that_the_device_wrote_alone_is_corrected_when_the_verifier_is_there(
+    apart: tuple[Device, str],
+) -> None:
+    device, port = apart
+    with client("openai").OpenAI(base_url=f"{device.address}/v1", api_key="any") as api:
+        ask = {"model": MODEL, "input": CARRY}
+        alone = api.responses.create(**ask, extra_body={"moa": {"mode": "provisional", "patience": 0}})
+        assert alone.usage.moa["offline_tokens"] > 0
+        with verifier("--port", port, threads=1):
+            device.until(online)
+            verified = api.responses.create(**ask).output_text
+            device.until(lambda _: api.responses.retrieve(alone.id).usage.moa["offline_tokens"] == 0)
+            assert api.responses.retrieve(alone.id).output_text == verified
+
+
+def online(status: dict[str, Any]) -> bool:
+    return bool(status["link"] == "online")
