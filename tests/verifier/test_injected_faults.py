@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud_verifier.engine.page_reservations import PageReservations
-from cloud_verifier.engine.scheduler import Scheduler
+from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Dropped, Failed, Lease, Recorded, RecordRows, Report, Settled, Streamed
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
@@ -157,7 +157,7 @@ class Two:
                 "bytes of logs": service.table.log_bytes,
                 "slots": kit.SETTINGS.slots - service.table.slots_free,
                 "reserved pages": len(service.table._pages._leases) if service.table._pages else 0,
-                "queued": running.scheduler.queued,
+                "queued": running.work.queued,
                 "leases": len(running.engine._leases),
                 "tasks": sum("converse" in repr(task) or "_write" in repr(task) for task in asyncio.all_tasks()),
             }
@@ -194,7 +194,7 @@ RAISING = [
     *((SlotShares, name, TOLD) for name in ("may_take", "take")),
     (SlotShares, "must_yield", DONE),
     (PageReservations, "reserve", TOLD),
-    *((Scheduler, name, TOLD) for name in ("prefill", "submit", "wake")),
+    *((Workload, name, TOLD) for name in ("prefill", "submit", "wake")),
     *((Outbox, name, TOLD) for name in ("answer", "attach", "carry", "room", "ack", "next", "sent")),
     *((RecordSender, name, TOLD) for name in ("next", "_frame")),
     (RecordSender, "offer", TOLD),

@@ -28,7 +28,6 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kit.target_options, "accelerator", Accelerator(ReferenceKernels(), lambda run: run))
 
 
-del test_rounds_run_between_the_layers_of_a_prompt  # noqa: F821  (a graph cannot be interrupted)
 del test_a_slot_is_zeroed_before_its_next_user  # noqa: F821  (the spare page keeps padding, which is nobody's)
 
 
