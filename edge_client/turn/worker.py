@@ -87,6 +87,8 @@ class DrafterWorker:
     _pending: asyncio.Future[tuple[bool, Any]] | None = None
     """The step in the thread, and since when it runs."""
     _since: float = 0.0
+    _yield_at: float = 0.0
+    """When the event loop must have had a turn, although every result is ready at once."""
 
     async def draft(self, draft: Draft) -> DraftTree | None:
         """Work on a draft for a few milliseconds; returns the tree when it is ready."""
@@ -163,6 +165,9 @@ class DrafterWorker:
                 done, result = self._step()
             if done:
                 self._seen, self._steps, self._ids = self._length, None, None
+                if perf_counter() > self._yield_at:  # short results in a row must not keep signals and messages waiting
+                    await asyncio.sleep(0)
+                    self._yield_at = perf_counter() + BLOCKING
                 return True, result
             if perf_counter() > until:
                 await asyncio.sleep(0)

@@ -134,8 +134,7 @@ def test_a_process_that_is_told_to_end_writes_what_it_has() -> None:
         rest, said = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     done = json.loads(rest.splitlines()[-1])
-    assert (done["event"], done["verified"]) == ("done", False)
-    assert done["reason"] in ("cancelled", "context"), "a fast machine fills the context before the signal arrives"
+    assert (done["event"], done["reason"], done["verified"]) == ("done", "cancelled", False)
     assert done["text"]
     assert b"Traceback" not in said
 
