@@ -24,6 +24,7 @@ from moa.process.listening import Port
 Result = TypeVar("Result")
 _KEEPALIVE_SECONDS = 15.0
 _BACKLOG = 64  # also the connections accepted at once: more would delay all others
+_PIECE = 2**18
 _SEND_SECONDS = 30.0
 """Close the connection of a client that reads nothing for this long."""
 
@@ -67,13 +68,21 @@ async def _hang_up(receive: Receive) -> None:
 
 
 class Json(Response):
-    """A JSON response."""
+    """A JSON response, sent in pieces: log-probabilities of thousands of tokens are megabytes."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """As bytes."""
-        return msgspec.json.encode(content)
+        """As bytes; bytes are JSON already."""
+        return content if isinstance(content, bytes) else msgspec.json.encode(content)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the pieces; other tasks run in between."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, max(1, len(self.body)), _PIECE):
+            more = start + _PIECE < len(self.body)
+            await send({"type": "http.response.body", "body": self.body[start : start + _PIECE], "more_body": more})
+            await asyncio.sleep(0)
 
 
 class EventStream(Response):

@@ -96,6 +96,11 @@ async def browser(address: str, **headers: str) -> AsyncIterator[httpx.AsyncClie
         yield client
 
 
+async def post_from_a_thread(address: str, path: str, **request: Any) -> httpx.Response:
+    """A request of a client in a thread of its own, so that the event loop has only the server's work."""
+    return await asyncio.to_thread(httpx.post, address + path, timeout=PATIENCE, trust_env=False, **request)
+
+
 def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
     """The body of a chat request."""
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
