@@ -3,6 +3,8 @@
 Threads of a product wait for each other in a loop. Where other processes keep the cores busy, the one that is waited
 for does not run, and a test takes ten times as long.
 
+Workers take one half of the suite each, in order, and the rest from each other: a fixture of a module is made once.
+
 Bytecode is written, whatever the environment asks for: without it every worker rewrites the assertions of all tests
 again, and every process that a test starts compiles our modules again.
 """
@@ -13,16 +15,21 @@ import os
 import platform
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault(
-    "TRITON_INTERPRET", "1"
-)  # the accelerator's kernels run here; Triton reads it when it is imported
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: kernels run on a CPU
 sys.dont_write_bytecode = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

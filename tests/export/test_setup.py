@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from edge_client import Done, EdgeClient, Retract, Token
 from edge_client.link.local import LocalVerifier
 from export.cli import main
+from export.measure import step_times
 from tests.tiny import save_tiny
 
-FAMILIES = ("llama", "qwen3", "gemma3")
 IDS = [20, 31, 42, 53, 64]
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
 
@@ -49,11 +50,13 @@ async def verified_text(bundle: Path, serve: list[str], count: int) -> list[int]
     return log
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_a_sibling_drafts_and_the_text_is_the_targets(
-    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target, small = save_siblings(tmp_path, family)
+@pytest.fixture(autouse=True)
+def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.build.step_times", partial(step_times, threads=(1,), seconds=0.001))
+
+
+async def test_a_sibling_drafts_and_the_text_is_the_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, small = save_siblings(tmp_path, "gemma3")
     out = tmp_path / "out"
     assert await asyncio.to_thread(main, ["setup", str(target), "--sibling", str(small), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
