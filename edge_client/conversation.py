@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from time import perf_counter
 from typing import Unpack
 
@@ -15,13 +15,10 @@ from edge_client.settings import ClientSettings, TurnChanges
 from edge_client.shared import Shared
 from edge_client.text.chat import ChatLog, Messages, empty_prompt, prompt_ids
 from edge_client.text.codec import TextStream
-from edge_client.turn.asking import Asking
+from edge_client.turn.connection_state import Reachability, SessionState
 from edge_client.turn.deadlines import Deadlines
 from edge_client.turn.machine import TurnMachine
-from edge_client.turn.measuring import Measuring
-from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
-from edge_client.turn.session_state import SessionState
 from edge_client.turn.shell import TurnShell
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
@@ -131,18 +128,14 @@ class Conversation:
         """Run a turn until it ends or its reader stops."""
         shared, machine, over = self._shared, shell.machine, False
         try:
-            if shared.link is None:
-                async with aclosing(shell.events(Mailbox())) as events:
+            if shared.link is not None:
+                shared.link.new_turn()
+            with shared.link.mailbox() if shared.link is not None else nullcontext(Mailbox()) as box:
+                async with aclosing(shell.events(box)) as events:
                     async for event in events:
                         yield event
-            else:
-                shared.link.new_turn()
-                with shared.link.mailbox() as box:
-                    async with aclosing(shell.events(box)) as events:
-                        async for event in events:
-                            yield event
-                            for notice in shared.news():
-                                yield Notice(message=notice)
+                        for notice in shared.news():
+                            yield Notice(message=notice)
             over = True
         finally:
             self._last, self.ids = shell, machine.transcript.ids
@@ -224,28 +217,21 @@ class Conversation:
             stream=TextStream(codec, settings.stop),
             on_reconnect=settings.on_reconnect,
         )
-        now = perf_counter()
-        expected = Prediction(prediction) if prediction else None
-        unsent = len(context) - session_state.session.settled
-        measuring = Measuring(Stats(started=now), controller, shared.controller.rtt, unsent, prediction=expected)
+        now, unread = perf_counter(), len(context) - session_state.session.settled
         machine = TurnMachine(
-            transcript=transcript,
-            session_state=session_state,
-            asking=Asking(
-                transcript,
-                controller,
-                shared.spending,
-                self.records,
-                measuring,
-                settings.draft,
-                prediction=expected,
-                foresee=settings.foresee,
-            ),
-            records=self.records,
-            guard=shared.device.guard(settings.max_offline_tokens, lambda: bool(self.records.held())),
-            deadlines=Deadlines(settings.patience, waiting_since=now),
-            reach=Reachability(shared.link is not None),
-            left=self._left,
+            transcript,
+            session_state,
+            controller,
+            shared.spending,
+            self.records,
+            shared.device.guard(settings.max_offline_tokens, lambda: bool(self.records.held())),
+            Deadlines(settings.patience, controller, waiting_since=now, unread=unread),
+            Stats(started=now),
+            Reachability(shared.link is not None),
+            self._left,
+            draft=settings.draft,
+            guesses=settings.foresee,
+            prediction=Prediction(prediction) if prediction else None,
         )
         worker = DrafterWorker(self.drafter, sampling, controller, shared.device.step_durations, shared.device.thread)
         return TurnShell(machine, worker, shared.link, shared.trace)

@@ -177,7 +177,7 @@ class Answers:
 
     def figures(self) -> dict[str, Any]:
         """As a result keeps them."""
-        names = ("tokens", "forwards", "drafted", "foresees", "sent_bytes", "received_bytes")
+        names = ("tokens", "forwards", "drafted", "guess_messages", "sent_bytes", "received_bytes")
         total = {name: sum(answer.stats.get(name, 0) for answer in self.all) for name in names}
         tokens = max(1, total["tokens"])
         counted: dict[str, Counter[str]] = {"outcomes": Counter(), "streamed_by": Counter()}

@@ -19,7 +19,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Draft a tree after `ids` and hand it to `TurnMachine.drafted`; ask again after every few milliseconds of work."""
+    """Draft a tree after `ids`. Like all work of the drafter it takes a few milliseconds at a time, after which the
+    machine is asked again, and the result goes to `TurnMachine.ran`."""
 
     ids: Sequence[int]
     shape: TreeShape
@@ -29,10 +30,8 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Grow the tree of guesses after `ids` by a step of the drafter, and hand it to `TurnMachine.grew`.
-
-    The step runs the `breadth` likeliest nodes, and keeps guesses of log-probability `least` and more.
-    """
+    """Grow the tree of guesses after `ids` by a step of the drafter over its `breadth` likeliest nodes; guesses of
+    log-probability `least` and more are kept."""
 
     ids: Sequence[int]
     breadth: int
@@ -41,22 +40,18 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Find the likeliest token after `ids` and hand it to `TurnMachine.guessed`: the device writes offline."""
+    """Find the likeliest token after `ids`: the device writes offline."""
 
     ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for news, at most until `until`, which lies in the future; None: without a limit."""
+    """Wait for news, at most until `until`, which lies in the future (`Moment`); None: without a limit."""
 
-    now: float
     until: float | None
-    why: str = "wait"
+    why: str
     """For the timeline."""
-
-    def __post_init__(self) -> None:
-        assert self.until is None or self.until > self.now, "a wait for what is over would be a busy loop"
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ class Controller:
     """Of guesses for streams."""
     prefill: Smoothed = field(default_factory=Smoothed)
     """Seconds that the server needs for a token of a prompt."""
-    beside: Usefulness = field(default_factory=Usefulness)
+    usefulness: Usefulness = field(default_factory=Usefulness)
     """Of guesses for streams that the server drafts."""
     acceptance: dict[bool, LevelRates] = field(
         default_factory=lambda: {tree: LevelRates([prior] * DEPTHS, _KEEP) for tree, prior in _PRIOR_ACCEPTANCE.items()}
@@ -157,7 +157,7 @@ class Controller:
     def begin(self) -> None:
         """A turn begins, maybe with a text of another kind: what is easy to guess in code is not in prose."""
         self.streak.begin(_EARLIER)
-        self.beside.begin()
+        self.usefulness.begin()
 
     def agreed(self, welcome: Welcome) -> None:
         """What this verifier can do, and its limits."""
@@ -196,6 +196,11 @@ class Controller:
 
     # ---- what to do
 
+    def answer_seconds(self, unread: int = 0) -> float:
+        """Seconds within which an answer is expected, if the verifier must read so many tokens of the prompt first."""
+        forward = self.forward.seconds(1) if self.forward else 0.0
+        return self.rtt.usual(forward) + unread * self.prefill.value
+
     def plan(
         self,
         remaining: int,
@@ -203,17 +208,17 @@ class Controller:
         *,
         calls_left: int | None = None,
         blind: bool = False,
-        foresees: bool = False,
+        guesses: bool = False,
     ) -> Plan:
         """The next round, if at most `remaining` tokens and so many calls are left.
 
-        Where the device `foresees` streams, they begin with the server's drafts, and then it `waits` or not.
+        A stream for which the device sends `guesses` begins with the server's drafts; then it `waits` or not.
         `blind` (made without the prompt's records) limits the depth of a draft; it does not change who drafts.
         """
-        plan = self._plan(remaining, draft, calls_left, foresees)
+        plan = self._plan(remaining, draft, calls_left, guesses)
         return self._best_device(min(remaining, _BLIND_WINS)) if blind and plan.draft == "device" else plan
 
-    def _plan(self, remaining: int, draft: WhoDrafts, calls_left: int | None, foresees: bool) -> Plan:
+    def _plan(self, remaining: int, draft: WhoDrafts, calls_left: int | None, guesses: bool) -> Plan:
         device = self._best_device(remaining)
         if draft != "auto":
             if draft == "device" or (draft != "single" and not self.can_stream):
@@ -225,7 +230,7 @@ class Controller:
         server = Plan("server", device.shape, tokens / (self.rtt.smoothed + tokens / self.rate))
         # A stream is one call, however long.
         short = calls_left is not None and calls_left * self._tokens(device.shape) < remaining
-        if foresees or short or server.tokens_per_second > _SERVER_MARGIN * device.tokens_per_second:
+        if guesses or short or server.tokens_per_second > _SERVER_MARGIN * device.tokens_per_second:
             return server
         return device
 
@@ -234,11 +239,11 @@ class Controller:
         if self.streak.judged < _EVIDENCE:
             return now
         if now:
-            return self._foreseen_speed(remaining, self.streak.length) > self.rate
+            return self._guessed_speed(remaining, self.streak.length) > self.rate
         # To begin in error costs two round trips, until it has ended again.
-        return self._foreseen_speed(remaining, self.streak.at_least) > _WAITING_MARGIN * self.rate
+        return self._guessed_speed(remaining, self.streak.at_least) > _WAITING_MARGIN * self.rate
 
-    def _foreseen_speed(self, remaining: int, streak: float) -> float:
+    def _guessed_speed(self, remaining: int, streak: float) -> float:
         """Tokens a second if the verifier uses only our guesses: a round trip for every wrong one."""
         run = min(max(1, remaining), 1 + streak)
         forwards = max(1.0, 0.5 + run / _PER_FORWARD)

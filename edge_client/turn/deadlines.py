@@ -1,8 +1,32 @@
-"""All deadlines of a turn. Times are in seconds. Pure."""
+"""All deadlines of a turn, in seconds, and when the machine must act next. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from edge_client.turn.controller import Controller
+
+
+@dataclass(slots=True)
+class Moment:
+    """One look at the clock, and the next instant at which something is due.
+
+    Each deadline is asked for with `reached`: it has passed and is acted on, or the wait ends there at the latest. So
+    every wait lies in the future by construction.
+    """
+
+    now: float
+    next: float | None = None
+    why: str = "wait"
+    """What the wait is for, in the timeline."""
+
+    def reached(self, at: float, why: str = "wait") -> bool:
+        """Whether this instant has passed."""
+        if at <= self.now:
+            return True
+        if self.next is None or at < self.next:
+            self.next, self.why = at, why
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,71 +52,79 @@ class Deadlines:
     """
 
     patience: Patience
+    controller: Controller
     waiting_since: float
     """Since when the user has waited for a token: the start or the last verified token, or the first request after it,
     because drafting takes time too."""
-    down_since: float | None = None
-    """Since when there has been no connection; None while there is one."""
+    unread: int = 0
+    """Tokens of the prompt that the verifier has not run yet."""
     asked_at: float = 0.0
-    usual: float = 0.0
+    _down_since: float | None = None
+    """Since when there has been no connection; None while there is one."""
+    _usual: float = 0.0
     """Seconds that the pending answer may take without being late."""
-    blocked_since: float | None = None
+    _blocked_since: float | None = None
     """Since when nothing more could be written: the text is complete, or long enough for the guard."""
-    written_at: float = float("-inf")
+    _written_at: float = float("-inf")
     """When the device wrote its last provisional token."""
     _read_at: float = float("-inf")
     """When the user had read the latest events: answers that arrived before are not late."""
     _asked: bool = False
     """Whether there was a request, or a provisional token, since the last verified one."""
 
-    def asked(self, now: float, usual: float) -> None:
+    @property
+    def usual(self) -> float:
+        """Seconds within which the answer to a request made now is expected, the rest of the prompt included."""
+        return self.controller.answer_seconds(self.unread)
+
+    def asked(self, now: float) -> None:
         """A round was sent."""
-        self.asked_at, self.usual = now, usual
+        self.asked_at, self._usual = now, self.usual
         if not self._asked:
             self.waiting_since, self._asked = now, True
 
     def written(self, now: float) -> None:
         """The device wrote a provisional token."""
-        self.written_at, self._asked = now, True
+        self._written_at, self._asked = now, True
 
-    def progressed(self, now: float, usual: float) -> None:
-        """Verified tokens arrived; the next ones are expected within `usual`."""
-        self.waiting_since, self.usual, self.blocked_since = max(now, self._read_at), usual, None
-        self._asked = False
+    def progressed(self, now: float, server_seconds: float = 0.0) -> None:
+        """Verified tokens arrived, for which the server worked so long."""
+        self.waiting_since, self._usual = max(now, self._read_at), self.usual + server_seconds
+        self._blocked_since, self._asked = None, False
 
     def read(self, since: float, now: float) -> None:
         """The user read events since then: that is no waiting."""
         self.waiting_since += now - since
-        if self.blocked_since is not None:
-            self.blocked_since += now - since
+        if self._blocked_since is not None:
+            self._blocked_since += now - since
         self._read_at = now
 
     def restart(self, now: float) -> None:
         """The user waits once more."""
-        self.waiting_since, self.blocked_since = now, None
+        self.waiting_since, self._blocked_since = now, None
 
     def connected(self) -> None:
         """The connection is up."""
-        self.down_since = None
+        self._down_since = None
 
     def lost(self, since: float) -> None:
         """The connection has been down since then."""
-        self.down_since = since if self.down_since is None else self.down_since
+        self._down_since = since if self._down_since is None else self._down_since
 
     def write_at(self) -> float:
         """When the device may write its next offline token."""
-        if self.down_since is not None:
-            return min(self.waiting_since, self.down_since) + self.patience.offline_after
-        late = self.waiting_since + self.usual + self.patience.offline_after
-        return max(late, self.written_at + self.patience.late_pace)
+        if self._down_since is not None:
+            return min(self.waiting_since, self._down_since) + self.patience.offline_after
+        late = self.waiting_since + self._usual + self.patience.offline_after
+        return max(late, self._written_at + self.patience.late_pace)
 
     def give_up_at(self) -> float:
         """When a connection with a pending answer is given up."""
-        return max(self.asked_at, self.waiting_since) + max(self.patience.answer, 4 * self.usual)
+        return max(self.asked_at, self.waiting_since) + max(self.patience.answer, 4 * self._usual)
 
     def end_at(self, now: float, *, empty: bool) -> float:
         """When a turn that cannot write must end; `empty`: it has no text, and the answer is only slow."""
-        if self.blocked_since is None:
-            self.blocked_since = now
+        if self._blocked_since is None:
+            self._blocked_since = now
         patience = self.patience.answer if empty else self.patience.settle
-        return max(self.blocked_since, self.waiting_since + self.usual) + patience
+        return max(self._blocked_since, self.waiting_since + self._usual) + patience

@@ -4,39 +4,42 @@
     machine.receive(message, now)
     match machine.next_action(now):
         Send(messages)    the shell sends them
-        Draft(ids)        the shell runs the drafter, then `machine.drafted(draft, tree, now)`
-        Grow(ids)         the shell runs the drafter, then `machine.grew(grow, growth)`
-        Guess(ids)        the shell runs the drafter, then `machine.guessed(guess, token, now)`
+        Draft(ids)        the shell runs the drafter, then `machine.ran(action, result, now)`
+        Grow(ids)         the same: a tree of guesses
+        Guess(ids)        the same: a token written offline
         Wait(until)       the shell waits for news
         Drop()            the shell gives the connection up
         End(reason)       the turn is over
     machine.drain()       what the user is told, at any time
 
-Deadlines are in `patience.py`, classes of refusal in `failures.py`, pauses between attempts in `link/retry.py`. What
-the user sees does not depend on the cause of a failure: after a wait of more than `offline_after` the device writes
-offline, and that text is checked as soon as the verifier can be asked.
+The answer comes by rounds (`rounds.py`) or as a stream with guesses (`ahead.py`). Deadlines are in `deadlines.py`,
+classes of refusal in `failures.py`, pauses between attempts in `link/retry.py`. What the user sees does not depend on
+the cause of a failure: after a wait of more than `offline_after` the device writes offline, and that text is checked as
+soon as the verifier can be asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
+from typing import Any
 
 from edge_client.events import Event, Link, LinkState, Notice, Reason
 from edge_client.turn.actions import Action, Draft, Drop, End, Grow, Guess, Send, Wait
-from edge_client.turn.asking import Asking
-from edge_client.turn.deadlines import Deadlines
+from edge_client.turn.ahead import Ahead
+from edge_client.turn.budget import Spending
+from edge_client.turn.connection_state import Reachability, SessionState
+from edge_client.turn.controller import Controller, Plan, WhoDrafts
+from edge_client.turn.deadlines import Deadlines, Moment
 from edge_client.turn.failures import Failure, classify
 from edge_client.turn.guard import OfflineGuard
-from edge_client.turn.measuring import credible
-from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
-from edge_client.turn.session_state import SessionState
+from edge_client.turn.rounds import Rounds
+from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
 from moa.errors import DeviceError, MoaError, ProtocolError
 from moa.safe_text import safe_line
-from moa.speculation.guess_tree import GuessTreeGrower
-from moa.tree import DraftTree
+from moa.speculation.prediction import Prediction
 from moa.wire import Advanced, ClientSession, Ready, Recovered
 from moa.wire.messages import Activations, ClientMessage, Close, Error, Foresee, ServerMessage, Stream, Verify, Welcome
 
@@ -47,21 +50,34 @@ class TurnMachine:
 
     transcript: Transcript
     session_state: SessionState
-    asking: Asking
+    controller: Controller
+    spending: Spending
     records: Records
     guard: OfflineGuard
     deadlines: Deadlines
-    left: list[bytes] = field(default_factory=list)
+    stats: Stats
+    reach: Reachability
+    left: list[bytes]
     """Sessions of earlier turns to close, once this turn's own is open: it shares what the verifier has cached."""
-    reach: Reachability = field(default_factory=Reachability)
+    draft: WhoDrafts = "auto"
+    guesses: InitVar[bool] = False
+    """Whether guesses may go ahead of the answers."""
+    prediction: InitVar[Prediction | None] = None
+    _vocab_size: int | None = None
+    _plan: Plan | None = None
+    """The plan for the next round, if it is already made."""
     _outbox: list[ClientMessage] = field(default_factory=list)
     _no_drafter: bool = False
     _state: LinkState | None = None
     _events: list[Event] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.measuring = self.asking.measuring
-        self.stats = self.measuring.stats
+    def __post_init__(self, guesses: bool, prediction: Prediction | None) -> None:
+        self.rounds = Rounds(self.transcript, self.controller, self.records, self.stats, prediction)
+        wanted = guesses and self.draft in ("auto", "device") and prediction is None and self.spending.left is None
+        self.ahead = Ahead(
+            self.transcript, self.controller, self.deadlines, self.stats, wanted, chooses=self.draft == "auto"
+        )
+        self.controller.begin()
 
     @property
     def session(self) -> ClientSession:
@@ -72,9 +88,10 @@ class TurnMachine:
 
     def link_up(self, welcome: Welcome, connection: int, now: float) -> None:
         """A connection is up: open or resume the session on it."""
-        self.reach.link, self.asking.welcome = "up", welcome
-        self.asking.controller.agreed(welcome)
-        self.asking.foreseeing.agreed(welcome)
+        self.reach.link, self._vocab_size = "up", welcome.vocab_size
+        self.controller.agreed(welcome)
+        self.ahead.agreed(welcome)
+        self.rounds.record_service = welcome.records is not None
         self.deadlines.connected()
         if self._usable:
             self._bring_up(connection, now)
@@ -85,8 +102,8 @@ class TurnMachine:
             self._give_up("the connection is lost again and again")
         self.deadlines.lost(since)
         self.session_state.lost()
-        self.asking.forget()
-        self.asking.foreseeing.lost()
+        self.ahead.lost()
+        self._plan = None
         self.stats.overhead.void()
 
     def receive(self, message: ServerMessage, now: float) -> None:
@@ -115,33 +132,34 @@ class TurnMachine:
 
     # ---- what the drafter has done
 
-    def drafted(self, draft: Draft, tree: DraftTree, now: float) -> None:
-        """The requested tree; void if the turn has changed meanwhile."""
+    def ran(self, action: Draft | Grow | Guess, result: Any, now: float) -> None:
+        """The drafter's result; void if the turn has changed meanwhile."""
         log = self.session.log
-        if self._may_ask and not self.transcript.provisional and draft.ids is log and tree.tokens[0] == log[-1]:
-            self._request(self.asking.verify(tree), now)
+        match action:
+            case Draft(ids):
+                may = self._may_ask and not self.transcript.provisional
+                if may and ids is log and result.tokens[0] == log[-1]:
+                    self._request(self.rounds.drafted(result), now)
+            case Grow(ids):
+                if ids is log:
+                    self.ahead.grew(action, result)
+            case Guess(ids):
+                if self._may_write and ids == self.transcript.ids:
+                    self._write(result, now)
 
-    def grew(self, grow: Grow, growth: GuessTreeGrower) -> None:
-        """The tree of guesses that was asked for; void if the turn has gone on meanwhile."""
-        if grow.ids is self.session.log:
-            self.asking.foreseeing.grew(grow, growth)
-
-    def guessed(self, guess: Guess, token: int, now: float) -> None:
-        """The requested provisional token; void if the turn has changed meanwhile."""
-        if guess.ids != self.transcript.ids or not self._may_write:
-            return
+    def _write(self, token: int, now: float) -> None:
         self.transcript.extend(token)
         self.stats.offline_tokens += 1
         self.deadlines.written(now)
-        self.asking.forget()
+        self._plan = None
         if warning := self.guard.warning(len(self.transcript.provisional)):
             self._events.append(Notice(message=warning))
 
     def drafter_failed(self, why: str) -> None:
         """The turn goes on without a drafter: the verifier drafts, and nothing is written offline."""
         self._events.append(Notice(message=f"{why}: the verifier drafts the rest of this answer"))
-        self._no_drafter = True
-        self.asking.without_drafter()
+        self.draft = "server" if self.controller.can_stream else "single"
+        self._no_drafter, self.ahead.wanted, self._plan = True, False, None
         stream = self.session.streaming
         if self._usable and stream is not None and (cancel := self.session.cancel()) is not None:
             self._outbox.append(cancel)  # it may wait for guesses; the next one does not
@@ -150,28 +168,47 @@ class TurnMachine:
 
     def next_action(self, now: float) -> Action:
         """The most useful thing to do now."""
+        moment = Moment(now)
+        action: Action | None = None
         if self._usable:
-            if again := self.session_state.due(now):
+            if again := self.session_state.due(moment):
                 self._repeat(again, now)
-            elif self.session.unsettled and now >= self.deadlines.give_up_at():
+            elif self.session.unsettled and moment.reached(self.deadlines.give_up_at()):
                 return Drop()
+        if self.records.arrived and self.rounds.lacks_records:
+            self._take_rows()  # the next draft waits for them
         if not self._outbox and self._may_ask:
-            match self.asking.next(now):
+            match self._ask(moment):
+                case Verify() | Stream() as request:
+                    self._request(request, now)
                 case Draft() as draft:
-                    self._say("online")
-                    return draft
-                case None if self.records.arrived:  # they may include what the turn waits for
-                    self._take_rows()
-                    return self.next_action(now)
+                    action = draft
                 case None:
                     self.stats.overhead.void()
-                case request:
-                    self._say("online")
-                    self._request(request, now)
+            if self._outbox or action is not None:
+                self._say("online")
+        if not self._outbox and action is None:
+            action = End(self._reason()) if self.transcript.over else self._while_waiting(moment)
         if self._outbox:
             messages, self._outbox = tuple(self._outbox), []
             return Send(messages)
-        return End(self._reason()) if self.transcript.over else self._while_waiting(now)
+        return action or Wait(moment.next, moment.why)
+
+    def _ask(self, moment: Moment) -> Verify | Stream | Draft | None:
+        """The next round, or the draft to make for it; None if it must wait."""
+        if self.spending.left == 0 or not moment.reached(moment.now + self.spending.wait(moment.now)):
+            return None
+        if check := self.rounds.check():
+            return check
+        plan = self._plan = self._plan or self._next_plan()
+        if plan.draft == "single" or (plan.draft == "device" and not self.ahead.on):
+            return self.rounds.next(plan, moment)
+        return self.ahead.begin(plan)
+
+    def _next_plan(self) -> Plan:
+        blind = not self.transcript.length and self.records.misses(self.transcript.rules.start)
+        calls, remaining = self.spending.left, self.transcript.remaining
+        return self.controller.plan(remaining, self.draft, calls_left=calls, blind=blind, guesses=self.ahead.on)
 
     def drain(self) -> list[Event]:
         """The events for the user since the last call."""
@@ -185,7 +222,7 @@ class TurnMachine:
     def last_messages(self) -> Sequence[ClientMessage]:
         """The turn is over: store remaining records; returns the last messages to send."""
         self._take_rows()
-        self.measuring.learn()
+        self.rounds.learn()
         ack = self.records.flow.acknowledge() if self.reach.link == "up" else None
         return [*self._outbox, ack] if ack is not None else self._outbox
 
@@ -205,15 +242,15 @@ class TurnMachine:
 
     @property
     def _may_ask(self) -> bool:
-        return self._usable and self.session_state.ready
+        return self._usable and self.session_state.usable and not self.session.busy
 
     def _request(self, request: Verify | Stream, now: float) -> None:
         """Send a round, and set the time after which its answer is late."""
-        self.asking.spending.calls += 1
+        self.spending.calls += 1
         self.stats.calls += 1
         self.stats.drafted += len(request.tokens) - 1 if isinstance(request, Verify) else 0
-        self.asking.forget()
-        self.deadlines.asked(now, self.measuring.usual)
+        self._plan = None
+        self.deadlines.asked(now)
         self._outbox.append(request)
 
     def _repeat(self, messages: Sequence[ClientMessage], now: float) -> None:
@@ -230,23 +267,31 @@ class TurnMachine:
     def _agree(self) -> None:
         """What device and verifier have agreed on holds for this session."""
         self.session.records = self.records.dtype
-        if self.asking.welcome is not None:
-            self.session.vocab_size = self.asking.welcome.vocab_size
+        if self._vocab_size is not None:
+            self.session.vocab_size = self._vocab_size
 
     # ---- what an answer means
 
     def _advanced(self, event: Advanced, now: float) -> None:
-        event = credible(event, now - self.deadlines.asked_at)
-        self.measuring.answered(event, self.deadlines.asked_at, now)
-        self.asking.foreseeing.advanced(event, self.session.log, now)
+        waited = now - self.deadlines.asked_at
+        event = _credible(event, 1000 * max(0.0, waited))
+        unread = self.deadlines.unread
+        if event.path:
+            self.rounds.answered(event, waited, prompt=unread > 0)
+        if event.tokens and unread:
+            self.controller.prefilled(unread, event.queue_ms / 1000)
+            self.deadlines.unread = 0
+        if not event.path:
+            self.ahead.answered(event, now)
         if event.tokens:
+            self.stats.forwards += 1
             self._progressed(now, (event.queue_ms + event.forward_ms) / 1000)
         elif event.done:  # after a round without tokens do not ask again at once
             self._try_again(now)
         self._absorb(now)
 
     def _recovered(self, event: Recovered, now: float) -> None:
-        self.measuring.asked = None
+        self.rounds.forget()
         if event.outcome == "gone":
             self._reopen(now)
             return
@@ -259,7 +304,7 @@ class TurnMachine:
 
     def _progressed(self, now: float, server: float = 0.0) -> None:
         self.reach.progressed()
-        self.deadlines.progressed(now, self.measuring.usual + server)
+        self.deadlines.progressed(now, server)
 
     def _refused(self, error: Error, now: float) -> None:
         if error.round and not self.session.waits_for(error.round):
@@ -318,10 +363,10 @@ class TurnMachine:
         if (old := self.transcript.superseded) is None:
             return True
         self.transcript.superseded = None
-        self.measuring.asked = None
         self._agree()
-        self.asking.forget()
-        self.asking.foreseeing.lost()
+        self.rounds.forget()
+        self.ahead.lost()
+        self._plan = None
         self.records.truncate(max((stop for _, stop in self.session.held), default=0))
         before, self.session_state = self.session_state, SessionState(self.session)
         if self.reach.link != "up":
@@ -346,63 +391,42 @@ class TurnMachine:
     @property
     def _alone(self) -> bool:
         """Whether waiting for the verifier is useless in this turn."""
-        return self.reach.hopeless or (self.asking.spent and not self.session.busy)
+        return self.reach.hopeless or (self.spending.left == 0 and not self.session.busy)
 
-    def _while_waiting(self, now: float) -> Action:
-        """Write offline after `offline_after`; until then wait, and use the time."""
-        moments = []
-        unreachable = self.reach.link == "down" or self.session_state.again_at is not None
+    def _while_waiting(self, moment: Moment) -> Action | None:
+        """Write offline after `offline_after`; until then use the time."""
         if self._may_write:
-            write_at = now if self._alone else self.deadlines.write_at()
-            if now >= write_at:
-                self._say(*self.reach.news(spent=self.asking.spent))
+            if self._alone or moment.reached(self.deadlines.write_at()):
+                self._say_how()
                 return Guess(self.transcript.ids)
-            moments.append(write_at)
         else:
-            end_at = self.deadlines.end_at(now, empty=not self.transcript.length and not unreachable)
-            if self._alone or unreachable or now >= end_at:
-                self._say(*self.reach.news(spent=self.asking.spent))
-            if self._alone or now >= end_at:
+            unreachable = self.reach.link == "down" or self.session_state.again_at is not None
+            empty = not self.transcript.length and not unreachable
+            over = self._alone or moment.reached(self.deadlines.end_at(moment.now, empty=empty))
+            if over or unreachable:
+                self._say_how()
+            if over:
                 return End(self._reason())
-            moments.append(end_at)
-        self._use_the_wait(now)
-        if self._can_foresee:
-            match self.asking.ahead(now):
-                case Foresee() as message:
-                    self._tell_ahead(message, now)
-                case Grow() as grow if not self._outbox:
-                    return grow
-                case _:
-                    pass
-        if self._outbox:
-            return self.next_action(now)
-        if self.reach.link == "up":
-            later = (self.session_state.again_at, self.asking.not_before, self.asking.foreseeing.due(self.session))
-            moments += [at for at in later if at is not None and at > now]  # what is due waits for a budget
-            if self.session.unsettled:
-                moments.append(self.deadlines.give_up_at())
-        for_records = self._may_ask and self.asking.waits_for_records
-        return Wait(now, min(moments, default=None), "wait for records" if for_records else "wait")
-
-    @property
-    def _can_foresee(self) -> bool:
-        return self._usable and self.session_state.established and self.session_state.again_at is None
-
-    def _tell_ahead(self, message: Foresee, now: float) -> None:
-        """Send guesses; a verifier that waits for them owes an answer from now on."""
-        self.stats.foresees += 1
-        if self.asking.foreseeing.asks(now):
-            self.deadlines.asked(now, self.measuring.usual)
-        self._outbox.append(message)
+        self._use_the_wait(moment.now)
+        if not (self._usable and self.session_state.usable and self.ahead.on):
+            return None
+        if not moment.reached(moment.now + self.spending.wait(moment.now)):
+            return None
+        match self.ahead.next(moment):
+            case Foresee() as message:
+                self._outbox.append(message)
+            case Grow() as grow:
+                return grow
+        return None
 
     def _use_the_wait(self, now: float) -> None:
         """Idle: store records, learn from the last round, plan the next."""
         self._take_rows()
-        self.measuring.learn()
+        self.rounds.learn()
         if self.reach.link != "up":
             return
-        if self.session.busy:
-            self.asking.plan_ahead()
+        if self.session.busy and self._plan is None and self.transcript.length:
+            self._plan = self._next_plan()
         if ack := self.records.flow.acknowledge():
             self._outbox.append(ack)
             if change := self.records.adjust(self.session, self.stats.speed(now)):
@@ -423,9 +447,21 @@ class TurnMachine:
             self._state = state
             self._events.append(Link(state=state, detail=detail))
 
+    def _say_how(self) -> None:
+        """Tell how the answer goes on without the verifier."""
+        self._say(*self.reach.news(spent=self.spending.left == 0))
+
     def _reason(self) -> Reason:
         if self.transcript.finish:
             return self.transcript.finish
         if self.guard.stops(len(self.transcript.provisional)):
             return "guard"
-        return "budget" if self.asking.spent else "link"
+        return "budget" if self.spending.left == 0 else "link"
+
+
+def _credible(event: Advanced, waited_ms: float) -> Advanced:
+    """Cap the server's reported times at the observed latency: the next deadline depends on them."""
+    if event.queue_ms + event.forward_ms <= waited_ms:
+        return event
+    forward = min(event.forward_ms, waited_ms)
+    return replace(event, forward_ms=forward, queue_ms=min(event.queue_ms, waited_ms - forward))

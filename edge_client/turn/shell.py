@@ -48,10 +48,13 @@ class TurnShell:
                     await self._send(*messages)
                 case Draft() | Grow() | Guess():
                     try:
-                        await self._use_drafter(action)
+                        with self.trace.span(type(action).__name__.lower()):
+                            result = await self.worker.run(action)
+                        if result is not None:
+                            machine.ran(action, result, perf_counter())
                     except DeviceError as error:
                         machine.drafter_failed(error.line())
-                case Wait(_, until, why):
+                case Wait(until, why):
                     with self.trace.span(why):
                         await box.wait(None if until is None else max(0.0, until - perf_counter()))
                 case Drop():
@@ -64,25 +67,6 @@ class TurnShell:
         machine.stats.finished = perf_counter()
         for event in self._drain():
             yield event
-
-    async def _use_drafter(self, action: Draft | Grow | Guess) -> None:
-        """Work for a few milliseconds; what is ready goes to the machine."""
-        match action:
-            case Draft():
-                with self.trace.span("draft"):
-                    tree = await self.worker.draft(action)
-                if tree is not None:
-                    self.machine.drafted(action, tree, perf_counter())
-            case Grow():
-                with self.trace.span("foresee"):
-                    growth = await self.worker.grow(action)
-                if growth is not None:
-                    self.machine.grew(action, growth)
-            case Guess(ids):
-                with self.trace.span("offline token"):
-                    token = await self.worker.guess(ids)
-                if token is not None:
-                    self.machine.guessed(action, token, perf_counter())
 
     def report(self) -> dict[str, Any]:
         """Figures of the turn, with the bytes over the link."""
@@ -112,7 +96,7 @@ class TurnShell:
                 machine.link_down(dialling.down_since, dialling.last_error, refused=link.state == "refused")
             if link.state == "up" and link.welcome is not None:
                 machine.link_up(link.welcome, link.connections, perf_counter())
-        machine.asking.spending.passed = link.sent_bytes + link.received_bytes
+        machine.spending.passed = link.sent_bytes + link.received_bytes
 
     async def _send(self, *messages: Any) -> None:
         if self.link is None:

@@ -60,7 +60,7 @@ class Stats:
     resumes: int = 0
     forwards: int = 0
     """Of the target, as the answers tell."""
-    foresees: int = 0
+    guess_messages: int = 0
     """Messages with guesses for a running stream."""
     outcomes: Counter[GuessOutcome] = field(default_factory=Counter)
     """Forwards of such streams, by whether their tokens had been guessed."""
@@ -111,7 +111,7 @@ class Stats:
             "adopted": self.adopted,
             "resumes": self.resumes,
             "forwards": self.forwards,
-            "foresees": self.foresees,
+            "guess_messages": self.guess_messages,
             "outcomes": dict(self.outcomes),
             "streamed_by": dict(self.by),
         }

@@ -64,6 +64,11 @@ class Transcript:
         return len(self.session.log) + len(self.provisional) - self.rules.start
 
     @property
+    def remaining(self) -> int:
+        """How many more it may have."""
+        return self.rules.max_new_tokens - self.length
+
+    @property
     def finish(self) -> Finish:
         """Why the turn is over, "" while it is not. The end of provisional text is provisional too."""
         return self.local_finish if self.provisional else self.session.finish or self.local_finish

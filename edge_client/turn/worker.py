@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
-from edge_client.turn.actions import Draft, Grow
+from edge_client.turn.actions import Draft, Grow, Guess
 from edge_client.turn.controller import Controller
 from moa.errors import DeviceError
 from moa.graph.drafter import DeviceDrafter
 from moa.sampling import SamplingSettings
-from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import DraftTree, TreeShape
 
 BLOCKING = 0.005
@@ -30,7 +28,6 @@ STUCK = 30.0
 _SLICE = 0.05
 """Longest wait for a step in the thread, in seconds, before messages and deadlines are looked at."""
 _IDS = 2**31
-DrafterTask = Literal["draft", "grow", "guess"]
 _TRIED = TreeShape(4, 3, 12)
 _DONE = object()
 _PIECE = 16
@@ -76,10 +73,9 @@ class DrafterWorker:
     failed: bool = False
     """Whether its caches can be trusted no longer: the next turn needs another drafter."""
     _steps: Generator[None, None, Any] | None = None
-    _ids: Sequence[int] | None = None
-    """The current work, and the length of its ids."""
+    _action: Draft | Grow | Guess | None = None
+    """The current work, and the length that its ids had."""
     _length: int = 0
-    _what: DrafterTask = "draft"
     _seen: int = 0
     """Tokens that the drafter has seen, about."""
     _new: int = 0
@@ -90,24 +86,28 @@ class DrafterWorker:
     _yield_at: float = 0.0
     """When the event loop must have had a turn, although every result is ready at once."""
 
-    async def draft(self, draft: Draft) -> DraftTree | None:
-        """Work on a draft for a few milliseconds; returns the tree when it is ready."""
-        steps = partial(self.drafter.draft, shape=draft.shape, sampling=self.sampling)
-        tree: DraftTree | None = await self._run("draft", draft.ids, steps, _check_tree)
-        return tree
+    async def run(self, action: Draft | Grow | Guess) -> Any:
+        """Work for a few milliseconds; returns the tree, the tree of guesses or the token, once it is ready, else None.
 
-    async def grow(self, grow: Grow) -> GuessTreeGrower | None:
-        """Work on the tree of guesses for a few milliseconds; the tree, once it has grown."""
-        steps = partial(self.drafter.grow, breadth=grow.breadth, least=grow.least, sampling=self.sampling)
-        growth: GuessTreeGrower | None = await self._run("grow", grow.ids, steps, _check_growth)
-        return growth
-
-    async def guess(self, ids: Sequence[int]) -> int | None:
-        """Work on the likeliest token after `ids` for a few milliseconds; returns it when it is known."""
-        token: int | None = await self._run(
-            "guess", ids, partial(self.drafter.guess, sampling=self.sampling), _check_token
-        )
-        return token
+        Whatever the drafter raises is a `DeviceError`.
+        """
+        try:
+            if not self._is_about(action):
+                if self._pending is not None and not await self._landed():
+                    return None  # a step of earlier work, which must end before the caches are used again
+                self._pending = None
+                self._action, self._steps, self._length = action, self._begin(action), len(action.ids)
+                self._new = len(action.ids) - self._seen
+            done, result = await self._work()
+            if done:
+                _check(action, result)
+            return result
+        except Exception as error:
+            self.failed, self._steps, self._action = True, None, None
+            self._give_up_step()
+            if isinstance(error, DeviceError):
+                raise
+            raise DeviceError(f"the drafter failed: {type(error).__name__}: {error}") from error
 
     async def settle(self) -> None:
         """The turn is over: wait for the step in the thread, because the caches must not change under the next turn."""
@@ -116,37 +116,22 @@ class DrafterWorker:
             self.failed |= not self._pending.done() or self._pending.exception() is not None
             self._give_up_step()
 
-    async def _run(
-        self,
-        what: DrafterTask,
-        ids: Sequence[int],
-        begin: Callable[[list[int]], Generator[None, None, Any]],
-        check: Callable[[Any, int], None],
-    ) -> Any:
-        """Work on a result; None while it is not ready. Whatever the drafter raises is a `DeviceError`."""
-        try:
-            if not self._is_about(ids, what):
-                if self._pending is not None and not await self._landed():
-                    return None  # a step of earlier work, which must end before the caches are used again
-                self._pending = None
-                self._ids, self._steps, self._length, self._what = ids, begin(list(ids)), len(ids), what
-                self._new = len(ids) - self._seen
-            done, result = await self._work()
-            if done:
-                check(result, ids[-1])
-            return result
-        except Exception as error:
-            self.failed, self._steps, self._ids = True, None, None
-            self._give_up_step()
-            if isinstance(error, DeviceError):
-                raise
-            raise DeviceError(f"the drafter failed: {type(error).__name__}: {error}") from error
+    def _begin(self, action: Draft | Grow | Guess) -> Generator[None, None, Any]:
+        match action:
+            case Draft(ids, shape):
+                return self.drafter.draft(list(ids), shape, self.sampling)
+            case Grow(ids, breadth, least):
+                return self.drafter.grow(list(ids), breadth, least, self.sampling)
+            case Guess(ids):
+                return self.drafter.guess(list(ids), self.sampling)
 
-    def _is_about(self, ids: Sequence[int], what: DrafterTask) -> bool:
+    def _is_about(self, action: Draft | Grow | Guess) -> bool:
         """Whether this is the current work; a log grows in place and is then different work."""
-        if self._steps is None or self._what != what or self._length != len(ids):
+        current = self._action
+        if self._steps is None or type(current) is not type(action) or self._length != len(action.ids):
             return False
-        return self._ids is ids or self._ids == ids
+        assert current is not None
+        return current.ids is action.ids or current.ids == action.ids
 
     async def _work(self) -> tuple[bool, Any]:
         """Run steps until there is a result or the time is over."""
@@ -164,7 +149,7 @@ class DrafterWorker:
             else:
                 done, result = self._step()
             if done:
-                self._seen, self._steps, self._ids = self._length, None, None
+                self._seen, self._steps, self._action = self._length, None, None
                 if perf_counter() > self._yield_at:  # short results in a row must not keep signals and messages waiting
                     await asyncio.sleep(0)
                     self._yield_at = perf_counter() + BLOCKING
@@ -203,21 +188,17 @@ class DrafterWorker:
         return self._pending.done()
 
 
-def _check_tree(tree: DraftTree, root: int) -> None:
-    """Refuse what is no tree of guesses below the token `root`."""
+def _check(action: Draft | Grow | Guess, result: Any) -> None:
+    """Refuse what is no result of this action."""
+    if isinstance(action, Guess):
+        if not 0 <= result < _IDS:
+            raise DeviceError(f"the drafter failed: {result} is no token")
+        return
+    tree: DraftTree = result if isinstance(action, Draft) else result.tree
     tokens, parents = tree.tokens, tree.parents
-    sound = tokens[0] == root and len(tokens) == len(parents) == len(tree.scores) and parents[0] == -1
+    sound = tokens[0] == action.ids[-1] and len(tokens) == len(parents) == len(tree.scores) and parents[0] == -1
     sound = sound and all(0 <= parent < node for node, parent in enumerate(parents) if node)
     if not (sound and all(0 <= token < _IDS for token in tokens) and all(map(math.isfinite, tree.scores))):
         raise DeviceError("the drafter failed: its tree does not follow the text")
-
-
-def _check_growth(growth: GuessTreeGrower, root: int) -> None:
-    _check_tree(growth.tree, root)
-    if len(growth.tree) < 2:
+    if isinstance(action, Grow) and len(tree) < 2:
         raise DeviceError("the drafter failed: it has no guess")
-
-
-def _check_token(token: int, root: int) -> None:
-    if not 0 <= token < _IDS:
-        raise DeviceError(f"the drafter failed: {token} is no token")

@@ -114,7 +114,7 @@ async def test_a_piece_of_a_prompt_is_no_step(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(controller, "drafted", lambda width, seconds: steps.append(width))
     worker = DrafterWorker(device.new_drafter(), SamplingSettings(), controller, StepDurations(), device.thread)
     draft = Draft(IDS, TreeShape.chain(3, min_score=-1e9), quick=False)
-    while await worker.draft(draft) is None:
+    while await worker.run(draft) is None:
         pass
     assert steps == [1, 1]
 

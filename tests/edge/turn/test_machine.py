@@ -303,11 +303,11 @@ def test_a_budget_of_calls_ends_the_asking() -> None:
 
 def test_a_budget_of_bytes_is_kept() -> None:
     world = World(budget=Budget(max_kbps=8.0), draft="single", count=10)
-    world.machine.asking.spending.passed = 0
+    world.machine.spending.passed = 0
     real = world._send
 
     def counted(message: object) -> None:
-        world.machine.asking.spending.passed += 1000
+        world.machine.spending.passed += 1000
         real(message)  # type: ignore[arg-type]
 
     world._send = counted  # type: ignore[assignment,method-assign]

@@ -21,16 +21,13 @@ from edge_client.link.estimates import RoundTrip
 from edge_client.link.retry import Retry
 from edge_client.text.codec import TextStream
 from edge_client.turn.actions import Draft, Drop, End, Grow, Guess, Send, Wait
-from edge_client.turn.asking import Asking
 from edge_client.turn.budget import Budget, Spending
+from edge_client.turn.connection_state import Reachability, SessionState
 from edge_client.turn.controller import Controller, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Patience
 from edge_client.turn.guard import OfflineGuard, OfflineLimits
 from edge_client.turn.machine import TurnMachine
-from edge_client.turn.measuring import Measuring
-from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
-from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError
@@ -243,29 +240,21 @@ class World:
         self.transcript = Transcript(
             self.session_state.session, rules, codec.decode, TextStream(codec, self.stop), self.on_reconnect
         )
-        expected = Prediction(self.prediction) if self.prediction else None
-        unsent = len(self.log) - self.session_state.session.settled
-        measuring = Measuring(Stats(started=self.now), self.controller, self.rtt, unsent, prediction=expected)
-        records = Records(None)
-        asking = Asking(
+        unread = len(self.log) - self.session_state.session.settled
+        self.machine = TurnMachine(
             self.transcript,
+            self.session_state,
             self.controller,
             Spending(self.budget),
-            records,
-            measuring,
-            self.draft,
-            prediction=expected,
-            foresee=self.foresee,
-        )
-        self.machine = TurnMachine(
-            transcript=self.transcript,
-            session_state=self.session_state,
-            asking=asking,
-            records=records,
-            guard=OfflineGuard(OfflineLimits(warn_at=0, stop_at=self.stop_at)),
-            deadlines=Deadlines(self.patience, waiting_since=self.now),
-            left=self.left,
-            reach=Reachability(self.linked, Retry(0.1, 1.0, self.random.random)),
+            Records(None),
+            OfflineGuard(OfflineLimits(warn_at=0, stop_at=self.stop_at)),
+            Deadlines(self.patience, self.controller, waiting_since=self.now, unread=unread),
+            Stats(started=self.now),
+            Reachability(self.linked, Retry(0.1, 1.0, self.random.random)),
+            self.left,
+            draft=self.draft,
+            guesses=self.foresee,
+            prediction=Prediction(self.prediction) if self.prediction else None,
         )
         self.reader = Reader(len(self.log))
         if self.is_up:
@@ -409,17 +398,18 @@ class World:
                 case Draft(ids, shape):
                     tree = self._tree(ids, shape.depth)
                     self.now += self.step
-                    self.machine.drafted(action, tree, self.now)
+                    self.machine.ran(action, tree, self.now)
                 case Grow(ids, breadth, least):
                     growth = self._grow(list(ids), breadth, least)
                     self.now += self.step
-                    self.machine.grew(action, growth)
+                    self.machine.ran(action, growth, self.now)
                 case Guess(ids):
                     self.now += self.step
-                    self.machine.guessed(action, self._guess(ids), self.now)
+                    self.machine.ran(action, self._guess(ids), self.now)
                 case Drop():
                     self.cut()
-                case Wait(_, wake):
+                case Wait(wake):
+                    assert wake is None or wake > self.now, "a wait for what is over would be a busy loop"
                     next_event = self._queue[0][0] if self._queue else None
                     times = [t for t in (wake, next_event) if t is not None]
                     assert times, "waits for what never comes"

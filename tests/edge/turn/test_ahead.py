@@ -132,7 +132,7 @@ def test_outcomes_are_counted_by_whether_they_were_foreseen() -> None:
     assert {"likeliest", "branch", "missed"} <= set(outcomes)
     assert world.machine.stats.by == {"device": 100}
     sent = sum(isinstance(message, Foresee) for _, message in world.sent)
-    assert world.machine.stats.foresees == sent, "the last ones may still be on their way"
+    assert world.machine.stats.guess_messages == sent, "the last ones may still be on their way"
     assert world.machine.stats.rounds == world.verifier.forwards
 
 
@@ -192,7 +192,7 @@ def test_bytes_are_waited_for() -> None:
     sent = {}
     for kbps in (0.0, 8.0):
         world = World(count=100, foresee=True, budget=Budget(max_kbps=kbps))
-        real, spending = world._send, world.machine.asking.spending
+        real, spending = world._send, world.machine.spending
 
         def counted(message: Any, real: Any = real, spending: Any = spending) -> None:
             spending.passed += len(encode(message))
