@@ -41,8 +41,6 @@ class Connection(ServerConnection):
 
     arrived = 0.0
     """When its latest bytes arrived. A draft's waiting time starts then, however busy the loop is."""
-    head = b""
-    """Bytes that were read before it was established, by another process or behind the TLS handshake."""
 
     _limits: Limits
     _half_open: HalfOpen
@@ -76,8 +74,6 @@ class Connection(ServerConnection):
         super().connection_made(transport)
         self.recv_messages.pause, self.recv_messages.resume = lambda: None, self._soon
         self._half_open.enter(self)
-        if self.head:
-            self.data_received(self.head)
 
     def connection_lost(self, error: Exception | None) -> None:
         """It is gone."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
-import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
-from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from cloud_verifier.logs import log
@@ -71,13 +68,10 @@ class Transport:
         return self._port
 
     @contextlib.asynccontextmanager
-    async def open(self, port: Port | None) -> AsyncIterator[Transport]:
-        """Listen on `port` while the body runs; without one serve only sockets passed to `adopt`."""
+    async def open(self, port: Port) -> AsyncIterator[Transport]:
+        """Listen on `port` while the body runs."""
         self._fit_descriptors()
         self._port = port
-        where: dict[str, Any] = (
-            {"sock": port.listen(_BACKLOG, self._exhausted)} if port else {"unix": True, "sock": _unreachable()}
-        )
         self._server = await serve(
             self._connection,
             process_request=self._request,
@@ -86,7 +80,7 @@ class Transport:
             create_connection=self._kind,
             open_timeout=self._service.limits.handshake_timeout,
             backlog=_BACKLOG,
-            **where,
+            sock=port.listen(_BACKLOG, self._exhausted),
             **self._protocol,
             **self._pace,
         )
@@ -96,15 +90,6 @@ class Transport:
             self._half_open.close()
             self._server.close(code=CloseCode.RESTART, reason="the verifier has stopped")
             await self._server.wait_closed()
-
-    async def adopt(self, sock: socket.socket, head: bytes = b"") -> None:
-        """Serve a connection that another process has accepted, and of which it has read `head`."""
-        if self._server is None:
-            raise RuntimeError("the transport is not open")
-        connection = self._kind(ServerProtocol(**self._protocol), self._server, **self._pace)
-        connection.head = head
-        loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(lambda: connection, sock)
 
     def _fit_descriptors(self) -> None:
         limits = self._service.limits
@@ -161,14 +146,6 @@ def _ours(connection: ServerConnection) -> Connection:
     if not isinstance(connection, Connection):
         raise TypeError("connections are made by `create_connection`")
     return connection
-
-
-def _unreachable() -> socket.socket:
-    """A private listening socket, because the library needs one."""
-    sock = socket.socket(socket.AF_UNIX)
-    with tempfile.TemporaryDirectory() as folder:
-        sock.bind(f"{folder}/nobody")
-    return sock
 
 
 def _bound_kernel_buffer(connection: ServerConnection, size: int) -> None:

@@ -24,9 +24,9 @@ log-probabilities, guesses ahead of a stream."""
 SUBPROTOCOL = "moa.v2"
 """The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is noticed at once."""
 
-SESSION_HEADER, SESSION_QUERY = "X-Session-Id", "session"
-"""Header of the handshake, or the query that a browser sends in its place, with a random key that a client keeps: equal
-keys go to the same of several verifiers, the one that still has the client's sessions."""
+SESSION_HEADER = "X-Session-Id"
+"""Header of the handshake with a random key that a client keeps: a proxy passes equal keys to the same of several
+verifiers, the one that still has the client's sessions."""
 
 
 def agree_version(offered: Collection[int]) -> int | None:

@@ -84,6 +84,11 @@ def connection(running: Verifier, *, token: str = "", **options: Any) -> connect
 
 def generated(ids: Sequence[int], count: int, *, family: str = "llama") -> list[int]:
     """The library's own greedy text."""
+    return list(_generated(tuple(ids), count, family))
+
+
+@cache
+def _generated(ids: tuple[int, ...], count: int, family: str) -> list[int]:
     return generate(model(family), ids, count)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import random
-import socket
 import threading
 import time
 import urllib.error
@@ -16,12 +15,11 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.typing import Subprotocol
 
 from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from moa.errors import UsageError
-from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, chain_hash, encode
-from moa.wire.messages import Cancel, Close, Error, Goaway, Hello, Open, Opened, Resume, Sync, Verify, Welcome
+from moa.wire import ClientSession, chain_hash, encode
+from moa.wire.messages import Cancel, Close, Error, Goaway, Hello, Open, Opened, Resume, Sync, Verify
 from moa.wire.session import Advanced, Ready, Recovered, Refused
 from tests.verifier import kit
 
@@ -443,21 +441,3 @@ async def test_a_drain_finishes_what_runs_and_sends_everybody_elsewhere(monkeypa
             while not session.finish:
                 await edge.advance(session, [session.log[-1]])
         assert session.log[len(IDS) :] == truth
-
-
-async def test_a_connection_that_another_process_accepted_is_served() -> None:
-    async with kit.Verifier(kit.served(), kit.SETTINGS).running() as running, running.transport.open(None):
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-
-        async def accept() -> None:
-            head = await asyncio.get_running_loop().sock_recv(ours, 30)  # the request reached the redirect's target
-            await running.transport.adopt(ours, head)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(accept())
-            async with connect(
-                "ws://here", sock=theirs, proxy=None, subprotocols=[Subprotocol(SUBPROTOCOL)], compression=None
-            ) as raw:
-                await raw.send(encode(Hello(list(PROTOCOL_VERSIONS), [])))
-                assert isinstance(kit.decode_server(await raw.recv(decode=False)), Welcome)
