@@ -87,27 +87,27 @@ class BaselineServerDrafting(TreeDrafting):
         """Give the drafting slot back, and forget what was seen of the other."""
         if lease.slot is not None:
             self._target.seen.pop(lease.slot, None)
-        if lease.drafting is not None:
-            self._rows.pop(lease.drafting, None)
+        if lease.draft_slot is not None:
+            self._rows.pop(lease.draft_slot, None)
         super().close(lease)
 
     def _known(self, lease: Lease) -> int:
-        return self._rows.get(lease.drafting, 0)
+        return 0 if lease.draft_slot is None else self._rows[lease.draft_slot]
 
     def _catch_up(self, job: Job, stop: int) -> bool:
         lease = job.lease
-        if lease.drafting is None:
-            lease.drafting = self._drafting.open()
-            self._rows[lease.drafting] = 0
+        if lease.draft_slot is None:
+            lease.draft_slot = self._drafting.open()
+            self._rows[lease.draft_slot] = 0
         seen = self._target.seen.get(lease.slot, []) if lease.slot is not None else []
-        while seen and self._rows[lease.drafting] < stop:
+        while seen and self._rows[lease.draft_slot] < stop:
             committed = seen.pop(0)
-            start, count = self._rows[lease.drafting], len(committed.positions)
+            start, count = self._rows[lease.draft_slot], len(committed.positions)
             if count and int(committed.positions[0]) != start:
                 raise MoaError("the drafter missed a part of the text: a prefix was shared")
-            self._drafting.observe(lease.drafting, job.ids[start : start + count], committed)
-            self._rows[lease.drafting] += count
-        if self._rows[lease.drafting] < stop:
+            self._drafting.observe(lease.draft_slot, job.ids[start : start + count], committed)
+            self._rows[lease.draft_slot] += count
+        if self._rows[lease.draft_slot] < stop:
             raise MoaError("the drafter missed a part of the text: a prefix was shared")
         return True
 

@@ -21,7 +21,7 @@ class Guesses:
         self.waits = waits
         """Whether the stream waits where no guess fits. The event loop writes it, the model's thread reads it."""
         self._arrived: deque[Foresee] = deque(maxlen=_MOST_WAITING)
-        self._foreseen = GuessTree()
+        self._tree = GuessTree()
         self._since_advance = 0
 
     @property
@@ -46,6 +46,6 @@ class Guesses:
         guesses."""
         while self._arrived:
             new = self._arrived.popleft()
-            self._foreseen.add(ids, new.base, new.tokens, new.parents, new.neg_log_probs)
-        self._foreseen.follow(ids)
-        return self._foreseen.pick(most, least, branches=branches)
+            self._tree.add(ids, new.base, new.tokens, new.parents, new.neg_log_probs)
+        self._tree.follow(ids)
+        return self._tree.pick(most, least, branches=branches)

@@ -24,14 +24,14 @@ _LEASES_AT_ONCE = 64
 _LINGER = 0.02  # seconds that records may wait for an idle moment
 _SHARE = 1 / 32
 """Share of the time that records may take while rounds leave no idle moment. A record is a hint: where the verifier is
-full, late ones cost an edge a twentieth of its luck; made at once they cost all readers a quarter of the verifier."""
+full, late ones lower the edge's acceptance by 5 %; made at once they cost all readers a quarter of the verifier."""
 _FEW = 8
 """So many rows are made while nobody knows what one takes; and at least, when they are overdue."""
 _LATEST = 5
 """The latest batches by which the time of a row is known: their median, because other load makes single ones slow."""
 _UNASKED = 16
 """So many batches of a session's rows may wait while nobody has asked for them: the server's own drafter may never."""
-_LOOSE = 8
+_UNCOPIED = 8
 """So many forwards' states are held as they are, for all sessions that took part; then each copies its own."""
 
 
@@ -75,10 +75,10 @@ class Recorder:
             return
         backlog = lease.backlog
         backlog.append(committed)
-        lease.loose += 1
-        if lease.loose == _LOOSE:
-            backlog[-_LOOSE:] = [Committed.joined(backlog[-_LOOSE:])]
-            lease.loose = 0
+        lease.uncopied += 1
+        if lease.uncopied == _UNCOPIED:
+            backlog[-_UNCOPIED:] = [Committed.joined(backlog[-_UNCOPIED:])]
+            lease.uncopied = 0
         if not lease.eager_records and committed.stop - backlog[0].start < _UNASKED * self._rows:
             self._waiting[lease] = None
             return
@@ -91,7 +91,7 @@ class Recorder:
     def forget(self, lease: Lease) -> None:
         """The slot is about to be zeroed."""
         lease.backlog.clear()
-        lease.loose = 0
+        lease.uncopied = 0
         self._pending.pop(lease, None)
         self._waiting.pop(lease, None)
 
@@ -170,7 +170,7 @@ class Recorder:
                     newest, size = newest.part(size - room, size), room
                 room -= size
                 pieces.append((lease, newest))
-            lease.loose = 0  # what comes next does not follow what is left
+            lease.uncopied = 0  # what comes next does not follow what is left
             if not lease.backlog:
                 self._pending.pop(lease, None)
                 self._waiting.pop(lease, None)

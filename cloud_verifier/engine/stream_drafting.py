@@ -111,12 +111,12 @@ class TreeDrafting:
             text = self._round[job.lease]
             text.levels = 0
             room = self._target.pool.capacity - job.base - 1
-            if not levels or room < 1 or not self._ready(job, text):
+            if not levels or room < 1 or not self._ready(job, text) or job.lease.draft_slot is None:
                 continue
             text.levels = levels
             shape = self.policy.shape(levels)
             shape = replace(shape, nodes=min(shape.nodes, room))
-            requests.append(DraftRequest(job.lease.drafting, job.ids[-1], shape, job.sampling))
+            requests.append(DraftRequest(job.lease.draft_slot, job.ids[-1], shape, job.sampling))
             able.append(job)
         trees = dict(zip(able, self._drafting.draft(requests), strict=True)) if requests else {}
         for job, tree in trees.items():
@@ -143,9 +143,9 @@ class TreeDrafting:
     def close(self, lease: Lease) -> None:
         """Give the drafting slot back."""
         self._texts.pop(lease, None)
-        if lease.drafting is not None:
-            self._drafting.close(lease.drafting)
-            lease.drafting = None
+        if lease.draft_slot is not None:
+            self._drafting.close(lease.draft_slot)
+            lease.draft_slot = None
 
     def _text(self, job: Job) -> _Text:
         if job.lease not in self._texts:
@@ -182,7 +182,7 @@ class TreeDrafting:
         raise NotImplementedError
 
     def _catch_up(self, job: Job, stop: int) -> bool:
-        """Let the drafter know the session's text up to `stop`, in `lease.drafting`; False when it cannot draft for
+        """Let the drafter know the session's text up to `stop`, in `lease.draft_slot`; False when it cannot draft for
         this one."""
         raise NotImplementedError
 
@@ -215,10 +215,10 @@ class RecordDrafting(TreeDrafting):
         self._recorder = recorder
 
     def _able(self, lease: Lease) -> bool:
-        return lease.records is not None and (lease.drafting is not None or self._drafting.free)
+        return lease.records is not None and (lease.draft_slot is not None or self._drafting.free)
 
     def _known(self, lease: Lease) -> int:
-        return 0 if lease.drafting is None else self._drafting.known(lease.drafting)
+        return 0 if lease.draft_slot is None else self._drafting.known(lease.draft_slot)
 
     def _catch_up(self, job: Job, stop: int) -> bool:
         lease = job.lease
@@ -226,9 +226,9 @@ class RecordDrafting(TreeDrafting):
         # stream continues without drafts.
         if not self._able(lease) or lease.records is None or lease.slot is None or not self._recorded(lease, stop):
             return False
-        if lease.drafting is None:
-            lease.drafting = self._drafting.open()
-        self._give(job, lease.drafting, lease.records, stop)
+        if lease.draft_slot is None:
+            lease.draft_slot = self._drafting.open()
+        self._give(job, lease.draft_slot, lease.records, stop)
         return True
 
     def _recorded(self, lease: Lease, stop: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from moa.wire.codes import Refusal
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Finish, RecordContract, Stream, Verify
 from moa.wire.ranges import Ranges
+
+if TYPE_CHECKING:
+    from moa.model.target import Committed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +61,8 @@ class Timing:
     batch: int = 1
 
 
-class Spent(NamedTuple):
-    """When a verdict's draft arrived, by the clock, and the seconds of its forward."""
+class Latency(NamedTuple):
+    """Of a verdict: when its draft arrived, by the clock, and the seconds of its forward."""
 
     arrived: float
     forward: float
@@ -105,7 +108,7 @@ class Lease:
     """Where to put activation records; None if they are not wanted."""
     eager_records: bool = True
     """Whether records are made at the next idle moment. Those that the server's own drafter alone may want wait until
-    it drafts for this session, or there are very many: made anyway they would cost a plain stream a twentieth."""
+    it drafts for this session, or there are very many: made anyway they would cost a plain stream 5 %."""
     share: Lease | None = None
     """Another lease of the same principal with a common prefix, which can be shared instead of computed."""
     share_tokens: int = 0
@@ -117,14 +120,14 @@ class Lease:
     """Tokens whose keys and values are in the slot."""
     held: int = 0
     """Pages that the slot holds."""
-    backlog: list[Any] = field(default_factory=list)
+    backlog: list[Committed] = field(default_factory=list)
     """Committed tokens whose records have not been made yet."""
-    loose: int = 0
-    """How many of them, the latest, still hold the states of the whole forward that they were part of."""
+    uncopied: int = 0
+    """How many of them, the latest, are views of the states of their whole forward, and keep those in memory."""
     made: Ranges = field(default_factory=Ranges)
     """Positions whose records have been made."""
-    drafting: Any = None
-    """State of the server's own drafter."""
+    draft_slot: int | None = None
+    """Slot of the server's own drafter."""
 
 
 READING_SPEED = 10.0

@@ -98,14 +98,14 @@ async def _write(socket: Socket, outbox: Outbox, who: Who) -> None:
     try:
         while True:
             outbox.wake.clear()
-            frame, pause, spent = outbox.next()
+            frame, pause, latency = outbox.next()
             if frame is None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await outbox.wake.wait()
                 continue
             await socket.send(frame)
-            outbox.sent(spent)
+            outbox.sent(latency)
     except ConnectionClosed:
         pass
     except CloseConnection as end:

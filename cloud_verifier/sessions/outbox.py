@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cloud_verifier.engine.work import Spent
+from cloud_verifier.engine.work import Latency
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.sessions.budgets import BYTES, Meter
 from cloud_verifier.sessions.record_sender import OutgoingRecords, RecordSender
@@ -33,7 +33,7 @@ class Outgoing(NamedTuple):
 
     frame: bytes | None
     pause: float | None = None
-    spent: Spent | None = None
+    latency: Latency | None = None
 
 
 class Outbox:
@@ -92,7 +92,7 @@ class Outbox:
         if self._end is not None:
             raise self._end
 
-    def answer(self, message: Message, spent: Spent | None = None) -> None:
+    def answer(self, message: Message, latency: Latency | None = None) -> None:
         """Queue an answer, and count its bytes: a small request may have a large answer."""
         if self._end is not None:
             return
@@ -104,7 +104,7 @@ class Outbox:
             self.end(CloseConnection(CloseCode.POLICY, "max_waiting_bytes: answers are not being read"))
             return
         self._meter.spend(BYTES, len(frame))
-        self._answers.append(Outgoing(frame, None, spent))
+        self._answers.append(Outgoing(frame, None, latency))
         if self._waiting > self._room_bytes:
             self._room.clear()
         self.wake.set()
@@ -134,9 +134,9 @@ class Outbox:
         self._metrics.record_rows.labels(message.dtype).inc(message.rows)
         return Outgoing(frame)
 
-    def sent(self, spent: Spent | None) -> None:
+    def sent(self, latency: Latency | None) -> None:
         """The socket has taken a frame."""
-        if spent is not None:
-            seconds = self._clock() - spent.arrived
+        if latency is not None:
+            seconds = self._clock() - latency.arrived
             self._metrics.verify_seconds.observe(seconds)
-            self._metrics.overhead_seconds.observe(seconds - spent.forward)
+            self._metrics.overhead_seconds.observe(seconds - latency.forward)

@@ -13,11 +13,11 @@ from cloud_verifier.engine.work import (
     Detokenizer,
     Dropped,
     Failed,
+    Latency,
     ModelFacts,
     Recorded,
     Report,
     Settled,
-    Spent,
     Streamed,
     Waiting,
 )
@@ -170,7 +170,7 @@ class Service:
         self.metrics.opens.inc()
         return session
 
-    def perform(self, session: ServerSession, outputs: Iterable[Output], spent: Spent | None = None) -> None:
+    def perform(self, session: ServerSession, outputs: Iterable[Output], latency: Latency | None = None) -> None:
         """Send the messages and start the work that a session's verb has returned. A `Refusal` when the engine has no
         room."""
         for output in outputs:
@@ -184,7 +184,7 @@ class Service:
                     session.job = job
                 case _:
                     if session.outbox is not None:
-                        session.outbox.answer(output, spent)
+                        session.outbox.answer(output, latency)
         self.table.account(session)
 
     def prepare(self, session: ServerSession, outputs: Iterable[Output]) -> None:
@@ -229,7 +229,7 @@ class Service:
                     session.outbox.offer(session.records)
                 return
             case Settled(job, path, timing=timing):
-                self.perform(session, outputs, Spent(job.enqueued, timing.forward_ms / 1000))
+                self.perform(session, outputs, Latency(job.enqueued, timing.forward_ms / 1000))
                 drafted = len(job.request.tokens) - 1 if isinstance(job.request, Verify) else 0
                 self.metrics.accepted(drafted, len(path) - 1, len(path), "verify")
                 self.metrics.queue_seconds.observe(timing.queue_ms / 1000)

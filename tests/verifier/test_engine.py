@@ -370,7 +370,7 @@ class VirtualDrafting(TreeDrafting):
 
     def _catch_up(self, job: Job, stop: int) -> bool:
         self.now[0] += 0.02 * (stop - self.read)
-        self.read = stop
+        self.read, job.lease.draft_slot = stop, 0
         return True
 
 

@@ -141,7 +141,7 @@ def test_guesses_that_the_verifier_has_lost_are_sent_again() -> None:
     world.run(seconds=0.3)
     for session in world.verifier.known.values():
         assert session.guesses is not None
-        session.guesses._foreseen.clear()
+        session.guesses._tree.clear()
     assert world.run() == "length"
     assert world.answer == world.expected
     assert world.now < 5
