@@ -256,8 +256,13 @@ FLOODS: dict[str, Flood] = {
 def main(argv: Sequence[str]) -> None:
     """Run one flood."""
     name, port, token, seconds = argv
+    run_flood(FLOODS[name], int(port), token, float(seconds))
+
+
+def run_flood(flood: Flood, port: int, token: str, seconds: float) -> None:
+    """The body of a process: a flood for so long, then its report on standard output."""
     report = Report()
-    asyncio.run(_run(FLOODS[name], int(port), token, float(seconds), report))
+    asyncio.run(_run(flood, port, token, seconds, report))
     print(json.dumps(vars(report)))
 
 

@@ -27,6 +27,7 @@ _BLOWS = 20, 200
 _FEW_SLOTS = 16
 _SOAKED_SLOTS = 32
 """So few that they are all in use after minutes: then their number has no slope of its own."""
+_SHORT = "complete", "verified on a device"
 _CLIENTS = 50
 _MESSAGES = 2_000
 
@@ -128,14 +129,16 @@ async def _messages(options: argparse.Namespace) -> Found:
 
 
 async def _soak(options: argparse.Namespace) -> Found:
-    async with server("--slots", str(_SOAKED_SLOTS)) as running:
+    async with server("--slots", str(_SOAKED_SLOTS), "--openai", "0") as running:
         samples = options.out and options.out.with_suffix(".samples")
         soaked = await soak.soak(running, 3600 * options.hours, options.seed, samples)
         problems = [*soaked.toll.wrong[:5], *log_problems(running.said)]
     slopes = soaked.slopes()
     problems += [f"{name} is not flat: {one}" for name, one in slopes.items() if not one.flat]
     found = {name: dataclasses.asdict(one) for name, one in slopes.items()}
-    return {"slopes": found, "toll": dataclasses.asdict(soaked.toll), "hostile": dict(soaked.hostile)}, problems
+    problems += [f"no answer was {name} over short connections" for name in _SHORT if not soaked.short[name]]
+    counts = {"hostile": dict(soaked.hostile), "short": dict(soaked.short)}
+    return {"slopes": found, "toll": dataclasses.asdict(soaked.toll), **counts}, problems
 
 
 async def _device(options: argparse.Namespace) -> Found:

@@ -29,7 +29,7 @@ class Server:
         self.tokens.write_text(f"{token_line('honest', self.honest)}\n{token_line('greedy', self.greedy)}\n")
         self._flags, self._descriptors = flags, descriptors
         self._process: asyncio.subprocess.Process | None = None
-        self.port = 0
+        self.port = self.api_port = 0
 
     @property
     def process(self) -> asyncio.subprocess.Process:
@@ -53,9 +53,12 @@ class Server:
             raise RuntimeError("no pipe")
         async with asyncio.timeout(_START_SECONDS):
             line = (await self._process.stdout.readline()).decode()
-        if "listening on" not in line:
-            raise RuntimeError(f"the verifier did not start: {self.log.read_text()[-2000:]}")
-        self.port = int(line.rpartition(":")[2])
+            if "listening on" not in line:
+                raise RuntimeError(f"the verifier did not start: {self.log.read_text()[-2000:]}")
+            self.port = int(line.rpartition(":")[2])
+            if "--openai" in self._flags:
+                line = (await self._process.stdout.readline()).decode()
+                self.api_port = int(line.partition("/v1,")[0].rpartition(":")[2])
 
     def _few_descriptors(self) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._descriptors, self._descriptors))
