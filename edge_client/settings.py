@@ -169,8 +169,8 @@ class ClientSettings:
         values = dict(defaults or {})
         values |= read_config_file(config_file(file, environment), must_exist=bool(file or environment.get(CONFIG)))
         values |= _from_environment(environment)
-        values |= {name: value for name, value in flags.items() if value is not None}
-        return cls(**{name: _converted(name, value) for name, value in values.items()})
+        values |= {name: _converted(name, value) for name, value in flags.items() if value is not None}
+        return cls(**values)
 
 
 class TurnChanges(TypedDict, total=False):
@@ -214,6 +214,7 @@ class SettingChanges(TurnChanges, total=False):
 
 
 _HINTS: dict[str, Any] = typing.get_type_hints(ClientSettings)
+_WORDS = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
 
 
 def config_file(named: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:
@@ -239,7 +240,7 @@ def read_config_file(path: Path, *, must_exist: bool = False) -> dict[str, Any]:
     for name in values:
         if name not in _HINTS:
             raise ConfigError(f"{path}: unknown setting {name!r}", hint=_nearest(name, _HINTS))
-    return values
+    return {name: _converted(f"{path}: {name}", value, _HINTS[name]) for name, value in values.items()}
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -265,13 +266,13 @@ def from_text(name: str, text: str, *, called: str = "") -> Any:
 
 def _converted(name: str, value: Any, hint: Any = None, *, strict: bool = True) -> Any:
     """Convert to the setting's type, or raise an error with its name. `strict=False` reads numbers from text."""
+    hint = hint or _HINTS[name]
     try:
-        return msgspec.convert(value, hint or _HINTS[name], strict=strict)
-    except msgspec.ValidationError as error:
-        if typing.get_origin(hint or _HINTS[name]) is Literal:
-            choices = ", ".join(typing.get_args(hint or _HINTS[name]))
-            raise ConfigError(f"{name} must be one of {choices}, not {safe_line(repr(value))}") from None
-        raise ConfigError(f"{name} is {safe_line(repr(value))}: {str(error)[0].lower()}{str(error)[1:]}") from None
+        return msgspec.convert(value, hint, strict=strict)
+    except msgspec.ValidationError:
+        choices = typing.get_origin(hint) is Literal
+        wanted = f"one of {', '.join(typing.get_args(hint))}" if choices else _WORDS.get(hint, "a list of texts")
+        raise ConfigError(f"{name} must be {wanted}, not {safe_line(repr(value))}") from None
 
 
 def _check_address(address: str) -> None:
@@ -281,10 +282,12 @@ def _check_address(address: str) -> None:
         host, port = parts.hostname or "", parts.port
         host.encode("idna")
     except ValueError as error:  # also UnicodeError: a host name label that is too long
-        raise UsageError(f"no verifier address: {safe_line(repr(address))}", hint=safe_line(str(error))) from None
+        raise UsageError(f"{safe_line(repr(address))} is no verifier address", hint=safe_line(str(error))) from None
     if parts.scheme not in ("ws", "wss") or not host or port == 0:
+        likely = "" if "//" in address else f"did you mean ws://{safe_line(address)}? "
         raise UsageError(
-            f"no verifier address: {safe_line(repr(address))}", hint="like ws://host:8765, wss://host, or local"
+            f"{safe_line(repr(address))} is no verifier address",
+            hint=f"{likely}It is like ws://host:8765, wss://host, or local",
         )
 
 

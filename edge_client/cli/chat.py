@@ -14,11 +14,11 @@ from edge_client.cli import options
 from edge_client.cli.dialogue import Ask, Dialogue, Quit
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
-from edge_client.events import Done
+from edge_client.events import Done, Link
 from edge_client.screen.console import make_console
 from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.reader import Reader, make_reader
-from edge_client.screen.terminal import Pieces
+from edge_client.screen.terminal import Pieces, refused
 from edge_client.screen.views import make_view
 from moa.errors import LinkError, MoaError, UsageError
 from moa.safe_text import safe_text
@@ -38,9 +38,11 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Chat until the end of the input; exit code 2 if it is no terminal and held a mistake."""
+    """Chat until the end of the input. If that is no terminal, exit code 2 if it held a mistake, 1 if the verifier
+    refused."""
     seed = options.draw_seed()
-    settings = options.settings_from(arguments, seed=seed)
+    # A correction comes while the next message is typed, so an answer need not wait for it.
+    settings = options.settings_from(arguments, seed=seed, settle_seconds=1.0)
     options.tell_seed(settings, seed)
     return asyncio.run(_talk(Dialogue(settings, arguments.system), history=not arguments.no_history))
 
@@ -53,9 +55,15 @@ async def _talk(dialogue: Dialogue, *, history: bool) -> int:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
         if reader.interactive:
             console.print(_HINT, style="dim")
+            if client.link is None:
+                console.print("no verifier: this device answers alone, and nothing is verified", style="yellow")
         chat = ChatLoop(client, conversation, dialogue, reader, console)
         await chat.run()
-        return 2 if chat.mistakes and not reader.interactive else 0
+        if reader.interactive:
+            return 0
+        if chat.refused and not chat.mistakes:
+            raise refused(chat.refused)
+        return 2 if chat.mistakes else 0
 
 
 class ChatLoop:
@@ -68,6 +76,8 @@ class ChatLoop:
         self._reader, self._console, self._ctrl_c = reader, console, CtrlC()
         self.mistakes = 0
         """Lines that could not be asked or done."""
+        self.refused = ""
+        """Why the verifier has refused an answer, if it did."""
 
     async def run(self) -> None:
         """Until the user ends it."""
@@ -81,10 +91,13 @@ class ChatLoop:
                 async with self._checking_meanwhile():
                     line = await self._ctrl_c.stoppable(self._reader.read())
             except Interrupted:
-                if leaving:
+                if self._reader.begun():  # it discards the line, as in a shell
+                    leaving = False
+                elif leaving:
                     return
-                leaving = True
-                self._console.print("Ctrl-C once more, or Ctrl-D, to leave", style="dim")
+                else:
+                    leaving = True
+                    self._console.print("Ctrl-C once more, or Ctrl-D, to leave", style="dim")
                 continue
             leaving = False
             if line is None:
@@ -119,11 +132,13 @@ class ChatLoop:
         async def show() -> None:
             nonlocal done
             events = self._conversation.generate(messages, **dialogue.changes)
-            with make_view(console=self._console) as view:
+            with make_view(console=self._console, context=most) as view:
                 async with contextlib.aclosing(events):
                     async for event in events:
                         view.take(event)
                         pieces.take(event)
+                        if isinstance(event, Link) and event.state == "refused":
+                            self.refused = event.detail
                         done = event if isinstance(event, Done) else None
 
         try:

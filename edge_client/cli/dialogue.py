@@ -74,6 +74,8 @@ class Dialogue:
     changes: dict[str, Any] = field(default_factory=dict)
     _forgotten: int = 0
     """Messages from the beginning that are no longer sent because the context is full."""
+    _files: set[Path] = field(default_factory=set)
+    """Files that this chat has saved or loaded, which `/save` may replace."""
 
     def take(self, line: str) -> NextStep | None:
         """The next step for a line of the user; None: nothing. Commands and mistyped commands are not sent to the
@@ -174,12 +176,15 @@ class Dialogue:
 
     def _save(self, name: str) -> NextStep:
         path = _path(name)
+        if path.exists() and path not in self._files:
+            raise UsageError(f"{path} exists already, and is not of this chat", hint="give another name")
         said = msgspec.convert([*self._opening(), *self.messages], list[_Said])
         content = msgspec.json.format(msgspec.json.encode(_File(said)), indent=1)
         try:
             write_whole(path, content + b"\n")
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}") from None
+        self._files.add(path)
         return Say(f"{len(self.messages)} messages are in {path}")
 
     def _load(self, name: str) -> NextStep:
@@ -192,6 +197,7 @@ class Dialogue:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(f"{path} is no conversation: {safe_line(str(error))}", hint="/save writes one") from None
+        self._files.add(path)
         messages = [{"role": one.role, "content": one.content} for one in said]
         self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
         self.messages, self._forgotten = messages, 0

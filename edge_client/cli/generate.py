@@ -14,8 +14,8 @@ import msgspec
 
 from edge_client.cli import options
 from edge_client.client import EdgeClient
-from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
-from edge_client.screen.terminal import PipeView, QuietView, View, rescue
+from edge_client.events import Adopt, Confirm, Done, Event, Link, Prompt, Retract, Token
+from edge_client.screen.terminal import PipeView, QuietView, View, refused, rescue
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.turn.trace import Trace
@@ -43,7 +43,7 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer one prompt; exit code 1 when it must be verified and is not."""
+    """Answer one prompt; exit code 1 when the verifier refused it, or when it must be verified and is not."""
     if arguments.logprobs is not None and not (arguments.json or arguments.jsonl):
         raise UsageError("--logprobs has no place in plain text", hint="add --json or --jsonl")
     if arguments.trace is not None and (arguments.trace.is_dir() or not arguments.trace.parent.is_dir()):
@@ -61,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         options.tell_seed(settings, seed)
     if record.stopped:
         return 128 + signal.SIGTERM
+    if record.refused and not record.verified:
+        raise refused(record.refused)
     if arguments.require_verified and not record.verified:
         raise MoaError("not all of this was verified by the target", hint="--require-verified")
     return 0
@@ -144,6 +146,8 @@ class Record:
         self._text = ""
         self.stopped = False
         """Whether the process was told to end."""
+        self.refused = ""
+        """Why the verifier refuses, if it does."""
 
     def stop(self, task: asyncio.Task[Any]) -> None:
         """End the answer where it is."""
@@ -170,6 +174,8 @@ class Record:
             case Retract():
                 del self._ids[event.start - start :], self._status[event.start - start :]
                 self._text = self._text[: event.characters]
+            case Link():
+                self.refused = event.detail if event.state == "refused" else ""
             case Done():
                 self._done = event
             case _:

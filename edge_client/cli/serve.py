@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.settings import ClientSettings
-from moa.errors import UsageError, how_to_install
+from moa.errors import MoaError, UsageError, how_to_install
 from moa.process.gc_freeze import leave_out_what_is_loaded
 from moa.process.listening import Port
 
@@ -111,6 +111,18 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, name: str) -> N
             async with endpoint(client, serve, model, port) as address:
                 leave_out_what_is_loaded()
                 print(f"chat page and API at {address} (model {model}); Ctrl-C ends", file=sys.stderr, flush=True)
-                if client.link is None:
-                    print("no verifier: all text is this device's own, and none of it is verified", file=sys.stderr)
+                look = asyncio.create_task(_tell_of_the_verifier(client))
                 await stop.wait()
+                look.cancel()
+
+
+async def _tell_of_the_verifier(client: EdgeClient) -> None:
+    """Say at the start if it is not there: then answers are the device's own."""
+    try:
+        if client.link is not None:
+            await client.wait_online()
+            return
+        missing = "no verifier"
+    except MoaError as error:
+        missing = f"no verifier now: {error.line()}"
+    print(f"{missing}\nall text is this device's own, and none of it is verified", file=sys.stderr, flush=True)

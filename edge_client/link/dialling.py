@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from websockets.client import process_exception
 from websockets.exceptions import (
@@ -84,14 +85,19 @@ class Dialling:
         self.retry.not_before = min(self.retry.not_before, self._ended_at + _LEAST_PAUSE)
 
 
-def explain(error: BaseException, url: str, *, tls: bool, worked: bool = False) -> MoaError:
-    """The error of a connection, as one line with a hint: what may be wrong at an address that never `worked`."""
+def explain(error: BaseException, url: str, *, tls: bool, token: bool = False, worked: bool = False) -> MoaError:
+    """The error of a connection, as one line with a hint: what may be wrong at an address that never `worked`. `tls`
+    and `token`: whether they were used."""
     match error:
         case MoaError():
             return error
         case InvalidStatus() if error.response.status_code in (401, 403):
             status = error.response.status_code
-            return RemoteError("unauthorized", f"the verifier refused the token (HTTP {status})", hint="pass --token")
+            if token:
+                why, hint = "the verifier refused the token", "give the one it knows with --token"
+            else:
+                why, hint = f"{url} wants a token", "pass --token; and is it a verifier's address?"
+            return RemoteError("unauthorized", f"{why} (HTTP {status})", hint=hint)
         case InvalidStatus():
             status = error.response.status_code
             if process_exception(error) is None or status == 429:
@@ -117,6 +123,8 @@ def explain(error: BaseException, url: str, *, tls: bool, worked: bool = False) 
             return LinkError(f"cannot reach {url}: no answer in time")
         case ConnectionClosed() | OSError() | EOFError():
             serving = "is `cloud-verifier serve` running there" + (", with --tls-cert?" if tls else "?")
+            if not tls and urlsplit(url).port is None:
+                serving = "that is port 80; a verifier has 8765 if not told otherwise"
             return LinkError(f"cannot reach {url}: {safe_line(str(error)) or type(error).__name__}", hint=serving)
         case _:
             return LinkError(f"cannot reach {url}: {type(error).__name__}: {safe_line(str(error))}")

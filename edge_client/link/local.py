@@ -44,7 +44,7 @@ class LocalVerifier:
         if missing:
             raise UsageError(
                 f"a local verifier needs {missing[0]}, which is not installed",
-                hint=f"{how_to_install('verifier')}, or give the address of a verifier",
+                hint=f"{how_to_install('verifier')}, or give the address of a verifier, or chat --offline",
             )
         with tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(

@@ -254,7 +254,7 @@ class VerifierLink:
                 if not self._wanted:
                     return
                 tls, worked = self.endpoint.tls is not None, self.connections > 0
-                why = explain(error, self.endpoint.url, tls=tls, worked=worked)
+                why = explain(error, self.endpoint.url, tls=tls, token=bool(self.endpoint.token), worked=worked)
                 self.dialling.ended(why, perf_counter())
             self.up, self._connection = False, None
             self._tell_all()

@@ -13,6 +13,7 @@ from edge_client.screen.terminal import Pieces
 from moa.safe_text import safe_line, safe_text
 
 _PROVISIONAL = "dim italic"
+_LONG_SECONDS = 0.5
 _TROUBLE = ("offline", "refused")
 _LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused": "red"}
 
@@ -20,8 +21,9 @@ _LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused"
 class LiveView:
     """Final lines are printed as normal output; the last line and provisional text are redrawn."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, context: int = 0) -> None:
+        """`context`: how many tokens it holds, if the reader is to know how full it is."""
+        self._console, self._context = console, context
         self._live = Region(console)
         self._pieces = Pieces()
         self._printed = 0
@@ -94,14 +96,20 @@ class LiveView:
         self._live.stop()
         self._console.print(self._open_lines())
         if self._done is not None:
-            self._console.print(Text(summary(self._done), style="dim"))
+            line = summary(self._done, self._pieces.settled)
+            if self._context:
+                line += f" · context {self._pieces.start + len(self._pieces.texts)} of {self._context}"
+            self._console.print(Text(line, style="dim"))
 
 
-def summary(done: Done) -> str:
-    """One line about a turn."""
+def summary(done: Done, settled: int) -> str:
+    """One line about a turn, of which so many tokens were verified or kept."""
     stats = done.stats
     calls = "1 call" if stats["calls"] == 1 else f"{stats['calls']} calls"
-    parts = [f"{stats['tokens']} tokens", f"{stats['tokens_per_second']:.0f}/s", calls]
+    first, last = stats["first_token_seconds"], stats["last_token_seconds"]  # a wait for the link at the end is no part
+    parts = [f"{stats['tokens']} tokens", f"{stats['tokens'] / max(1e-3, last):.0f}/s", calls]
+    if first >= _LONG_SECONDS:
+        parts.insert(2, f"first after {first:.1f} s")
     if stats["tokens_per_round"]:
         parts.append(f"{stats['tokens_per_round']:.2f} tokens a round")
     if stats.get("rtt_ms"):
@@ -109,7 +117,7 @@ def summary(done: Done) -> str:
         parts += [f"RTT {stats['rtt_ms']:.0f} ms", f"{kilobytes:.1f} kB"]
     if stats["retracted"]:
         parts.append(f"{stats['retracted']} corrected")
-    parts.append("verified" if done.verified else "not all verified")
+    parts.append("verified" if done.verified else "not all verified" if settled else "nothing verified")
     if done.reason not in ("eos", "stop"):
         parts.append(f"ended by {done.reason}")
     return " · ".join(parts)

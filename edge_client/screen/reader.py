@@ -35,6 +35,9 @@ class Reader(Protocol):
     async def read(self) -> str | None:
         """The next message, of one line or more; None at the end. Ctrl-C may be `Interrupted`, where it is a key."""
 
+    def begun(self) -> bool:
+        """Whether a part of the next message was typed before a Ctrl-C."""
+
     def above(self) -> contextlib.AbstractContextManager[Any]:
         """While active, output is printed above the line being typed."""
 
@@ -87,18 +90,25 @@ class EditingReader:
             kept = FileHistory(str(history_file())) if history else InMemoryHistory()
         except OSError:  # the home folder is not writable
             kept = InMemoryHistory()
+        self._begun = False
         self._session: Any = PromptSession(
             "> ", history=kept, completer=Words(), complete_while_typing=False, key_bindings=keys, **how
         )
 
     async def read(self) -> str | None:
         """The next message."""
+        self._begun = False
         try:
             return str(await self._session.prompt_async())
         except EOFError:
             return None
         except KeyboardInterrupt:
+            self._begun = bool(self._session.default_buffer.text)
             raise Interrupted from None
+
+    def begun(self) -> bool:
+        """Whether the line that Ctrl-C has ended had text."""
+        return self._begun
 
     def above(self) -> contextlib.AbstractContextManager[Any]:
         """Prompt and typed text are redrawn below the output."""
@@ -117,8 +127,11 @@ class PlainReader:
         self.interactive = bool(prompt)
         self._waiting: asyncio.Future[str | None] | None = None
         """The pending read of a line; it goes on when nobody waits for it any more, after a Ctrl-C."""
+        self._typed: Callable[[], str] = str
         with contextlib.suppress(ImportError):  # line editing, if the library exists
-            import readline  # noqa: F401
+            import readline
+
+            self._typed = readline.get_line_buffer
 
     async def read(self) -> str | None:
         """The next message. Three quotes open one of many lines, and close it."""
@@ -131,6 +144,10 @@ class PlainReader:
                 break
             lines.append(line)
         return "\n".join(lines).removesuffix(_BLOCK).strip("\n")
+
+    def begun(self) -> bool:
+        """Whether the line that is still being read has text; without the library for line editing it is not known."""
+        return self._waiting is not None and bool(self._typed())
 
     def above(self) -> contextlib.AbstractContextManager[Any]:
         """A plain terminal cannot print above the input."""

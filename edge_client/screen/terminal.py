@@ -84,7 +84,9 @@ class PipeView:
     """For files and pipes: each final text once. `remarks` go to standard error."""
 
     def __init__(self, *, remarks: bool = True) -> None:
-        self._tell = _tell if remarks else _be_quiet
+        self._remarks: list[str] | None = [] if remarks else None
+        """Those that wait for the end of a line: standard error may be the same terminal or file."""
+        self._midline = False
         self._pieces = Pieces()
         self._written = 0
         self._broken: OSError | None = None
@@ -117,17 +119,28 @@ class PipeView:
             # A file gets the text as it is; for a terminal, even a dumb one, control characters are escaped.
             sys.stdout.write(safe_text(text) if sys.stdout.isatty() else text)
             sys.stdout.flush()
+            self._midline = not text.endswith("\n") if text else self._midline
         except BrokenPipeError:
             raise  # the reader has closed the pipe: stop
         except OSError as error:
             self._broken = error  # a full disk: the answer continues, and is printed on standard error
+            self._midline = False
         self._written = max(self._written, stop)
+        self._tell()
+
+    def _tell(self, *remarks: str) -> None:
+        if self._remarks is None:
+            return
+        self._remarks += remarks
+        while self._remarks and not self._midline:
+            print(f"edge-client: {safe_line(self._remarks.pop(0))}", file=sys.stderr)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        pass
+        self._midline = False  # an answer that was not finished
+        self._tell()
 
 
 def rescue(text: str, trouble: OSError) -> NoReturn:
@@ -138,9 +151,6 @@ def rescue(text: str, trouble: OSError) -> NoReturn:
     raise MoaError(f"the answer could not be written: {trouble.strerror}", hint="it is above, on standard error")
 
 
-def _be_quiet(message: str) -> None:
-    """Say nothing."""
-
-
-def _tell(message: str) -> None:
-    print(f"edge-client: {safe_line(message)}", file=sys.stderr)
+def refused(why: str) -> MoaError:
+    """The error at the end of a command whose answer the verifier refused: a script shall not take it for verified."""
+    return MoaError(f"the verifier refuses: {why}", hint="this device alone: --offline")

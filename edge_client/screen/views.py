@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def make_view(*, quiet: bool = False, console: Console | None = None) -> View:
-    """The view for this output."""
+def make_view(*, quiet: bool = False, console: Console | None = None, context: int = 0) -> View:
+    """The view for this output; on a terminal it says how much of the `context` is used, if that is given."""
     if quiet:
         return QuietView()
     if console is None and not (sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")):
@@ -24,4 +24,4 @@ def make_view(*, quiet: bool = False, console: Console | None = None) -> View:
     from edge_client.screen.live import LiveView
 
     console = console or Console(highlight=False)
-    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PipeView()
+    return LiveView(console, context) if console.is_terminal and not console.is_dumb_terminal else PipeView()

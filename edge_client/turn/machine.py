@@ -322,7 +322,7 @@ class TurnMachine:
                 self._broken(ProtocolError(error.message), now)
             case Failure.FOR_GOOD:
                 self.session.receive(error)
-                self._give_up(f"refused: {error.message}")
+                self._give_up(error.message)
 
     def _pause(self, now: float, asked_wait: float = 0.0) -> None:
         """After a pause, unanswered requests are sent again, or a new round."""

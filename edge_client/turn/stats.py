@@ -46,6 +46,7 @@ class Stats:
     started: float
     finished: float = 0.0
     first_token: float = 0.0
+    last_token: float = 0.0
     calls: int = 0
     """Requests to the verifier: rounds of either kind."""
     rounds: int = 0
@@ -75,6 +76,7 @@ class Stats:
                 case Token():
                     self.tokens += 1
                     self.first_token = self.first_token or now
+                    self.last_token = now
                 case Confirm(start=start, stop=stop):
                     self.confirmed += stop - start
                 case Retract(start=start, stop=stop):
@@ -96,6 +98,7 @@ class Stats:
         return {
             "seconds": round(seconds, 4),
             "first_token_seconds": round(max(0.0, self.first_token - self.started), 4),
+            "last_token_seconds": round(max(0.0, self.last_token - self.started), 4),
             "tokens": self.tokens,
             "tokens_per_second": round(self.tokens / seconds, 2),
             "calls": self.calls,

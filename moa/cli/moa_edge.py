@@ -59,7 +59,8 @@ def parser() -> argparse.ArgumentParser:
     top = CommandParser(
         prog="moa-edge",
         description="A large language model that keeps answering when the network does not.",
-        epilog="Each has a --help of its own. Start with: edge-client demo",
+        epilog="Each has a --help of its own. Start with: edge-client chat --offline (this device alone), or "
+        "edge-client demo (with a server on this machine)",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", metavar="PROGRAM")

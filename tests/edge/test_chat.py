@@ -21,28 +21,47 @@ from edge_client.screen.ctrl_c import Interrupted
 from edge_client.settings import ClientSettings
 from moa.errors import LinkError, UsageError
 
-STATS = {"tokens": 1, "tokens_per_second": 5.0, "calls": 1, "tokens_per_round": None, "retracted": 0}
+STATS = {
+    "tokens": 1,
+    "first_token_seconds": 0.1,
+    "last_token_seconds": 0.2,
+    "calls": 1,
+    "tokens_per_round": None,
+    "retracted": 0,
+}
 
 
 def done(text: str, *, verified: bool) -> Done:
     return Done(reason="length", verified=verified, text=text, stats=STATS)
 
 
+class Half:
+    """Ctrl-C after a part of a line was typed."""
+
+
+Keys = str | type[Interrupted] | Half
+
+
 class Lines:
-    """Lines of a user's; an exception is raised in its turn."""
+    """Lines of a user's; Ctrl-C comes in its turn."""
 
     interactive = False
 
-    def __init__(self, *lines: str | type[Exception]) -> None:
+    def __init__(self, *lines: Keys) -> None:
         self._lines = list(lines)
+        self._begun = False
 
     async def read(self) -> str | None:
         for _ in range(10):  # typing takes time, in which the network can run
             await asyncio.sleep(0)
         line = self._lines.pop(0) if self._lines else None
-        if isinstance(line, type):
-            raise line
+        self._begun = isinstance(line, Half)
+        if isinstance(line, type | Half):
+            raise Interrupted
         return line
+
+    def begun(self) -> bool:
+        return self._begun
 
     def above(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -74,7 +93,7 @@ class Played:
         yield self._checked
 
 
-async def talk(played: Played, *lines: str | type[Exception], online: Sequence[bool] = (True,)) -> tuple[Dialogue, str]:
+async def talk(played: Played, *lines: Keys, online: Sequence[bool] = (True,)) -> tuple[Dialogue, str]:
     """The dialogue and the screen after a chat; `online` are the states of the link at each check, the last one
     repeated."""
     looks = list(online)
@@ -126,6 +145,12 @@ async def test_ctrl_c_at_the_prompt_asks_first() -> None:
     dialogue, screen = await talk(
         Played([done("a", verified=True)]), Interrupted, "one", Interrupted, Interrupted, "two"
     )
+    assert screen.count("Ctrl-C once more") == 2
+    assert [message["content"] for message in dialogue.messages] == ["one", "a"]
+
+
+async def test_ctrl_c_with_text_typed_discards_the_line_and_never_leaves() -> None:
+    dialogue, screen = await talk(Played([done("a", verified=True)]), Interrupted, Half(), Half(), Interrupted, "one")
     assert screen.count("Ctrl-C once more") == 2
     assert [message["content"] for message in dialogue.messages] == ["one", "a"]
 

@@ -22,7 +22,7 @@ from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from edge_client.cli import main, parser
 from edge_client.cli.generate import Record
 from edge_client.device import embedded_bundle
-from edge_client.events import Confirm, Done, Event, Prompt, Retract, Token
+from edge_client.events import Confirm, Done, Event, Notice, Prompt, Retract, Token
 from edge_client.screen.live import LiveView
 from edge_client.screen.terminal import PipeView
 from edge_client.screen.views import make_view
@@ -178,7 +178,7 @@ def test_sampling_draws_a_seed_and_says_it() -> None:
         (["generate", "--raw", "-"], {"input": b""}, b"the prompt is empty"),
         (["generate", "--raw", "x" * 600], {}, b"the context holds"),
         (["generate", "hello", "--temperature", "-1"], {}, b"temperature must be"),
-        (["generate", "hello", "--verifier", "example.org"], {}, b"no verifier address"),
+        (["generate", "hello", "--verifier", "example.org:8765"], {}, b"did you mean ws://example.org:8765?"),
         (["generate", "hello", "--draft", "nobody"], {}, b"draft must be one of"),
         (["generate", "hello", "--variant", "npu"], {}, b"no variant 'npu'"),
         (["generate", "hello", "--config", "/nowhere.toml"], {}, b"no config file"),
@@ -245,15 +245,22 @@ async def test_a_wrong_token_is_one_clear_line() -> None:
         await refused(["--verifier", running.transport.url, "--token", "wrong"], b"refused the token", b"--token")
 
 
+async def test_more_tokens_than_the_verifier_writes_are_no_quiet_success() -> None:
+    async with kit.verifier() as running:
+        most = running.service.limits.max_new_tokens
+        flags = ["--verifier", running.transport.url, "--max-new-tokens", f"{most + 1}"]
+        await refused(flags, f"{most + 1} new tokens, at most {most}".encode())
+
+
 async def refused(flags: list[str], *what: bytes) -> None:
     bundle = str(kit.pair() / "bundle")
-    result = await asyncio.to_thread(run, "generate", "--raw", "hello", "--bundle", bundle, *flags)
-    assert result.returncode == 0, "the device answers all the same"
-    assert result.stdout
-    assert b"refused: " in result.stderr
-    assert all(words in result.stderr for words in what), result.stderr
-    flags = ["--bundle", bundle, "--require-verified", *flags]
-    assert (await asyncio.to_thread(run, "generate", "--raw", "hello", *flags)).returncode == 1
+    for how in ([], ["--json"], ["--quiet"], ["--require-verified"]):
+        result = await asyncio.to_thread(run, "generate", "--raw", "hello", "--bundle", bundle, *flags, *how)
+        assert result.returncode == 1, "a script shall not take it for verified"
+        assert result.stdout, "the device answers all the same"
+        last = result.stderr.splitlines()[-1]
+        assert last.startswith(b"edge-client: error: the verifier refuses: "), result.stderr
+        assert all(words in last for words in what), result.stderr
 
 
 def test_a_fresh_start_is_measured() -> None:
@@ -345,7 +352,14 @@ def test_a_pipe_sees_only_what_stays(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_terminal_sees_everything_and_ends_with_the_text() -> None:
     from rich.console import Console
 
-    stats = {"tokens": 3, "tokens_per_second": 5.0, "calls": 1, "tokens_per_round": None, "retracted": 1}
+    stats = {
+        "tokens": 3,
+        "first_token_seconds": 0.1,
+        "last_token_seconds": 0.2,
+        "calls": 1,
+        "tokens_per_round": None,
+        "retracted": 1,
+    }
     console = Console(force_terminal=True, width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     view = make_view(console=console)
     assert isinstance(view, LiveView)
@@ -357,6 +371,45 @@ def test_a_terminal_sees_everything_and_ends_with_the_text() -> None:
     assert "twofour" in text
     assert "1 corrected" in text
     console.file.close()
+
+
+@pytest.mark.parametrize(("status", "says"), [("provisional", "nothing verified"), ("verified", "not all verified")])
+def test_how_much_is_verified_and_the_context_is_full_is_on_the_screen(status: Any, says: str) -> None:
+    from rich.console import Console
+
+    stats = {
+        "tokens": 2,
+        "first_token_seconds": 1.0,
+        "last_token_seconds": 1.25,
+        "seconds": 6.0,
+        "calls": 1,
+        "tokens_per_round": None,
+        "retracted": 0,
+    }
+    with open(os.devnull, "w") as nowhere:
+        console = Console(force_terminal=True, width=120, record=True, file=nowhere)
+        with make_view(console=console, context=64) as view:
+            view.take(Prompt(ids=[1, 2, 3]))
+            view.take(Token(position=3, id=5, text="one", status=status))
+            view.take(Token(position=4, id=5, text="two", status="provisional"))
+            view.take(Done(reason="length", verified=False, text="onetwo", stats=stats))
+        text = console.export_text()
+    assert "2 tokens · 2/s · first after 1.0 s · 1 call · " in text, "the wait at the end is no part of the speed"
+    assert f"{says} · ended by length · context 5 of 64\n" in text
+
+
+def test_a_remark_waits_for_the_end_of_the_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", sys.stdout)  # as in `make demo 2>&1 | less`
+    with PipeView() as view:
+        view.take(Prompt(ids=[1]))
+        view.take(Notice(message="before"))
+        view.take(Token(position=1, id=5, text="a gar", status="verified"))
+        view.take(Notice(message="the link is cut"))
+        view.take(Token(position=2, id=6, text="den\nand", status="verified"))
+        view.take(Token(position=3, id=6, text="\n", status="verified"))
+    assert capsys.readouterr().out == "edge-client: before\na garden\nand\nedge-client: the link is cut\n"
 
 
 def test_the_record_holds_ids_and_statuses() -> None:

@@ -82,7 +82,7 @@ def test_set(dialogue: Dialogue) -> None:
     assert dialogue.changes["stop"] == ()
     assert "temperature          0.8" in said(dialogue, "/set")
     for line, what in (
-        ("/set temperature hot", "temperature is 'hot': expected `float`"),
+        ("/set temperature hot", "temperature must be a number, not 'hot'"),
         ("/set temperature -1", "temperature must be"),
         ("/set token x", "token cannot be set here"),
         ("/set draft nobody", "draft must be one of"),
@@ -114,6 +114,18 @@ def test_save_and_load(dialogue: Dialogue, tmp_path: Path) -> None:
     other = Dialogue(ClientSettings())
     said(other, f"/load {tmp_path}/chat.json")
     assert (other.system, other.messages) == (dialogue.system, dialogue.messages)
+    dialogue.take("more")
+    for one in (dialogue, other):  # what a chat has saved or loaded it may replace
+        assert "messages are in" in said(one, f"/save {tmp_path}/chat.json")
+
+
+def test_save_replaces_nobody_else_s_file(dialogue: Dialogue, tmp_path: Path) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("mine")
+    dialogue.take("hi")
+    with pytest.raises(UsageError, match="exists already"):
+        dialogue.take(f"/save {precious}")
+    assert precious.read_text() == "mine"
 
 
 @pytest.mark.parametrize(

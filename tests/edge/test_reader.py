@@ -61,8 +61,14 @@ def test_completion_replaces_the_last_word() -> None:
 
 async def test_the_end_and_ctrl_c() -> None:
     assert await typed("\x04") == [None]
-    with pytest.raises(Interrupted):
-        await typed("half\x03")
+    with create_pipe_input() as pipe:
+        reader = EditingReader(lambda text: [], history=False, input=pipe, output=DummyOutput())
+        async with asyncio.timeout(300):
+            for keys, begun in (("half\x03", True), ("\x03", False), ("gone\b\b\b\b\x03", False)):
+                pipe.send_text(keys)
+                with pytest.raises(Interrupted):
+                    await reader.read()
+                assert reader.begun() is begun
 
 
 async def test_plain_lines_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,14 @@ from edge_client.screen.live import LiveView
 from edge_client.screen.region import Region
 from edge_client.screen.terminal import PipeView
 
-STATS = {"tokens": 1, "tokens_per_second": 5.0, "calls": 1, "tokens_per_round": None, "retracted": 0}
+STATS = {
+    "tokens": 1,
+    "first_token_seconds": 0.1,
+    "last_token_seconds": 0.2,
+    "calls": 1,
+    "tokens_per_round": None,
+    "retracted": 0,
+}
 HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\u202ed"
 
 

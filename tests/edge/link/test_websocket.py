@@ -76,8 +76,9 @@ async def test_a_wrong_token() -> None:
     async with kit.verifier(auth=auth) as running:
         error = await trouble(running.transport.url, token="wrong")
         assert "refused the token" in str(error)
+        assert "wants a token" in str(await trouble(running.transport.url))
         async with EdgeClient(verifier=running.transport.url, device=kit.device()) as client:
-            with pytest.raises(MoaError, match="refused the token"):
+            with pytest.raises(MoaError, match="wants a token"):
                 await client.wait_online()
             transcript = await kit.transcribe(client, [5, 6])
             assert transcript.tokens, "the device answers all the same"
@@ -205,6 +206,12 @@ def test_an_address_that_has_worked_is_not_called_wrong() -> None:
     assert "TLS" in explain(error, url, tls=False).hint
     again = explain(error, url, tls=False, worked=True)
     assert (str(again), again.hint) == (f"{url} does not answer now", "")
+
+
+def test_an_address_without_a_port_is_told_which_was_tried() -> None:
+    assert "port 80;" in explain(ConnectionRefusedError(), "ws://localhost", tls=False).hint
+    assert "port 80;" not in explain(ConnectionRefusedError(), "wss://localhost", tls=True).hint
+    assert "port 80;" not in explain(ConnectionRefusedError(), "ws://localhost:8765", tls=False).hint
 
 
 @contextlib.asynccontextmanager
