@@ -89,11 +89,15 @@ class EdgeAnswerer:
         return answer_limit(ask, self._client.settings.max_new_tokens, most)
 
     def status(self) -> dict[str, Any]:
-        """Figures of the link."""
+        """The model's limits, and figures of the link."""
         link = self._client.link
-        limits = {"context": self._client.shared.max_context, "max_tokens": self._client.settings.max_new_tokens}
+        about = {
+            "demo": not self._client.settings.bundle,  # the embedded model: the page says what it can do
+            "context": self._client.shared.max_context,
+            "max_tokens": self._client.settings.max_new_tokens,
+        }
         if link is None:
-            return {"link": "none", **limits}
+            return {"link": "none", **about}
         dialling = link.dialling
         why = (
             "disconnected on purpose" if dialling.cut else str(dialling.refused or dialling.last_error or "connecting")
@@ -105,7 +109,7 @@ class EdgeAnswerer:
             "rtt_ms": round(1000 * link.rtt.smoothed, 2) if link.rtt.samples else None,
             "sent_bytes": link.sent_bytes,
             "received_bytes": link.received_bytes,
-            **limits,
+            **about,
         }
 
     def cut_off(self, *, cut: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Iterator
 from importlib import resources
@@ -42,17 +43,20 @@ def page(package: str, folder: str, at: str) -> Iterator[Route]:
 
 class _File:
     def __init__(self, content: bytes, kind: str) -> None:
-        self._content = content
+        self._content, self._packed = content, gzip.compress(content, mtime=0)
         tag = hashlib.sha256(content).hexdigest()[:16]
         self._headers = {
             "Content-Type": kind,
-            "ETag": f'"{tag}"',
+            "ETag": f'W/"{tag}"',
             "Cache-Control": "no-cache",
             "Content-Security-Policy": POLICY,
+            "Vary": "Accept-Encoding",
         }
 
     async def get(self, request: Request) -> Response:
         """The file, or 304 if it has not changed."""
         if request.headers.get("if-none-match") == self._headers["ETag"]:
             return Response(status_code=304, headers=self._headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(self._packed, headers={**self._headers, "Content-Encoding": "gzip"})
         return Response(self._content, headers=self._headers)

@@ -140,22 +140,69 @@ def test_asking_goes_on_without_the_verifier_and_is_checked_when_it_is_back(open
 
 def test_a_message_is_copied_over_plain_http_too(opened: Open, device: Device, truth: str) -> None:
     page = opened(path="/", base=device.address.replace("127.0.0.1", "[::ffff:127.0.0.1]"))
+    assert not page.evaluate("isSecureContext"), "as any address of a local network"
     ask(page)
     assert complete(page) == truth
     page.click(".assistant .tools button")
     page.wait_for_function("() => document.querySelector('.assistant .tools button').textContent === 'Copied ✓'")
+    page.focus("#prompt")
+    page.keyboard.press("Control+V")
+    assert page.input_value("#prompt") == truth
+
+
+def shown(page: Any, text: str, settled: int | None = None) -> Any:
+    """An answer of this text, as the page shows it."""
+    page.evaluate(
+        """async ([text, settled]) => {
+            const { ChatView } = await import("./chat.js");
+            const parent = document.querySelector("#messages");
+            const node = { id: "a", parent: "", role: "assistant", text, settled, at: 1 };
+            new ChatView(parent, {}).show({ nodes: { a: node }, leaf: "a" });
+        }""",
+        [text, len(text) if settled is None else settled],
+    )
+    return page.locator("#messages .body")
 
 
 def test_a_code_block_has_its_language_and_a_button_that_copies_it(opened: Open) -> None:
     page = opened()
-    shown = page.evaluate("""async () => {
-        const { ChatView } = await import("./chat.js");
-        const parent = document.body.appendChild(document.createElement("div"));
-        const node = { id: "a", parent: "", role: "assistant", text: "```python\\nx = 1\\n```", at: 1 };
-        new ChatView(parent, {}).show({ nodes: { a: node }, leaf: "a" });
-        return parent.querySelector(".code-bar").textContent;
-    }""")
-    assert shown == "pythonCopy"
+    shown(page, "```python\nx = 1\n```")
+    assert page.text_content(".code-bar") == "pythonCopy"
+
+
+def test_formulas_are_mathml_and_nothing_else(opened: Open) -> None:
+    page = opened()
+    text = r"$\frac{1}{2}$ and \[\sum_{k=1}^n k\]"
+    body = shown(page, text, settled=len(r"$\frac{1}{2}$ "))
+    assert body.locator("math").count() == 2
+    assert body.locator("mfrac").count() == 1
+    assert body.locator(".math.provisional").count() == 1
+    hostile = [
+        r"\href{javascript:alert(1)}{x}",
+        r"\includegraphics{https://evil.example/x.png}",
+        r"\ref{a}",
+        r"\begin{equation}\label{prompt}x\end{equation}",
+        r"\class{switch}{x}",
+        r"\def\a{\a\a}\a",
+        "{" * 900,
+    ]
+    for tex in hostile:
+        for source in (f"${tex}$", f"$${tex}$$"):
+            body = shown(page, source)
+            assert body.inner_text() == source, "it stays as it was written"
+            assert body.locator("math, a, img, [id]").count() == 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_wide_content_scrolls_inside_itself(opened: Open, width: int) -> None:
+    page = opened(width, 844)
+    table = (
+        "| name | value of the thing | a note that is long |\n|---|---:|---|\n| alpha | 1,000,000 | " + "n" * 80 + " |"
+    )
+    shown(page, f"$$x = {' + '.join('abcdefgh' * 5)}$$\n\n```\n{'y' * 300}\n```\n\n{table}")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    breaks = "[...document.querySelectorAll('th, td')].filter((cell) => cell.scrollWidth > cell.clientWidth + 1).length"
+    assert page.evaluate(breaks) == 0, "no word is cut"
 
 
 def test_conversations_are_renamed_deleted_and_imported_again(opened: Open, truth: str, tmp_path: Path) -> None:

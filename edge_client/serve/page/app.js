@@ -9,10 +9,16 @@ const $ = (id) => document.getElementById(id);
 const SAMPLING = ["temperature", "top_p", "max_tokens", "seed"];
 const DEFAULTS = { mode: "provisional", theme: "", max_tokens: "", temperature: "", top_p: "", seed: "", key: "" };
 
-const EXAMPLES = ["What is 17 + 25?", "What day is it three days after Monday?", "Write a short story about Ada, a fox and a garden."];
+// What the embedded model can do.
+const DEMO = {
+  name: "demo model",
+  words: "This is a small model for demonstration. It adds and subtracts, compares, sorts, counts weekdays and tells short stories. "
+    + "Verified means: it is the target model's own text, which may still be wrong.",
+  examples: ["What can you do?", "What is 17 + 25?", "What day is it three days after Monday?", "Write a short story about Ada, a fox and a garden."],
+};
 const AGAIN = 0.8;  // the temperature of another answer where none is set: the likeliest one is there already
 
-let store, conversations, current, model = "", context = 0;
+let store, conversations, current, model = "", demo = false, context = 0;
 const settings = { ...DEFAULTS, ...JSON.parse(localStorage.getItem("settings") ?? "{}"), key: sessionStorage.getItem("key") ?? "" };
 const running = new Map();  // node id -> { abort, node, conversation }
 const view = new ChatView($("messages"), { retry, edit, show, ask, empty });
@@ -31,10 +37,9 @@ function notice(text) {
 }
 
 function empty() {
-  const words = [model ? `Ask ${model === "target" ? "the demo's model" : model} something. The device drafts, the verifier checks; when the link is lost, the answer goes on.`
-    : "Waiting for the endpoint."];
-  if (model === "target") words.push("This is a small model for demonstration. It knows sums, dates and short stories. Verified means: it is the target model's own text; it may still be wrong.");
-  return { words, examples: model ? EXAMPLES : [] };
+  if (!model) return { words: ["Waiting for the endpoint."], examples: [] };
+  const words = [`Ask ${demo ? "" : model} something. The device drafts, the verifier checks; when the link is lost, the answer goes on.`];
+  return { words: demo ? [...words, DEMO.words] : words, examples: demo ? DEMO.examples : [] };
 }
 
 // ---- conversations
@@ -58,7 +63,7 @@ function list() {
     const name = document.createElement("button");
     name.className = "open";
     const busy = [...running.values()].some((work) => work.conversation === conversation);
-    name.textContent = busy ? `● ${conversation.title}` : conversation.title;
+    name.append(Object.assign(document.createElement("span"), { textContent: busy ? `● ${conversation.title}` : conversation.title }));
     name.title = conversation.title;
     name.setAttribute("aria-current", String(conversation === current));
     name.addEventListener("click", () => { open(conversation); sidebar(false); });
@@ -94,12 +99,10 @@ function rename(conversation) {
 async function importFile(file) {
   try {
     const given = JSON.parse(await file.text()).filter(sound);
-    for (const conversation of given) {
-      if (conversations.some((other) => other.id === conversation.id)) continue;
-      conversations.push(conversation);
-      await keep(conversation);
-    }
-    notice(`${given.length} conversations are in this file`);
+    const unknown = given.filter(({ id }) => !conversations.some((other) => other.id === id));
+    conversations.push(...unknown);
+    for (const conversation of unknown) await keep(conversation);
+    notice(`${unknown.length} imported, ${given.length - unknown.length} were here already`);
   } catch {
     notice("This is not a file of conversations");
   }
@@ -154,6 +157,7 @@ function show(leaf) { current.leaf = leaf; keep(current); open(current); }
 
 function answer(conversation, question, how = {}) {
   const node = add(conversation, question.id, "assistant", "");
+  node.model = demo ? DEMO.name : model;
   if (conversation === current) open(conversation);
   write(conversation, node, how);
 }
@@ -179,11 +183,13 @@ async function write(conversation, node, how) {
   say("Answering");
   const body = node.stream ? null : request(conversation, node, how);
   const started = (id) => { node.stream = id; keep(conversation); };
-  let frame = 0, withdrawn = "";
+  const began = body ? performance.now() : 0;
+  let frame = 0, last = 0, withdrawn = "";
   const draw = () => { frame = 0; if (conversation === current) view.draw(node, live, withdrawn); withdrawn = ""; };
   try {
     for await (const chunk of chunks({ body, id: node.stream, key: settings.key, signal: work.abort.signal, started })) {
       const gone = live.take(chunk);
+      if (chunk.choices?.[0]?.delta?.content) last = performance.now();
       if (gone) { withdrawn = gone; notice(`${[...gone].length} characters were corrected`); }
       if (chunk.moa?.link) linkState(chunk.moa.link, chunk.moa.detail);
       if (chunk.moa?.notice) notice(chunk.moa.notice);
@@ -191,7 +197,7 @@ async function write(conversation, node, how) {
       frame ||= requestAnimationFrame(draw);
     }
     node.reason = work.halted ? "stopped" : live.reason;
-    settle(node, live);
+    settle(node, live, began && (last - began) / 1000);
     say(work.halted ? "Stopped" : "The answer is complete");
   } catch (error) {
     node.error = error instanceof ApiError && error.status === 404 && node.stream
@@ -209,10 +215,11 @@ async function write(conversation, node, how) {
   if (conversation === current) { view.draw(node, null, withdrawn); buttons(); }
 }
 
-function settle(node, live) {
+// The speed is that of the writing: an answer without a verifier waits for one at its end.
+function settle(node, live, seconds) {
   node.verified = live.allVerified && live.verified === live.characters.length;
   const { completion_tokens: tokens, total_tokens: total, moa } = live.usage ?? {};
-  if (tokens) node.usage = { tokens, total, context, seconds: moa?.seconds ?? 0 };
+  if (tokens) node.usage = { tokens, total, context, seconds: seconds || (moa?.seconds ?? 0) };
 }
 
 // Answers that the device has finished alone: the endpoint has them checked when the verifier is back, and keeps the
@@ -237,6 +244,7 @@ async function recheck() {
         node.text = live.text;
         node.settled = live.text.length;
         node.verified = true;
+        node.reason = live.reason;
         notice(gone ? "An answer that was written offline is corrected" : "An answer that was written offline is verified");
         if (conversation === current) view.draw(node, null, gone);
         keep(conversation);
@@ -264,7 +272,7 @@ function mine() { return [...running.values()].filter((work) => work.conversatio
 function buttons() {
   const busy = mine().length > 0;
   $("stop").hidden = !busy;
-  $("send").disabled = busy;
+  $("send").disabled = $("send").hidden = busy;
 }
 
 // ---- the link
@@ -293,7 +301,8 @@ async function look() {
     context = status.context ?? 0;
     if (!model) {
       model = (await get("/v1/models", settings.key)).data[0].id;
-      $("model").textContent = model;
+      demo = status.demo;
+      $("model").textContent = demo ? DEMO.name : model;
       $("max_tokens").placeholder = String(status.max_tokens ?? "");
       if (current && !current.leaf) view.show(current);
     }
@@ -331,7 +340,8 @@ function bind() {
   $("import").addEventListener("click", () => $("import-file").click());
   $("import-file").addEventListener("change", (event) => { if (event.target.files[0]) importFile(event.target.files[0]); event.target.value = ""; });
   $("remove-all").addEventListener("click", removeAll);
-  $("open-sidebar").addEventListener("click", () => { sidebar(true); $("search").focus(); });
+  $("open-sidebar").addEventListener("click", () => { sidebar(true); $("close-sidebar").focus(); });
+  document.querySelector("main").addEventListener("click", (event) => { if (event.target.id !== "open-sidebar") sidebar(false); });
   $("close-sidebar").addEventListener("click", () => sidebar(false));
   $("open-settings").addEventListener("click", () => { sidebar(false); $("system").value = current.system; $("settings").showModal(); });
   $("connected").addEventListener("change", async (event) => {
@@ -339,7 +349,7 @@ function bind() {
     look();
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !document.querySelector("dialog[open]")) mine().forEach(halt);
+    if (event.key === "Escape" && !document.querySelector("dialog[open]")) { sidebar(false); mine().forEach(halt); }
     if (event.key === "k" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); sidebar(true); $("search").focus(); }
     if (event.key === "n" && event.altKey) { event.preventDefault(); fresh(); }
   });

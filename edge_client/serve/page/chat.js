@@ -5,6 +5,11 @@ import { markdown } from "./render.js";
 import { newestLeaf, path, siblings } from "./store.js";
 
 const STILL_SHOWN = 1500;  // ms that withdrawn text stays to be seen
+const ENDED = {
+  stopped: "stopped",
+  length: "ended at the longest answer that the settings allow",
+  context: "ended because the context is full: begin a new conversation",
+};
 
 function button(text, label, act) {
   const made = document.createElement("button");
@@ -87,7 +92,9 @@ export class ChatView {
       body.textContent = node.text;
     } else {
       const unsettled = node.text.slice(node.settled ?? node.text.length);
+      const opened = body.querySelector("details")?.open;
       body.replaceChildren(live ? markdown(live.settled, live.provisional) : markdown(node.text.slice(0, node.text.length - unsettled.length), unsettled));
+      if (opened) body.querySelector("details")?.setAttribute("open", "");
       for (const block of body.querySelectorAll("pre")) this.#codeBar(block);
       if (withdrawn) this.#strike(body, withdrawn);
       else if (this.struck?.body === body) (body.lastElementChild ?? body).append(this.struck.gone);
@@ -121,7 +128,7 @@ export class ChatView {
     box.className = `message ${node.role}`;
     const who = document.createElement("div");
     who.className = "who";
-    who.textContent = node.role === "user" ? "You" : "Assistant";
+    who.textContent = node.role === "user" ? "You" : node.model || "Assistant";
     const body = document.createElement("div");
     body.className = "body";
     const note = document.createElement("div");
@@ -140,10 +147,9 @@ export class ChatView {
     const open = live ? live.characters.length - live.verified : 0;
     if (node.error) note.textContent = node.error;
     else if (open) note.textContent = `${open} characters not verified yet`;
-    else if (!live && node.role === "assistant" && node.reason === "stopped") note.textContent = "stopped";
-    else if (!live && node.role === "assistant" && node.verified === false) note.textContent = node.stream && !node.lost
+    else if (!live && node.role === "assistant" && node.verified === false && node.reason !== "stopped") note.textContent = node.stream && !node.lost
       ? "written by the device alone: it is checked when the verifier is back" : "not all of it was verified";
-    else note.textContent = "";
+    else note.textContent = (!live && ENDED[node.reason]) || "";
     box.querySelector(".measured").textContent = live ? "" : measured(node.usage);
   }
 

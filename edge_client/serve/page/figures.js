@@ -8,7 +8,7 @@ export class Figures {
   constructor(parent) {
     const figure = (name, write) => new Figure(parent, name, write);
     this.rtt = figure("Round trip", (ms) => `${ms.toFixed(ms < 10 ? 1 : 0)} ms`);
-    this.acceptance = figure("Drafts accepted", (share) => `${(100 * share).toFixed(0)} %`);
+    this.acceptance = figure("Accepted", (share) => `${(100 * share).toFixed(0)} %`);
     this.calls = figure("Verifier calls", (n) => String(n));
     this.traffic = figure("Traffic", bytes);
     this.before = null;

@@ -3,13 +3,24 @@
 
 import { highlight } from "./highlight.js";
 
-export const TAGS = new Set(["a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p",
-  "pre", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"]);
+export const TAGS = new Set(["a", "blockquote", "br", "code", "del", "details", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li",
+  "math", "ol", "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul"]);
+export const BORDER = "\ue000";  // stands in the text where provisional text begins
 const DEEPEST = 8;
+const LONGEST_FORMULA = 60;  // lines
 
 const element = (tag, children = [], attrs = {}) => ({ tag, attrs, children });
 
-export function parse(text) { return blocks(text.replace(/\r\n?/g, "\n").split("\n"), 0); }
+export function parse(text) {
+  const source = text.replace(/\r\n?/g, "\n");
+  const thought = THOUGHT.exec(source);
+  if (!thought) return blocks(source.split("\n"), 0);
+  const [whole, border, inside, close] = thought;
+  const summary = element("summary", [close ? "Thought" : "Thinking …"]);
+  return [element("details", [summary, ...blocks((border + inside).split("\n"), 1)]), ...blocks(source.slice(whole.length).split("\n"), 0)];
+}
+
+const THOUGHT = new RegExp(`^\\s{0,8}(${BORDER}?)<think>([\\s\\S]*?)(</think>|$)`);
 
 // ---- blocks
 
@@ -20,6 +31,7 @@ const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const BULLET = /^( {0,3})([-*+]|\d{1,9}[.)])(\s+|$)/;
 const QUOTE = /^ {0,3}> ?/;
 const TASK = /^\[([ xX])\] /;
+const FORMULA = /^ {0,3}(\$\$|\\\[)/;
 
 const cells = (line) => line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|").map((cell) => cell.trim());
 const divides = (line) => line.includes("|") && cells(line).every((cell) => /^:?-+:?$/.test(cell));
@@ -61,7 +73,7 @@ function blocks(lines, depth) {
       out.push(table(line, lines[at + 1], lines.slice(at + 2, end)));
       at = end;
     } else {
-      const end = span(lines, at + 1, (next) => next.trim() && !starts(next));
+      const end = span(lines, formulaEnd(lines, at), (next) => next.trim() && !starts(next));
       out.push(element("p", inline(lines.slice(at, end).join("\n"))));
       at = end;
     }
@@ -69,7 +81,17 @@ function blocks(lines, depth) {
   return out;
 }
 
-const starts = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || BULLET.test(line);
+const starts = (line) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || BULLET.test(line) || FORMULA.test(line);
+
+// A displayed formula goes on to the line that closes it, whatever its lines begin with.
+function formulaEnd(lines, at) {
+  const open = FORMULA.exec(lines[at]);
+  const close = open?.[1] === "$$" ? "$$" : "\\]";
+  for (let end = at; open && end < Math.min(lines.length, at + LONGEST_FORMULA); end++) {
+    if (lines[end].includes(close, end === at ? open[0].length : 0)) return end + 1;
+  }
+  return at + 1;
+}
 
 function span(lines, at, goesOn) {
   while (at < lines.length && goesOn(lines[at])) at++;
@@ -102,7 +124,7 @@ function list(lines, at, first, depth, out) {
 function table(head, divider, rows) {
   const sides = cells(divider).map((cell) => (!cell.endsWith(":") ? "" : cell.startsWith(":") ? "center" : "right"));
   const row = (line, tag) => element("tr", cells(line).map((cell, at) => element(tag, inline(cell), sides[at] ? { class: sides[at] } : {})));
-  return element("table", [element("thead", [row(head, "th")]), element("tbody", rows.map((line) => row(line, "td")))]);
+  return element("table", [element("thead", [row(head, "th")]), element("tbody", rows.map((line) => row(line, "td")))], { tabindex: "0" });
 }
 
 function codeBlock(code, language) {
@@ -113,7 +135,8 @@ function codeBlock(code, language) {
 
 // ---- inline
 
-const INLINE = /(`+)|!?\[([^[\]\n]{0,500})\]\(([^()\s]{0,2000})(?:\s{1,4}"[^"\n]{0,500}")?\)|(\*\*|__)(?=\S)([\s\S]{0,1000}?\S)\4|(\*|_)(?=\S)([^*_]{0,1000}?\S)\6(?!\w)|~~(?=\S)([\s\S]{0,1000}?\S)~~|(https?:\/\/[^\s<>"')\]]{1,2000})|\\([\\`*_{}[\]()#+\-.!|~>])|( {2,8}\n|\n)/g;
+// Prices are no formulas: a single dollar opens before no space, and closes after no space and before no letter or digit.
+const INLINE = /(`+)|(\$\$|\\\[)((?:\\[^[(]|[^\\]){1,2000}?)(?:\$\$|\\\])|\\\(((?:\\[^[(]|[^\\]){1,1000}?)\\\)|\$(?![\s$])((?:\\.|[^\\$\n]){1,500})(?<!\s)\$(?!\w)|!?\[([^[\]\n]{0,500})\]\(([^()\s]{0,2000})(?:\s{1,4}"[^"\n]{0,500}")?\)|(\*\*|__)(?=\S)([\s\S]{0,1000}?\S)\8|(\*|_)(?=\S)([^*_]{0,1000}?\S)\10(?!\w)|~~(?=\S)([\s\S]{0,1000}?\S)~~|(https?:\/\/[^\s<>"')\]]{1,2000})|\\([\\`*_{}[\]()#+\-.!|~>$])|( {2,8}\n|\n)/g;
 
 // Where runs of backticks of each length begin: a code span ends at the next run that is as long as its first.
 function tickRuns(text) {
@@ -132,7 +155,7 @@ function inline(text, depth = 0) {
   let last = 0;
   let match;
   while ((match = pattern.exec(text))) {
-    const [, ticks, label, target, strongMark, strong, emMark, em, struck, bare, escaped, newline] = match;
+    const [, ticks, displayed, display, inlined, dollars, label, target, strongMark, strong, emMark, em, struck, bare, escaped, newline] = match;
     let [whole] = match;
     const before = text[match.index - 1] ?? " ";
     if (emMark === "_" && /\w/.test(before)) continue;  // snake_case
@@ -149,6 +172,8 @@ function inline(text, depth = 0) {
     last = match.index + whole.length;
     const inner = (part) => (depth < DEEPEST ? inline(part, depth + 1) : [part]);
     if (ticks) out.push(element("code", [code.replace(/^ (.*) $/s, "$1")]));
+    else if (displayed) out.push(element("math", [whole], { tex: display, display: "block" }));
+    else if (inlined ?? dollars) out.push(element("math", [whole], { tex: inlined ?? dollars }));
     else if (target !== undefined) out.push(link(target, label ? inner(label) : [target], whole));
     else if (strongMark) out.push(element("strong", inner(strong)));
     else if (emMark) out.push(element("em", inner(em)));
