@@ -102,10 +102,9 @@ class Conversation:
     async def aclose(self) -> None:
         """End the conversation: the verifier can drop its sessions."""
         self._closed = True
-        if self._session_state is not None:
-            self._left.append(self._session_state.session.id)
-            self._session_state = None
-        await self._leave()
+        self._abandon()
+        while self._left and self._shared.link is not None:
+            await self._shared.link.close_session(self._left.pop())
 
     async def __aenter__(self) -> Conversation:
         return self
@@ -139,8 +138,9 @@ class Conversation:
             over = True
         finally:
             self._last, self.ids = shell, machine.transcript.ids
-            if not over:
-                await self._cancel(machine)
+            if not over:  # the reader has stopped
+                if shared.link is not None and (cancel := machine.session.cancel()) is not None:
+                    await shared.link.send(cancel)
                 self._left += machine.unsent_closes()
             self._session_state = machine.session_state
             if machine.session.unsettled:  # it cannot be continued; the next session will share its cached prefix
@@ -166,21 +166,10 @@ class Conversation:
             self.drafter = self._shared.device.new_drafter()
         self.records = Records(self.drafter.records, link.flow if link is not None else RecordFlow())
 
-    async def _cancel(self, machine: TurnMachine) -> None:
-        """The reader has stopped: cancel the running round."""
-        cancel = machine.session.cancel()
-        if cancel is not None and self._shared.link is not None:
-            await self._shared.link.send(cancel)
-
     def _abandon(self) -> None:
         if self._session_state is not None:
             self._left.append(self._session_state.session.id)
             self._session_state = None
-
-    async def _leave(self) -> None:
-        """Close sessions that are no longer needed."""
-        while self._left and self._shared.link is not None:
-            await self._shared.link.close_session(self._left.pop())
 
     def _check_free(self) -> None:
         if self._closed or not self._shared.is_open:
@@ -233,7 +222,7 @@ class Conversation:
             guesses=settings.foresee,
             prediction=Prediction(prediction) if prediction else None,
         )
-        worker = DrafterWorker(self.drafter, sampling, controller, shared.device.step_durations, shared.device.thread)
+        worker = DrafterWorker(self.drafter, sampling, controller, shared.device.thread)
         return TurnShell(machine, worker, shared.link, shared.trace)
 
     def _continue(self, context: list[int], settings: ClientSettings) -> SessionState | None:

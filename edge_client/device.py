@@ -10,7 +10,6 @@ from pathlib import Path
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from edge_client.turn.guard import OfflineGuard
-from edge_client.turn.worker import StepDurations
 from moa import demo
 from moa.bundle import Bundle
 from moa.graph.drafter import DeviceDrafter
@@ -26,7 +25,6 @@ class Device:
     codec: TextCodec
     new_drafter: Callable[[], DeviceDrafter]
     """Makes a drafter with its own caches over the shared weights: one for each conversation."""
-    step_durations: StepDurations = field(default_factory=StepDurations)
     thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="drafter"))
     """The thread for long steps: one, because several would only compete for the same cores."""
 

@@ -56,7 +56,7 @@ _EARLIER = 8.0
 """How many guesses those of earlier turns count as."""
 _UNUSED, _FIRST_REST, _LONGEST_REST = 16, 32, 512
 """Forwards without a guess in time before the device stops guessing, and for how many: at first, and at last."""
-_LOOKS = 5
+_TRIES = 5
 """Forwards at the beginning of a turn over which it guesses in any case."""
 _SERVER_MARGIN = 1.05
 """Drafting on the device relieves the server: choose another way only for a gain of more than this."""
@@ -89,31 +89,29 @@ class Plan:
 class Usefulness:
     """Whether guesses are used by a server that drafts too. Where none are in time, the device rests, ever longer."""
 
-    pause: int = _FIRST_REST
+    _pause: int = _FIRST_REST
     _unused: int = 0
-    _resting: int = 0
-    _looks: int = 0
+    """Forwards in a row without a guess in time; below 0 the device rests."""
+    _tries: int = 0
+    """Forwards of a new text over which it does not rest."""
 
     @property
     def rests(self) -> bool:
         """Whether to make no guesses for now."""
-        return self._resting > 0 and not self._looks
+        return self._unused < 0 and not self._tries
 
     def begin(self) -> None:
-        """Another text, which may be easier to guess: look at it before resting on."""
-        self._looks = _LOOKS
+        """Another text, which may be easier to guess: try before resting on."""
+        self._tries = _TRIES
 
     def forward(self, used: bool) -> None:
         """A forward of such a stream ran; `used`: over guesses of the device."""
-        self._looks = max(0, self._looks - 1)
+        self._tries = max(0, self._tries - 1)
+        self._unused += 1
         if used:
-            self.pause, self._unused, self._resting = _FIRST_REST, 0, 0
-        elif self._resting:
-            self._resting -= 1
-        else:
-            self._unused += 1
-            if self._unused >= _UNUSED:
-                self._resting, self._unused, self.pause = self.pause, 0, min(2 * self.pause, _LONGEST_REST)
+            self._pause, self._unused = _FIRST_REST, 0
+        elif self._unused >= _UNUSED:
+            self._unused, self._pause = -self._pause, min(2 * self._pause, _LONGEST_REST)
 
 
 @dataclass
@@ -130,6 +128,8 @@ class Controller:
     """Of a verification by its nodes, the wait in the server's queue included."""
     step: Cost = field(default_factory=lambda: Cost(_PRIOR_STEP, mean=True))
     """Of a step of the drafter by its width."""
+    piece: float = math.inf
+    """Of a step over a piece of a prompt; unknown before the first."""
     pace: Pace = field(default_factory=Pace)
     """Of streams that the server drafts where no guess of the device fits."""
     streak: Streak = field(default_factory=lambda: _streak(_PRIOR_ACCEPTANCE[True]))

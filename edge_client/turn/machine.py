@@ -12,10 +12,10 @@
         End(reason)       the turn is over
     machine.drain()       what the user is told, at any time
 
-The answer comes by rounds (`rounds.py`) or as a stream with guesses (`ahead.py`). Deadlines are in `deadlines.py`,
-classes of refusal in `failures.py`, pauses between attempts in `link/retry.py`. What the user sees does not depend on
-the cause of a failure: after a wait of more than `offline_after` the device writes offline, and that text is checked as
-soon as the verifier can be asked.
+The answer comes by rounds (`rounds.py`) or as a stream with guesses (`ahead.py`). Deadlines are in `deadlines.py`, the
+link and classes of refusal in `connection_state.py`, pauses between attempts in `link/retry.py`. The user sees the same
+whatever the cause of a failure: after a wait of more than `offline_after` the device writes offline, and that text is
+checked as soon as the verifier can be asked.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from edge_client.events import Event, Link, LinkState, Notice, Reason
 from edge_client.turn.actions import Action, Draft, Drop, End, Grow, Guess, Send, Wait
 from edge_client.turn.ahead import Ahead
 from edge_client.turn.budget import Spending
-from edge_client.turn.connection_state import Reachability, SessionState
+from edge_client.turn.connection_state import Failure, Reachability, SessionState, classify
 from edge_client.turn.controller import Controller, Plan, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Moment
-from edge_client.turn.failures import Failure, classify
 from edge_client.turn.guard import OfflineGuard
 from edge_client.turn.records import Records
 from edge_client.turn.rounds import Rounds
@@ -104,7 +103,6 @@ class TurnMachine:
         self.session_state.lost()
         self.ahead.lost()
         self._plan = None
-        self.stats.overhead.void()
 
     def receive(self, message: ServerMessage, now: float) -> None:
         """Take in a message that arrived at `now`."""
@@ -181,10 +179,8 @@ class TurnMachine:
             match self._ask(moment):
                 case Verify() | Stream() as request:
                     self._request(request, now)
-                case Draft() as draft:
+                case draft:
                     action = draft
-                case None:
-                    self.stats.overhead.void()
             if self._outbox or action is not None:
                 self._say("online")
         if not self._outbox and action is None:
@@ -328,7 +324,6 @@ class TurnMachine:
         """After a pause, unanswered requests are sent again, or a new round."""
         self.reach.retry.failed(now, asked_wait=asked_wait)
         self.session_state.repeat(self.reach.retry.not_before)
-        self.stats.overhead.void()
 
     def _try_again(self, now: float) -> None:
         """The same, for errors that should not happen: with a limit."""

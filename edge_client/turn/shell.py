@@ -26,6 +26,8 @@ class TurnShell:
         self._box = Mailbox()
         self._seen: tuple[str, int, int] | None = None
         self._session: ClientSession | None = None
+        self._verdict: tuple[float, float] | None = None
+        """When the latest verdict arrived, and how long the drafter had run by then; None after any other wait."""
         self.reason: Reason = "link"
 
     async def events(self, box: Mailbox) -> AsyncGenerator[Event, None]:
@@ -43,6 +45,8 @@ class TurnShell:
                 machine.events_read(told_at, perf_counter())
                 if not isinstance(action, End):
                     continue
+            if isinstance(action, Wait | Guess | Drop):
+                self._verdict = None
             match action:
                 case Send(messages):
                     await self._send(*messages)
@@ -85,7 +89,7 @@ class TurnShell:
         for arrived, message in box.take():
             if isinstance(message, Verdict):
                 self.trace.mark("verdict", tokens=len(message.path))
-                machine.stats.overhead.begin(arrived, self.worker.drafter.run_seconds)
+                self._verdict = arrived, self.worker.drafter.run_seconds
             machine.receive(message, arrived)
         seen = link.state, link.connections, link.dialling.failures
         if seen != self._seen:
@@ -107,8 +111,11 @@ class TurnShell:
         for message in messages:
             await self.link.send(message)
             self.trace.mark("ask", kind=type(message).__name__, round=getattr(message, "round", 0))
-            if isinstance(message, Verify):
-                self.machine.stats.overhead.end(perf_counter(), self.worker.drafter.run_seconds)
+            if isinstance(message, Verify) and self._verdict is not None:
+                arrived, before = self._verdict
+                own = perf_counter() - arrived - (self.worker.drafter.run_seconds - before)
+                self.machine.stats.overheads.append(own)
+                self._verdict = None
 
     def _drain(self) -> list[Event]:
         events = self.machine.drain()

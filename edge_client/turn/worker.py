@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from edge_client.turn.actions import Draft, Grow, Guess
-from edge_client.turn.controller import Controller
+from edge_client.turn.controller import GUESSED, Controller
 from moa.errors import DeviceError
 from moa.graph.drafter import DeviceDrafter
 from moa.sampling import SamplingSettings
@@ -32,23 +32,6 @@ _TRIED = TreeShape(4, 3, 12)
 _DONE = object()
 _PIECE = 16
 """New tokens above which a step runs a piece of a prompt."""
-
-
-@dataclass
-class StepDurations:
-    """How long the steps of a drafter take here; shared by all conversations of a device."""
-
-    level: float = 0.0
-    """Seconds of a step over a few tokens."""
-    piece: float = float("inf")
-    """Seconds of a step over a piece of a prompt; unknown before the first."""
-
-    def took(self, tokens: int, seconds: float) -> None:
-        """A step is done."""
-        if tokens > _PIECE:
-            self.piece = seconds
-        else:
-            self.level += (seconds - self.level) / 4
 
 
 def time_steps(drafter: DeviceDrafter, controller: Controller) -> None:
@@ -68,7 +51,6 @@ class DrafterWorker:
     drafter: DeviceDrafter
     sampling: SamplingSettings
     controller: Controller
-    step_durations: StepDurations
     thread: Executor
     failed: bool = False
     """Whether its caches can be trusted no longer: the next turn needs another drafter."""
@@ -137,7 +119,7 @@ class DrafterWorker:
         """Run steps until there is a result or the time is over."""
         until = perf_counter() + BLOCKING
         while True:
-            expected = self.step_durations.piece if self._new > _PIECE else self.step_durations.level
+            expected = self.controller.piece if self._new > _PIECE else self.controller.step.seconds(GUESSED)
             if expected > BLOCKING or self._pending is not None:
                 if self._pending is None:
                     self._since = perf_counter()
@@ -167,8 +149,9 @@ class DrafterWorker:
         except StopIteration as end:
             done, result = True, end.value
         seconds, tokens = perf_counter() - start, self.drafter.run_tokens
-        self.step_durations.took(tokens, seconds)
-        if tokens <= _PIECE:
+        if tokens > _PIECE:
+            self.controller.piece = seconds
+        else:
             self.controller.drafted(tokens, seconds)
         self._new -= tokens
         return done, result

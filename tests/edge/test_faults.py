@@ -37,13 +37,6 @@ STUCK = threading.Event()
 """Set at the end of a test: lets a hanging step go."""
 
 
-class Slow(worker.StepDurations):
-    """Steps that are expected to take long, and so run in the thread."""
-
-    def took(self, tokens: int, seconds: float) -> None:
-        pass
-
-
 class Injected:
     """Replaces a function: the fault from its `at`th call on."""
 
@@ -146,7 +139,7 @@ def open_client(url: str, trace: Trace | None = None, **settings: Any) -> EdgeCl
     how: dict[str, Any] = {"max_new_tokens": COUNT, "offline_after": 5.0, "draft": "device"}
     how["settle_seconds"] = 30.0 if url else 0.5
     device = kit.oracle([*IDS, *verifier_kit.generated(IDS, COUNT)], 0.3)
-    device = dataclasses.replace(device, thread=ThreadPoolExecutor(1), step_durations=worker.StepDurations())
+    device = dataclasses.replace(device, thread=ThreadPoolExecutor(1))
     return EdgeClient(device=device, verifier=url, trace=trace, **(how | settings))
 
 
@@ -160,14 +153,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("part", "fault"), [(part, fault) for part in DRAFTER for fault in DRAFTER[part]])
-async def test_a_drafter_that_fails(part: str, fault: str) -> None:
+async def test_a_drafter_that_fails(part: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verifier drafts the rest; offline, the turn ends. The conversation goes on with another drafter."""
     offline = part == "guess"
     async with kit.verifier() as running:
         for at in (1, 2, 4):
             async with open_client("" if offline else running.transport.url, foresee=part == "grow") as client:
                 if fault == "hangs":
-                    client.shared.device = dataclasses.replace(client.device, step_durations=Slow(1.0, 1.0))
+                    monkeypatch.setattr(worker, "BLOCKING", -1.0)  # all steps run in the thread
                 STUCK.clear()
 
                 def break_it(conversation: Conversation, at: int = at) -> Injected:
@@ -280,9 +273,9 @@ async def test_a_device_without_a_drafter_says_so() -> None:
             client.conversation()
 
 
-async def test_a_thread_that_takes_no_work() -> None:
+async def test_a_thread_that_takes_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     async with kit.verifier() as running, open_client(running.transport.url) as client:
-        client.shared.device = dataclasses.replace(client.device, step_durations=Slow(1.0, 1.0))
+        monkeypatch.setattr(worker, "BLOCKING", -1.0)
         client.device.thread.shutdown()
         outcome = await turn(client.conversation(), IDS, faulty=True)
         assert "the drafter failed" in checked(outcome, IDS)

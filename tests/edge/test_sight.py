@@ -17,7 +17,7 @@ from edge_client.turn.actions import Draft
 from edge_client.turn.controller import Controller
 from edge_client.turn.records import Records
 from edge_client.turn.trace import Trace
-from edge_client.turn.worker import DrafterWorker, StepDurations
+from edge_client.turn.worker import DrafterWorker
 from moa.model.target import Row, Step
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
@@ -112,7 +112,7 @@ async def test_the_prompt_of_a_first_verdict_is_no_part_of_a_verification(monkey
 async def test_a_piece_of_a_prompt_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     controller, device, steps = Controller(), kit.device(), []
     monkeypatch.setattr(controller, "drafted", lambda width, seconds: steps.append(width))
-    worker = DrafterWorker(device.new_drafter(), SamplingSettings(), controller, StepDurations(), device.thread)
+    worker = DrafterWorker(device.new_drafter(), SamplingSettings(), controller, device.thread)
     draft = Draft(IDS, TreeShape.chain(3, min_score=-1e9), quick=False)
     while await worker.run(draft) is None:
         pass
