@@ -111,7 +111,7 @@ class Verifier:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
-            self.service.table.sweep()
+            self.service.sweep()
 
     def _post(self, reports: list[Report]) -> None:
         # The loop may be closed already.

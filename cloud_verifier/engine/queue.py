@@ -81,6 +81,10 @@ class RoundQueue:
             self._count(job, -1)
         return job
 
+    def __contains__(self, job: Job) -> bool:
+        """Whether a round can run and has not."""
+        return job in self._principal(job.lease.principal).ready
+
     def served(self, principal: str) -> float:
         """Tokens that have run for a principal."""
         return self._principal(principal).served

@@ -147,6 +147,10 @@ class Scheduler:
         self._releases.append(lease)
         return self._give_up(lease) or self._queue.remove(lease)
 
+    def holds(self, job: Job) -> bool:
+        """Whether a round is still to be run."""
+        return self._parked.get(job.lease) is job or job in self._queue
+
     # ---- what the model runs
 
     def schedule(self, now: float) -> EngineStep | float:

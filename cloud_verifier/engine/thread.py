@@ -17,6 +17,8 @@ class Workload:
         self._scheduler, self._clock = scheduler, clock
         self._changed = threading.Condition()
         self._woken = self._stopped = False
+        self._step: EngineStep | None = None
+        """The step that the model's thread has taken and not come back from."""
 
     # ---- for the event loop
 
@@ -49,6 +51,12 @@ class Workload:
             self._changed.notify()
             return job
 
+    def holds(self, job: Job) -> bool:
+        """Whether a round waits or runs. One that does neither, and of which nothing was reported, is lost."""
+        with self._changed:
+            running = self._step is not None and job in (*self._step.jobs, *self._step.expired)
+            return running or self._scheduler.holds(job)
+
     def wake(self) -> None:
         """Let the model's thread look around, although nothing is to be run."""
         with self._changed:
@@ -66,11 +74,13 @@ class Workload:
     def next(self, timeout: float) -> EngineStep | None:
         """The next step, after at most `timeout` seconds; None when there is none, or it is over."""
         with self._changed:
+            self._step = None
             until = self._clock() + timeout
             while not self._stopped:
                 now = self._clock()
                 step = self._scheduler.schedule(now)
                 if isinstance(step, EngineStep):
+                    self._step = step
                     return step
                 if self._woken or now >= until:
                     break

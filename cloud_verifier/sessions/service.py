@@ -13,6 +13,7 @@ from cloud_verifier.engine.work import (
     Detokenizer,
     Dropped,
     Failed,
+    Job,
     Latency,
     ModelFacts,
     Recorded,
@@ -66,6 +67,8 @@ class Service:
         self.max_connections = limits.max_connections
         """Lower than the limit if the process may not open so many files."""
         self._principals: dict[str, Principal] = {}
+        self._gone: set[Job] = set()
+        """Rounds that the engine did not hold when `sweep` was last called, and of which nothing had been reported."""
         self.max_context = min(
             limits.max_context_tokens, facts.capacity - max(limits.max_tree_nodes, limits.max_chain_tokens)
         )
@@ -200,6 +203,18 @@ class Service:
             self.perform(session, outputs)
         except Refusal:
             self.perform(session, session.stop_waiting())
+
+    def sweep(self) -> None:
+        """Apply timeouts, and end sessions whose round the engine has lost: it was gone at the last call already, so
+        that no report of it is on its way."""
+        self.table.sweep()
+        gone = {s.job: s for s in self.table if s.job is not None and not self.work.holds(s.job)}
+        for job, session in gone.items():
+            if job in self._gone and session.lease is not None:
+                log.error("a round was lost", extra={"session": session.id, "event": "quarantine"})
+                self.metrics.quarantined.inc()
+                self._quarantine(session, Failed(session.lease, job, "lost"))
+        self._gone = set(gone)
 
     # ---- from the engine
 

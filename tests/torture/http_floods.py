@@ -1,6 +1,6 @@
 """Hostile clients of the endpoint. A flood knows the endpoint's port and a key, as those of `floods` know a verifier's.
 
-python -m tests.torture.http_floods NAME PORT KEY SECONDS        (prints the report as JSON)
+python -m tests.torture.http_floods NAME PORT KEY SECONDS        (prints `ready`, then the report as JSON)
 """
 
 from __future__ import annotations
@@ -137,6 +137,7 @@ HTTP_FLOODS: dict[str, Flood] = {
 def main(argv: Sequence[str]) -> None:
     """Run one flood."""
     name, port, key, seconds = argv
+    print("ready", flush=True)
     run_flood(HTTP_FLOODS[name], int(port), key, float(seconds))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud_verifier.settings import Settings
-from tests.torture import clients, kills, messages, sharing, soak
+from tests.torture import clients, kills, messages, neighbours_http, sharing, soak
 from tests.torture.device import beside, demo_device
 from tests.torture.fake_verifier import BEHAVIOURS
 from tests.torture.fuzz import UNBOUNDED, fuzz
@@ -65,6 +65,13 @@ async def _floods(options: argparse.Namespace) -> Found:
         log = len(running.said)
         problems += log_problems(running.said)
     return {"floods": [dataclasses.asdict(one) for one in results], "log_bytes": log}, problems
+
+
+async def _neighbours_http(options: argparse.Namespace) -> Found:
+    async with server("--slots", str(_SOAKED_SLOTS), "--openai", "0") as running:
+        results = await neighbours_http.all_beside(running, 2 * options.seconds)
+        problems = [problem for one in results for problem in one.problems] + log_problems(running.said)
+    return {"floods": [dataclasses.asdict(one) for one in results]}, problems
 
 
 async def _shares(options: argparse.Namespace) -> Found:
@@ -154,6 +161,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "fuzz": _fuzz,
     "messages": _messages,
     "floods": _floods,
+    "neighbours_http": _neighbours_http,
     "shares": _shares,
     "overload": _overload,
     "kills": _kills,

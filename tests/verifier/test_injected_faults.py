@@ -14,8 +14,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud_verifier.engine.page_reservations import PageReservations
+from cloud_verifier.engine.scheduler import EngineStep
 from cloud_verifier.engine.thread import Workload
-from cloud_verifier.engine.work import Dropped, Failed, Lease, Recorded, RecordRows, Report, Settled, Streamed
+from cloud_verifier.engine.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.serving import conversation
@@ -148,7 +149,7 @@ class Two:
         service, running = self.running.service, self.running
 
         def left() -> dict[str, int]:
-            service.table.sweep()
+            service.sweep()
             return {
                 "connections": len(service.connections),
                 "connections of principals": sum(one.connections for one in service._principals.values()),
@@ -293,6 +294,48 @@ async def test_a_report_that_is_nonsense_costs_its_own_session_only(
     monkeypatch.setattr(Service, "take", lambda service, reports: replaced(real, service, reports))
     assert await two.converse() == DONE, "what fails is opened again"
     assert fired
+    await two.neighbour_goes_on()
+
+
+def _of_the_victim(job: Job) -> bool:
+    return job.lease.principal == "victim"
+
+
+@pytest.mark.parametrize("where", ["queue", "engine", "report"])
+async def test_a_round_that_is_swallowed_costs_its_own_session_only(
+    two: Two, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine never says anything of it: the session is told all the same, and opened again."""
+    lost: list[Job] = []
+    submit, next_step, take = Workload.submit, Workload.next, Service.take
+
+    def swallows(job: Job) -> bool:
+        if lost or not _of_the_victim(job):
+            return False
+        lost.append(job)
+        return True
+
+    def submitted(work: Workload, job: Job) -> None:
+        if not swallows(job):
+            submit(work, job)
+
+    def taken(work: Workload, timeout: float) -> EngineStep | None:
+        step = next_step(work, timeout)
+        if step is not None:
+            step.jobs[:] = [job for job in step.jobs if not swallows(job)]
+        return step
+
+    def reported(service: Service, reports: list[Report]) -> None:
+        take(service, [one for one in reports if not (isinstance(one, Settled) and swallows(one.job))])
+
+    owner, name, replaced = {
+        "queue": (Workload, "submit", submitted),
+        "engine": (Workload, "next", taken),
+        "report": (Service, "take", reported),
+    }[where]
+    monkeypatch.setattr(owner, name, replaced)
+    assert await two.converse() == DONE
+    assert lost
     await two.neighbour_goes_on()
 
 
