@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -155,12 +153,6 @@ def test_changed_contents_are_found_by_hash_and_only_where_asked_for(folder: Pat
         bundle.verify(["cpu"])
 
 
-def test_a_wrong_hash_in_the_manifest_is_found(folder: Path) -> None:
-    edit(folder, lambda m: m["files"][GOLDEN].update(sha256="0" * 64))
-    with pytest.raises(BundleError, match=r"contents of golden.npz"):
-        Bundle.open(folder).verify()
-
-
 def test_another_tokenizer_is_refused(folder: Path) -> None:
     with pytest.raises(BundleError, match=r"the verifier has another tokenizer \(def\) than this bundle \(abc\)"):
         Bundle.open(folder).check_tokenizer("def", "the verifier")
@@ -205,15 +197,13 @@ def test_a_bad_manifest_is_refused(folder: Path, change: Callable[[dict[str, Any
         Bundle.open(folder)
 
 
-def test_a_manifest_that_is_not_json_is_refused(folder: Path) -> None:
-    (folder / MANIFEST).write_bytes(b"\xff{")
-    with pytest.raises(BundleError, match="not a valid manifest"):
-        Bundle.open(folder)
-
-
-@pytest.mark.parametrize("deep", [b"[" * 1_000_000, b'{"schema": 1, "recipe": ' + b'{"a":' * 500_000])
-def test_a_manifest_that_is_too_deep_is_refused(folder: Path, deep: bytes) -> None:
-    (folder / MANIFEST).write_bytes(deep)
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff{", b"[" * 1_000_000, b'{"schema": 1, "recipe": ' + b'{"a":' * 500_000],
+    ids=["", "deep", "deeper"],
+)
+def test_a_manifest_that_is_not_json_or_too_deep_is_refused(folder: Path, content: bytes) -> None:
+    (folder / MANIFEST).write_bytes(content)
     with pytest.raises(BundleError, match="not a valid manifest"):
         Bundle.open(folder)
 
@@ -295,9 +285,6 @@ def test_golden_cases_read_back_and_measure_the_expected_best_token(tmp_path: Pa
     assert read.difference("cpu", *swapped) == pytest.approx(0.2)
     assert read.difference("cpu", LOGP, np.array([[[4, 7]]])) == float("inf")
     assert read.difference("cpu", LOGP * np.nan, TOKENS) == float("inf")
-    (tmp_path / "g.npz").write_bytes(b"PK")
-    with pytest.raises(BundleError, match="does not hold golden vectors"):
-        read_golden(tmp_path / "g.npz")
 
 
 def test_an_interrupted_manifest_leaves_the_old_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,10 +297,3 @@ def test_an_interrupted_manifest_leaves_the_old_one(folder: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space left"):
         write_manifest(folder, bundle.manifest)
     assert Bundle.open(folder).manifest == bundle.manifest
-
-
-def test_reading_a_bundle_imports_nothing_heavy() -> None:
-    heavy = "('torch', 'transformers', 'onnx', 'safetensors')"
-    code = f"import sys, moa.bundle; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.strip() == "[]"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import EntryPoint, PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
@@ -102,12 +102,6 @@ def test_device_imports_without_torch() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 6
-
-
-@pytest.mark.parametrize("command", PROJECT["scripts"])
-def test_commands_exist(command: str) -> None:
-    entry = EntryPoint(command, PROJECT["scripts"][command], "console_scripts")
-    assert callable(entry.load())
 
 
 def test_no_line_sends_a_user_to_a_package_index_that_does_not_have_it() -> None:

@@ -78,7 +78,7 @@ def engine() -> Speculator:
     return speculator(Target.from_model(tiny("llama"), slots=4, capacity=128))
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(20))
 def test_sampled_text_does_not_depend_on_speculation(engine: Speculator, seed: int) -> None:
     prompts = prompts_of((1, 9), seed)
     sampling = SamplingSettings(
@@ -281,8 +281,3 @@ def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(monkeypatch: pytes
     assert first.drafted > 0
     assert rounds / (clock.now - began) > 0.96, "the prompt takes 1.5 % of it, trials as much"
     assert Counted.made == 1
-    policy = engine.policy(TreeShape.chain(6))
-    assert policy._reading == pytest.approx(0.02)
-    # A round with a draft costs the draft and reading the round before it, not the text before that.
-    assert 0.4 < policy.first.seconds(1) <= 0.53
-    assert [policy.forward.seconds(size) for size in (1, 7)] == pytest.approx([1.0, 1.6], rel=0.05)

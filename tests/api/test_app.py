@@ -375,4 +375,4 @@ async def test_log_probabilities_of_many_tokens_do_not_block(path: str) -> None:
     async with served(lambda ask: script) as (_, address), heartbeat() as beat:
         reply = await post_from_a_thread(address, f"/v1/{path}", json={"model": MODEL} | asked)
     assert reply.text.count('"top_logprobs":[') == (4 if path.startswith("chat") else 1) * 4096
-    assert beat.longest < 0.2
+    assert beat.longest < beat.limit

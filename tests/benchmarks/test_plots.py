@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.plots import __main__ as plots
-from benchmarks.plots.kit import PICTURES, caption, colour, digest, drawn_from, save
+from benchmarks.plots.kit import PICTURES, drawn_from, save
 
 _PROVENANCE = {
     "command": "python -m benchmarks.something --json benchmarks/results/something.json",
@@ -135,16 +135,3 @@ def test_mistakes_are_one_line(results: Path, tmp_path: Path, capsys: pytest.Cap
     code, said = run("--results", str(results), "--out", str(tmp_path))
     assert code == 2
     assert "not valid JSON" in said
-
-
-def test_captions_and_hashes_name_their_sources() -> None:
-    assert "commit 0123456789ab" in caption(RESULTS["client_links"], 8.0)
-    assert digest(RESULTS["client_links"]) != digest(RESULTS["client_offline"])
-
-
-def test_a_way_has_one_colour_and_ways_side_by_side_differ() -> None:
-    assert colour("auto") == colour("auto")
-    measured = plots.read(plots.RESULTS)["client_slow"]["runs"]
-    ways = {*_WAYS, "device, independent", *(run["way"] for run in measured)}
-    assert len({colour(way) for way in ways}) == len(ways)
-    assert len({colour(name) for name in ("MoA", "MoA without records", "eagle2", "independent", "target")}) == 5

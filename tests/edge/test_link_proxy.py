@@ -1,16 +1,45 @@
-"""The emulated link delays, throttles, stalls and cuts as configured."""
+"""The emulated link delays, throttles, stalls and cuts as configured: over real sockets, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import functools
+import selectors
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
-from time import perf_counter
+from typing import Any
 
 import pytest
 
 from edge_client.tools.emulated_network import PROFILES, Condition, LinkProxy, Profile
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Where no socket is ready, the next timer is due at once: what is sent over loopback is there at once."""
+
+    def __init__(self) -> None:
+        super().__init__(selector := selectors.DefaultSelector())
+        self.now, wait = 0.0, selector.select
+
+        def select(timeout: float | None = None) -> list[Any]:
+            ready = wait(0 if timeout else timeout)
+            self.now += 0.0 if ready or not timeout else timeout
+            return ready
+
+        selector.select = select  # type: ignore[method-assign, assignment]
+
+    def time(self) -> float:
+        return self.now
+
+
+def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    @functools.wraps(test)
+    def run() -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test())
+
+    return run
 
 
 @contextlib.asynccontextmanager
@@ -46,12 +75,14 @@ async def linked(condition: Condition) -> AsyncIterator[tuple[LinkProxy, asyncio
 
 
 async def round_trip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes = b"ping") -> float:
-    start = perf_counter()
+    time = asyncio.get_running_loop().time
+    start = time()
     writer.write(data)
     await asyncio.wait_for(reader.readexactly(len(data)), 5)
-    return perf_counter() - start
+    return time() - start
 
 
+@virtual
 async def test_bytes_arrive_unchanged_and_in_order() -> None:
     data = bytes(range(256)) * 2000
     async with linked(Condition(rtt_ms=2, jitter=1.0, loss=0.05)) as (link, reader, writer):
@@ -60,24 +91,28 @@ async def test_bytes_arrive_unchanged_and_in_order() -> None:
         assert link.passed == {"up": len(data), "down": len(data)}
 
 
+@virtual
 async def test_a_round_trip_takes_the_rtt_and_the_first_one_twice_that() -> None:
     async with linked(Condition(rtt_ms=40, jitter=0)) as (_, reader, writer):
-        assert 0.08 <= await round_trip(reader, writer) < 0.16
-        assert 0.04 <= await round_trip(reader, writer) < 0.12
+        assert await round_trip(reader, writer) == pytest.approx(0.08)
+        assert await round_trip(reader, writer) == pytest.approx(0.04)
 
 
+@virtual
 async def test_the_rate_is_kept() -> None:
     async with linked(Condition(up_mbps=1.0)) as (_, reader, writer):
         took = await round_trip(reader, writer, b"x" * 25_000)
-    assert 0.2 <= took < 0.5  # 25 kB at 1 Mbit/s
+    assert took == pytest.approx(0.2)  # 25 kB at 1 Mbit/s
 
 
+@virtual
 async def test_a_loss_is_a_stall() -> None:
     async with linked(Condition(rtt_ms=20, jitter=0, loss=0.999)) as (_, reader, writer):
         await round_trip(reader, writer)
-        assert await round_trip(reader, writer) >= 0.1  # 20 ms, and two round trips more in each direction
+        assert await round_trip(reader, writer) == pytest.approx(0.1)  # 20 ms, and 40 ms more each way
 
 
+@virtual
 async def test_a_cut_comes_at_its_byte() -> None:
     async with linked(Condition()) as (link, reader, writer):
         link.cut_after(10, "down")
@@ -88,6 +123,7 @@ async def test_a_cut_comes_at_its_byte() -> None:
         writer2.transport.abort()
 
 
+@virtual
 async def test_silence_tells_nobody_and_restore_resets() -> None:
     async with linked(Condition()) as (link, reader, writer):
         await round_trip(reader, writer)
@@ -100,6 +136,7 @@ async def test_silence_tells_nobody_and_restore_resets() -> None:
             assert await asyncio.wait_for(reader.read(4), 5) == b""
 
 
+@virtual
 async def test_down_refuses_until_restored() -> None:
     async with linked(Condition()) as (link, reader, writer):
         await round_trip(reader, writer)
@@ -117,6 +154,7 @@ async def test_down_refuses_until_restored() -> None:
         writer2.transport.abort()
 
 
+@virtual
 async def test_an_outage_holds_bytes_and_then_delivers_them() -> None:
     up = Condition()
     async with linked(replace(up, out=True)) as (link, reader, writer):

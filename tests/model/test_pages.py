@@ -153,8 +153,3 @@ def test_crowded_sequences_are_read_in_order_wherever_their_pages_lie() -> None:
         for one, text in texts.items():
             assert torch.equal(held(pool, one), text)
     assert not all(pool.straight), "it was crowded"
-
-
-def test_memory_of_a_token_and_of_all() -> None:
-    assert make_pool().bytes_per_token == 2 * LAYERS * HEADS * WIDTH * 4
-    assert make_pool(slots=9, tokens=5 * PAGE).nbytes == 5 * PAGE * make_pool().bytes_per_token

@@ -87,7 +87,3 @@ def test_a_forward_over_the_capacity_touches_nothing() -> None:
     with pytest.raises(CapacityError, match="holds 6 tokens and cannot take 3 more: its capacity is 8"):
         pool.begin([other, slot], [1, 3])
     assert pool.versions == versions
-
-
-def test_memory_of_a_token() -> None:
-    assert make_pool().bytes_per_token == 2 * LAYERS * HEADS * WIDTH * 4

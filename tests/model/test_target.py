@@ -25,8 +25,9 @@ def prefill(target: Target, ids: list[int], chunk: int = 7) -> int:
     return slot
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("family", [*FAMILIES, "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("family", "batch"), [*((family, 4) for family in (*FAMILIES, "mixtral", "qwen3_moe")), ("llama", 1), ("gemma3", 1)]
+)
 def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(family: str, batch: int) -> None:
     overrides = MOE if family in ("mixtral", "qwen3_moe") else {}
     plain = reference(family, **overrides)

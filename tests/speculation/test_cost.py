@@ -33,12 +33,6 @@ def test_any_shape_of_curve_is_learned() -> None:
     assert [cost.seconds(size) for size in (1, 30, 64, 192)] == pytest.approx([0.01, 0.01, 0.01, 0.03])
 
 
-def test_before_anything_ran_the_prior_holds_or_nothing_is_known() -> None:
-    assert Cost().seconds(5) == 0.0
-    assert not Cost()
-    assert 0 < Cost(0.005).seconds(1) < Cost(0.005).seconds(256) < 1
-
-
 def test_the_first_run_of_a_size_does_not_count() -> None:
     cost = Cost()
     cost.observe(4, 9.0)
@@ -79,18 +73,6 @@ def test_no_size_is_dearer_than_a_larger_one() -> None:
     for _ in range(150):
         cost.observe(1, 3.0)
     assert [cost.seconds(size) for size in (1, 2, 8)] == pytest.approx([3.0, 3.0, 3.0], rel=0.02)
-
-
-def test_with_equal_weights_it_is_a_mean() -> None:
-    rng, mean, fast = random.Random(0), Cost(mean=True), Cost()
-    for cost in (mean, fast):
-        for _ in range(500):
-            cost.observe(1, 0.5 + rng.random())
-    assert mean.seconds(1) == pytest.approx(1.0, abs=0.35)
-    assert fast.seconds(1) < 0.85
-    once = Cost(0.03, mean=True)
-    once.observe(5, 1.0)
-    assert once.seconds(5) == 1.0, "the first counts"
 
 
 def test_what_a_token_attends_to_has_its_own_price() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from moa.speculation.cost import Cost
-from moa.speculation.policy import Drafted, LevelRates, Policy, RoundTime, TextAcceptance, least_chance
+from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance, least_chance
 from moa.tree import TreeShape
 
 PROMPT = 100
@@ -284,51 +284,6 @@ def test_a_draft_that_costs_nothing_must_promise_what_ours_win_in_the_same_time(
     for _ in range(40):
         world.run([text], world.policy.plan([text], [0]), [4])
     assert 2.5 < world.policy.matching(text) < 3.1, "5 tokens in 1.25 s are 4 in 1"
-
-
-def test_a_text_begins_with_what_its_temperature_class_had_and_learns_soon() -> None:
-    policy = Policy(TreeShape.chain(4))
-    for _ in range(60):
-        text = policy.text(1.0)
-        for _ in range(9):
-            text.add(0, 4, 4, 0)
-    fresh = policy.text(1.0)
-    assert fresh.accepted.totals()[3] < 0.2 < 1.5 < policy.text(0.0).accepted.totals()[3]
-    before = fresh.accepted.totals()[3]
-    for _ in range(2):
-        fresh.add(0, 4, 4, 4)
-    assert fresh.accepted.totals()[3] > 5 * before
-
-
-def test_only_first_drafts_of_texts_count_for_their_class() -> None:
-    """Later ones are of texts that drafts do well for."""
-    policy = Policy(TreeShape.chain(4))
-    hard, easy = policy.text(0.0), policy.text(0.0)
-    for _ in range(3):
-        hard.add(0, 4, 4, 0)
-    for _ in range(100):
-        easy.add(0, 4, 4, 4)
-    assert 0.3 < policy.text(0.0).accepted.chances()[0] < 0.8
-
-
-def test_a_draft_that_ended_early_has_missed_the_levels_asked_for() -> None:
-    policy = Policy(TreeShape.chain(4))
-    text = policy.text(0.0)
-    for _ in range(20):
-        text.add(0, 4, 1, 1)
-    assert text.accepted.totals()[3] < 1.5
-    assert text.drafted.totals()[3] < 2.0
-
-
-def test_levels_that_were_not_tried_for_a_while_are_expected_to_do_as_before() -> None:
-    rates = LevelRates([0.7] * 4)
-    for _ in range(20):
-        rates.add(0, 4)
-    assert rates.chances()[0] < 0.2
-    for _ in range(60):
-        rates.add(1, 1)
-    assert rates.chances()[0] > 0.9
-    assert rates.chances()[3] > 0.85, "no lower than the level before"
 
 
 def test_clients_with_many_temperatures_cost_no_memory() -> None:

@@ -117,9 +117,15 @@ def test_layers_are_inherited_on_a_device_of_its_own(target: Path, rows: PackedR
         assert_rounded(there(parameter.data), same.detach())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [{}, {"tli": 1}, {"confidence": True}, {"layers": 3, "cross_attention_after": (1,)}])
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    ("family", "shape", "dtype"),
+    [
+        ("llama", {}, torch.float32),
+        ("llama", {"layers": 3, "cross_attention_after": (1,)}, torch.bfloat16),
+        ("gemma2", {"tli": 1}, torch.float32),
+        ("gemma2", {"confidence": True}, torch.bfloat16),
+    ],
+)
 def test_drafts_and_verification_on_a_device_of_its_own(family: str, shape: dict[str, Any], dtype: torch.dtype) -> None:
     """In the target's precision, masks included; in float32 the text is the same as on the CPU."""
     settings = GenerationSettings(max_new_tokens=12, sampling=SamplingSettings(), shape=TreeShape(2, 3, 6))

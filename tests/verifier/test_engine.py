@@ -269,13 +269,6 @@ def test_a_model_that_does_not_run_is_noticed_at_the_start(monkeypatch: pytest.M
         bench.engine.start()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16])
-def test_records_of_a_low_precision_target_are_numbers(dtype: torch.dtype) -> None:
-    rows = RecordRows(1, 4)
-    rows.write(3, torch.ones(2, 1, 4, dtype=dtype).float().numpy(), torch.ones(2, 1, 4).numpy())
-    assert rows.read(3, 5)[0].sum() == 8
-
-
 def test_a_prompt_and_drafts_run_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     drafting, waiting, ids = bench.lease(0), bench.lease(1), kit.prompt(0, 9)
@@ -403,10 +396,6 @@ def test_streams_whose_drafts_miss_are_as_fast_as_plain_ones() -> None:
         if number == 200:
             began, rounds = now[0], 200.0
     assert (1200 - rounds) / (now[0] - began) > 0.98
-    policy = drafting.policy
-    assert policy._reading == pytest.approx(0.02)
-    assert 0.4 < policy.first.seconds(1) <= 0.53
-    assert [policy.forward.seconds(size) for size in (1, 7)] == pytest.approx([1.0, 1.6], rel=0.05)
 
 
 def test_a_stream_whose_edge_has_guessed_nothing_is_not_compared_with_drafts_of_ours(

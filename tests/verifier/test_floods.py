@@ -433,14 +433,14 @@ async def test_logs_that_grow_are_bounded_too() -> None:
 # ---- what is asked of the model
 
 
-@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-9, float("nan"), float("inf"), -1.0, 1e308])
-async def test_a_temperature_that_leaves_the_range_of_numbers_is_refused(temperature: float) -> None:
+async def test_a_temperature_that_leaves_the_range_of_numbers_is_refused() -> None:
     async with kit.verifier() as running, kit.client(running) as edge:
-        await edge.send(Open(bytes(16), IDS, sampling=Sampling(temperature=temperature, top_p=0.9)))
-        answer = await edge.receive()
-        assert isinstance(answer, Error)
-        assert answer.code == "bad_message"
-        assert "temperature" in answer.message
+        for temperature in (5e-324, 1e-308, 1e-9, float("nan"), float("inf"), -1.0, 1e308):
+            await edge.send(Open(bytes(16), IDS, sampling=Sampling(temperature=temperature, top_p=0.9)))
+            answer = await edge.receive()
+            assert isinstance(answer, Error)
+            assert answer.code == "bad_message"
+            assert "temperature" in answer.message
         await edge.send(Open(bytes(16), IDS, sampling=Sampling(temperature=1e-3, top_p=0.9)))
         assert isinstance(await edge.receive(), Opened)
 

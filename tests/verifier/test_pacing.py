@@ -19,42 +19,6 @@ def after_rounds(*, seconds: float = 0.01, gap: float = 0.02) -> Pacing:
     return between
 
 
-def test_a_piece_that_a_round_hardly_notices_never_waits() -> None:
-    between = after_rounds(seconds=0.01)
-    assert between.hold(0.0025, 100.02) == 0.0
-    assert between.hold(0.0026, 100.02) > 0.0
-
-
-def test_a_piece_runs_at_once_if_it_ends_before_the_next_round_is_likely_to_come() -> None:
-    between = after_rounds(gap=0.02)
-    assert between.hold(0.015, 100.001) == 0.0
-    assert between.hold(0.015, 100.01) > 0.0
-
-
-def test_a_piece_leaves_the_model_to_the_round_that_is_about_to_come_for_as_long_as_it_takes() -> None:
-    between = after_rounds(gap=0.02)
-    assert between.hold(0.03, 100.01) == pytest.approx(0.03 + 0.008, rel=0.01), (
-        "until the round may come, and its own length"
-    )
-    assert between.hold(0.03, 100.04) == pytest.approx(0.03 - 0.022, rel=0.01)
-    assert between.hold(0.03, 100.05) == 0.0
-
-
-def test_rounds_earn_credit_that_prompts_beside_them_and_pieces_between_them_use_up() -> None:
-    between = after_rounds(seconds=0.01)
-    assert between.beside(0.01) == pytest.approx(0.0025), "a quarter of the round itself"
-    for now in (100.0, 100.02):
-        between.rounds_ran(0.01, 0.0, now + 0.01)
-    assert between.beside(0.01) == pytest.approx(0.0075)
-    assert between.room_with_credit(100.0491) == pytest.approx(0.005 + 0.001, rel=0.05)
-    between.piece_ran(100.03, 100.034)
-    assert between.beside(0.01) == pytest.approx(0.0035)
-    between.rounds_ran(0.01, 0.0035, 100.05)
-    assert between.beside(0.01) == pytest.approx(0.0025)
-    between.nothing_waits()
-    assert between.beside(0.0) == 0.0
-
-
 def test_the_longest_piece_that_may_run_now_is_the_longest_that_is_not_held() -> None:
     between = after_rounds(gap=0.02)
     for now in (100.0, 100.01, 100.017, 100.019, 100.03, 100.06):
@@ -62,23 +26,6 @@ def test_the_longest_piece_that_may_run_now_is_the_longest_that_is_not_held() ->
         assert room >= 0.0025
         assert between.hold(room, now) == 0.0
         assert between.hold(room + 1e-4, now) > 0.0
-
-
-def test_shorter_gaps_are_believed_in_at_once_and_longer_ones_slowly() -> None:
-    between = after_rounds(gap=0.02)
-
-    def gap(now: float) -> float:
-        between.rounds_ran(0.01, 0.0, now)
-        between.nothing_waits()
-        return between.room(now) / 0.9
-
-    between.round_ready(100.05)
-    between.round_ready(109.0)  # only the first one ends the gap
-    assert gap(109.01) == pytest.approx(0.023, rel=0.01)
-    between.round_ready(112.0)  # its session had gone
-    assert gap(110.01) == pytest.approx(0.023, rel=0.01)
-    between.round_ready(110.02)
-    assert gap(110.03) == pytest.approx(0.01, rel=0.01)
 
 
 def test_a_prompt_runs_in_large_pieces_when_nobody_drafts_and_in_small_ones_when_rounds_are_about_to_come() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 
@@ -312,15 +311,3 @@ def test_records_are_bounded_while_rounds_are_expected_and_are_not_taken_for_the
     queue.next()
     queue.clock.now += 1.0
     assert queue.scheduler.background_room(queue.clock.now) == math.inf
-
-
-def test_rounds_that_stay_away_leave_ever_more_room_for_records() -> None:
-    queue, holder = Timed(), lease()
-    queue.submit(job(holder))
-    assert len(drafts(queue.next())) == 1
-    room = []
-    for _ in range(5):
-        queue.clock.now += 0.01
-        queue.next()
-        room.append(queue.scheduler.background_room(queue.clock.now))
-    assert all(later > earlier for earlier, later in itertools.pairwise(room))

@@ -84,12 +84,6 @@ def test_however_many_wait_they_ask_again_one_after_another() -> None:
     assert max(asked) <= 20 * 0.5
 
 
-def test_the_first_one_refused_waits_for_a_pause_only() -> None:
-    shares, _ = full("a", "a", "a", "a")
-    assert shares.appointment("a", 0.0) == 0.5
-    assert shares.appointment("a", 100.0) == 0.5, "the appointments before are over"
-
-
 def test_those_who_wait_for_a_slot_of_their_own_share_do_not_wait_behind_a_greedy_principal() -> None:
     shares, holders = full("a", "a", "a", "a")
     for _ in range(100):

@@ -176,7 +176,7 @@ async def test_no_request_keeps_others_from_the_event_loop(alone: Served, name: 
     async with heartbeat() as beat:
         replies = await asyncio.gather(*(post_from_a_thread(address, path, **asked) for _ in range(2)))
     assert {reply.status_code for reply in replies} <= {200, 400}, replies[0].text[:300]
-    assert beat.longest < 0.2
+    assert beat.longest < beat.limit
 
 
 async def test_by_default_an_answer_goes_on_without_the_verifier_and_says_so(linked: Served) -> None:

@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from moa.errors import NumericalError, UsageError
 from moa.model.accelerator import buffers, runner
 from moa.model.accelerator.buffers import MOST, Buffers, Tier, cut
-from moa.model.accelerator.decoder import GraphDecoder
-from moa.model.accelerator.runner import Accelerator, GraphRunner, Rerun
+from moa.model.accelerator.runner import Accelerator, Rerun
 from moa.model.accelerator.weights import DENSE_FAMILIES
 from moa.model.pages import PAGE, PagePool
 from moa.model.rows import Row, RowBatch
@@ -294,11 +293,3 @@ def test_padding_writes_to_no_slots_page() -> None:
     own = int(target.pool.columns(slot, np.array([3]))[0])
     assert set(changed) <= {own, target.pool.pages * PAGE}
     assert own in changed
-
-
-def test_memory_is_counted() -> None:
-    target = accelerated(slots=2, capacity=64)
-    assert target.runner is not None
-    decoder: GraphDecoder = target.runner._decoder
-    assert target.runner.nbytes > decoder.nbytes > MOST * target.facts.vocab_size * 4
-    assert isinstance(target.runner, GraphRunner)

@@ -100,7 +100,7 @@ def rows_of(attention: Attention, kinds: Sequence[str], seed: int = 0) -> list[R
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width", "window"),
-    [(1, 1, 64, 0), (4, 2, 96, 37), (4, 1, 128, 0), (7, 1, 16, 500), (8, 1, 256, 0)],
+    [(1, 1, 64, 0), (4, 2, 96, 37), (7, 1, 16, 500), (8, 1, 256, 0)],
 )
 def test_attention_equals_the_reference(heads: int, kv_heads: int, width: int, window: int) -> None:
     attention = Attention([509, 3, 20], heads=heads, kv_heads=kv_heads, width=width, window=window)
@@ -158,9 +158,9 @@ def test_products_equal_the_reference_and_do_not_know_the_batch(dtype: torch.dty
         assert torch.equal(some, whole[start:stop])
 
 
-@pytest.mark.parametrize("heads", [(3, 1), (2, 2)])
-@pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize("width", [64, 96])
+@pytest.mark.parametrize(
+    ("heads", "norms", "width"), [((3, 1), False, 96), ((2, 2), True, 96), ((2, 2), False, 64), ((3, 1), True, 64)]
+)
 def test_small_kernels_equal_the_reference(heads: tuple[int, int], norms: bool, width: int) -> None:
     attention = Attention([5, 30], heads=heads[0] * heads[1], kv_heads=heads[1], width=width)
     query_heads, kv_heads = heads[0] * heads[1], heads[1]
