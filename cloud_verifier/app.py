@@ -49,6 +49,7 @@ class Verifier:
             text=served.text,
             metrics=self.metrics,
             free_pages=lambda: served.target.pool.free_pages,
+            grammars=served.target.grammars,
         )
         recorder = Recorder(served.drafter, self._post, rows=settings.project_rows, metrics=self.metrics)
         drafting: ServerDrafting = NoDrafting()

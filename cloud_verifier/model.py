@@ -206,6 +206,7 @@ def model_facts(target: Target, drafter: Drafter | None, drafter_name: str = "")
         pages=target.pool.pages if target.pool.pages < target.pool.slots * target.pool.per_slot else 0,
         page_tokens=PAGE,
         trees=target.trees,
+        grammars=target.folder is not None and bool(target.facts.eos_ids),
     )
 
 

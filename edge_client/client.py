@@ -28,6 +28,7 @@ from edge_client.turn.trace import Trace
 from edge_client.turn.worker import time_steps
 from moa import __version__
 from moa.errors import UsageError
+from moa.grammar.spec import Grammar
 
 
 class EdgeClient:
@@ -128,12 +129,13 @@ class EdgeClient:
         ids: Sequence[int] | None = None,
         raw: bool = False,
         prediction: Sequence[int] = (),
+        grammar: Grammar | None = None,
         **changes: Unpack[TurnChanges],
     ) -> AsyncGenerator[Event, None]:
         """Answer a prompt in a new conversation; many can run at once. See `Conversation.generate`."""
         conversation = self.conversation()
         try:
-            turn = conversation.generate(prompt, ids=ids, raw=raw, prediction=prediction, **changes)
+            turn = conversation.generate(prompt, ids=ids, raw=raw, prediction=prediction, grammar=grammar, **changes)
             async with contextlib.aclosing(turn) as events:
                 async for event in events:
                     yield event

@@ -24,6 +24,7 @@ from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
 from edge_client.turn.worker import DrafterWorker
 from moa.errors import DeviceError, UsageError
+from moa.grammar.spec import Grammar
 from moa.speculation.prediction import Prediction
 from moa.tokens import common_prefix
 from moa.wire import ClientSession
@@ -56,12 +57,14 @@ class Conversation:
         ids: Sequence[int] | None = None,
         raw: bool = False,
         prediction: Sequence[int] = (),
+        grammar: Grammar | None = None,
         **changes: Unpack[TurnChanges],
     ) -> AsyncGenerator[Event, None]:
         """Answer a prompt: a text, chat messages, or ids as they are. Ends with a `Done` event.
 
         Ids that begin with the conversation so far continue it, with the KV caches of both ends. `prediction` is a text
-        that the answer is expected to resemble; it is used as a draft. Closing the generator cancels the turn.
+        that the answer is expected to resemble; it is used as a draft. The answer matches the `grammar`, also
+        without a verifier. Closing the generator cancels the turn.
         """
         settings = dataclasses.replace(self._shared.settings, **changes) if changes else self._shared.settings
         self._check_free()
@@ -69,8 +72,12 @@ class Conversation:
         with _named("the tokenizer"):
             context = list(ids) if ids is not None else self.encode(prompt or "", raw=raw)
         self._check(context)
+        if grammar is not None and settings.ignore_eos:
+            raise UsageError("a grammar says where the text ends: it cannot be used with ignore_eos")
         with self._turn():
-            shell = self._prepare(context, settings, prediction)
+            compiled = await self._shared.device.grammars.compiled(grammar) if grammar is not None else None
+            shell = self._prepare(context, settings, prediction, grammar)
+            shell.worker.matcher = compiled.matcher(len(context)) if compiled is not None else None
             yield Prompt(ids=context)
             async with aclosing(self._run(shell)) as events:
                 async for event in events:
@@ -188,10 +195,12 @@ class Conversation:
                 f"the prompt has {len(context)} tokens, and the context holds {most}", hint="shorten it, or start anew"
             )
 
-    def _prepare(self, context: list[int], settings: ClientSettings, prediction: Sequence[int]) -> TurnShell:
+    def _prepare(
+        self, context: list[int], settings: ClientSettings, prediction: Sequence[int], grammar: Grammar | None
+    ) -> TurnShell:
         shared = self._shared
         self.records.precision, self.records.budget = settings.sync, settings.budget
-        session_state = self._continue(context, settings) or self._begin(context, settings)
+        session_state = self._continue(context, settings, grammar) or self._begin(context, settings, grammar)
         codec, sampling, controller = shared.device.codec, settings.sampling, shared.controller
         transcript = Transcript(
             session=session_state.session,
@@ -225,7 +234,7 @@ class Conversation:
         worker = DrafterWorker(self.drafter, sampling, controller, shared.device.thread)
         return TurnShell(machine, worker, shared.link, shared.trace)
 
-    def _continue(self, context: list[int], settings: ClientSettings) -> SessionState | None:
+    def _continue(self, context: list[int], settings: ClientSettings, grammar: Grammar | None) -> SessionState | None:
         """The session of the previous turn with the new tokens appended, if it can be continued."""
         if self._session_state is None:
             return None
@@ -241,10 +250,11 @@ class Conversation:
             stop=settings.stop,
             ignore_eos=settings.ignore_eos,
             logprobs=settings.logprobs,
+            grammar=grammar,
         )
         return self._session_state
 
-    def _begin(self, context: list[int], settings: ClientSettings) -> SessionState:
+    def _begin(self, context: list[int], settings: ClientSettings, grammar: Grammar | None) -> SessionState:
         session = ClientSession(
             log=list(context),
             max_new_tokens=settings.max_new_tokens,
@@ -254,6 +264,7 @@ class Conversation:
             records=self.records.dtype,
             record_rate=settings.budget.record_rate,
             logprobs=settings.logprobs,
+            grammar=grammar,
         )
         # Records depend on tokens: those of the common prefix stay valid.
         self.records.truncate(common_prefix(self.ids, context))

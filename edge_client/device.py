@@ -12,6 +12,7 @@ from edge_client.text.codec import TextCodec
 from edge_client.turn.guard import OfflineGuard
 from moa import demo
 from moa.bundle import Bundle
+from moa.grammar.matcher import GrammarCompiler
 from moa.graph.drafter import DeviceDrafter
 from moa.graph.load import LoadedGraph
 
@@ -25,6 +26,8 @@ class Device:
     codec: TextCodec
     new_drafter: Callable[[], DeviceDrafter]
     """Makes a drafter with its own caches over the shared weights: one for each conversation."""
+    grammars: GrammarCompiler
+    """Compiles what answers must match."""
     thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="drafter"))
     """The thread for long steps: one, because several would only compete for the same cores."""
 
@@ -38,7 +41,10 @@ class Device:
         """Load a bundle, by default the embedded one. Sizes are checked; `doctor` also checks contents."""
         bundle = Bundle.open(folder or embedded_bundle())
         loaded = LoadedGraph.load(bundle, variant, threads=threads)
-        return cls(bundle, loaded.variant, TextCodec.of(bundle), loaded.drafter)
+        codec = TextCodec.of(bundle)
+        size, eos_ids = bundle.manifest.vocabulary.target, sorted(codec.eos_ids)
+        grammars = GrammarCompiler(lambda: str(codec.tokenizer.to_str()), size=size, eos_ids=eos_ids)
+        return cls(bundle, loaded.variant, codec, loaded.drafter, grammars)
 
     def guard(self, stop_at: int, informed: Callable[[], bool]) -> OfflineGuard:
         """The calibrated guard; `stop_at` >= 0 overrides where it stops. `informed`: whether there are records."""

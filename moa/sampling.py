@@ -139,16 +139,25 @@ def _nucleus(logits: NDArray[np.float64], settings: SamplingSettings, ids: NDArr
         count *= 16
 
 
-def choose(logits: NDArray[np.float32], settings: SamplingSettings, position: int, context: Context = ()) -> int:
-    """The token at `position` (its index in the whole sequence), given the logits of the position before it. Raises a
-    `NumericalError` where these contain NaN or Inf."""
+def choose(
+    logits: NDArray[np.float32],
+    settings: SamplingSettings,
+    position: int,
+    context: Context = (),
+    allowed: NDArray[np.bool_] | None = None,
+) -> int:
+    """The token at `position` (its index in the whole sequence), given the logits of the position before it; one of the
+    `allowed`, as if there were no others. Raises a `NumericalError` where the logits contain NaN or Inf."""
     if not np.isfinite(logits.max()):
         raise NumericalError(NO_LOGITS)
-    if settings.plain_greedy:
+    if settings.plain_greedy and allowed is None:
         return int(np.argmax(logits))
     scores = penalize(logits.astype(np.float64), settings.repetition_penalty, context)
+    tokens = np.arange(len(scores)) if allowed is None else np.flatnonzero(allowed)
+    scores = scores[tokens]
     if settings.greedy:
-        return int(np.argmax(scores))
+        return int(tokens[np.argmax(scores)])
     scores = scores / settings.temperature
-    ids = candidates(scores, settings)
-    return int(ids[np.argmax(scores[ids] + gumbel(settings.seed, position, ids))])
+    kept = candidates(scores, settings)
+    tokens = tokens[kept]
+    return int(tokens[np.argmax(scores[kept] + gumbel(settings.seed, position, tokens))])

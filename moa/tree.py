@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa.errors import ConfigError
+from moa.masking import MASKED
 
 Mask = NDArray[np.bool_]
+FORBIDDEN = MASKED / 2
+"""A score below this is that of a token that was masked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,15 @@ def depths(parents: Sequence[int]) -> NDArray[np.int64]:
         if parent >= 0:
             out[node] = out[parent] + 1
     return out
+
+
+def path_of(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]:
+    """The tokens from node 0, which is left out, to this node."""
+    path: list[int] = []
+    while node > 0:
+        path.append(tokens[node])
+        node = parents[node]
+    return path[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,10 @@ class TreeGrower:
         """Depth of the frontier's nodes: 0 for the pending token."""
         return self._level
 
+    def path(self, node: int) -> list[int]:
+        """The tokens from the root, which is left out, to this node."""
+        return path_of(self.tokens, self.parents, node)
+
     def mask(self) -> Mask:
         """[frontier, fed + frontier]: which cache rows, those already fed first, a frontier node may attend to."""
         columns = {node: column for column, node in enumerate([*self.fed, *self.frontier])}
@@ -169,16 +185,20 @@ class TreeGrower:
     def expand(self, top_tokens: NDArray[np.int64], top_scores: NDArray[np.float32]) -> None:
         """Take the drafter's best guesses after each frontier node, `[frontier, k]`, best first.
 
-        A score that is no number is the worst there is: it would leave the order of the others undefined.
+        A score that is no number is the worst there is: it would leave the order of the others undefined. Guesses that
+        a grammar forbids are left out.
         """
         k = min(self.shape.breadth, top_tokens.shape[1])
         first = len(self.tokens)
         guesses = zip(self.frontier, top_tokens[:, :k].tolist(), top_scores[:, :k].tolist(), strict=True)
         for node, tokens, scores in guesses:
             base = self.scores[node]
-            self.tokens += tokens
-            self.parents += [node] * k
-            self.scores += [base + score if score < math.inf else -math.inf for score in scores]
+            for token, score in zip(tokens, scores, strict=True):
+                if FORBIDDEN > score > -math.inf:
+                    continue
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.scores.append(base + score if score < math.inf else -math.inf)
         self.fed += self.frontier
         self._level += 1
         best = sorted(range(first, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[: self.shape.breadth]

@@ -16,6 +16,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from cloud_verifier.engine.deciding import decide
@@ -40,6 +41,7 @@ from cloud_verifier.engine.work import (
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError, NumericalError
+from moa.grammar.spec import GrammarError
 from moa.model.choosing import Judged, accept_rows, log_probabilities
 from moa.model.target import Row, Step, Target
 from moa.tree import Accepted
@@ -91,6 +93,7 @@ class Engine:
         self._faults_in_a_row = 0
         self._leases: dict[Lease, None] = {}
         self._stopping = False
+        self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -104,6 +107,7 @@ class Engine:
         self._work.stop()
         if self._thread.ident is not None:
             self._thread.join(timeout=60)
+        self._masks.shutdown()
 
     @property
     def running(self) -> bool:
@@ -183,11 +187,14 @@ class Engine:
             drafts = self._drafts(jobs, pieces, guesses)
             drafted = self._clock()
             rows = [self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
-            step = self.target.forward([*rows, *map(_piece_row, pieces)])
+            judged = self._masks.submit(lambda: list(map(_judged, jobs, drafts)))  # beside the forward
+            try:
+                step = self.target.forward([*rows, *map(_piece_row, pieces)])
+            finally:
+                wait([judged])  # matchers are used again, whatever happens
             for lease in [*(job.lease for job in jobs), *(piece.lease for piece in pieces)]:
                 self._note_held(lease)
-            judged = [Judged(*draft, job.ids, job.sampling) for job, draft in zip(jobs, drafts, strict=True)]
-            accepted = accept_rows(step, judged)
+            accepted = accept_rows(step, judged.result())
             if len(accepted) != len(jobs):
                 raise ValueError(f"{len(accepted)} rows of {len(jobs)} were judged")
             step.wait()
@@ -287,7 +294,8 @@ class Engine:
         if job.lease.slot is None:
             raise RuntimeError("a row without a slot")
         # Sampled rows ask for the logits of the nodes they reach; only greedy ones need the best token of every node.
-        return Row(job.lease.slot, *draft, judged="all" if job.sampling.plain_greedy else "none")
+        best = job.sampling.plain_greedy and job.matcher is None
+        return Row(job.lease.slot, *draft, judged="all" if best else "none")
 
     def _settle(
         self, step: Step, b: int, job: Job, draft: FlatTree, accepted: Accepted, timing: Timing, foreseen: int
@@ -379,7 +387,9 @@ class Engine:
 
     def _fail_row(self, lease: Lease, job: Job | None, error: Exception, outcome: StepOutcome) -> None:
         """Report that only this row did not run: the memory is full, or its work raised."""
-        if not isinstance(error, FullError):
+        if isinstance(error, GrammarError) and job is not None:
+            self._report([Dropped(job, Refusal(Code.GRAMMAR, str(error)))])
+        elif not isinstance(error, FullError):
             self._fail(lease, job, error)
         elif job is not None:
             self._drop_for_memory(job)
@@ -478,6 +488,15 @@ def _piece_row(piece: PrefillPiece) -> Row:
         raise RuntimeError("a row without a slot")
     start = piece.lease.length
     return Row.chain(piece.lease.slot, piece.ids[start : min(piece.goal, start + piece.size)], judged="none")
+
+
+def _judged(job: Job, draft: FlatTree) -> Judged:
+    """A row's draft as the accept rule takes it; under a grammar with the masks of its nodes."""
+    tokens, parents = draft
+    if (mask := job.mask) is None:
+        return Judged(tokens, parents, job.ids, job.sampling)
+    tokens, masks = mask.judge(tokens, parents)
+    return Judged(tokens, parents, job.ids, job.sampling, masks)
 
 
 def _as_sent(job: Job) -> FlatTree:

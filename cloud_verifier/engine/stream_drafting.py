@@ -11,11 +11,12 @@ import torch
 
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.work import Job, Lease, RecordRows
+from moa.grammar.drafts import forced_draft
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
 from moa.model.target import Target
 from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance
-from moa.tree import TreeShape
+from moa.tree import DraftTree, TreeShape
 from moa.wire.messages import Stream
 
 FlatTree = tuple[Sequence[int], Sequence[int]]
@@ -107,20 +108,24 @@ class TreeDrafting:
             beside + len(jobs) - len(asked),
         )
         requests, able = [], []
+        trees: dict[Job, DraftTree] = {}
         for job, levels in zip(asked, wanted, strict=True):
-            text = self._round[job.lease]
+            text, mask = self._round[job.lease], job.mask
             text.levels = 0
             room = self._target.pool.capacity - job.base - 1
+            forced = forced_draft(mask, job.ids[-1], least=levels, most=min(self._shape.nodes, room))
+            if room > 0 and forced is not None:
+                trees[job] = forced
+                continue
             if not levels or room < 1 or not self._ready(job, text) or job.lease.draft_slot is None:
                 continue
             text.levels = levels
             shape = self.policy.shape(levels)
             shape = replace(shape, nodes=min(shape.nodes, room))
-            requests.append(DraftRequest(job.lease.draft_slot, job.ids[-1], shape, job.sampling))
+            requests.append(DraftRequest(job.lease.draft_slot, job.ids[-1], shape, job.sampling, mask))
             able.append(job)
-        trees = dict(zip(able, self._drafting.draft(requests), strict=True)) if requests else {}
-        for job, tree in trees.items():
-            text = self._round[job.lease]
+        for job, tree in zip(able, self._drafting.draft(requests) if requests else (), strict=True):
+            trees[job], text = tree, self._round[job.lease]
             text.nodes, text.drafted = len(tree) - 1, int(max(tree.depths()))
         self._took = self._clock() - began - self._reading
         return [(trees[job].tokens, trees[job].parents) if job in trees else ([job.ids[-1]], [-1]) for job in jobs]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloud_verifier.engine.guesses import Guesses
+from moa.grammar.matcher import Matcher, TextMask
 from moa.sampling import SamplingSettings
 from moa.wire.codes import Refusal
 from moa.wire.finish import TurnRules
@@ -43,6 +44,8 @@ class ModelFacts:
     page_tokens: int = 16
     trees: bool = True
     """Whether drafts may branch; else only chains give exactly the target's text."""
+    grammars: bool = False
+    """Whether there is a tokenizer, which grammars need."""
 
 
 class Detokenizer(Protocol):
@@ -150,6 +153,8 @@ class Job:
     """Likeliest tokens whose log-probabilities are wanted, with each chosen one's; -1 wants none."""
     guesses: Guesses | None = None
     """The edge's guesses for a stream."""
+    matcher: Matcher | None = None
+    """Follows the answer's grammar; only the model's thread and its helper use it."""
     cancelled: bool = False
     nodes: int = 8
     """Tokens that the latest forward of a stream ran, or about as many."""
@@ -160,6 +165,11 @@ class Job:
     def base(self) -> int:
         """Position of the pending token."""
         return len(self.ids) - 1
+
+    @property
+    def mask(self) -> TextMask | None:
+        """What its grammar allows after the log."""
+        return self.matcher.after(self.ids) if self.matcher is not None else None
 
     @property
     def due(self) -> float:

@@ -167,6 +167,7 @@ def session_for(ask: AnswerRequest, ids: Sequence[int], limits: Limits) -> Clien
         ignore_eos=bool(ask.ignore_eos),
         records="off",
         logprobs=-1 if ask.logprobs is None else ask.logprobs,
+        grammar=ask.grammar,
     )
 
 

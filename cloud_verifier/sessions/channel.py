@@ -13,6 +13,7 @@ from cloud_verifier.sessions.handshake import answer_hello
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import BYTES_PER_TOKEN, ServerSession
+from moa.grammar.matcher import CompiledGrammar
 from moa.wire.codec import check, decode_client
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.messages import (
@@ -79,17 +80,18 @@ class Channel:
                 raise Refusal(Code.BAD_MESSAGE, "the first message must be hello")
             check(message, self.limits, self.service.facts.vocab_size)
             self._meter.spend(FRAMES, len(getattr(message, "held", None) or ()) // _RANGES_PER_FRAME)
+            compiled = await self._compiled(message)
             match message:
                 case Verify() | Stream():
                     self._round(message, arrived)
                 case Foresee():
                     self._foresee(message, arrived)
                 case Open():
-                    self._open(message)
+                    self._open(message, compiled)
                 case Resume():
                     self._resume(message)
                 case Append():
-                    self._append(message)
+                    self._append(message, compiled)
                 case Cancel():
                     session = self._own(message.session)
                     self.service.perform(session, session.cancel(message.round))
@@ -123,6 +125,14 @@ class Channel:
                 raise CloseConnection(CloseCode.PROTOCOL_ERROR, "too many invalid messages") from None
         if not self.welcomed.is_set():
             raise CloseConnection(CloseCode.PROTOCOL_ERROR, "hello was refused") from None
+
+    async def _compiled(self, message: ClientMessage) -> CompiledGrammar | None:
+        """The grammar of an opening or a turn. Frames behind it wait, those of other connections do not."""
+        grammar = message.grammar if isinstance(message, Open | Append) else None
+        if grammar is None:
+            return None
+        self._agreed("grammar", "answers that match a grammar")
+        return await self.service.compile(grammar)
 
     # ---- message by message
 
@@ -168,12 +178,12 @@ class Channel:
             if useful:
                 self._useful()
 
-    def _open(self, message: Open) -> None:
+    def _open(self, message: Open, compiled: CompiledGrammar | None) -> None:
         session = self.table.find(message.session, self.principal)
         if session is None:
             if (own := len(self.outbox.sessions)) >= self.limits.max_sessions_per_connection:
                 raise Refusal(Code.LIMIT, f"{own} sessions on this connection", limit="max_sessions_per_connection")
-            session = self.service.open(message, self.principal, self.features)
+            session = self.service.open(message, self.principal, self.features, compiled)
             self._useful()
             log.info(
                 "session opened",
@@ -210,12 +220,12 @@ class Channel:
         metrics.resumes.labels("reprefilled" if work else "resumed").inc()
         self.service.prepare(session, [answer] if self.service.draining else [answer, *work])
 
-    def _append(self, message: Append) -> None:
+    def _append(self, message: Append, compiled: CompiledGrammar | None) -> None:
         session = self._own(message.session)
         self.service.admit(self.principal, len(message.ids))
         self.table.check_logs(session, BYTES_PER_TOKEN * len(message.ids))
         before = len(session.log)
-        outputs = session.append(message)
+        outputs = session.append(message, compiled)
         if len(session.log) > before:
             self._useful()
         self.service.prepare(session, outputs)

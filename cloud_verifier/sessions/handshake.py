@@ -28,7 +28,7 @@ def answer_hello(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context
     elif hello.drafter and facts.drafter and hello.drafter != facts.drafter:
         records = None
         notices.append("drafter_mismatch: tokens are verified, but activation records would not fit this drafter")
-    lacking = {"records": records is None, "tree": not facts.trees}
+    lacking = {"records": records is None, "tree": not facts.trees, "grammar": not facts.grammars}
     features = agree_features(hello.features, without=[name for name, lacks in lacking.items() if lacks])
     return Welcome(
         version=version,

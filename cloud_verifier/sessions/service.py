@@ -28,7 +28,9 @@ from cloud_verifier.sessions.budgets import Principal, WorkBudget
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.session import PREFILL, Output, Prefill, Run, ServerSession
 from cloud_verifier.sessions.table import SessionTable
-from moa.errors import ConfigError
+from moa.errors import ConfigError, UsageError
+from moa.grammar.matcher import CompiledGrammar, GrammarCompiler
+from moa.grammar.spec import Grammar
 from moa.token_bucket import TokenBucket
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.limits import Limits
@@ -48,10 +50,11 @@ class Service:
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         free_pages: Callable[[], int] = lambda: 0,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.facts, self.limits, self.text, self.clock = facts, limits, text, clock
         self.metrics = metrics or Metrics()
-        self.work, self.free_pages = work, free_pages
+        self.work, self.free_pages, self._grammars = work, free_pages, grammars
         self.table = SessionTable(
             limits,
             facts,
@@ -144,7 +147,18 @@ class Service:
             )
         budget.spend(tokens)
 
-    def open(self, message: Open, principal: str, features: Collection[str]) -> ServerSession:
+    async def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """What an answer must match, compiled beside the event loop; a `Refusal` says what is wrong with it."""
+        if self._grammars is None:
+            raise Refusal(Code.UNSUPPORTED, "there is no tokenizer here to follow a grammar with")
+        try:
+            return await self._grammars.compiled(grammar)
+        except UsageError as error:
+            raise Refusal(Code.GRAMMAR, error.line()) from None
+
+    def open(
+        self, message: Open, principal: str, features: Collection[str], compiled: CompiledGrammar | None = None
+    ) -> ServerSession:
         """A new session, whose prompt is queued to run; a `Refusal` when there is no room for it."""
         tokens = len(message.ids)
         if tokens >= self.max_context:
@@ -161,6 +175,7 @@ class Service:
             principal=principal,
             features=features,
             now=self.clock(),
+            compiled=compiled,
         )
         self.table.check_room(session)
         self.admit(principal, tokens)

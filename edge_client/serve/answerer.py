@@ -73,10 +73,12 @@ class EdgeAnswerer:
         welcome = self._client.link.welcome if self._client.link is not None else None
         if ask.logprobs is not None and welcome is not None and "logprobs" not in welcome.features:
             raise bad("this verifier tells no log-probabilities", "logprobs", "unsupported_parameter")
+        if ask.grammar is not None and welcome is not None and "grammar" not in welcome.features:
+            raise bad("this verifier cannot follow a grammar", "response_format", "unsupported_parameter")
         codec = self._client.device.codec
         marks = Marks(codec, codec.eos_ids)
         changes = changes_of(ask, self._longest(ask))
-        turn = self._client.generate(ids=encoded.ids, prediction=encoded.prediction, **changes)
+        turn = self._client.generate(ids=encoded.ids, prediction=encoded.prediction, grammar=ask.grammar, **changes)
         async with contextlib.aclosing(turn) as events:
             async for event in events:
                 if (told := marks.take(event)) is not None:

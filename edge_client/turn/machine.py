@@ -92,6 +92,8 @@ class TurnMachine:
         self.ahead.agreed(welcome)
         self.rounds.record_service = welcome.records is not None
         self.deadlines.connected()
+        if self.session.grammar is not None and "grammar" not in welcome.features:
+            self._give_up("this verifier cannot follow a grammar")
         if self._usable:
             self._bring_up(connection, now)
 

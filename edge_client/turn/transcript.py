@@ -182,6 +182,7 @@ class Transcript:
             records=old.records,
             record_rate=old.record_rate,
             logprobs=old.logprobs,
+            grammar=old.grammar,
         )
         self.session.turn_start = self.rules.start
         self.session.held = Ranges(old.held)

@@ -17,6 +17,7 @@ from typing import Any
 from edge_client.turn.actions import Draft, Grow, Guess
 from edge_client.turn.controller import GUESSED, Controller
 from moa.errors import DeviceError
+from moa.grammar.matcher import Matcher
 from moa.graph.drafter import DeviceDrafter
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
@@ -52,6 +53,8 @@ class DrafterWorker:
     sampling: SamplingSettings
     controller: Controller
     thread: Executor
+    matcher: Matcher | None = None
+    """Follows the grammar of the turn's answer."""
     failed: bool = False
     """Whether its caches can be trusted no longer: the next turn needs another drafter."""
     _steps: Generator[None, None, Any] | None = None
@@ -99,13 +102,14 @@ class DrafterWorker:
             self._give_up_step()
 
     def _begin(self, action: Draft | Grow | Guess) -> Generator[None, None, Any]:
+        mask = self.matcher.after(action.ids) if self.matcher is not None else None
         match action:
             case Draft(ids, shape):
-                return self.drafter.draft(list(ids), shape, self.sampling)
+                return self.drafter.draft(list(ids), shape, self.sampling, mask)
             case Grow(ids, breadth, least):
-                return self.drafter.grow(list(ids), breadth, least, self.sampling)
+                return self.drafter.grow(list(ids), breadth, least, self.sampling, mask)
             case Guess(ids):
-                return self.drafter.guess(list(ids), self.sampling)
+                return self.drafter.guess(list(ids), self.sampling, mask)
 
     def _is_about(self, action: Draft | Grow | Guess) -> bool:
         """Whether this is the current work; a log grows in place and is then different work."""

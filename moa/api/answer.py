@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from moa.grammar.spec import Grammar
+
 Mode = Literal["hold", "provisional", "keep"]
 """What happens to text that the target has not verified. hold: it is not sent. provisional: it is sent, marked, and may
 be retracted. keep: it is sent, and stays whatever the target says later."""
@@ -52,6 +54,8 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 1.0
     """Seconds to wait at the end for a lost link, so that the text can be verified."""
     principal: str = ""
+    grammar: Grammar | None = None
+    """What the answer must match."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):

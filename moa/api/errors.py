@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from moa.errors import CapacityError, LinkError, MoaError, ProtocolError, RemoteError, UsageError
+from moa.grammar.spec import GrammarError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -55,6 +56,8 @@ def from_error(error: MoaError) -> ApiError:
         case RemoteError(code="limit"):
             prompt = "stop" not in error.hint and "new_tokens" not in error.hint  # the hint names the limit
             return bad(error.line(), code="context_length_exceeded" if prompt else None)
+        case RemoteError(code="grammar") | GrammarError():
+            return bad(error.line(), "response_format", "invalid_grammar")
         case RemoteError() if error.retryable:
             return ApiError(429, error.line(), code=error.code, retry_after=max(1.0, error.retry_after or 0.0))
         case RemoteError() | LinkError() | ProtocolError():

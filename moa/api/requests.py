@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from moa.api.answer import AnswerRequest, Mode, Question
 from moa.api.errors import ApiError, bad
+from moa.grammar.spec import Grammar
 from moa.logprobs import MAX_TOP
 from moa.sampling import MAX_SEED, MIN_TEMPERATURE
 from moa.wire.limits import Limits
@@ -157,8 +158,7 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest
     _refuse_unsupported(request)
     no_calls(request.tool_choice, "tool_choice")
     no_calls(request.function_call, "function_call")
-    if request.response_format is not None and request.response_format.get("type", "text") != "text":
-        raise unsupported("response_format")
+    grammar = answer_format(request.response_format, "response_format")
     if request.modalities not in (None, [], ["text"]):
         raise unsupported("modalities")
     if request.top_logprobs and not request.logprobs:
@@ -173,7 +173,7 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest
     limit = request.max_completion_tokens or request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     question = Question(messages=messages, prediction=predicted_text(request.prediction))
-    return _call(request, [question], limit, defaults, principal, logprobs, chat=True)
+    return _call(request, [question], limit, defaults, principal, logprobs, chat=True, grammar=grammar)
 
 
 def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest:
@@ -218,6 +218,26 @@ def no_calls(choice: ToolChoice, name: str) -> None:
     """Tools may be offered but are not passed to the model. A request that demands a call is refused."""
     if choice not in (None, "auto", "none"):
         raise unsupported(name)
+
+
+def answer_format(given: dict[str, Any] | None, where: str) -> Grammar | None:
+    """What `response_format`, or `text.format` of a response, says that the answer must match."""
+    match given:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Grammar.of_schema({"type": "object"})
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return Grammar.of_schema(schema)
+        case {"type": "json_schema", "schema": dict(schema)} if where == "text.format":
+            return Grammar.of_schema(schema)
+        case {"type": "regex", "pattern": str(text)}:
+            return Grammar("regex", text)
+        case {"type": "grammar", "grammar": str(text)}:
+            return Grammar("lark", text)
+        case {"type": "json_schema"}:
+            raise bad(f"{where}: a json_schema needs a schema, an object", where)
+    raise bad(f"{where}: the type is text, json_object, json_schema, regex or grammar", where)
 
 
 def unsupported(name: str) -> ApiError:
@@ -266,6 +286,7 @@ def _call(
     logprobs: int | None,
     *,
     chat: bool,
+    grammar: Grammar | None = None,
 ) -> ParsedRequest:
     choices = len(questions) * (request.n or 1)
     if choices > defaults.max_choices:
@@ -289,6 +310,7 @@ def _call(
             mode=mode,
             patience=patience,
             principal=principal,
+            grammar=grammar,
         )
         for question in questions
         for choice in range(request.n or 1)

@@ -24,6 +24,7 @@ from moa.api.requests import (
     Temperature,
     ToolChoice,
     TopP,
+    answer_format,
     chat_role,
     content_text,
     decode,
@@ -107,9 +108,7 @@ def parse(body: bytes) -> ResponseRequest:
         if getattr(request, name):
             raise unsupported(name)
     no_calls(request.tool_choice, "tool_choice")
-    form = (request.text or {}).get("format")
-    if form is not None and (not isinstance(form, dict) or form.get("type", "text") != "text"):
-        raise unsupported("text.format")
+    answer_format((request.text or {}).get("format"), "text.format")
     if request.truncation not in (None, "disabled"):
         raise unsupported("truncation")
     return request
@@ -120,6 +119,7 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
     conversation = (*before, *_messages(request.input))
     instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
     ours = request.moa or Extension()
+    grammar = answer_format((request.text or {}).get("format"), "text.format")
     mode, patience = defaults.mode_and_patience(ours)
     ask = AnswerRequest(
         question=Question(messages=(*instructions, *conversation), prediction=predicted_text(request.prediction)),
@@ -132,6 +132,7 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
         mode=mode,
         patience=patience,
         principal=principal,
+        grammar=grammar,
     )
     return ResponseCall(
         ask=ask,
@@ -144,6 +145,7 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
             "metadata": request.metadata or {},
             "store": request.store is not False,
             "background": bool(request.background),
+            "text": {"format": (request.text or {}).get("format") if grammar else {"type": "text"}},
         },
         stream=bool(request.stream),
         store=request.store is not False,
@@ -209,7 +211,6 @@ class ResponseShape:
             "tool_choice": "auto",
             "truncation": "disabled",
             "parallel_tool_calls": True,
-            "text": {"format": {"type": "text"}},
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "reasoning": None,

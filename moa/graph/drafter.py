@@ -14,12 +14,13 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from moa.grammar.matcher import Bits, TextMask, has, unpacked
 from moa.graph.cache import KVBuffer, RecordBuffer
 from moa.graph.step import Call, Float, StepGraph
 from moa.masking import MASKED, additive
 from moa.sampling import SamplingSettings, gumbel
 from moa.speculation.guess_tree import GuessTreeGrower
-from moa.tree import DraftTree, TreeGrower, TreeShape
+from moa.tree import FORBIDDEN, DraftTree, TreeGrower, TreeShape
 
 Steps = Generator[None, None, DraftTree]
 """Yields between two runs of the graph, so that the caller can do other work or stop; returns the tree."""
@@ -42,18 +43,27 @@ class DeviceDrafter(Protocol):
     run_tokens: int
     """Tokens that the latest run of the model was over."""
 
-    def draft(self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings) -> Steps:
-        """A tree of guesses after `ids`, whose last is the tree's root."""
+    def draft(
+        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings, grammar: TextMask | None = None
+    ) -> Steps:
+        """A tree of guesses after `ids`, whose last is the tree's root; under a grammar, of what may follow."""
         ...
 
     def grow(
-        self, ids: Sequence[int], breadth: int, least: float, sampling: SamplingSettings
+        self,
+        ids: Sequence[int],
+        breadth: int,
+        least: float,
+        sampling: SamplingSettings,
+        grammar: TextMask | None = None,
     ) -> Generator[None, None, GuessTreeGrower]:
         """Add to the tree of guesses after `ids`: run its `breadth` likeliest open nodes, and keep of what may follow
         each the best, and others that are likelier than `least` in all."""
         ...
 
-    def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, int]:
+    def guess(
+        self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
+    ) -> Generator[None, None, int]:
         """The most likely token after `ids`."""
         ...
 
@@ -92,6 +102,7 @@ class OnnxDrafter:
         self._rows = KVBuffer(graph.cache)
         self._nodes: dict[tuple[int, int], int] = {}
         """(parent's row, token) -> row, for rows after the committed ones; -1 is the last committed row."""
+        self._vocab_size = vocab_size
         self._noise_ids = vocab_size if draft_tokens is None else draft_tokens
         self.run_tokens = 1
         """Tokens that the latest run was over."""
@@ -107,9 +118,11 @@ class OnnxDrafter:
         self._calls: dict[tuple[int, bool], Call] = {}
         """By tokens at a time, and whether they are a text or a tree's level."""
 
-    def draft(self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings) -> Steps:
-        """A tree of guesses after `ids`, whose last is the tree's root."""
-        call = yield from self._follow(ids, sampling)
+    def draft(
+        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings, grammar: TextMask | None = None
+    ) -> Steps:
+        """A tree of guesses after `ids`, whose last is the tree's root; under a grammar, of what may follow."""
+        call = yield from self._follow(ids, sampling, grammar)
         grower = TreeGrower(ids[-1], shape)
         first, base = len(self.ids), len(ids) - 1
         sees = _nothing_but_itself(1 + shape.breadth * (shape.depth - 1))
@@ -131,15 +144,21 @@ class OnnxDrafter:
             call.positions.fill(base + grower.level)
             sees[fed:stop, :fed] = sees[above, :fed]
             call.mask[0, 0, :, first : first + fed] = sees[fed:stop, :fed]
-            self._run(call, first + fed, sampling)
+            masks = [grammar.guesses(grower.path(node)) for node in nodes] if grammar is not None else []
+            self._run(call, first + fed, sampling, masks)
 
     def grow(
-        self, ids: Sequence[int], breadth: int, least: float, sampling: SamplingSettings
+        self,
+        ids: Sequence[int],
+        breadth: int,
+        least: float,
+        sampling: SamplingSettings,
+        grammar: TextMask | None = None,
     ) -> Generator[None, None, GuessTreeGrower]:
         """Add to the tree of guesses after `ids`; it is kept, and what is below the new end of `ids` stays."""
         growth = self._grown_after(ids)
         if growth is None:
-            call = yield from self._follow(ids, sampling)
+            call = yield from self._follow(ids, sampling, grammar)
             growth = self._growth = GuessTreeGrower(ids[-1])
             self._grown_rows = {0: len(self.ids)}
             self._expand(growth, [0], call, breadth, least)
@@ -156,7 +175,8 @@ class OnnxDrafter:
             call.mask[0, 0, at, at - len(nodes)] = 0
             while (node := parents[node]) >= 0:
                 call.mask[0, 0, at, rows[node]] = 0
-        self._run(call, first, sampling)
+        masks = [grammar.guesses(growth.path(node)) for node in nodes] if grammar is not None else []
+        self._run(call, first, sampling, masks)
         for at, node in enumerate(nodes):
             rows[node] = first + at
             above = rows[parents[node]] if node else -1
@@ -176,7 +196,8 @@ class OnnxDrafter:
         scores = [[score if math.isfinite(score) else MASKED for score in row] for row in logp]
         for at, node in enumerate(nodes):
             kept = sum(growth.tree.scores[node] + score >= least for score in scores[at])
-            tokens[at], scores[at] = tokens[at][: max(1, kept)], scores[at][: max(1, kept)]
+            kept = min(max(1, kept), sum(score > FORBIDDEN for score in scores[at]))
+            tokens[at], scores[at] = tokens[at][:kept], scores[at][:kept]
         growth.expand(nodes, tokens, scores)
 
     def _grown_after(self, ids: Sequence[int]) -> GuessTreeGrower | None:
@@ -205,12 +226,19 @@ class OnnxDrafter:
         self._nodes = {(rows.get(tree.parents[n], -1), tree.tokens[n]): row for n, row in rows.items()}
         return growth
 
-    def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, int]:
+    def guess(
+        self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
+    ) -> Generator[None, None, int]:
         """The most likely token after `ids`."""
-        call = yield from self._follow(ids, sampling)
-        return int(call.top_tokens[0, 0, 0])
+        call = yield from self._follow(ids, sampling, grammar)
+        token = int(call.top_tokens[0, 0, 0])
+        if grammar is not None and not has(bits := grammar.allowed(), token):  # it has no draft id
+            token = int(np.flatnonzero(unpacked(bits, self._vocab_size))[0])
+        return token
 
-    def _follow(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, Call]:
+    def _follow(
+        self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
+    ) -> Generator[None, None, Call]:
         """Run the ids that are not cached, piece by piece; returns the call whose guesses follow the last.
 
         All but the last are committed: the last is the root of the draft.
@@ -226,7 +254,8 @@ class OnnxDrafter:
             piece = list(ids[known:stop])
             call = self._call(piece, known, text=True)
             call.positions[0] = np.arange(known, stop)
-            self._run(call, known, sampling)
+            masks = [grammar.guesses()] if grammar is not None and stop == len(ids) else []
+            self._run(call, known, sampling, masks)
             self._made(known, known + len(piece))
             known += len(piece)
             self.ids += piece
@@ -279,16 +308,19 @@ class OnnxDrafter:
             call.mask[..., : len(self.ids)] = 0
         return call
 
-    def _run(self, call: Call, at: int, sampling: SamplingSettings) -> None:
-        """Run a call, and store its rows."""
+    def _run(self, call: Call, at: int, sampling: SamplingSettings, masks: Sequence[Bits | None] = ()) -> None:
+        """Run a call, and store its rows; `masks` are of the tokens that may follow each of its queries."""
         self.run_tokens = call.ids.shape[1]
         self.runs += 1
         if sampling.greedy:
             call.scale[0] = 1.0
-            self.run_seconds += call.run(self._silence)
+            noise = self._silence
         else:
             call.scale[0] = 1.0 / sampling.temperature
-            self.run_seconds += call.run(self._noise_after(sampling.seed, call))
+            noise = self._noise_after(sampling.seed, call)
+        if masks:
+            noise = noise + self._masked(masks)
+        self.run_seconds += call.run(noise)
         if not all(
             map(math.isfinite, call.top_logp[0, :, 0].tolist())
         ):  # a NaN row breaks all later ones, though masked
@@ -302,6 +334,13 @@ class OnnxDrafter:
         if min(positions) == max(positions):
             return self._noise_at(seed, positions[-1] + 1)
         return np.concatenate([self._noise_at(seed, position + 1) for position in positions], axis=1)
+
+    def _masked(self, masks: Sequence[Bits | None]) -> Float:
+        """What is added to logits to forbid tokens."""
+        flags = [np.True_ if bits is None else unpacked(bits, self._vocab_size) for bits in masks]
+        allowed = np.stack(np.broadcast_arrays(*flags, np.ones(self._vocab_size, np.bool_))[:-1])
+        ids = self._noise_ids
+        return additive(allowed if isinstance(ids, int) else allowed[:, ids])[None]
 
     def _noise_at(self, seed: int, position: int) -> Float:
         """The sampling noise of `position`; cached, because a position is drafted several times."""

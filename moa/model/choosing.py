@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from moa.errors import NumericalError
+from moa.grammar.matcher import Bits, unpacked
 from moa.logprobs import pack
 from moa.model.accelerator.sampling import NO_NUMBER, Draw
 from moa.model.accelerator.sampling import choose as choose_all
@@ -19,12 +20,14 @@ from moa.tree import Accepted, accept, walk
 
 
 class Judged(NamedTuple):
-    """A row's draft, its log up to and including node 0, and the sampling settings."""
+    """A row's draft, its log up to and including node 0, the sampling settings, and under a grammar the mask after each
+    node (`moa.grammar.matcher.TextMask.judge`)."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
     log: Sequence[int]
     sampling: SamplingSettings
+    masks: Sequence[Bits | None] | None = None
 
 
 def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
@@ -32,7 +35,7 @@ def accept_rows(step: Step, rows: Sequence[Judged]) -> list[Accepted]:
     found: dict[int, Accepted] = {}
     sampled: list[int] = []
     for b, row in enumerate(rows):
-        if row.sampling.plain_greedy:
+        if row.sampling.plain_greedy and row.masks is None:
             found[b] = accept(row.tokens, row.parents, step.argmax(b).tolist().__getitem__)
         else:
             sampled.append(b)
@@ -48,7 +51,8 @@ def _at_once(step: Step, rows: Sequence[Judged], sampled: Sequence[int]) -> dict
         row, paths = rows[b], list[list[int]]()
         for node, parent in enumerate(row.parents):
             paths.append([] if node == 0 else [*paths[parent], row.tokens[node]])
-            draws.append(Draw(row.sampling, len(row.log) + len(paths[node]), row.log, paths[node]))
+            allowed = row.masks[node] if row.masks is not None else None
+            draws.append(Draw(row.sampling, len(row.log) + len(paths[node]), row.log, paths[node], allowed))
             nodes.append((b, node))
     chosen = iter(choose_all(step.logits_of(nodes), draws))
     found = {}
@@ -73,7 +77,9 @@ def _by_level(step: Step, rows: Sequence[Judged], sampled: Sequence[int]) -> dic
         logits = step.logits_of([(b, node) for b, (_, node) in walks.items()]).cpu().numpy()
         for (b, (steps, _)), scores in zip(list(walks.items()), logits, strict=True):
             row, path = rows[b], paths[b]
-            token = choose(scores, row.sampling, len(row.log) + len(path), seen[b])
+            bits = row.masks[walks[b][1]] if row.masks is not None else None
+            allowed = None if bits is None else unpacked(bits, len(scores))
+            token = choose(scores, row.sampling, len(row.log) + len(path), seen[b], allowed)
             try:
                 walks[b] = steps, steps.send(token)
                 path.append(token)

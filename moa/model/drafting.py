@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moa.grammar.matcher import TextMask, unpacked
+from moa.masking import MASKED
 from moa.model.blocks import additive
 from moa.model.drafter import Drafter
 from moa.model.slots import SlotPool
@@ -26,6 +28,8 @@ class DraftRequest:
     pending: int
     shape: TreeShape
     sampling: SamplingSettings
+    grammar: TextMask | None = None
+    """What may follow the text up to and including the pending token."""
 
 
 class Drafting(Protocol):
@@ -81,7 +85,20 @@ class LevelDrafting:
         if not all(request.sampling.greedy for request in level.requests):
             scale = [1.0 if r.sampling.greedy else 1.0 / r.sampling.temperature for r in level.requests]
             logits = logits * torch.tensor(scale, device=logits.device).view(-1, 1, 1) + self._noise(level)
-        return logits.log_softmax(-1)
+        return self._masked(level, logits).log_softmax(-1)
+
+    def _masked(self, level: Level, logits: Tensor) -> Tensor:
+        """The same logits, but for the tokens that a text's grammar forbids."""
+        if all(request.grammar is None for request in level.requests):
+            return logits
+        logits = logits.clone()
+        for row, (request, grower) in enumerate(zip(level.requests, level.growers, strict=True)):
+            for at, node in enumerate(grower.frontier if request.grammar is not None else ()):
+                bits = request.grammar.guesses(grower.path(node)) if request.grammar is not None else None
+                if bits is not None:
+                    allowed = torch.from_numpy(unpacked(bits, logits.shape[-1])).to(logits.device)
+                    logits[row, at] = logits[row, at].where(allowed, MASKED)
+        return logits
 
     def _noise(self, level: Level) -> Tensor:
         noise = np.zeros((len(level.requests), 1, self.vocab_size), dtype=np.float32)

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from moa.errors import UsageError
+from moa.grammar.drafts import forced_draft
+from moa.grammar.matcher import CompiledGrammar, Matcher
+from moa.grammar.spec import Grammar
 from moa.model.choosing import Judged, accept_rows
 from moa.model.drafting import Drafting, DraftRequest
 from moa.model.target import Committed, Row, Step, Target
@@ -37,12 +40,16 @@ class GenerationSettings:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     adapt: bool = True
+    grammar: Grammar | None = None
+    """What every answer must match."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
         if any(not text for text in self.stop):
             raise UsageError("a stop string must not be empty")
+        if self.grammar is not None and self.ignore_eos:
+            raise UsageError("a grammar says where the text ends: it cannot be used with ignore_eos")
 
 
 @dataclass
@@ -77,6 +84,7 @@ class _Sequence:
     rules: TurnRules
     slot: int
     out: Generation
+    matcher: Matcher | None = None
     draft_slot: int | None = None
     acceptance: TextAcceptance | None = None
     unseen: list[tuple[Sequence[int], Committed]] = field(default_factory=list)
@@ -128,12 +136,13 @@ class Speculator:
         settings = settings or GenerationSettings()
         outputs = outputs or [Generation() for _ in prompts]
         waiting = deque(enumerate(prompts))
+        compiled = self.target.grammars.compile(settings.grammar) if settings.grammar is not None else None
         active: list[_Sequence] = []
         try:
             while waiting or active:
                 while waiting and self.target.pool.free:
                     index, prompt = waiting.popleft()
-                    active.append(self._open(index, prompt, settings, outputs[index]))
+                    active.append(self._open(index, prompt, settings, outputs[index], compiled))
                 for sequence, tokens in self._round(active, settings):
                     yield sequence.index, tokens, sequence.out.finish
                     if sequence.out.finish:
@@ -149,7 +158,14 @@ class Speculator:
             self._policies[shape] = Policy(shape)
         return self._policies[shape]
 
-    def _open(self, index: int, prompt: Sequence[int], settings: GenerationSettings, out: Generation) -> _Sequence:
+    def _open(
+        self,
+        index: int,
+        prompt: Sequence[int],
+        settings: GenerationSettings,
+        out: Generation,
+        compiled: CompiledGrammar | None,
+    ) -> _Sequence:
         if not prompt:
             raise UsageError(f"prompt {index} is empty: it needs at least one token")
         capacity = self.target.pool.capacity
@@ -159,7 +175,8 @@ class Speculator:
             raise UsageError(f"prompt {index}: token ids must be 0..{self.target.facts.vocab_size - 1}")
         eos = () if settings.ignore_eos else self.target.facts.eos_ids
         rules = TurnRules(len(prompt), settings.max_new_tokens, capacity, frozenset(eos), settings.stop)
-        sequence = _Sequence(index, list(prompt), rules, self.target.pool.acquire(), out)
+        matcher = compiled.matcher(len(prompt)) if compiled is not None else None
+        sequence = _Sequence(index, list(prompt), rules, self.target.pool.acquire(), out, matcher)
         try:
             if self.drafting is not None and settings.shape is not None:
                 sequence.draft_slot = self.drafting.open()
@@ -216,7 +233,7 @@ class Speculator:
         drafted = time.perf_counter()
         rows = [Row(s.slot, tree.tokens, tree.parents) for s, tree in zip(active, trees, strict=True)]
         step = self.target.forward(rows)
-        judged = [Judged(t.tokens, t.parents, s.log, settings.sampling) for s, t in zip(active, trees, strict=True)]
+        judged = [_judged(s, tree, settings.sampling) for s, tree in zip(active, trees, strict=True)]
         chosen = accept_rows(step, judged)
         verified = time.perf_counter()
         results = []
@@ -269,11 +286,14 @@ class Speculator:
             # The pending token needs a place in the cache, and no draft may outgrow what is left.
             room = self.target.pool.capacity - sequence.base - 1
             sequence.levels = levels if room > 0 else 0
-            if sequence.levels:
+            mask = sequence.matcher.after(sequence.log) if sequence.matcher is not None else None
+            if room > 0 and (forced := forced_draft(mask, sequence.log[-1], least=levels, most=min(shape.nodes, room))):
+                trees[place], sequence.levels = forced, 0
+            elif sequence.levels:
                 fitted = self.policy(shape).shape(levels) if settings.adapt else shape
                 fitting = replace(fitted, nodes=min(fitted.nodes, room))
                 slot = self._catch_up(sequence, self.policy(shape))
-                requests.append(DraftRequest(slot, sequence.log[-1], fitting, settings.sampling))
+                requests.append(DraftRequest(slot, sequence.log[-1], fitting, settings.sampling, mask))
                 wishes.append(place)
         if requests:
             for place, tree in zip(wishes, self.drafting.draft(requests), strict=True):
@@ -291,3 +311,10 @@ class Speculator:
             return None
         tokenizer = self.target.tokenizer
         return lambda ids: tokenizer.decode(list(ids))
+
+
+def _judged(sequence: _Sequence, tree: DraftTree, sampling: SamplingSettings) -> Judged:
+    if sequence.matcher is None:
+        return Judged(tree.tokens, tree.parents, sequence.log, sampling)
+    tokens, masks = sequence.matcher.after(sequence.log).judge(tree.tokens, tree.parents)
+    return Judged(tokens, tree.parents, sequence.log, sampling, masks)

@@ -94,5 +94,6 @@ class GraphDrafting:
         trees = []
         for request in requests:
             graph, ids = self._used[request.slot]
-            trees.append(run(graph.draft([*ids, request.pending], request.shape, request.sampling)))
+            text = [*ids, request.pending]
+            trees.append(run(graph.draft(text, request.shape, request.sampling, request.grammar)))
         return trees

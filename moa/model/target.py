@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from moa.config import TargetFacts
 from moa.errors import NumericalError, UnsupportedModelError, UsageError
+from moa.grammar.matcher import GrammarCompiler
 from moa.model.accelerator.buffers import check_nodes
 from moa.model.accelerator.runner import Accelerator, GraphRunner
 from moa.model.accelerator.sampling import NO_NUMBER
@@ -263,6 +264,15 @@ class Target:
         if self.folder is None:
             raise UsageError("this target was made in memory, without a tokenizer")
         return load_tokenizer(self.folder)
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles what answers must match."""
+        return GrammarCompiler(
+            lambda: str(self.tokenizer.backend_tokenizer.to_str()),
+            size=self.facts.vocab_size,
+            eos_ids=self.facts.eos_ids,
+        )
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> Step:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from moa.tree import DraftTree
+from moa.tree import DraftTree, path_of
 
 STEP = 8
 """A `neg_log_prob` counts the negative logarithm of a node's probability, given its parent, in parts of 1/8."""
@@ -210,6 +210,10 @@ class GuessTreeGrower:
                 tree.parents.append(node)
                 tree.scores.append(tree.scores[node] + score)
                 self.depths.append(self.depths[node] + 1)
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from the root, which is left out, to this node."""
+        return path_of(self.tree.tokens, self.tree.parents, node)
 
     def find(self, path: Sequence[int]) -> list[int] | None:
         """The nodes of these tokens after the root, or None if they were not guessed."""

@@ -96,6 +96,8 @@ def _check_turn(message: Open | Append, limits: Limits, vocab_size: int) -> None
     _at_most(len(message.stop), limits.max_stop_strings, "max_stop_strings", "stop strings")
     longest = max((len(text.encode()) for text in message.stop), default=0)
     _at_most(longest, limits.max_stop_bytes, "max_stop_bytes", "bytes in a stop string")
+    if message.grammar is not None and message.ignore_eos:
+        raise Refusal(Code.BAD_MESSAGE, "a grammar cannot be used with ignore_eos")
     if "" in message.stop:
         raise Refusal(Code.BAD_MESSAGE, "a stop string must not be empty")
     _in_vocab(message.ids, vocab_size)

@@ -34,6 +34,8 @@ class Code(StrEnum):
     """The request does not fit the session's log or rounds."""
     UNSUPPORTED = "unsupported"
     """A feature that was not agreed."""
+    GRAMMAR = "grammar"
+    """The grammar of an answer cannot be compiled, or needs too much work."""
     DRAINING = "draining"
     """The server is stopping: go elsewhere."""
     QUARANTINED = "quarantined"

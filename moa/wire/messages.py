@@ -34,6 +34,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from moa.grammar.spec import Grammar
 from moa.logprobs import MAX_TOP
 
 SessionId = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -126,6 +127,8 @@ class Open(Message, tag="open", frozen=True):
     """Record rows that the edge still has from before the session was lost."""
     logprobs: Top = -1
     """Send the log-probability of every token, and of so many likeliest ones; -1: none."""
+    grammar: Grammar | None = None
+    """What the turn's answer must match."""
 
 
 class Append(Message, tag="append", frozen=True):
@@ -139,6 +142,7 @@ class Append(Message, tag="append", frozen=True):
     stop: Annotated[list[Name], Meta(max_length=64)] = []
     ignore_eos: bool = False
     logprobs: Top = -1
+    grammar: Grammar | None = None
 
 
 class Verify(Message, tag="verify", frozen=True):

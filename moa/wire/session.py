@@ -22,6 +22,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from moa.errors import ProtocolError
+from moa.grammar.spec import Grammar
 from moa.logprobs import TokenLogprobs, unpack
 from moa.wire.codec import chain_hash
 from moa.wire.codes import RETRYABLE, Code
@@ -65,6 +66,8 @@ class ClientSession:
     record_rate: int = 0
     logprobs: int = -1
     """Number of likeliest tokens to request log-probabilities of, with each token's own; -1: none."""
+    grammar: Grammar | None = None
+    """What the turn's answer must match."""
     id: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     vocab_size: int = 2**31
     """Vocabulary of the target, once known: an answer with another id is refused."""
@@ -125,13 +128,14 @@ class ClientSession:
         stop: Sequence[str] | None = None,
         ignore_eos: bool | None = None,
         logprobs: int = -1,
+        grammar: Grammar | None = None,
     ) -> Append:
         """The next turn. Its ids are added to the log at once."""
         self._no_round()
         self.max_new_tokens = self.max_new_tokens if max_new_tokens is None else max_new_tokens
         self.stop = self.stop if stop is None else list(stop)
         self.ignore_eos = self.ignore_eos if ignore_eos is None else ignore_eos
-        self.logprobs = logprobs
+        self.logprobs, self.grammar = logprobs, grammar
         message = Append(
             session=self.id,
             base=len(self.log),
@@ -140,6 +144,7 @@ class ClientSession:
             stop=self.stop,
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
+            grammar=grammar,
         )
         self.log += ids
         self.finish = ""
@@ -359,6 +364,7 @@ class ClientSession:
             record_rate=self.record_rate,
             held=list(self.held),
             logprobs=self.logprobs,
+            grammar=self.grammar,
         )
 
     def _ask(self, request: R) -> R:

@@ -17,9 +17,9 @@ from collections.abc import Collection
 PROTOCOL_VERSIONS = (2,)
 """Supported versions, best first."""
 
-FEATURES = frozenset({"tree", "stream", "records", "resume", "append", "logprobs", "foresee"})
+FEATURES = frozenset({"tree", "stream", "records", "resume", "append", "logprobs", "foresee", "grammar"})
 """Optional abilities of this code: draft trees, server-drafted streams, activation records, resuming, further turns,
-log-probabilities, guesses ahead of a stream."""
+log-probabilities, guesses ahead of a stream, answers that match a grammar."""
 
 SUBPROTOCOL = "moa.v2"
 """The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is noticed at once."""

@@ -27,6 +27,7 @@ from edge_client.device import Device
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
 from export.build import BuildSettings, build
 from moa.config import DrafterConfig
+from moa.grammar.matcher import TextMask
 from moa.graph.cache import RecordBuffer
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.loading import load_model
@@ -103,7 +104,7 @@ class OracleDrafter:
         return others[:3]
 
     def draft(
-        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings
+        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings, grammar: TextMask | None = None
     ) -> Generator[None, None, DraftTree]:
         grower = TreeGrower(ids[-1], shape)
         while grower.frontier:
@@ -115,7 +116,12 @@ class OracleDrafter:
         return grower.tree()
 
     def grow(
-        self, ids: Sequence[int], breadth: int, least: float, sampling: SamplingSettings
+        self,
+        ids: Sequence[int],
+        breadth: int,
+        least: float,
+        sampling: SamplingSettings,
+        grammar: TextMask | None = None,
     ) -> Generator[None, None, GuessTreeGrower]:
         yield from ()
         if self._growth is None or self._grown_after != list(ids):
@@ -126,7 +132,9 @@ class OracleDrafter:
         growth.expand(nodes, top, [[math.log(p) for p in (0.7, 0.2, 0.1)]] * len(nodes))
         return growth
 
-    def guess(self, ids: Sequence[int], sampling: SamplingSettings) -> Generator[None, None, int]:
+    def guess(
+        self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
+    ) -> Generator[None, None, int]:
         yield from ()
         return self._top(ids)[0]
 

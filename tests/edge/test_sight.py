@@ -18,6 +18,7 @@ from edge_client.turn.controller import Controller
 from edge_client.turn.records import Records
 from edge_client.turn.trace import Trace
 from edge_client.turn.worker import DrafterWorker
+from moa.grammar.matcher import TextMask
 from moa.model.target import Row, Step
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
@@ -35,7 +36,7 @@ class Watching(kit.OracleDrafter):
     saw: list[bool]
 
     def draft(
-        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings
+        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings, grammar: TextMask | None = None
     ) -> Generator[None, None, DraftTree]:
         assert self.records is not None
         if len(ids) >= len(IDS):

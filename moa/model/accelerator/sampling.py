@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moa.grammar.matcher import Bits
 from moa.sampling import GOLDEN, SamplingSettings, noise_keys
 
 NO_NUMBER = -2
@@ -27,12 +28,14 @@ _NUMBERS_AT_ONCE = 2**24
 
 class Draw(NamedTuple):
     """One node: its sampling settings, the position of the token to choose, and what the repetition penalty applies to:
-    the text up to the draft (shared by the nodes of a row) and the drafted tokens up to the node."""
+    the text up to the draft (shared by the nodes of a row) and the drafted tokens up to the node; and what a grammar
+    allows."""
 
     settings: SamplingSettings
     position: int
     text: Sequence[int] = ()
     drafted: Sequence[int] = ()
+    allowed: Bits | None = None
 
 
 @torch.inference_mode()
@@ -83,10 +86,11 @@ def _nodes_at_once(vocab: int) -> int:
 
 def _pieces(draws: Sequence[Draw], vocab: int) -> Iterator[list[int]]:
     """The nodes by what they need, so that none pays for another's settings."""
-    kinds: dict[tuple[bool, bool, bool], list[int]] = {}
+    kinds: dict[tuple[bool, bool, bool, bool], list[int]] = {}
     for place, draw in enumerate(draws):
         settings = draw.settings
-        kind = settings.greedy, _filters(settings), settings.repetition_penalty != 1.0
+        masked = draw.allowed is not None
+        kind = settings.greedy, _filters(settings), settings.repetition_penalty != 1.0, masked
         kinds.setdefault(kind, []).append(place)
     at_once = _nodes_at_once(vocab)
     for places in kinds.values():
@@ -104,6 +108,8 @@ def _choose(logits: Tensor, draws: Sequence[Draw], places: Sequence[int], sorted
         _filters(mine[0].settings),
         mine[0].settings.repetition_penalty != 1.0,
     )
+    if mine[0].allowed is not None:
+        rows = rows.where(_allowed(mine, rows), -torch.inf)
     if greedy and not penalizes:
         return torch.where(finite, rows.argmax(-1), NO_NUMBER)
     scores = rows.double()
@@ -119,7 +125,8 @@ def _choose(logits: Tensor, draws: Sequence[Draw], places: Sequence[int], sorted
     if filters:
         chosen = _filtered(scores, mine, keys, min(sorted_first, scores.shape[1]))
     else:
-        chosen = (scores + gumbel(keys, torch.arange(scores.shape[1], device=scores.device))).argmax(-1)
+        noisy = scores + gumbel(keys, torch.arange(scores.shape[1], device=scores.device))
+        chosen = noisy.where(scores > -torch.inf, -torch.inf).argmax(-1)  # not even where the noise is infinite
     return torch.where(finite, chosen, NO_NUMBER)
 
 
@@ -144,12 +151,20 @@ def _filtered(scores: Tensor, draws: Sequence[Draw], keys: Tensor, count: int) -
     # Without top-p and min-p nothing is left out, not even behind a sum that rounds to 1.
     top_p = _column([_top_p(draw.settings) for draw in draws], scores)
     min_p = _column([draw.settings.min_p for draw in draws], scores)
-    keep &= (before < top_p) & (probability >= min_p * probability[:, :1])
+    keep &= (some > -torch.inf) & (before < top_p) & (probability >= min_p * probability[:, :1])
     noisy = (some + gumbel(keys, ids)).where(keep, -torch.inf)
     chosen = ids.gather(-1, noisy.argmax(-1, keepdim=True)).squeeze(-1)
     if count == vocab:
         return chosen
     return torch.where((keep & (some <= some[:, -1:])).any(-1), _WIDER, chosen)
+
+
+def _allowed(draws: Sequence[Draw], rows: Tensor) -> Tensor:
+    """`[n, vocab]`: the tokens that grammars allow. The masks travel packed."""
+    packed = np.stack([draw.allowed for draw in draws if draw.allowed is not None])
+    bits = torch.from_numpy(packed).to(rows.device).unsqueeze(-1) >> torch.arange(8, device=rows.device)
+    allowed = (bits & 1).bool().flatten(1)[:, : rows.shape[1]]
+    return torch.nn.functional.pad(allowed, (0, rows.shape[1] - allowed.shape[1]))
 
 
 def _top_p(settings: SamplingSettings) -> float:

@@ -23,7 +23,8 @@ def embedded() -> Served:
 
 def served(settings: Settings = SETTINGS) -> Served:
     """The pair with slots of its own."""
-    target = Target.from_model(embedded().target.model, slots=settings.slots, capacity=settings.slot_capacity)
+    known = embedded().target
+    target = Target.from_model(known.model, slots=settings.slots, capacity=settings.slot_capacity, folder=known.folder)
     return replace(embedded(), target=target)
 
 

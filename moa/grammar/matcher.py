@@ -1,0 +1,231 @@
+"""The mask of a grammar: which tokens may follow a text. A function of the text alone, computed by llguidance.
+
+    grammars = GrammarCompiler(read_tokenizer_json, size=4096, eos_ids=(0,))
+    matcher = grammars.compile(grammar).matcher(start=len(prompt))
+    matcher.after(log).allowed()            # bits: what may follow the log
+    matcher.after(log).allowed([5, 17])     # ... the log and a draft of these tokens
+
+Whatever a matcher has seen before, the answer is the same: it keeps the part of its state that the text shares with
+what it saw last. So nothing of it is sent, resumed or rolled back elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from moa.errors import UsageError
+from moa.grammar.spec import Grammar, GrammarError
+from moa.tokens import common_prefix
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+Bits = NDArray[np.uint8]
+"""A bit for each token of the vocabulary, the first one lowest."""
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000,  # 4 ms of reading regular expressions
+    step_lexer_fuel=50_000,  # 4 ms for a mask
+    step_max_items=20_000,  # 1 ms for a mask
+    max_lexer_states=20_000,  # 40 MB
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+_STEP_SECONDS, _TOKEN_SECONDS = 0.05, 0.0005
+"""Processor time of one look at a text, and for each new token of it: what the limits do not bound, this ends."""
+_JSON: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+}
+"""JSON as most programs write it: free white space would let a weak model write nothing else, and leaves less that is
+known in advance."""
+_CACHED = 64
+"""CompiledGrammar grammars that are kept."""
+
+
+class GrammarCompiler:
+    """Compiles grammars over a tokenizer's tokens; usable from any thread."""
+
+    def __init__(self, read: Callable[[], str], *, size: int, eos_ids: Sequence[int]) -> None:
+        """`read` returns the content of `tokenizer.json`, which takes a while to prepare: at the first grammar."""
+        self._read, self._size, self._eos_ids = read, size, list(eos_ids)
+        self._tokens: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+
+    async def compiled(self, grammar: Grammar) -> CompiledGrammar:
+        """The same for an event loop, which must not wait."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.compile, grammar)
+
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Compile a grammar, or take one that was compiled before; a `GrammarError` says what is wrong with it."""
+        with self._lock:
+            if (found := self._compiled.get(grammar)) is None:
+                grammar.check()
+                if self._tokens is None:
+                    self._tokens = self._load()
+                found = self._compiled[grammar] = CompiledGrammar(_compiled(self._tokens, grammar), self._eos_ids)
+            self._compiled.move_to_end(grammar)
+            while len(self._compiled) > _CACHED:
+                self._compiled.popitem(last=False)
+            return found
+
+    def _load(self) -> LLTokenizer:
+        if not self._eos_ids:
+            raise UsageError("a grammar needs an end token, and this model names none")
+        try:
+            return LLTokenizer(self._read(), n_vocab=self._size, eos_token=self._eos_ids)
+        except ValueError as error:
+            raise UsageError(f"this tokenizer cannot follow a grammar: {error}") from None
+
+
+def _compiled(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    try:
+        match grammar.kind:
+            case "json_schema":
+                text = LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON)
+            case "regex":
+                text = LLMatcher.grammar_from_regex(grammar.text)
+            case _:
+                text = LLMatcher.grammar_from_lark(grammar.text)
+        matcher = LLMatcher(tokens, text, log_level=0, limits=_LIMITS)
+    except ValueError as error:
+        raise GrammarError(f"{grammar.kind}: {_line(str(error))}") from None
+    if matcher.is_error():
+        raise GrammarError(f"{grammar.kind}: {_line(matcher.get_error())}")
+    if not any(matcher.compute_bitmask()):
+        raise GrammarError(f"{grammar.kind}: it allows no text at all")
+    return matcher
+
+
+def _line(error: str) -> str:
+    return " ".join(error.partition("<state>")[0].split())
+
+
+class CompiledGrammar(NamedTuple):
+    """A grammar that can be followed; shared by all texts."""
+
+    root: LLMatcher
+    eos_ids: Sequence[int]
+
+    def matcher(self, start: int) -> Matcher:
+        """For a text whose answer begins at position `start`."""
+        return Matcher(self, start)
+
+
+class Matcher:
+    """Follows one text. Not for two threads at once."""
+
+    def __init__(self, compiled: CompiledGrammar, start: int) -> None:
+        self._matcher, self._eos_ids = compiled.root.deep_copy(), compiled.eos_ids
+        self.start = start
+        self._at: list[int] = []
+        """The tokens that it has consumed."""
+
+    def after(self, log: Sequence[int]) -> TextMask:
+        """The masks of this text and of what may follow it."""
+        return TextMask(self, list(log[self.start :]))
+
+    def accepts(self, log: Sequence[int]) -> bool:
+        """Whether the grammar allows the answer so far."""
+        return self._follow(list(log[self.start :]))
+
+    def _follow(self, output: list[int]) -> bool:
+        """Be behind these tokens; False if the grammar forbids them, or ended before them."""
+        began, same = time.thread_time(), common_prefix(self._at, output)
+        if same < len(self._at) and not self._matcher.rollback(len(self._at) - same):
+            self._matcher.reset()
+            same = 0
+        new = output[same:]
+        if any(token in self._eos_ids for token in new):
+            del self._at[same:]
+            return False
+        taken = self._matcher.try_consume_tokens(new) if new else 0
+        self._at[same:] = new[:taken]
+        self._raise_error(began, len(new))
+        return taken == len(new)
+
+    def _bits(self) -> Bits:
+        began = time.thread_time()
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._raise_error(began)
+        return bits
+
+    def _raise_error(self, began: float, tokens: int = 0) -> None:
+        if (took := time.thread_time() - began) > _STEP_SECONDS + _TOKEN_SECONDS * tokens:
+            raise GrammarError(f"the grammar needs too much work here: {1000 * took:.0f} ms for a token")
+        if self._matcher.is_error():
+            error, self._at = _line(self._matcher.get_error()), []
+            self._matcher.reset()
+            raise GrammarError(f"the grammar needs too much work here: {error}")
+
+
+class TextMask(NamedTuple):
+    """What a grammar allows after a text."""
+
+    matcher: Matcher
+    output: list[int]
+
+    def allowed(self, path: Sequence[int] = ()) -> Bits:
+        """What may follow the text and these tokens."""
+        if not self.matcher._follow([*self.output, *path]):
+            raise GrammarError("the text does not match its grammar")
+        return self.matcher._bits()
+
+    def forced(self, path: Sequence[int] = ()) -> list[int]:
+        """The tokens that must follow, in the tokenizer's own division of their text. Other divisions may be allowed:
+        so it is a draft, and a good one."""
+        if not self.matcher._follow([*self.output, *path]):
+            return []
+        return list(self.matcher._matcher.compute_ff_tokens())
+
+    def guesses(self, path: Sequence[int] = ()) -> Bits | None:
+        """What a draft may go on with: what is forced, else what is allowed; None behind the grammar's end."""
+        if not self.matcher._follow([*self.output, *path]):
+            return None
+        bits = self.matcher._bits()
+        if forced := self.matcher._matcher.compute_ff_tokens():
+            only = np.zeros_like(bits)
+            only[forced[0] >> 3] = 1 << (forced[0] & 7)
+            return only
+        return bits
+
+    def judge(
+        self, tokens: Sequence[int], parents: Sequence[int], *, seconds: float = 0.01
+    ) -> tuple[list[int], list[Bits | None]]:
+        """The masks after each node of a draft, and its tokens with -1 in place of those that nothing may be accepted
+        of: forbidden ones, and those whose turn did not come within the time. A shorter draft changes no text."""
+        until = time.perf_counter() + seconds
+        kept, masks, paths = [tokens[0]], [self.allowed()], [list[int]()]
+        found: list[Bits | None] = list(masks)
+        for token, parent in zip(tokens[1:], list(parents)[1:], strict=True):
+            above = found[parent]
+            paths.append([*paths[parent], token])
+            good = above is not None and has(above, token) and time.perf_counter() < until
+            good = good and self.matcher._follow([*self.output, *paths[-1]])
+            kept.append(token if good else -1)
+            found.append(self.matcher._bits() if good else None)
+        return kept, found
+
+
+def has(bits: Bits, token: int) -> bool:
+    """Whether these bits allow a token."""
+    return bool(0 <= token < 8 * len(bits) and bits[token >> 3] >> (token & 7) & 1)
+
+
+def unpacked(bits: Bits, size: int) -> NDArray[np.bool_]:
+    """A flag for each of `size` tokens; of tokens beyond the vocabulary none is allowed."""
+    flags = np.unpackbits(bits, bitorder="little")[:size].astype(np.bool_)
+    return np.pad(flags, (0, size - len(flags)))
