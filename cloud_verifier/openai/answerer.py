@@ -52,17 +52,18 @@ class Tokenizer:
         with self._lock:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def chat(self, messages: Sequence[Mapping[str, str]], begun: str) -> list[int]:
-        """Ids of a conversation, and of the beginning of its answer."""
+    def chat(self, messages: Sequence[Mapping[str, str]], template: Mapping[str, Any]) -> str:
+        """The text of a conversation."""
         with self._lock:
             if self._tokenizer.chat_template is None:
                 raise UsageError("this target has no chat template", hint="use /v1/completions")
             try:
                 given = [dict(message) for message in messages]
-                text = self._tokenizer.apply_chat_template(given, add_generation_prompt=True, tokenize=False)
+                return str(
+                    self._tokenizer.apply_chat_template(given, add_generation_prompt=True, tokenize=False, **template)
+                )
             except Exception as error:  # a template is a program and may raise any exception
                 raise UsageError(f"the chat template refuses this conversation: {error}") from None
-            return list(self._tokenizer(text + begun, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Any) -> str:
         """Text of ids, without special tokens."""
@@ -104,7 +105,7 @@ class VerifierAnswerer:
         session = session_for(ask, encoded.ids, self._service.limits)
         async with connected(self._service, ask.principal) as line:
             try:
-                async for event in self._events(ask, session, encoded.prediction, line):
+                async for event in self._events(ask, session, encoded, line):
                     yield event
             finally:
                 if (cancel := session.cancel()) is not None:
@@ -112,9 +113,10 @@ class VerifierAnswerer:
                 line.put(session.close())
 
     async def _events(
-        self, ask: AnswerRequest, session: ClientSession, predicted: Sequence[int], line: Loopback
+        self, ask: AnswerRequest, session: ClientSession, encoded: Encoded, line: Loopback
     ) -> AsyncGenerator[AnswerEvent, None]:
-        yield Began(len(session.log))
+        predicted = encoded.prediction
+        yield Began(len(session.log), encoded.thinking)
         start, text = len(session.log), TextStream(self._tokenizer, ask.stop)
         prediction, most = Prediction(predicted), self._service.limits.max_chain_tokens - 1
         calls = offered = accepted = 0

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Seque
 from functools import partial
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.settings import TurnChanges
@@ -82,7 +84,7 @@ class EdgeAnswerer:
         async with contextlib.aclosing(turn) as events:
             async for event in events:
                 if (told := marks.take(event)) is not None:
-                    yield told
+                    yield replace(told, thinking=encoded.thinking) if isinstance(told, Began) else told
 
     def _longest(self, ask: AnswerRequest) -> int:
         """Tokens of the answer at most: what the verifier allows, or what verifiers usually do."""
@@ -150,9 +152,9 @@ class _Tokenizing:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
 
-    def chat(self, messages: Sequence[Mapping[str, str]], begun: str) -> Sequence[int]:
-        """Ids of a conversation, and of the beginning of its answer."""
-        return self.plain(self._codec.render_chat(messages) + begun)
+    def chat(self, messages: Sequence[Mapping[str, str]], template: Mapping[str, Any]) -> str:
+        """The text of a conversation."""
+        return self._codec.render_chat(messages, template)
 
     def encode(self, text: str) -> Sequence[int]:
         """Ids of a text, with the tokenizer's start token."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_client.text.tokenizer import read_tokenizer, tokenizer_errors
 from moa.bundle import Bundle
@@ -72,11 +72,11 @@ class TextCodec:
         """Ids of plain text, without special tokens."""
         return self._encode(text, special=True)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """A conversation as one text, up to the start of the assistant's answer."""
+    def render_chat(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] | None = None) -> str:
+        """A conversation as one text, up to the start of the assistant's answer; `variables` are for the template."""
         if self._template is None:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
-        return self._template.render(messages, self._special)
+        return self._template.render(messages, self._special, variables or {})
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a rendered conversation or of a part of one."""

@@ -73,9 +73,10 @@ def _answer(template: jinja2.Template, task: dict[str, Any], longest: int) -> di
     pieces: list[str] = []
     length = 0
     # Special tokens have the tokenizer's names; `tools` and `documents` are None.
-    names = {"tools": None, "documents": None, "add_generation_prompt": True} | task["special"]
+    ours = {"tools": None, "documents": None, "add_generation_prompt": True} | task["special"]
+    names = task["variables"] | ours | {"messages": task["messages"]}
     try:
-        for piece in template.generate(messages=task["messages"], **names):
+        for piece in template.generate(names):
             pieces.append(piece)
             length += len(piece)
             if length > longest:

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -48,10 +49,17 @@ class ChatTemplate:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def render(self, messages: Sequence[Mapping[str, str]], special: Mapping[str, str]) -> str:
-        """The text up to the start of the assistant's answer; `special` are names of special tokens and their text."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        special: Mapping[str, str],
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """The text up to the start of the assistant's answer; `special` are names of special tokens and their text,
+        `variables` what else the template may use."""
         try:
-            task = msgspec.json.encode({"messages": list(messages), "special": dict(special)})
+            content = {"messages": list(messages), "special": dict(special), "variables": dict(variables)}
+            task = msgspec.json.encode(content)
         except (UnicodeEncodeError, TypeError, ValueError) as error:
             raise UsageError(f"a message is not text: {safe_line(str(error))}") from None
         with self._lock:

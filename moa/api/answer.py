@@ -26,6 +26,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     ids: Sequence[int] | None = None
     prediction: str = ""
     """Text that the answer is likely to contain: a draft for the target to verify."""
+    template: Mapping[str, Any] = {}
+    """Variables for the chat template, such as `enable_thinking`."""
 
 
 class Encoded(NamedTuple):
@@ -33,6 +35,8 @@ class Encoded(NamedTuple):
 
     ids: Sequence[int]
     prediction: Sequence[int] = ()
+    thinking: bool = False
+    """Whether the prompt ends within `<think>`, which some templates open."""
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,9 +77,10 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Began(msgspec.Struct, frozen=True):
-    """The prompt is encoded and fits."""
+    """The prompt is encoded and fits; `thinking`: it ends within `<think>`."""
 
     prompt_tokens: int
+    thinking: bool = False
 
 
 class Scored(msgspec.Struct, frozen=True):

@@ -139,7 +139,7 @@ class Api:
 
     async def _answer(self, request: Request, call: ParsedRequest, principal: str) -> Response:
         self._known(call.model)
-        shape = shapes.Shape(self.answerer.model, chat=call.chat)
+        shape = shapes.Shape(self.answerer.model, chat=call.chat, separate=call.separate)
         if not call.stream:
             answer = await while_connected(request.receive, whole(call, shape, self._counted))
             verified = all(choice["moa"]["verified"] for choice in answer["choices"])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from moa.api.answer import AnswerRequest, Encoded, Question
 from moa.api.errors import ApiError, bad
+from moa.api.reasoning import within_thinking
 from moa.wire.limits import Limits
 
 _CHARACTERS_A_TOKEN = 64
@@ -18,8 +19,8 @@ _PREDICTED_CHARACTERS_A_TOKEN = 16
 class Tokenizing(Protocol):
     """The tokenizer and chat template of an answerer. Methods may be called from several threads."""
 
-    def chat(self, messages: Sequence[Mapping[str, str]], begun: str) -> Sequence[int]:
-        """Ids of a conversation, up to the start of the answer, and of what the client has begun it with."""
+    def chat(self, messages: Sequence[Mapping[str, str]], template: Mapping[str, Any]) -> str:
+        """The text of a conversation, up to the start of the answer; `template` are variables for the template."""
 
     def encode(self, text: str) -> Sequence[int]:
         """Ids of a text, with the tokenizer's start token."""
@@ -30,20 +31,20 @@ class Tokenizing(Protocol):
 
 async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vocabulary: int, longest: int) -> Encoded:
     """The question in tokens. `context` tokens fit, answer included; an answer has at most `longest`."""
-    question = ask.question
+    question, thinking = ask.question, False
     if question.ids is None:
         _check_size(question, context)
-        ids = await asyncio.to_thread(_prompt(tokenizer, question))
+        ids, thinking = await asyncio.to_thread(_prompt, tokenizer, question)
     else:
         ids = question.ids
     _check_ids(ids, context, vocabulary)
     if not question.prediction:
-        return Encoded(ids)
+        return Encoded(ids, thinking=thinking)
     # An edit may skip parts of the prediction, so it may be longer than the answer.
     most = 2 * min(longest, context - len(ids)) + 256
     text = question.prediction[: most * _PREDICTED_CHARACTERS_A_TOKEN]
     predicted = await asyncio.to_thread(tokenizer.plain, text)
-    return Encoded(ids, predicted[:most])
+    return Encoded(ids, predicted[:most], thinking)
 
 
 def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_tokens) -> int:
@@ -51,14 +52,17 @@ def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_to
     return min(ask.max_tokens or default, most)
 
 
-def _prompt(tokenizer: Tokenizing, question: Question) -> Callable[[], Sequence[int]]:
+def _prompt(tokenizer: Tokenizing, question: Question) -> tuple[Sequence[int], bool]:
+    """The prompt's ids, and whether it ends within thinking."""
     messages = question.messages
-    if messages is not None:
-        if messages[-1]["role"] != "assistant":
-            return lambda: tokenizer.chat(messages, "")
+    if messages is None:
+        return tokenizer.encode(question.text or ""), False
+    begun = ""
+    if messages[-1]["role"] == "assistant":
         # As llama.cpp's server and vLLM can: the model goes on with the last message.
-        return lambda: tokenizer.chat(messages[:-1], messages[-1]["content"])
-    return lambda: tokenizer.encode(question.text or "")
+        messages, begun = messages[:-1], messages[-1]["content"]
+    text = tokenizer.chat(messages, question.template)
+    return tokenizer.plain(text + begun), within_thinking(text, begun)
 
 
 def _check_size(question: Question, context: int) -> None:

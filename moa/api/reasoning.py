@@ -1,43 +1,35 @@
-"""Thinking apart from the answer: text in `<think>` at its beginning goes into `reasoning_content`. Pure."""
+"""Thinking apart from the answer: text in `<think>` at its beginning, or up to `</think>` where the prompt has opened
+it, as some templates do. Pure."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+from moa.api.present import Show
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
-class ReasoningSplitter:
-    """Splits a text that only grows, piece by piece."""
+def split(text: str, *, thinking: bool = False, last: bool = True) -> tuple[str, str]:
+    """The reasoning and the answer. Of a text that still grows (not `last`), what may be the beginning of a tag is left
+    out, so that both only grow with it."""
+    if not thinking:
+        begun = text.lstrip()
+        if not begun.startswith(_OPEN):
+            undecided = not last and _OPEN.startswith(begun)
+            return "", "" if undecided else text
+        text = begun[len(_OPEN) :].lstrip("\n")
+    reasoning, closed, answer = text.partition(_CLOSE)
+    if closed or last:
+        return reasoning, answer.lstrip("\n")
+    return reasoning[: len(reasoning) - _tail(reasoning)], ""
 
-    def __init__(self) -> None:
-        self._held = ""
-        self._state = "start"
 
-    def feed(self, piece: str, *, last: bool = False) -> tuple[str, str]:
-        """The reasoning and the answer that this piece adds. What may be the beginning of a tag is held back, but not
-        of the `last` piece."""
-        text, self._held = self._held + piece, ""
-        reasoning = ""
-        if self._state == "start":
-            begun = text.lstrip()
-            if begun.startswith(_OPEN):
-                self._state, text = "thinking", begun[len(_OPEN) :].lstrip("\n")
-            elif _OPEN.startswith(begun) and not last:
-                self._held = text
-                return "", ""
-            else:
-                self._state = "answer"
-        if self._state == "thinking":
-            reasoning, found, rest = text.partition(_CLOSE)
-            if found:
-                self._state, text = "gap", rest
-            else:
-                keep = 0 if last else _tail(reasoning)
-                self._held = reasoning[len(reasoning) - keep :]
-                return reasoning[: len(reasoning) - keep], ""
-        if self._state == "gap":  # line breaks between the two belong to neither
-            text = text.lstrip("\n")
-            self._state = "answer" if text else "gap"
-        return reasoning, text
+def within_thinking(prompt: str, begun: str) -> bool:
+    """Whether the model begins by thinking: after this prompt, and this beginning of its answer."""
+    opened = _OPEN if prompt.rstrip().endswith(_OPEN) else ""
+    begun = (opened + begun).lstrip()
+    return begun.startswith(_OPEN) and _CLOSE not in begun
 
 
 def _tail(text: str) -> int:
@@ -45,6 +37,40 @@ def _tail(text: str) -> int:
     return next((size for size in range(len(_CLOSE) - 1, 0, -1) if text.endswith(_CLOSE[:size])), 0)
 
 
-def split(text: str) -> tuple[str, str]:
-    """The reasoning and the answer of a whole text."""
-    return ReasoningSplitter().feed(text, last=True)
+class Change(NamedTuple):
+    """A change of the reasoning or of the answer, as `Show` is one of both."""
+
+    text: str
+    verified: int
+    cut: int | None = None
+
+
+class Separator:
+    """One choice's text at its client, as reasoning and answer."""
+
+    def __init__(self, *, separate: bool = True, thinking: bool = False) -> None:
+        """Without `separate` all of the text is the answer; `thinking`: the prompt has opened it."""
+        self._separate, self._thinking = separate, thinking
+        self._text, self._verified = "", 0
+        self._sent = ["", ""]
+
+    def split(self, text: str, *, last: bool = True) -> tuple[str, str]:
+        """A whole text."""
+        return split(text, thinking=self._thinking, last=last) if self._separate else ("", text)
+
+    def take(self, show: Show | None, *, last: bool = False) -> tuple[Change, Change]:
+        """The changes of reasoning and answer; the `last` one brings what was held back."""
+        if show is not None:
+            self._text, self._verified = self._text[: show.cut] + show.text, show.verified
+        sure = self.split(self._text[: self._verified], last=last and self._verified == len(self._text))
+        new = self.split(self._text, last=last)
+        parts = [_change(*texts) for texts in zip(self._sent, new, sure, strict=True)]
+        self._sent = list(new)
+        return parts[0], parts[1]
+
+
+def _change(old: str, new: str, sure: str) -> Change:
+    if new.startswith(old):
+        return Change(new[len(old) :], len(sure))
+    same = next((at for at, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), len(new))
+    return Change(new[same:], len(sure), same)

@@ -57,8 +57,8 @@ class Recheck:
         same = next(differ, min(len(written), len(ended.text)))
         show = Show(ended.text[same:], len(ended.text), same if same < len(written) else None)
         if isinstance(self.shape, ResponseShape):
-            for told in (*self.shape.piece(show, marked=True), *self.shape.end(ended)):
+            for told in (*self.shape.piece(show, marked=True, last=True), *self.shape.end(ended)):
                 yield told
         else:
-            yield self.shape.piece(0, show, {"verified": show.verified})
+            yield self.shape.piece(0, show, marked=True, last=True)
             yield self.shape.last(0, ended.reason, verified=True)

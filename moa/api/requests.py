@@ -39,6 +39,8 @@ class TextPart(msgspec.Struct):
 
 
 Content = str | list[TextPart] | None
+Variable = bool | None | Annotated[int, Meta(ge=-(2**31), le=2**31)] | float | Annotated[str, Meta(max_length=256)]
+TemplateVariables = Annotated[dict[Annotated[str, Meta(max_length=64)], Variable], Meta(max_length=16)]
 ToolChoice = str | dict[str, Any] | None
 
 
@@ -93,7 +95,9 @@ class Common(msgspec.Struct, kw_only=True):
     user: str | None = None
     prediction: PredictedContent | None = None
     ignore_eos: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
+    """As llama.cpp's server has it; `none` leaves `<think>` in the text."""
     moa: Extension | None = None
 
 
@@ -122,6 +126,14 @@ class CompletionRequest(Common, kw_only=True):
     best_of: Annotated[int, Meta(ge=0, le=128)] | None = None
 
 
+_NO_VARIABLES = frozenset(
+    (
+        *("self", "conversation", "messages", "tools", "tool_choice", "documents", "chat_template", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length", "tokenizer_kwargs"),
+        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    )
+)
+"""What is a parameter of transformers' `apply_chat_template`, or in every template anyway."""
 _PATIENCE: dict[Mode, float] = {"hold": 20.0, "provisional": 5.0, "keep": 1.0}
 """Seconds to wait for a lost link when the text is complete; clients and proxies give up after 30 to 60."""
 
@@ -135,6 +147,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     include_usage: bool
     resumable: bool
+    separate: bool
+    """Whether thinking goes into a field of its own."""
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +186,11 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest
     ]
     limit = request.max_completion_tokens or request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    question = Question(messages=messages, prediction=predicted_text(request.prediction))
+    question = Question(
+        messages=messages,
+        prediction=predicted_text(request.prediction),
+        template=template_variables(request.chat_template_kwargs),
+    )
     return _call(request, [question], limit, defaults, principal, logprobs, chat=True, grammar=grammar)
 
 
@@ -180,6 +198,8 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedR
     """A completion request."""
     request = decode(body, CompletionRequest)
     _refuse_unsupported(request)
+    if request.chat_template_kwargs:  # a completion has no template
+        raise unsupported("chat_template_kwargs")
     limit = request.max_tokens or 16  # OpenAI's default for this route
     questions = list(_questions(request.prompt, predicted_text(request.prediction)))
     return _call(request, questions, limit, defaults, principal, request.logprobs, chat=False)
@@ -243,6 +263,15 @@ def answer_format(given: dict[str, Any] | None, where: str) -> Grammar | None:
 def unsupported(name: str) -> ApiError:
     """The error for a parameter that would change the answer and is not supported."""
     return bad(f"{name} is not supported here", name, "unsupported_parameter")
+
+
+def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    """What the request tells the chat template. Names with a meaning of their own are refused: a template in a request
+    would be a program."""
+    for name in given or {}:
+        if not name.isidentifier() or name in _NO_VARIABLES or name.endswith("_token"):
+            raise bad(f"chat_template_kwargs: {name!r} cannot be set here", f"chat_template_kwargs.{name}")
+    return given or {}
 
 
 def temperature(given: float | None) -> float | None:
@@ -323,6 +352,7 @@ def _call(
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
         resumable=ours.resumable and bool(request.stream),
+        separate=chat and request.reasoning_format != "none",
     )
 
 
@@ -341,7 +371,7 @@ def _questions(prompt: str | list[Any], prediction: str) -> Iterator[Question]:
 
 
 def _refuse_unsupported(request: Common) -> None:
-    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "audio", "chat_template_kwargs"):
+    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "audio"):
         if getattr(request, name, None):
             raise unsupported(name)
     for name in ("echo", "suffix"):

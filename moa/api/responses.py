@@ -5,15 +5,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from moa.api import logprobs
-from moa.api.answer import AnswerRequest, Counts, Ended, LinkNews, Note, Question
+from moa.api.answer import AnswerRequest, Began, Counts, Ended, LinkNews, Note, Question, Scored
 from moa.api.errors import ApiError, bad
 from moa.api.present import Show
+from moa.api.reasoning import Change, Separator
 from moa.api.requests import (
     Content,
     Defaults,
@@ -22,6 +23,7 @@ from moa.api.requests import (
     PredictedContent,
     Role,
     Temperature,
+    TemplateVariables,
     ToolChoice,
     TopP,
     answer_format,
@@ -32,6 +34,7 @@ from moa.api.requests import (
     predicted_text,
     sampling_seed,
     temperature,
+    template_variables,
     unsupported,
 )
 from moa.logprobs import MAX_TOP
@@ -75,6 +78,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     prompt: Any = None
     conversation: Any = None
     prediction: PredictedContent | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     moa: Extension | None = None
 
 
@@ -122,7 +126,11 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
     grammar = answer_format((request.text or {}).get("format"), "text.format")
     mode, patience = defaults.mode_and_patience(ours)
     ask = AnswerRequest(
-        question=Question(messages=(*instructions, *conversation), prediction=predicted_text(request.prediction)),
+        question=Question(
+            messages=(*instructions, *conversation),
+            prediction=predicted_text(request.prediction),
+            template=template_variables(request.chat_template_kwargs),
+        ),
         max_tokens=request.max_output_tokens,
         temperature=temperature(request.temperature),
         top_p=request.top_p,
@@ -160,9 +168,47 @@ def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, str]]:
         return
     for number, item in enumerate(given):
         where = f"input[{number}]"
+        if item.type == "reasoning":  # of an earlier answer that the client returns: templates leave it out
+            continue
         if item.type != "message" or item.role is None:
             raise bad(f"{where}: only messages are supported, not {item.type!r}", where, "unsupported_content")
         yield {"role": chat_role(item.role, where), "content": content_text(item.content, f"{where}.content")}
+
+
+OutputKind = Literal["reasoning", "message"]
+
+
+class OutputItem:
+    """One item of a response: the reasoning, or the message."""
+
+    def __init__(self, kind: OutputKind) -> None:
+        self.kind = kind
+        self.id = f"{'rs' if kind == 'reasoning' else 'msg'}_{secrets.token_hex(16)}"
+        self.content = "reasoning_text" if kind == "reasoning" else "output_text"
+        self.text = ""
+        self.logprobs: list[msgspec.Raw] = []
+        self.closed = False
+        """Whether its end was sent since the last change."""
+
+    def take(self, part: Change, scored: Sequence[Scored]) -> list[msgspec.Raw]:
+        """A change of its text; returns the log-probabilities as they are sent."""
+        told = logprobs.parts(scored)
+        self.text, self.closed = self.text[: part.cut] + part.text, False
+        self.logprobs += told
+        return told
+
+    def part(self) -> dict[str, Any]:
+        """Its one part."""
+        more = {"annotations": [], "logprobs": self.logprobs} if self.kind == "message" else {}
+        return {"type": self.content, "text": self.text, **more}
+
+    def snapshot(self, status: str) -> dict[str, Any]:
+        """The item in a response of this status."""
+        if self.closed and self.kind == "reasoning":
+            status = "completed"
+        status = "incomplete" if status in ("failed", "cancelled") else status
+        more: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
+        return {"type": self.kind, "id": self.id, "status": status, **more, "content": [self.part()]}
 
 
 class ResponseShape:
@@ -170,12 +216,11 @@ class ResponseShape:
 
     def __init__(self, model: str, call: ResponseCall) -> None:
         self.id = f"resp_{secrets.token_hex(16)}"
-        self.text = ""
-        self._logprobs: list[msgspec.Raw] = []
-        self._item = f"msg_{secrets.token_hex(16)}"
+        self._parts = Separator()
+        self._items: list[OutputItem] = []
         self._model, self._created = model, int(time.time())
         self._fields, self._conversation = call.fields, call.conversation
-        self._status, self._begun = "in_progress", False
+        self._status = "in_progress"
         self._completed: int | None = None
         self._why: dict[str, Any] | None = None
         self.error: ApiError | None = None
@@ -192,7 +237,8 @@ class ResponseShape:
     @property
     def messages(self) -> StoredMessages:
         """The conversation that a later request continues."""
-        return (*self._conversation, {"role": "assistant", "content": self.text})
+        text = "".join(item.text for item in self._items if item.kind == "message")
+        return (*self._conversation, {"role": "assistant", "content": text})
 
     def snapshot(self) -> dict[str, Any]:
         """The response object as it is now."""
@@ -205,7 +251,7 @@ class ResponseShape:
             "status": self._status,
             "incomplete_details": self._why,
             "model": self._model,
-            "output": [self._message()] if self._begun else [],
+            "output": [item.snapshot(self._status) for item in self._items],
             "error": _error(self.error) if self.error is not None else None,
             "tools": [],
             "tool_choice": "auto",
@@ -221,25 +267,50 @@ class ResponseShape:
 
     # ---- events
 
-    def begin(self) -> Iterator[dict[str, Any]]:
-        """Events for a new response and its one message."""
+    def begin(self, event: Began) -> Iterator[dict[str, Any]]:
+        """Events for a new response."""
+        self._parts = Separator(thinking=event.thinking)
         yield self._event("response.created", response=self.snapshot())
         yield self._event("response.in_progress", response=self.snapshot())
-        item = self._message() | {"content": []}
-        self._begun = True
-        yield self._event("response.output_item.added", output_index=0, item=item)
-        yield self._part_event("response.content_part.added", part=_text_part(""))
 
-    def piece(self, show: Show, *, marked: bool) -> Iterator[dict[str, Any]]:
-        """Events for added and removed text; `marked` for clients that know our events."""
-        self.text = self.text[: show.cut] + show.text
-        marks = {"moa": {"verified": show.verified}} if marked else {}
-        if marked and (show.cut is not None or not show.text):
-            yield self._part_event("moa:output_text.revised", cut=show.cut, verified=show.verified)
-        if show.text or show.logprobs:
-            told = logprobs.parts(show.logprobs)
-            self._logprobs += told
-            yield self._part_event("response.output_text.delta", delta=show.text, logprobs=told, **marks)
+    def piece(self, show: Show | None, *, marked: bool, last: bool = False) -> Iterator[dict[str, Any]]:
+        """Events for added and removed text; `marked` for clients that know our events. The `last` change brings what
+        was held back."""
+        reasoning, answer = self._parts.take(show, last=last)
+        if reasoning.text or reasoning.cut is not None:
+            yield from self._change("reasoning", reasoning, (), marked=marked)
+        scored = show.logprobs if show is not None else ()
+        if answer.text or answer.cut is not None or scored or last or (marked and show is not None):
+            yield from self._change("message", answer, scored, marked=marked)
+
+    def _change(
+        self, kind: OutputKind, part: Change, scored: Sequence[Scored], *, marked: bool
+    ) -> Iterator[dict[str, Any]]:
+        item = next((item for item in self._items if item.kind == kind), None)
+        if item is None:
+            yield from self._close_items()
+            item = OutputItem(kind)
+            self._items.append(item)
+            empty = item.snapshot(self._status) | {"content": []}
+            yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=empty)
+            yield self._part_event(item, "response.content_part.added", part=item.part())
+        told = item.take(part, scored)
+        if marked and (part.cut is not None or not part.text):
+            yield self._part_event(item, f"moa:{item.content}.revised", cut=part.cut, verified=part.verified)
+        if part.text or scored:
+            more: dict[str, Any] = {"logprobs": told} if kind == "message" else {}
+            more |= {"moa": {"verified": part.verified}} if marked else {}
+            yield self._part_event(item, f"response.{item.content}.delta", delta=part.text, **more)
+
+    def _close_items(self) -> Iterator[dict[str, Any]]:
+        for index, item in enumerate(self._items):
+            if item.closed:
+                continue
+            item.closed = True
+            more: dict[str, Any] = {"logprobs": item.logprobs} if item.kind == "message" else {}
+            yield self._part_event(item, f"response.{item.content}.done", text=item.text, **more)
+            yield self._part_event(item, "response.content_part.done", part=item.part())
+            yield self._event("response.output_item.done", output_index=index, item=item.snapshot(self._status))
 
     def news(self, event: LinkNews | Note) -> dict[str, Any]:
         """Other events of the answer, for clients that know our events."""
@@ -255,9 +326,7 @@ class ResponseShape:
         self._completed = None if cut_short else int(time.time())
         limit = ended.reason in ("length", "context")
         self._why = {"reason": "max_output_tokens" if limit else ended.reason} if cut_short else None
-        yield self._part_event("response.output_text.done", text=self.text, logprobs=self._logprobs)
-        yield self._part_event("response.content_part.done", part=_text_part(self.text, self._logprobs))
-        yield self._event("response.output_item.done", output_index=0, item=self._message())
+        yield from self._close_items()
         yield self._event(f"response.{self._status}", response=self.snapshot())
 
     def fail(self, error: ApiError) -> dict[str, Any]:
@@ -272,26 +341,13 @@ class ResponseShape:
 
     # ---- parts
 
-    def _message(self) -> dict[str, Any]:
-        status = "incomplete" if self._status in ("failed", "cancelled") else self._status
-        return {
-            "type": "message",
-            "id": self._item,
-            "status": status,
-            "role": "assistant",
-            "content": [_text_part(self.text, self._logprobs)],
-        }
-
-    def _part_event(self, type: str, **fields: Any) -> dict[str, Any]:
-        return self._event(type, item_id=self._item, output_index=0, content_index=0, **fields)
+    def _part_event(self, item: OutputItem, type: str, **fields: Any) -> dict[str, Any]:
+        index = self._items.index(item)
+        return self._event(type, item_id=item.id, output_index=index, content_index=0, **fields)
 
     def _event(self, type: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
         return {"type": type, "sequence_number": self._number, **fields}
-
-
-def _text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def _usage(counts: Counts) -> dict[str, Any]:

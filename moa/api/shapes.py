@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from moa.api import logprobs
-from moa.api.answer import Counts, LinkNews, Note, Reason, Scored
+from moa.api.answer import Began, Counts, LinkNews, Note, Reason, Scored
 from moa.api.present import Show
-from moa.api.reasoning import split
+from moa.api.reasoning import Separator
 
 _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
 """All other reasons are reported as `length`, which clients know; `moa.reason` is the exact one."""
@@ -20,8 +20,10 @@ _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
 class Shape:
     """The envelope of one response: its id, and how choices are written in it."""
 
-    def __init__(self, model: str, *, chat: bool) -> None:
-        self.chat = chat
+    def __init__(self, model: str, *, chat: bool, separate: bool = True) -> None:
+        """`separate`: thinking goes into a field of its own."""
+        self.chat, self._separate = chat, separate
+        self._parts: dict[int, Separator] = {}
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(16)}"
         self._created = int(time.time())
         self._model = model
@@ -43,7 +45,7 @@ class Shape:
         choices = [
             self._choice(
                 index,
-                {"message": _message(text)} if self.chat else {"text": text},
+                {"message": _message(*self._parts[index].split(text))} if self.chat else {"text": text},
                 reason,
                 {"reason": reason, "verified": verified},
                 entries,
@@ -55,17 +57,32 @@ class Shape:
 
     # ---- chunks
 
+    def began(self, index: int, event: Began) -> None:
+        """A choice begins."""
+        self._parts[index] = Separator(separate=self.chat and self._separate, thinking=event.thinking)
+
     def first(self, index: int) -> Any:
         """The chunk that opens a chat choice."""
         return self._chunk([self._choice(index, {"delta": {"role": "assistant", "content": ""}})])
 
-    def piece(self, index: int, show: Show, marks: dict[str, Any] | None = None, *, reasoning: str = "") -> Any:
-        """The chunk for added and removed text. `marks` are for clients that know our field."""
-        delta = {"reasoning_content": reasoning} if reasoning else {}
-        body = {"delta": delta | ({"content": show.text} if show.text else {})} if self.chat else {"text": show.text}
-        if show.cut is not None:
-            marks = (marks or {}) | {"cut": show.cut}
-        return self._chunk([self._choice(index, body, None, marks, show.logprobs or None)])
+    def piece(
+        self, index: int, show: Show | None, *, marked: bool = False, alone: bool = False, last: bool = False
+    ) -> Any | None:
+        """The chunk for a change, if there is one. `marked`: for clients that know our field; `alone`: the device's own
+        text; the `last` change brings what was held back."""
+        reasoning, answer = self._parts[index].take(show, last=last)
+        texts = {"reasoning_content": reasoning.text, "content": answer.text}
+        scored = show.logprobs if show is not None else ()
+        if not (any(texts.values()) or scored or (marked and show is not None)):
+            return None
+        delta = {name: text for name, text in texts.items() if text}
+        marks: dict[str, Any] = {"unverified": True} if alone and not marked else {}
+        if marked:
+            marks["verified"] = answer.verified
+            cuts = {"cut": answer.cut, "reasoning_cut": reasoning.cut}
+            marks |= {name: cut for name, cut in cuts.items() if cut is not None}
+        body = {"delta": delta} if self.chat else {"text": answer.text}
+        return self._chunk([self._choice(index, body, None, marks, scored or None)])
 
     def last(self, index: int, reason: Reason, *, verified: bool) -> Any:
         """The chunk that closes a choice."""
@@ -111,8 +128,7 @@ class Shape:
         return logprobs.completion(scored, offset)
 
 
-def _message(text: str) -> dict[str, Any]:
-    reasoning, answer = split(text)
+def _message(reasoning: str, answer: str) -> dict[str, Any]:
     message = {"role": "assistant", "content": answer, "refusal": None}
     return message | {"reasoning_content": reasoning} if reasoning else message
 

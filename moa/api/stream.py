@@ -9,14 +9,12 @@ from typing import Any
 
 from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Began, Counts, Ended, LinkNews, Note, Piece, Scored
 from moa.api.errors import from_error
-from moa.api.present import Presenter, Show
-from moa.api.reasoning import ReasoningSplitter
+from moa.api.present import Presenter
 from moa.api.requests import ParsedRequest
 from moa.api.responses import ResponseCall, ResponseShape
 from moa.api.shapes import Shape
 from moa.errors import MoaError
 
-_NOTHING = Show("", 0)
 _WAITING = 64
 """Events of a request with several choices that may wait for a slow client; then the choices pause."""
 
@@ -68,6 +66,8 @@ async def whole(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Any:
     ends: dict[int, Ended] = {}
     async with contextlib.aclosing(side_by_side(answerer, call.asks)) as events:
         async for index, event in events:
+            if isinstance(event, Began):
+                shape.began(index, event)
             if (show := presenters[index].take(event)) is not None:
                 texts[index] = texts[index][: show.cut] + show.text
                 if (entries := scored[index]) is not None:
@@ -83,28 +83,25 @@ async def whole(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Any:
 async def chunks(call: ParsedRequest, shape: Shape, answerer: Answerer) -> AsyncGenerator[Any, None]:
     """The chunks of a request that streams. An error after the first chunk becomes one, and the last."""
     presenters = [Presenter(ask.mode) for ask in call.asks]
-    splitters = [ReasoningSplitter() for _ in call.asks]
     marked = call.asks[0].mode == "provisional"
     counts: list[Counts] = []
     begun = False
     try:
         async with contextlib.aclosing(side_by_side(answerer, call.asks)) as events:
             async for index, event in events:
-                if isinstance(event, Began) and call.chat:
-                    yield shape.first(index)
-                begun = begun or isinstance(event, Began)
+                if isinstance(event, Began):
+                    begun = True
+                    shape.began(index, event)
+                    if call.chat:
+                        yield shape.first(index)
                 if isinstance(event, LinkNews | Note) and marked:
                     yield shape.news(event)
-                show = presenters[index].take(event)
-                if marked:  # positions are those of the whole text
-                    if show is not None:
-                        yield shape.piece(index, show, {"verified": show.verified})
-                else:
-                    show, ended = show or _NOTHING, isinstance(event, Ended)
-                    reasoning, text = ("", show.text) if not call.chat else splitters[index].feed(show.text, last=ended)
-                    if reasoning or text or show.logprobs:
-                        alone = {"unverified": True} if isinstance(event, Piece) and not event.verified else None
-                        yield shape.piece(index, show._replace(text=text), alone, reasoning=reasoning)
+                show, ended = presenters[index].take(event), isinstance(event, Ended)
+                alone = isinstance(event, Piece) and not event.verified
+                if show is not None or ended:
+                    chunk = shape.piece(index, show, marked=marked, alone=alone, last=ended)
+                    if chunk is not None:
+                        yield chunk
                 if isinstance(event, Ended):
                     counts.append(event.counts)
                     shape.unverified = event.text if marked and not event.verified and len(call.asks) == 1 else None
@@ -127,12 +124,13 @@ async def response_events(call: ResponseCall, shape: ResponseShape, answerer: An
             async for _, event in events:
                 if isinstance(event, Began):
                     begun = True
-                    for told in shape.begin():
+                    for told in shape.begin(event):
                         yield told
                 if isinstance(event, LinkNews | Note) and marked:
                     yield shape.news(event)
-                if (show := presenter.take(event)) is not None:
-                    for told in shape.piece(show, marked=marked):
+                show, ended = presenter.take(event), isinstance(event, Ended)
+                if show is not None or ended:
+                    for told in shape.piece(show, marked=marked, last=ended):
                         yield told
                 if isinstance(event, Ended):
                     shape.unverified = event.text if marked and not event.verified else None

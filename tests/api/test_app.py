@@ -48,6 +48,52 @@ async def test_thinking_is_told_apart_from_the_answer() -> None:
     assert "".join(delta.get("content", "") for delta in deltas) == "42"
 
 
+CORRECTED = [
+    Began(3),
+    Piece("<think>\nhmm</think>4", verified=False),
+    Cut(9),
+    Piece("o</think>7"),
+    ended("<think>\nho</think>7"),
+]
+
+
+async def test_thinking_is_told_apart_in_a_stream_that_is_corrected() -> None:
+    async with served(CORRECTED) as (_, address), browser(address) as client:
+        for how in ({}, {"reasoning_format": "none"}):
+            body = chat(stream=True, moa={"mode": "provisional"}, **how)
+            reasoning = answer = ""
+            for chunk in data_of((await client.post("/v1/chat/completions", json=body)).text)[:-1]:
+                (choice,) = chunk["choices"]
+                marks, delta = choice.get("moa", {}), choice["delta"]
+                reasoning = reasoning[: marks.get("reasoning_cut")] + delta.get("reasoning_content", "")
+                answer = answer[: marks.get("cut")] + delta.get("content", "")
+                assert marks.get("verified", 0) <= len(answer)
+            assert (reasoning, answer) == (("", "<think>\nho</think>7") if how else ("ho", "7"))
+
+
+async def test_thinking_that_the_template_opens_is_told_apart_too() -> None:
+    told = [Began(3, thinking=True), *says("hmm\n</think>\n\n", "42")[1:]]
+    async with served(told) as (_, address), browser(address) as client:
+        answer = (await client.post("/v1/chat/completions", json=chat())).json()["choices"][0]["message"]
+    assert (answer["reasoning_content"], answer["content"]) == ("hmm\n", "42")
+
+
+async def test_variables_for_the_template_are_passed_on_and_bounded() -> None:
+    async with served(says("4")) as (answerer, address), browser(address) as client:
+        given = {"enable_thinking": False, "reasoning_effort": "low", "budget": 3}
+        assert (await client.post("/v1/chat/completions", json=chat(chat_template_kwargs=given))).status_code == 200
+        body = {"model": MODEL, "input": "hi", "chat_template_kwargs": given}
+        assert (await client.post("/v1/responses", json=body)).status_code == 200
+        assert [ask.question.template for ask in answerer.asks] == [given, given]
+        for wrong in ({"messages": "x"}, {"chat_template": "{{ 1 }}"}, {"bos_token": "x"}, {"a b": 1}, {"x": [1]},
+                      {"x": "y" * 257}, {f"x{n}": n for n in range(17)}):  # fmt: skip
+            reply = await client.post("/v1/chat/completions", json=chat(chat_template_kwargs=wrong))
+            assert reply.status_code == 400
+            assert "chat_template_kwargs" in reply.json()["error"]["param"], reply.text
+        reply = await client.post("/v1/completions", json={"prompt": "x", "chat_template_kwargs": given})
+        assert reply.json()["error"]["code"] == "unsupported_parameter"
+
+
 async def test_a_stream_with_usage() -> None:
     async with served(says("Hel", "lo")) as (_, address), browser(address) as client:
         body = chat(stream=True, stream_options={"include_usage": True})
@@ -124,7 +170,7 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
         (chat(response_format={"type": "xml"}), "response_format"),
         (chat(response_format={"type": "json_schema", "json_schema": {}}), "response_format"),
         (chat(logit_bias={"1": 2}), "logit_bias"),
-        (chat(chat_template_kwargs={"enable_thinking": False}), "chat_template_kwargs"),
+        (chat(chat_template_kwargs={"messages": ""}), "chat_template_kwargs.messages"),
         ({"model": MODEL, "messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         (chat(moa={"mode": "guess"}), "moa.mode"),
         (chat(moa={"typo": 1}), "moa"),

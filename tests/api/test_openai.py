@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from moa.api.answer import Began, Piece, Scored, Verified
+from moa.api.answer import AnswerEvent, Began, Cut, Piece, Scored, Verified
 from tests.api.scripted import MODEL, PATIENCE, Script, Scripted, ended, says, served
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -177,6 +177,46 @@ async def test_a_response_stream_tells_every_step() -> None:
     ]
     assert [event.sequence_number for event in events] == list(range(10))
     assert events[-1].response.output_text == "Hello"  # type: ignore[union-attr]
+
+
+async def test_thinking_is_an_item_of_its_own_and_not_said_again() -> None:
+    async with talking(lambda ask: says("<think>h", "mm</th", "ink>\n\n4", "2")) as (answerer, client):
+        async with client.responses.stream(model=MODEL, input="hi") as stream:
+            kinds = [event.type async for event in stream]
+            answer = await stream.get_final_response()
+        assert kinds.count("response.output_item.done") == kinds.count("response.output_item.added") == 2
+        assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+        reasoning, message = answer.output
+        assert (reasoning.type, reasoning.status, message.type) == ("reasoning", "completed", "message")
+        assert reasoning.content is not None
+        assert (reasoning.content[0].text, answer.output_text) == ("hmm", "42")
+        await client.responses.create(model=MODEL, input="and?", previous_response_id=answer.id)
+        given: Any = [{"role": "user", "content": "hi"}, *(item.to_dict() for item in answer.output)]
+        await client.responses.create(model=MODEL, input=[*given, {"role": "user", "content": "and?"}])
+        for ask in answerer.asks[1:]:
+            assert [m["content"] for m in ask.question.messages or ()] == ["hi", "42", "and?"]
+
+
+@pytest.mark.parametrize("script", [
+    [Began(3), Piece("<think>ab</think>c", verified=False), Cut(8), Piece("d</think>e"), ended("<think>ad</think>e")],
+    [Began(3), Piece("word", verified=False), Cut(0), Piece("<think>ad</think>e"), ended("<think>ad</think>e")],
+])  # fmt: skip
+async def test_a_response_whose_thinking_is_corrected(script: list[AnswerEvent]) -> None:
+    async with talking(lambda ask: script) as (_, client):
+        texts = {"output_text": "", "reasoning_text": ""}
+        stream = await client.responses.create(
+            model=MODEL, input="hi", stream=True, extra_body={"moa": {"mode": "provisional"}}
+        )
+        async for event in stream:
+            name = event.type.removeprefix("moa:").removeprefix("response.")
+            kind, _, what = name.partition(".")
+            if what == "revised":
+                texts[kind] = texts[kind][: event.model_extra["cut"]]  # type: ignore[index]
+            elif what == "delta":
+                texts[kind] += event.delta  # type: ignore[union-attr]
+    assert texts == {"output_text": "e", "reasoning_text": "ad"}
+    final = event.response  # type: ignore[union-attr]
+    assert {item.type: item.content[0].text for item in final.output} == {"message": "e", "reasoning": "ad"}
 
 
 async def test_a_background_response_is_taken_up_again_and_cancelled() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa.api.reasoning import ReasoningSplitter, split
+from moa.api.present import Show
+from moa.api.reasoning import Separator, split, within_thinking
 
 
 @pytest.mark.parametrize(
@@ -25,11 +28,36 @@ def test_only_thinking_at_the_beginning_is_split_off(text: str, reasoning: str, 
     assert split(text) == (reasoning, answer)
 
 
-@given(st.lists(st.sampled_from(["<think>", "</think>", "<", "th", "ink>", "\n", "a", "</"]), max_size=9), st.data())
-def test_pieces_bring_what_the_whole_does(parts: list[str], data: st.DataObject) -> None:
-    text, splitter, told = "".join(parts), ReasoningSplitter(), ["", ""]
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
-    pieces = [text[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    for added in (*map(splitter.feed, pieces), splitter.feed("", last=True)):
-        told = [told[0] + added[0], told[1] + added[1]]
-    assert tuple(told) == split(text)
+def test_thinking_that_the_prompt_has_opened_ends_with_its_tag() -> None:
+    assert split("hm\n</think>\n\n42", thinking=True) == ("hm\n", "42")
+    assert split("hm", thinking=True) == ("hm", "")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "begun", "within"),
+    [
+        ("user: hi\nassistant: <think>\n", "", True),
+        ("user: hi\nassistant: ", "<think>\nhm", True),
+        ("user: hi\nassistant: <think>\n", "hm</think>4", False),
+        ("user: hi\nassistant: <think>\n\n</think>\n\n", "", False),
+        ("user: what is <think>?\nassistant: ", "It is", False),
+    ],
+)
+def test_a_model_that_begins_by_thinking_is_known_by_its_prompt(prompt: str, begun: str, within: bool) -> None:
+    assert within_thinking(prompt, begun) is within
+
+
+TEXTS = st.lists(st.sampled_from(["<think>", "</think>", "<", "th", "ink>", "\n", "a", "</"]), max_size=9).map("".join)
+
+
+@given(st.lists(st.tuples(TEXTS, st.floats(0, 1), st.booleans()), min_size=1, max_size=6), st.booleans())
+def test_whatever_is_appended_and_withdrawn_its_client_has_the_split_text(changes: list[Any], thinking: bool) -> None:
+    separator, text, has = Separator(thinking=thinking), "", ["", ""]
+    for number, (added, where, cuts) in enumerate(changes):
+        cut = int(where * len(text)) if cuts else None
+        text, last = text[:cut] + added, number == len(changes) - 1
+        for index, part in enumerate(separator.take(Show(added, len(text), cut), last=last)):
+            assert part.cut is None or cuts, "what only grows takes nothing back"
+            has[index] = has[index][: part.cut] + part.text
+            assert part.verified == len(has[index])
+        assert not last or tuple(has) == split(text, thinking=thinking)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from edge_client.text import template as module
 from edge_client.text.template import ChatTemplate
+from moa.api.errors import ApiError
+from moa.api.requests import template_variables
 from moa.errors import BundleError, UsageError
 
 TEMPLATES = sorted((Path(__file__).parent / "templates").glob("*.jinja"))
@@ -41,6 +44,25 @@ def test_what_transformers_writes(file: Path, tokenizer: PreTrainedTokenizerFast
             chat, chat_template=file.read_text(encoding="utf-8"), tokenize=False, add_generation_prompt=True
         )
         assert ours.render(chat, tokenizer.special_tokens_map) == theirs, name
+
+
+def test_variables_reach_the_template_as_in_transformers(tokenizer: PreTrainedTokenizerFast) -> None:
+    file = next(file for file in TEMPLATES if file.stem == "qwen3")
+    chat, given = CHATS["one"], {"enable_thinking": False}
+    theirs = tokenizer.apply_chat_template(
+        chat, chat_template=file.read_text(encoding="utf-8"), tokenize=False, add_generation_prompt=True, **given
+    )
+    ours = ChatTemplate(file)
+    assert ours.render(chat, SPECIAL, given) == theirs != ours.render(chat, SPECIAL)
+    assert ours.render(chat, SPECIAL, {"messages": [], "add_generation_prompt": False}) == ours.render(chat, SPECIAL)
+
+
+def test_no_variable_is_a_parameter_of_transformers() -> None:
+    """`chat_template` would be a program of the client's, and `tokenize` another type."""
+    parameters = set(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters)
+    for name in parameters - {"kwargs"}:
+        with pytest.raises(ApiError, match="cannot be set here"):
+            template_variables({name: "x"})
 
 
 def made(folder: Path, source: str) -> ChatTemplate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import re
 from collections.abc import AsyncIterator
 from functools import cache
@@ -16,6 +17,7 @@ import pytest_asyncio
 import torch
 
 from cloud_verifier.app import Verifier
+from cloud_verifier.openai.answerer import Tokenizer
 from cloud_verifier.openai.endpoint import endpoint, model_name
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
@@ -70,6 +72,13 @@ async def test_the_text_is_the_targets_own(both: Both) -> None:
     assert answer.choices[0].message.content == truth(40).split("<|")[0]
     assert answer.usage.completion_tokens <= 40
     assert not list(verifier.service.table)
+
+
+async def test_variables_reach_the_chat_template() -> None:
+    tokenizer = copy.copy(embedded().target.tokenizer)
+    tokenizer.chat_template = "{{ messages[0].role }}{{ ' thinks' if enable_thinking is not defined }}"
+    assert Tokenizer(tokenizer).chat(QUESTION, {}) == "user thinks"
+    assert Tokenizer(tokenizer).chat(QUESTION, {"enable_thinking": False}) == "user"
 
 
 async def test_many_at_once_and_streamed(both: Both) -> None:

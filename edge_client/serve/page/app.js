@@ -165,7 +165,7 @@ function answer(conversation, question, how = {}) {
 function request(conversation, node, { again = false } = {}) {
   const messages = path(conversation, node.parent).map(({ role, text }) => ({ role, content: text }));
   if (conversation.system) messages.unshift({ role: "system", content: conversation.system });
-  const body = { model, messages, stream: true, stream_options: { include_usage: true }, moa: { mode: settings.mode, resumable: true } };
+  const body = { model, messages, stream: true, stream_options: { include_usage: true }, reasoning_format: "none", moa: { mode: settings.mode, resumable: true } };
   if (settings.mode === "provisional") body.moa.patience = 1;  // it is checked later in any case
   for (const name of SAMPLING) if (settings[name] !== "") body[name] = Number(settings[name]);
   if (again && !body.temperature) body.temperature = AGAIN;
