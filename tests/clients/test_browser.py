@@ -63,12 +63,17 @@ def opened(chromium: Any, device: Device) -> Iterator[Open]:
     assert not [error for error in errors if not any(one in error for one in harmless)]
 
 
+def answered(device: Device, question: str) -> str:
+    """The target's answer."""
+    with openai.OpenAI(base_url=f"{device.address}/v1", api_key="any", timeout=PATIENCE) as client:
+        asked: Any = [{"role": "user", "content": question}]
+        return str(client.chat.completions.create(model=MODEL, messages=asked).choices[0].message.content)
+
+
 @pytest.fixture(scope="module")
 def truth(device: Device) -> str:
     """The target's answer to the question."""
-    with openai.OpenAI(base_url=f"{device.address}/v1", api_key="any", timeout=PATIENCE) as client:
-        asked: Any = [{"role": "user", "content": STORY}]
-        return str(client.chat.completions.create(model=MODEL, messages=asked).choices[0].message.content)
+    return answered(device, STORY)
 
 
 def ask(page: Any, text: str = STORY) -> None:
@@ -115,7 +120,7 @@ def test_an_answer_whose_link_is_cut_goes_on_and_is_corrected(opened: Open, devi
     assert page.text_content(".assistant .note") == ""
 
 
-def test_asking_goes_on_without_the_verifier_and_is_checked_when_it_is_back(opened: Open) -> None:
+def test_asking_goes_on_without_the_verifier_and_is_checked_when_it_is_back(opened: Open, device: Device) -> None:
     page = opened()
     page.click("#cut-switch")
     page.wait_for_selector("#link[data-state=offline]")
@@ -136,6 +141,7 @@ def test_asking_goes_on_without_the_verifier_and_is_checked_when_it_is_back(open
     )
     print(f"\nten questions in {seconds:.0f} s")
     assert seconds < 60
+    assert page.locator(".assistant .body").first.text_content() == answered(device, "What is 20 + 13?")
 
 
 def test_a_message_is_copied_over_plain_http_too(opened: Open, device: Device, truth: str) -> None:
@@ -220,6 +226,25 @@ def test_conversations_are_renamed_deleted_and_imported_again(opened: Open, trut
     page.wait_for_function("() => !document.querySelector('#conversations li')")
     page.set_input_files("#import-file", tmp_path / "all.json")
     page.click("#conversations .open")
+    assert page.text_content(".assistant .body") == truth
+
+
+def test_an_answer_that_was_cut_short_is_continued(opened: Open, truth: str) -> None:
+    page = opened()
+    setting = "(value) => { const field = document.querySelector('#max_tokens'); field.value = value; "
+    setting += "field.dispatchEvent(new Event('change')); }"
+    page.evaluate(setting, "8")
+    ask(page)
+    short = complete(page)
+    assert truth.startswith(short)
+    assert "longest answer" in page.text_content(".assistant .note")
+    page.evaluate(setting, "")
+    page.click(".assistant .more")
+    written(page, len(short) + 1)
+    assert complete(page) == truth
+    assert page.is_hidden(".assistant .more")
+    page.reload()
+    page.wait_for_selector(".assistant .body")
     assert page.text_content(".assistant .body") == truth
 
 

@@ -1,10 +1,10 @@
 // The text of one answer while it is written: what is verified, what is not yet, and what was withdrawn.
-// Positions count characters (code points), as the endpoint does.
+// Positions count characters (code points), as the endpoint does, from where the text before ends that is continued.
 
 export class Answer {
-  constructor() {
-    this.characters = [];
-    this.verified = 0;
+  constructor(before = "") {
+    this.characters = [...before];
+    this.begin = this.verified = this.characters.length;
     this.reason = "";
     this.allVerified = true;
     this.done = false;
@@ -22,11 +22,11 @@ export class Answer {
     for (const choice of chunk.choices ?? []) {
       const marks = choice.moa ?? {};
       if (marks.cut !== undefined) {
-        withdrawn = this.characters.slice(marks.cut).join("");
-        this.characters.length = Math.min(this.characters.length, marks.cut);
+        withdrawn = this.characters.splice(this.begin + marks.cut).join("");
       }
       if (choice.delta?.content) this.characters.push(...choice.delta.content);
-      this.verified = Math.min(this.characters.length, marks.verified ?? this.verified);
+      if (marks.verified !== undefined) this.verified = this.begin + marks.verified;
+      this.verified = Math.min(this.characters.length, this.verified);
       if (choice.finish_reason) {
         this.done = true;
         this.reason = marks.reason ?? choice.finish_reason;

@@ -21,7 +21,7 @@ const AGAIN = 0.8;  // the temperature of another answer where none is set: the 
 let store, conversations, current, model = "", demo = false, context = 0;
 const settings = { ...DEFAULTS, ...JSON.parse(localStorage.getItem("settings") ?? "{}"), key: sessionStorage.getItem("key") ?? "" };
 const running = new Map();  // node id -> { abort, node, conversation }
-const view = new ChatView($("messages"), { retry, edit, show, ask, empty });
+const view = new ChatView($("messages"), { retry, proceed, edit, show, ask, empty });
 const figures = new Figures($("figures"));
 
 function say(text) { $("status").textContent = text; }
@@ -153,6 +153,12 @@ function ask(text) {
 
 function edit(node, text) { answer(current, add(current, node.parent, "user", text)); }
 function retry(node) { answer(current, current.nodes[node.parent], { again: true }); }
+function proceed(node) {
+  Object.assign(node, { before: node.text, stream: "", reason: "" });
+  write(current, node, { onward: true });
+  view.draw(node, running.get(node.id).answer);
+}
+
 function show(leaf) { current.leaf = leaf; keep(current); open(current); }
 
 function answer(conversation, question, how = {}) {
@@ -162,8 +168,10 @@ function answer(conversation, question, how = {}) {
   write(conversation, node, how);
 }
 
-function request(conversation, node, { again = false } = {}) {
-  const messages = path(conversation, node.parent).map(({ role, text }) => ({ role, content: text }));
+function request(conversation, node, { again = false, onward = false } = {}) {
+  const said = path(conversation, onward ? node.id : node.parent);
+  const failed = new Set(said.filter((one) => one.role === "assistant" && !one.text).flatMap((one) => [one.id, one.parent]));
+  const messages = said.filter((one) => !failed.has(one.id)).map(({ role, text }) => ({ role, content: text }));
   if (conversation.system) messages.unshift({ role: "system", content: conversation.system });
   const body = { model, messages, stream: true, stream_options: { include_usage: true }, reasoning_format: "none", moa: { mode: settings.mode, resumable: true } };
   if (settings.mode === "provisional") body.moa.patience = 1;  // it is checked later in any case
@@ -174,7 +182,7 @@ function request(conversation, node, { again = false } = {}) {
 
 // Writes an answer; one with a stream's id is taken up again from its beginning.
 async function write(conversation, node, how) {
-  const live = new Answer();
+  const live = new Answer(node.before);
   const work = { abort: new AbortController(), node, conversation, answer: live };
   running.set(node.id, work);
   node.state = "running";
@@ -202,7 +210,11 @@ async function write(conversation, node, how) {
   } catch (error) {
     node.error = error instanceof ApiError && error.status === 404 && node.stream
       ? "this answer is no longer kept: ask again" : `no answer: ${error.message}`;
-    if (error instanceof ApiError && error.status === 401) $("settings").showModal();
+    if (error.code === "context_length_exceeded") node.error += ": edit a message, or begin a new conversation";
+    if (error.status === 401) {
+      node.error = "no answer: an API key is needed";
+      askForKey();
+    }
     notice(node.error);
   }
   cancelAnimationFrame(frame);
@@ -231,7 +243,7 @@ async function recheck() {
   for (const conversation of conversations) {
     for (const node of Object.values(conversation.nodes)) {
       if (node.verified !== false || !node.stream || node.lost || node.error || node.reason === "stopped" || running.has(node.id)) continue;
-      const live = new Answer();
+      const live = new Answer(node.before);
       try {
         for await (const chunk of chunks({ id: node.stream, key: settings.key, signal: AbortSignal.timeout(30000) })) live.take(chunk);
       } catch (error) {
@@ -295,6 +307,17 @@ function linkState(state, detail = "") {
   $("link").title = [words, detail].filter(Boolean).join(": ");
 }
 
+function askForKey() {
+  if (!$("settings").open) openSettings();
+  $("key").focus();
+}
+
+function openSettings() {
+  sidebar(false);
+  $("system").value = current?.system ?? "";
+  $("settings").showModal();
+}
+
 async function look() {
   try {
     const status = await get("/moa/status", settings.key);
@@ -313,7 +336,11 @@ async function look() {
     figures.take(status, performance.now());
   } catch (error) {
     const locked = error instanceof ApiError && error.status === 401;
-    if (locked && $("link").dataset.state !== "locked") notice("An API key is needed: see the settings");
+    if (locked && $("link").dataset.state !== "locked") {
+      notice("An API key is needed");
+      askForKey();
+    }
+    $("cut-switch").hidden = true;
     linkState(locked ? "locked" : "unreachable");
   }
 }
@@ -343,7 +370,7 @@ function bind() {
   $("open-sidebar").addEventListener("click", () => { sidebar(true); $("close-sidebar").focus(); });
   document.querySelector("main").addEventListener("click", (event) => { if (event.target.id !== "open-sidebar") sidebar(false); });
   $("close-sidebar").addEventListener("click", () => sidebar(false));
-  $("open-settings").addEventListener("click", () => { sidebar(false); $("system").value = current.system; $("settings").showModal(); });
+  $("open-settings").addEventListener("click", openSettings);
   $("connected").addEventListener("change", async (event) => {
     await post("/moa/link", { connected: event.target.checked }, settings.key).catch((error) => notice(error.message));
     look();

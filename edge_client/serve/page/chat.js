@@ -7,7 +7,7 @@ import { newestLeaf, path, siblings } from "./store.js";
 const STILL_SHOWN = 1500;  // ms that withdrawn text stays to be seen
 const ENDED = {
   stopped: "stopped",
-  length: "ended at the longest answer that the settings allow",
+  length: "ended at the settings' longest answer",
   context: "ended because the context is full: begin a new conversation",
 };
 
@@ -53,7 +53,7 @@ function measured(usage) {
 }
 
 export class ChatView {
-  // `act` does what the buttons ask: { retry(node), edit(node, text), show(leaf), ask(text), empty() }.
+  // `act` does what the buttons ask: { retry(node), proceed(node), edit(node, text), show(leaf), ask(text), empty() }.
   constructor(parent, act) {
     this.parent = parent;
     this.act = act;
@@ -100,6 +100,8 @@ export class ChatView {
       else if (this.struck?.body === body) (body.lastElementChild ?? body).append(this.struck.gone);
     }
     this.#note(box, node, live);
+    const more = box.querySelector(".more");
+    if (more) more.hidden = !node.verified || !["length", "stopped"].includes(node.reason);
     if (follow) this.toEnd();
   }
 
@@ -144,6 +146,7 @@ export class ChatView {
   #note(box, node, live) {
     const note = box.querySelector(".note");
     note.classList.toggle("error", Boolean(node.error));
+    note.classList.toggle("ended", !live && Boolean(node.verified));
     const open = live ? live.characters.length - live.verified : 0;
     if (node.error) note.textContent = node.error;
     else if (open) note.textContent = `${open} characters not verified yet`;
@@ -168,7 +171,12 @@ export class ChatView {
     }
     tools.append(copyButton("Copy this message", () => node.text));
     if (node.role === "user") tools.append(button("Edit", "Edit this message", () => this.#edit(node, box)));
-    else tools.append(button("Again", "Again: another answer, sampled at temperature 0.8 where none is set", () => this.act.retry(node)));
+    else {
+      tools.append(button("Again", "Again: another answer, sampled at temperature 0.8 where none is set", () => this.act.retry(node)));
+      const more = button("Continue", "Continue this answer", () => this.act.proceed(node));
+      more.className = "more";
+      tools.append(more);
+    }
     return tools;
   }
 
