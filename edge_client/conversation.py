@@ -228,7 +228,7 @@ class Conversation:
             Reachability(shared.link is not None),
             self._left,
             draft=settings.draft,
-            guesses=settings.foresee,
+            guesses=settings.guess_ahead,
             prediction=Prediction(prediction) if prediction else None,
         )
         worker = DrafterWorker(self.drafter, sampling, controller, shared.device.thread)

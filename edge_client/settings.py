@@ -77,7 +77,7 @@ class ClientSettings:
     # how
     draft: WhoDrafts = "auto"
     """Who drafts: auto, device, server, none or single."""
-    foresee: bool = True
+    guess_ahead: bool = True
     """Send guesses ahead of the answers, so that the verifier need not wait for the link."""
     on_reconnect: OnReconnect = "rewind"
     """rewind withdraws offline text that the target contradicts, keep continues from it."""
@@ -187,7 +187,7 @@ class TurnChanges(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int
     draft: WhoDrafts
-    foresee: bool
+    guess_ahead: bool
     on_reconnect: OnReconnect
     max_offline_tokens: int
     offline_after: float

@@ -61,7 +61,7 @@ class Way:
 WAYS: dict[str, Way] = {
     "plain API streaming": Way({"draft": "none", "sync": "off"}),
     SLOWEST: Way({"draft": "single", "sync": "off"}),
-    "device, by rounds": Way({"draft": "device", "foresee": False}),
+    "device, by rounds": Way({"draft": "device", "guess_ahead": False}),
     "device": Way({"draft": "device"}),
     "server-drafted": Way({"draft": "server"}),
     "auto": Way({"draft": "auto"}),

@@ -60,7 +60,7 @@ def add_generation(command: argparse.ArgumentParser) -> None:
     behaviour.add_argument("--offline", action="store_const", const=True, help="only this device: nothing is verified")
     add_flags(behaviour, ClientSettings, _BEHAVIOUR)
     behaviour.add_argument(
-        "--foresee", action=argparse.BooleanOptionalAction, help="send guesses ahead of the verifier's answers"
+        "--guess-ahead", action=argparse.BooleanOptionalAction, help="send guesses ahead of the verifier's answers"
     )
 
 

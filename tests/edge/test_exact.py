@@ -19,11 +19,11 @@ from tests.verifier import kit as verifier_kit
 
 COUNT = 40
 WAYS: dict[str, dict[str, Any]] = {
-    "device": {"draft": "device", "foresee": False},
+    "device": {"draft": "device", "guess_ahead": False},
     "server": {"draft": "server"},
-    "auto": {"draft": "auto", "foresee": False},
-    "device, foreseeing": {"draft": "device", "foresee": True},
-    "auto, foreseeing": {"draft": "auto", "foresee": True},
+    "auto": {"draft": "auto", "guess_ahead": False},
+    "device, guessing ahead": {"draft": "device", "guess_ahead": True},
+    "auto, guessing ahead": {"draft": "auto", "guess_ahead": True},
 }
 SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3}
 
@@ -55,7 +55,7 @@ async def test_one_connection_serves_one_conversation_after_another(draft: Any) 
     async with (
         kit.verifier() as running,
         EdgeClient(
-            verifier=running.transport.url, device=kit.device(), draft=draft, foresee=False, max_new_tokens=COUNT
+            verifier=running.transport.url, device=kit.device(), draft=draft, guess_ahead=False, max_new_tokens=COUNT
         ) as client,
     ):
         for seed in range(3):

@@ -158,7 +158,7 @@ async def test_a_drafter_that_fails(part: str, fault: str, monkeypatch: pytest.M
     offline = part == "guess"
     async with kit.verifier() as running:
         for at in (1, 2, 4):
-            async with open_client("" if offline else running.transport.url, foresee=part == "grow") as client:
+            async with open_client("" if offline else running.transport.url, guess_ahead=part == "grow") as client:
                 if fault == "hangs":
                     monkeypatch.setattr(worker, "BLOCKING", -1.0)  # all steps run in the thread
                 STUCK.clear()

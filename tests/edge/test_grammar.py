@@ -37,9 +37,9 @@ GRAMMAR = Grammar.of_schema(SCHEMA)
 COUNT = 120
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "seed": 11}
 WAYS: dict[str, dict[str, Any]] = {
-    "device": {"draft": "device", "foresee": False},
+    "device": {"draft": "device", "guess_ahead": False},
     "server": {"draft": "server"},
-    "foreseeing": {"draft": "device", "foresee": True},
+    "guessing ahead": {"draft": "device", "guess_ahead": True},
     "auto": {"draft": "auto"},
 }
 

@@ -59,7 +59,7 @@ async def drafts(folder: Path, *, records: bool = True) -> tuple[list[bool], lis
             device=dataclasses.replace(device, new_drafter=lambda: drafter),
             trace=trace,
             draft="device",
-            foresee=False,
+            guess_ahead=False,
             max_new_tokens=12,
             offline_after=60.0,
         ) as client,
@@ -96,7 +96,7 @@ async def test_the_prompt_of_a_first_verdict_is_no_part_of_a_verification(monkey
     async with (
         kit.verifier(settings) as running,
         EdgeClient(
-            verifier=running.transport.url, device=kit.oracle(IDS), draft="device", foresee=False, max_new_tokens=1
+            verifier=running.transport.url, device=kit.oracle(IDS), draft="device", guess_ahead=False, max_new_tokens=1
         ) as client,
     ):
         real, ends = running.engine.target.forward, []

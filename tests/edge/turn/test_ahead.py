@@ -35,19 +35,19 @@ def seconds(**settings: Any) -> float:
 
 @pytest.mark.parametrize(("latency", "gain"), [(0.03, 1.4), (0.075, 1.1)])
 def test_a_round_does_not_wait_for_the_link(latency: float, gain: float) -> None:
-    assert seconds(latency=latency) > gain * seconds(latency=latency, foresee=True)
+    assert seconds(latency=latency) > gain * seconds(latency=latency, guess_ahead=True)
 
 
 @pytest.mark.parametrize("latency", [0.0025, 0.03, 0.075])
 def test_guesses_never_slow_a_stream_down(latency: float) -> None:
     plain = seconds(latency=latency, draft="none")
-    assert seconds(latency=latency, draft="auto", foresee=True) < plain
+    assert seconds(latency=latency, draft="auto", guess_ahead=True) < plain
 
 
-def speeds(draft: WhoDrafts, right: float, latency: float, forward: float, *, foresee: bool) -> float:
+def speeds(draft: WhoDrafts, right: float, latency: float, forward: float, *, guess_ahead: bool) -> float:
     """Tokens a second of three turns, after a first one."""
     world = World(count=48, right=right, server_right=right, latency=latency, forward=forward, step=0.0025)
-    world.draft, world.foresee = draft, foresee
+    world.draft, world.guess_ahead = draft, guess_ahead
     began = 0.0
     for turn in range(4):
         if turn:
@@ -64,8 +64,8 @@ def speeds(draft: WhoDrafts, right: float, latency: float, forward: float, *, fo
 def test_auto_is_about_as_fast_as_the_best_way(right: float, latency: float, forward: float) -> None:
     """The drafter is the same on both ends, so which way is best depends on link and target."""
     ways: list[tuple[WhoDrafts, bool]] = [("server", False), ("device", True), ("none", False)]
-    best = max(speeds(draft, right, latency, forward, foresee=foresee) for draft, foresee in ways)
-    assert speeds("auto", right, latency, forward, foresee=True) > 0.93 * best
+    best = max(speeds(draft, right, latency, forward, guess_ahead=guess_ahead) for draft, guess_ahead in ways)
+    assert speeds("auto", right, latency, forward, guess_ahead=True) > 0.93 * best
 
 
 EXERCISE, PROSE = (0.9, 0.99, 0.7), (0.5, 0.95, 0.5)
@@ -84,7 +84,7 @@ def slowness(
 ) -> dict[tuple[float, float, float], float]:
     """By kind of text, the mean logarithm of a turn's seconds; the first two turns do not count."""
     world = World(count=48, server_right=0.9, latency=latency, forward=forward, step=0.003)
-    world.draft, world.foresee = draft, draft != "server"
+    world.draft, world.guess_ahead = draft, draft != "server"
     taken: dict[tuple[float, float, float], list[float]] = {}
     for number, kind in enumerate(turns):
         if number:
@@ -113,7 +113,7 @@ def test_a_turn_of_another_kind_is_judged_by_itself(turns: Any, latency: float, 
 def test_in_the_middle_of_an_answer_the_server_drafts_again() -> None:
     """The drafter knows the beginning, and not what follows."""
     world = World(
-        count=300, draft="auto", foresee=True, right=0.97, server_right=0.3, latency=0.03, forward=0.02, step=0.005
+        count=300, draft="auto", guess_ahead=True, right=0.97, server_right=0.3, latency=0.03, forward=0.02, step=0.005
     )
     while not any(message.waits for message in asked(world, Foresee)):
         assert not world.run(seconds=0.1)
@@ -126,7 +126,7 @@ def test_in_the_middle_of_an_answer_the_server_drafts_again() -> None:
 
 
 def test_outcomes_are_counted_by_whether_they_were_foreseen() -> None:
-    world = World(count=100, right=0.8, foresee=True)
+    world = World(count=100, right=0.8, guess_ahead=True)
     world.run()
     outcomes = world.machine.stats.outcomes
     assert {"likeliest", "branch", "missed"} <= set(outcomes)
@@ -137,7 +137,7 @@ def test_outcomes_are_counted_by_whether_they_were_foreseen() -> None:
 
 
 def test_guesses_that_the_verifier_has_lost_are_sent_again() -> None:
-    world = World(foresee=True)
+    world = World(guess_ahead=True)
     world.run(seconds=0.3)
     for session in world.verifier.known.values():
         assert session.guesses is not None
@@ -148,7 +148,7 @@ def test_guesses_that_the_verifier_has_lost_are_sent_again() -> None:
 
 
 def test_a_verifier_that_takes_no_guess_in_is_left_alone_by_and_by() -> None:
-    world = World(foresee=True, patience=Patience(answer=20.0, settle=100.0))
+    world = World(guess_ahead=True, patience=Patience(answer=20.0, settle=100.0))
     world.verifier.most = 0  # whatever it is told, it does nothing
     world.run(seconds=15)
     assert len(asked(world, Foresee)) < 80, "a tree takes five messages, and is sent again ever more rarely"
@@ -158,7 +158,7 @@ def test_a_verifier_that_takes_no_guess_in_is_left_alone_by_and_by() -> None:
 
 
 def test_what_was_written_alone_is_checked_by_the_stream_that_waits() -> None:
-    world = World(count=200, foresee=True, right=1.0, patience=Patience(offline_after=0.2))
+    world = World(count=200, guess_ahead=True, right=1.0, patience=Patience(offline_after=0.2))
     world.run(seconds=0.2)
     world.verifier.fault = "mute"
     world.run(seconds=1.0)
@@ -172,7 +172,7 @@ def test_what_was_written_alone_is_checked_by_the_stream_that_waits() -> None:
 
 @pytest.mark.parametrize("settings", [{"budget": Budget(max_calls=9)}, {"prediction": [5, 6, 7]}], ids=str)
 def test_calls_that_are_counted_and_text_that_is_predicted_go_by_rounds(settings: dict[str, Any]) -> None:
-    world = World(foresee=True, **settings)
+    world = World(guess_ahead=True, **settings)
     world.run(seconds=5)
     assert asked(world, Verify)
     assert not asked(world, Foresee)
@@ -181,7 +181,7 @@ def test_calls_that_are_counted_and_text_that_is_predicted_go_by_rounds(settings
 def test_a_verifier_of_before_is_asked_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
     features = [name for name in worlds.WELCOME.features if name != "foresee"]
     monkeypatch.setattr(worlds, "WELCOME", msgspec.structs.replace(worlds.WELCOME, features=features))
-    world = World(foresee=True)
+    world = World(guess_ahead=True)
     assert world.run() == "length"
     assert asked(world, Verify)
     assert not asked(world, Foresee)
@@ -191,7 +191,7 @@ def test_a_verifier_of_before_is_asked_round_by_round(monkeypatch: pytest.Monkey
 def test_bytes_are_waited_for() -> None:
     sent = {}
     for kbps in (0.0, 8.0):
-        world = World(count=100, foresee=True, budget=Budget(max_kbps=kbps))
+        world = World(count=100, guess_ahead=True, budget=Budget(max_kbps=kbps))
         real, spending = world._send, world.machine.spending
 
         def counted(message: Any, real: Any = real, spending: Any = spending) -> None:

@@ -47,8 +47,8 @@ def bounded(world: World) -> None:
 @pytest.mark.parametrize("refused", REFUSED)
 @pytest.mark.parametrize("way", WAYS)
 def test_one_error_for_ever(fault: str, refused: str, way: str) -> None:
-    draft, foresee = WAYS[way]
-    world = World(draft=draft, foresee=foresee)
+    draft, guess_ahead = WAYS[way]
+    world = World(draft=draft, guess_ahead=guess_ahead)
     world.verifier.fault, world.verifier.refuses = fault, REFUSED[refused]
     bounded(world)
     assert world.most_requests_per_second() <= 8
@@ -57,8 +57,8 @@ def test_one_error_for_ever(fault: str, refused: str, way: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("way", WAYS)
 def test_one_error_from_the_middle_on(fault: str, way: str) -> None:
-    draft, foresee = WAYS[way]
-    world = World(draft=draft, foresee=foresee, forward=0.05)
+    draft, guess_ahead = WAYS[way]
+    world = World(draft=draft, guess_ahead=guess_ahead, forward=0.05)
     world.at(0.4, lambda: setattr(world.verifier, "fault", fault))
     _, waited = ended(world)
     assert waited <= SETTLE + 0.1
@@ -69,8 +69,8 @@ def test_one_error_from_the_middle_on(fault: str, way: str) -> None:
 @pytest.mark.parametrize("redial", [0.0, 0.1, 2.0])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_connection_that_ends_after_each_opening(way: str, redial: float) -> None:
-    draft, foresee = WAYS[way]
-    world = World(draft=draft, foresee=foresee, redial=redial)
+    draft, guess_ahead = WAYS[way]
+    world = World(draft=draft, guess_ahead=guess_ahead, redial=redial)
     deliver = world._deliver
 
     def cut(connection: int, answer: object) -> None:
@@ -84,8 +84,8 @@ def test_a_connection_that_ends_after_each_opening(way: str, redial: float) -> N
 
 @pytest.mark.parametrize("way", WAYS)
 def test_answers_to_another_round(way: str) -> None:
-    draft, foresee = WAYS[way]
-    world = World(draft=draft, foresee=foresee)
+    draft, guess_ahead = WAYS[way]
+    world = World(draft=draft, guess_ahead=guess_ahead)
     handle = world.verifier.handle
     world.verifier.handle = lambda message, now: [  # type: ignore[method-assign]
         replace(answer, round=answer.round + 1) if isinstance(answer, Verdict | StreamTokens) else answer
@@ -97,8 +97,8 @@ def test_answers_to_another_round(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_link_that_comes_and_goes_for_ever(way: str) -> None:
     """No connection lives long enough for a round."""
-    draft, foresee = WAYS[way]
-    world = World(draft=draft, foresee=foresee, redial=0.3)
+    draft, guess_ahead = WAYS[way]
+    world = World(draft=draft, guess_ahead=guess_ahead, redial=0.3)
     world.verifier.fault = "mute"
 
     def cut() -> None:
@@ -113,7 +113,7 @@ def test_a_link_that_comes_and_goes_for_ever(way: str) -> None:
 @pytest.mark.parametrize("draft", ["device", "auto"])
 def test_a_drafter_that_knows_nothing(draft: WhoDrafts, right: float) -> None:
     """The verifier that waits for guesses is sent one, however unlikely; no token is written offline for it."""
-    world = World(draft=draft, foresee=True, count=12, chances=lambda _: right)
+    world = World(draft=draft, guess_ahead=True, count=12, chances=lambda _: right)
     assert world.run(seconds=30) == "length"
     assert world.answer == world.expected
     assert world.machine.stats.offline_tokens == 0

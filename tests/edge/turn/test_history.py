@@ -24,14 +24,20 @@ class AnyHistory(RuleBasedStateMachine):
     @initialize(
         seed=st.integers(0, 2**32),
         draft=st.sampled_from(["device", "server", "auto", "single"]),
-        foresee=st.booleans(),
+        guess_ahead=st.booleans(),
         right=st.sampled_from([0.7, 0.98]),
         server_right=st.sampled_from([None, 0.7]),
     )
-    def begin(self, seed: int, draft: Any, foresee: bool, right: float, server_right: float | None) -> None:
+    def begin(self, seed: int, draft: Any, guess_ahead: bool, right: float, server_right: float | None) -> None:
         patience = Patience(offline_after=0.3, settle=1.0)
         self.world = World(
-            seed=seed, draft=draft, count=30, right=right, patience=patience, foresee=foresee, server_right=server_right
+            seed=seed,
+            draft=draft,
+            count=30,
+            right=right,
+            patience=patience,
+            guess_ahead=guess_ahead,
+            server_right=server_right,
         )
         self.seed = seed
 

@@ -378,12 +378,12 @@ def test_more_tokens_than_were_asked_for_end_the_session() -> None:
     assert len(world.answer) == 10
 
 
-@pytest.mark.parametrize("foresee", [False, True])
+@pytest.mark.parametrize("guess_ahead", [False, True])
 @pytest.mark.parametrize("draft", ["server", "device", "auto"])
 @pytest.mark.parametrize("hole", [1, 4])
-def test_no_hole_is_called_verified(draft: str, foresee: bool, hole: int) -> None:
+def test_no_hole_is_called_verified(draft: str, guess_ahead: bool, hole: int) -> None:
     """Tokens of a stream whose base is too low look as if the first of them were known."""
-    world = World(draft=draft, foresee=foresee, patience=Patience(settle=1.0), right=0.9)  # type: ignore[arg-type]
+    world = World(draft=draft, guess_ahead=guess_ahead, patience=Patience(settle=1.0), right=0.9)  # type: ignore[arg-type]
     deliver = world._deliver
 
     def lower(connection: int, answer: object) -> None:

@@ -189,7 +189,7 @@ class World:
     linked: bool = True
     stop: tuple[str, ...] = ()
     prediction: Sequence[int] = ()
-    foresee: bool = False
+    guess_ahead: bool = False
     step: float = 0.001
     """Seconds of a draft, and of a guess."""
     server_right: float | None = None
@@ -253,7 +253,7 @@ class World:
             Reachability(self.linked, Retry(0.1, 1.0, self.random.random)),
             self.left,
             draft=self.draft,
-            guesses=self.foresee,
+            guesses=self.guess_ahead,
             prediction=Prediction(self.prediction) if self.prediction else None,
         )
         self.reader = Reader(len(self.log))
