@@ -108,11 +108,11 @@ class EdgeClient:
         """The connection to the verifier, if there is to be one."""
         return self.shared.link
 
-    async def wait_online(self, seconds: float = 10.0) -> None:
-        """Wait for the verifier's welcome; raises the reason if there is none."""
+    async def wait_online(self, seconds: float | None = None) -> None:
+        """Wait for the verifier's welcome, `connect_seconds` unless told otherwise; raises the reason if there is none."""
         if self.link is None:
             raise UsageError("no verifier was given", hint="pass --verifier")
-        await self.link.wait_up(seconds)
+        await self.link.wait_up(self.settings.connect_seconds if seconds is None else seconds)
 
     # ---- use
 

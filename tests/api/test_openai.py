@@ -42,16 +42,6 @@ async def test_chat() -> None:
         assert usage is not None
 
 
-async def test_the_synchronous_client() -> None:
-    def talk(address: str) -> str:
-        with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=PATIENCE) as client:
-            stream = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)  # type: ignore[call-overload]
-            return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-
-    async with served(says("Hel", "lo")) as (_, address):
-        assert await asyncio.to_thread(talk, address) == "Hello"
-
-
 async def test_completions_and_models() -> None:
     async with talking(lambda ask: says(str(ask.question.text))) as (answerer, client):
         answer = await client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=5, stop="x")

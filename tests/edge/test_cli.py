@@ -194,7 +194,8 @@ def test_sampling_draws_a_seed_and_says_it() -> None:
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments: Sequence[str], how: Any, what: bytes) -> None:
-    result = run(*arguments, environment={"MOA_EDGE_BUNDLE": str(kit.pair() / "bundle")}, **how)
+    environment = {"MOA_EDGE_BUNDLE": str(kit.pair() / "bundle"), "MOA_EDGE_CONNECT_SECONDS": "1"}
+    result = run(*arguments, environment=environment, **how)
     assert result.returncode in (1, 2)
     assert what in result.stderr
     assert result.stderr.count(b"\n") == 1, result.stderr

@@ -29,7 +29,7 @@ SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 3}
 
 
 def truth(ids: list[int], **sampling: Any) -> list[int]:
-    return verifier_kit.generate(verifier_kit.model(), ids, COUNT, SamplingSettings(**sampling))
+    return verifier_kit.generated(ids, COUNT, SamplingSettings(**sampling))
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])

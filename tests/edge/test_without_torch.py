@@ -1,4 +1,5 @@
-"""The device's tests that need no verifier also pass where torch cannot be imported, as on a phone."""
+"""The device's tests that need no verifier also pass where torch cannot be imported, as on a phone: of those in virtual
+time, which take long, one file."""
 
 from __future__ import annotations
 
@@ -26,15 +27,27 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 def test_what_needs_no_verifier_needs_no_torch() -> None:
     sources = {path: path.read_text() for path in HERE.rglob("test_*.py") if path != Path(__file__)}
+    one = HERE / "turn" / "test_machine.py"
     files = [
-        p for p, text in sources.items() if not NEEDS_A_VERIFIER.search(text) and not NEEDS_A_REFERENCE.search(text)
+        path
+        for path, text in sources.items()
+        if not NEEDS_A_VERIFIER.search(text) and not NEEDS_A_REFERENCE.search(text) and path.parent != one.parent
     ]
-    assert {path.name for path in (HERE / "turn").glob("test_*.py")} <= {path.name for path in files}
     run = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *map(str, files)],
+        [
+            sys.executable,
+            "-c",
+            WITHOUT_TORCH,
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            *map(str, [*files, one]),
+        ],
         capture_output=True,
         text=True,
         cwd=HERE.parent.parent,
     )
     assert run.returncode == 0, run.stdout[-4000:]
-    assert int(re.findall(r"(\d+) passed", run.stdout)[-1]) > 250
+    assert int(re.findall(r"(\d+) passed", run.stdout)[-1]) > 200

@@ -82,14 +82,14 @@ def connection(running: Verifier, *, token: str = "", **options: Any) -> connect
     return wire_client.connection(running.transport.url, token=token, **options)
 
 
-def generated(ids: Sequence[int], count: int, *, family: str = "llama") -> list[int]:
-    """The library's own greedy text."""
-    return list(_generated(tuple(ids), count, family))
+def generated(ids: Sequence[int], count: int, sampling: SamplingSettings | None = None) -> list[int]:
+    """The library's own text, computed once."""
+    return list(_generated(tuple(ids), count, sampling))
 
 
 @cache
-def _generated(ids: tuple[int, ...], count: int, family: str) -> list[int]:
-    return generate(model(family), ids, count)
+def _generated(ids: tuple[int, ...], count: int, sampling: SamplingSettings | None) -> list[int]:
+    return generate(model(), ids, count, sampling)
 
 
 def generate(model: Any, ids: Sequence[int], count: int, sampling: SamplingSettings | None = None) -> list[int]:

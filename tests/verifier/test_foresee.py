@@ -107,7 +107,6 @@ async def test_where_nothing_was_foreseen_the_server_goes_on_by_itself() -> None
             if session.streaming is not None and rng.random() < 0.7:
                 ahead = done + rng.randrange(1, 9)
                 await edge.send(guesses(session, chain(session.log[-1], *truth[done:ahead], 5)))
-        assert session.log[len(IDS) :] == kit.generate(kit.model(), IDS, COUNT)[:COUNT] or session.finish
         assert session.log[len(IDS) : len(IDS) + len(truth)] == truth
         assert any(not one.foreseen for one in parts)
 

@@ -107,11 +107,11 @@ def options(pair: Path, kind: Any, *drafters: str, **more: Any) -> Any:
 
 
 def test_acceptance_of_every_drafter_shape_and_temperature(pair: Path) -> None:
-    how: dict[str, Any] = {"tokens": 10, "batch": 2, "shapes": ("chain", "tree", "long-chain")}
+    how: dict[str, Any] = {"tokens": 6, "batch": 2, "shapes": ("chain", "tree")}
     result = acceptance.measure(options(pair, acceptance.Options, "moa0", "independent", **how))
-    assert len(result["runs"]) == 12
+    assert len(result["runs"]) == 8
     assert set(result["runs"][0]["categories"]) == {"arithmetic", "code"}
-    assert "All 48 texts equal plain decoding" in acceptance.tables(result)
+    assert "All 32 texts equal plain decoding" in acceptance.tables(result)
 
 
 def test_natural_text_by_kind_with_a_seed_more_and_a_yardstick(pair: Path) -> None:
