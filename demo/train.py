@@ -26,6 +26,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from demo import corpus, natural
 from demo import tokenizer as demo_tokenizer
+from demo.pretraining import Pretraining
 from demo.recipe import (
     COURSES,
     DRAFTER_COURSES,
@@ -53,7 +54,6 @@ from moa.training.distill import Distillation
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
 from moa.training.inherit import CALIBRATION_ROWS, inherit
 from moa.training.loop import Loop, join_process_group
-from moa.training.pretrain import Pretraining
 from moa.training.sources import DocumentReader, examples
 from moa.training.teacher import Teacher
 

@@ -109,7 +109,7 @@ class EdgeClient:
         return self.shared.link
 
     async def wait_online(self, seconds: float | None = None) -> None:
-        """Wait for the verifier's welcome, `connect_seconds` unless told otherwise; raises the reason if there is none."""
+        """Wait for the verifier's welcome, `connect_seconds` by default; raises the reason if there is none."""
         if self.link is None:
             raise UsageError("no verifier was given", hint="pass --verifier")
         await self.link.wait_up(self.settings.connect_seconds if seconds is None else seconds)

@@ -321,5 +321,5 @@ def test_a_settings_file_that_is_too_clever_is_left_alone(home: Path) -> None:
     path.write_text('stop = ["""\nverifier = 1\n"""]\n')
     with pytest.raises(ConfigError, match="cannot be changed from here"):
         remember(path, {"verifier": "ws://x"})
-    assert read_config_file(path) == {"stop": ["verifier = 1\n"]}
+    assert read_config_file(path) == {"stop": ("verifier = 1\n",)}
     assert [p.name for p in home.glob("c.toml*")] == ["c.toml"]

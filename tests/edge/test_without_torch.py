@@ -33,18 +33,9 @@ def test_what_needs_no_verifier_needs_no_torch() -> None:
         for path, text in sources.items()
         if not NEEDS_A_VERIFIER.search(text) and not NEEDS_A_REFERENCE.search(text) and path.parent != one.parent
     ]
+    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     run = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            WITHOUT_TORCH,
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            *map(str, [*files, one]),
-        ],
+        [sys.executable, "-c", WITHOUT_TORCH, *quiet, *map(str, [*files, one])],
         capture_output=True,
         text=True,
         cwd=HERE.parent.parent,

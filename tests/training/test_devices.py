@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from demo.pretraining import Pretraining
 from moa.config import DrafterConfig
 from moa.model.borrowed import BorrowedLayers
 from moa.model.checkpoint import backbone_of, new_drafter
@@ -23,7 +24,6 @@ from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
 from moa.training.inherit import inherit
 from moa.training.masks import AnchorRule, Spacing
-from moa.training.pretrain import Pretraining
 from moa.training.rollout import RolloutRule
 from moa.training.teacher import Teacher
 from moa.tree import TreeShape

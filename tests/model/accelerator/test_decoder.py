@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from moa.model.pages import PAGE, PagePool
 from moa.model.rows import Row, RowBatch
 from moa.model.target import Target
 from tests.model.accelerator.reference import ReferenceKernels
+from tests.model.test_target import prefill
 from tests.model.trees import path_to, random_tree, reference, tree_logits
 from tests.tiny import tiny
 
@@ -44,14 +44,6 @@ def accelerated(
 ) -> Target:
     with_kernels = Accelerator(kernels or ReferenceKernels(), recorder or Recorder())
     return Target.from_model(tiny(family, num_hidden_layers=layers), accelerator=with_kernels, **how)
-
-
-def prefill(target: Target, ids: Sequence[int], chunk: int = 7) -> int:
-    slot = target.pool.acquire()
-    for start in range(0, len(ids), chunk):
-        part = ids[start : start + chunk]
-        target.commit(target.forward([Row.chain(slot, part)]), 0, range(len(part)))
-    return slot
 
 
 @pytest.mark.parametrize("family", DENSE_FAMILIES)
