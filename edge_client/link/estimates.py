@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 _PACE_SECONDS = 2.0
-"""How long a pace remembers."""
+"""Time constant of the pace."""
 
 
 @dataclass(slots=True)
@@ -50,13 +50,13 @@ class Smoothed:
 
 @dataclass(slots=True)
 class Pace:
-    """Tokens a second, as a ratio of sums: they come in bunches, and the mean of the bunches' rates is far too high."""
+    """Tokens a second, as a ratio of sums: the mean of the rates of bunches would be far too high."""
 
     tokens: float = 0.0
     seconds: float = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
-        """So many came in so long."""
+        """Tokens arrived within `seconds`."""
         kept = math.exp(-seconds / _PACE_SECONDS)
         self.tokens, self.seconds = self.tokens * kept + tokens, self.seconds * kept + seconds
 
@@ -68,21 +68,21 @@ class Pace:
 
 @dataclass(slots=True)
 class Streak:
-    """How many guesses in a row come true, at the share of right ones among the latest."""
+    """Expected guesses in a row that are right, from the share of right ones among the latest."""
 
     right: float
     wrong: float
     judged: int = 0
-    """Of this text."""
+    """Guesses of this text so far."""
 
     def add(self, right: int, wrong: bool) -> None:
-        """So many were right, and then one was wrong, or it is not known yet."""
+        """`right` guesses were right, and then one was wrong, or there was none."""
         kept = 0.98 ** (right + wrong)
         self.right, self.wrong = self.right * kept + right, self.wrong * kept + wrong
         self.judged += right + wrong
 
     def begin(self, weight: float) -> None:
-        """Another text: what was judged so far says what to expect, with the weight of so many guesses at most."""
+        """Another text: earlier guesses count as a prior, with a weight of so many guesses at most."""
         kept = min(1.0, weight / max(1e-9, self.right + self.wrong))
         self.right, self.wrong, self.judged = self.right * kept, self.wrong * kept, 0
 

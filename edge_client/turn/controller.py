@@ -1,12 +1,12 @@
-"""Who drafts, and how far: the plan with the most expected verified tokens a second.
+"""Who drafts, and how deep: the plan with the most expected verified tokens a second.
 
     device   the drafter here proposes a chain or tree, the verifier checks it: a round trip a round
     server   the verifier drafts for itself and streams: a round trip in all
-    none     the verifier decodes token by token and streams, as a plain API does: never chosen here, because a verifier
+    none     the verifier decodes plainly and streams, as an ordinary API does: never chosen here, because a verifier
              that may draft stops by itself where that loses
-    single   a call for every token: never the best, but what others are measured against
+    single   a call for every token: a baseline for measurements
 
-All inputs are measured while it runs; until then it uses the priors below.
+All inputs are measured while it runs; until then the priors below count.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _TREES = ((4, 3, 12), (4, 5, 24), (8, 6, 48), (4, 12, 48), (4, 16, 62))
 _CHAIN = TreeShape.chain(_CHAINS[0])
 DEPTHS = 16
 """Levels of a draft at most."""
-_RARELY = 1e-5
-"""No path is followed below this probability, however cheap it is."""
-_BLIND_WINS = 4
+_LEAST_PROBABILITY = 1e-5
+"""No path of a draft is followed below this probability, however cheap it is."""
+_BLIND_TOKENS = 4
 """Expected tokens of a round whose draft was made without the records of the prompt."""
 _PRIOR_ACCEPTANCE = {False: 0.65, True: 0.75}
-"""Prior chance that one more level is accepted, of a chain and of a tree."""
+"""Prior acceptance of a level, given the level before, of a chain and of a tree."""
 _KEEP = 0.95
-"""Weight that older rounds keep in the acceptance."""
+"""Weight that older rounds keep in the acceptance, a round."""
 _PRIOR_GUESSES = 4.0
-"""How many guesses the expected length of a streak begins with."""
+"""Guesses that the prior of the streak counts as."""
 _PRIOR_FORWARD, _PRIOR_STEP = 0.03, 0.003
-"""Seconds of a verification and of a drafter's step, before one was measured."""
+"""Seconds of a verification and of a step of the drafter, before the first measurement."""
 _SHORTEST = 1e-6
 """Seconds: the least round trip, whatever was measured."""
 GUESSED = 4
@@ -49,17 +49,17 @@ GUESSED = 4
 _PER_FORWARD = 8
 """Approximate nodes of a forward over guesses; most of them are accepted."""
 _WAITING_MARGIN = 1.15
-"""The verifier waits for the device's guesses, and makes none of its own, only where that promises so much more."""
+"""Expected gain above which the verifier waits for the device's guesses, without drafts of its own."""
 _EVIDENCE = 16
 """Guesses of a turn to judge before it waits at all."""
 _EARLIER = 8.0
-"""How many guesses those of earlier turns count as."""
+"""Guesses that all earlier turns count as, at most."""
 _UNUSED, _FIRST_REST, _LONGEST_REST = 16, 32, 512
 """Forwards without a guess in time before the device stops guessing, and for how many: at first, and at last."""
 _TRIES = 5
 """Forwards at the beginning of a turn over which it guesses in any case."""
 _SERVER_MARGIN = 1.05
-"""Drafting on the device relieves the server: choose another way only for a gain of more than this."""
+"""Expected gain above which the server drafts: on the device drafting costs the server nothing."""
 
 
 def _streak(rate: float) -> Streak:
@@ -87,7 +87,8 @@ class Plan:
 
 @dataclass(slots=True)
 class Usefulness:
-    """Whether guesses are used by a server that drafts too. Where none are in time, the device rests, ever longer."""
+    """Whether a server that drafts too uses the guesses. After 16 forwards without one the device rests for 32, then
+    for 64, up to 512."""
 
     _pause: int = _FIRST_REST
     _unused: int = 0
@@ -155,7 +156,7 @@ class Controller:
                 self.acceptance[branching] = LevelRates(prior, _KEEP)
 
     def begin(self) -> None:
-        """A turn begins, maybe with a text of another kind: what is easy to guess in code is not in prose."""
+        """A turn begins, maybe with text of another kind: acceptance in code says little about prose."""
         self.streak.begin(_EARLIER)
         self.usefulness.begin()
 
@@ -180,18 +181,18 @@ class Controller:
         self.forward.observe(len(tree), server_seconds)
 
     def guessed(self, won: int, wrong: bool) -> None:
-        """Of what came, so many tokens were in the tree of guesses; `wrong`: the tree went on elsewhere."""
+        """Of new tokens, `won` were in the tree of guesses; `wrong`: the tree had other guesses for the next one."""
         self.acceptance[True].add(won, won + wrong)
 
     def streamed(self, tokens: int, seconds: float, *, drafts: WhoDrafts, server_seconds: float = 0.0) -> None:
-        """So many tokens of a stream came in so long; the server ran the target for `server_seconds` of it."""
+        """Tokens of a stream arrived within `seconds`; the server ran the target for `server_seconds` of that."""
         if drafts == "server":
             self.pace.add(tokens, seconds)
         if server_seconds > 0:
             self.forward.observe(1, server_seconds)
 
     def prefilled(self, tokens: int, seconds: float) -> None:
-        """The first verdict of a turn waited so long in the server for so many tokens of the prompt."""
+        """The first verdict of a turn waited this long in the server for so many tokens of the prompt."""
         self.prefill.add(seconds / max(1, tokens))
 
     # ---- what to do
@@ -215,32 +216,28 @@ class Controller:
         A stream for which the device sends `guesses` begins with the server's drafts; then it `waits` or not.
         `blind` (made without the prompt's records) limits the depth of a draft; it does not change who drafts.
         """
-        plan = self._plan(remaining, draft, calls_left, guesses)
-        return self._best_device(min(remaining, _BLIND_WINS)) if blind and plan.draft == "device" else plan
-
-    def _plan(self, remaining: int, draft: WhoDrafts, calls_left: int | None, guesses: bool) -> Plan:
         device = self._best_device(remaining)
-        if draft != "auto":
-            if draft == "device" or (draft != "single" and not self.can_stream):
-                return device
+        if draft == "auto":
+            draft = "server" if guesses or self._stream_pays(device, remaining, calls_left) else "device"
+        if draft == "single" or (draft != "device" and self.can_stream):
             return Plan(draft, device.shape)
-        if not self.can_stream:
-            return device
+        return self._best_device(min(remaining, _BLIND_TOKENS)) if blind and device.draft == "device" else device
+
+    def _stream_pays(self, device: Plan, remaining: int, calls_left: int | None) -> bool:
+        """Whether a stream that the server drafts is better than rounds of the device. It is one call, however long."""
+        if calls_left is not None and calls_left * self._tokens(device.shape) < remaining:
+            return True
         tokens = max(1, min(remaining, 64))
-        server = Plan("server", device.shape, tokens / (self.rtt.smoothed + tokens / self.rate))
-        # A stream is one call, however long.
-        short = calls_left is not None and calls_left * self._tokens(device.shape) < remaining
-        if guesses or short or server.tokens_per_second > _SERVER_MARGIN * device.tokens_per_second:
-            return server
-        return device
+        stream = tokens / (self.rtt.smoothed + tokens / self.rate)
+        return stream > _SERVER_MARGIN * device.tokens_per_second
 
     def waits(self, remaining: int, *, now: bool) -> bool:
-        """Whether the verifier of a running stream is to wait for the device's guesses; `now`: it does already."""
+        """Whether the verifier of a running stream should wait for the device's guesses; `now`: it does so already."""
         if self.streak.judged < _EVIDENCE:
             return now
         if now:
             return self._guessed_speed(remaining, self.streak.length) > self.rate
-        # To begin in error costs two round trips, until it has ended again.
+        # A wrong start costs two round trips, so it needs more evidence.
         return self._guessed_speed(remaining, self.streak.at_least) > _WAITING_MARGIN * self.rate
 
     def _guessed_speed(self, remaining: int, streak: float) -> float:
@@ -263,9 +260,9 @@ class Controller:
             speed = tokens / (round_trip + self.forward.seconds(shape.nodes + 1) + drafting)
             if speed > best.tokens_per_second:
                 best = Plan("device", shape, speed, drafting)
-        # One more level gains the probability of the best path, and costs the tokens of one step's time.
-        worth = math.log(max(_RARELY, self.step.seconds(best.shape.breadth) * best.tokens_per_second))
-        return replace(best, shape=replace(best.shape, min_score=min(0.0, worth)))
+        # One more level wins the probability of the best path, and costs the tokens of one step's time.
+        least = math.log(max(_LEAST_PROBABILITY, self.step.seconds(best.shape.breadth) * best.tokens_per_second))
+        return replace(best, shape=replace(best.shape, min_score=min(0.0, least)))
 
     def _drafting(self, shape: TreeShape) -> float:
         """Seconds that the device needs for a draft."""

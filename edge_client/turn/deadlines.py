@@ -22,7 +22,7 @@ class Moment:
 
     def reached(self, at: float, why: str = "wait") -> bool:
         """Whether this instant has passed."""
-        if at <= self.now:
+        if not at > self.now:  # also what is no number
             return True
         if self.next is None or at < self.next:
             self.next, self.why = at, why

@@ -26,8 +26,6 @@ class TurnShell:
         self._box = Mailbox()
         self._seen: tuple[str, int, int] | None = None
         self._session: ClientSession | None = None
-        self._verdict: tuple[float, float] | None = None
-        """When the latest verdict arrived, and how long the drafter had run by then; None after any other wait."""
         self.reason: Reason = "link"
 
     async def events(self, box: Mailbox) -> AsyncGenerator[Event, None]:
@@ -46,7 +44,7 @@ class TurnShell:
                 if not isinstance(action, End):
                     continue
             if isinstance(action, Wait | Guess | Drop):
-                self._verdict = None
+                machine.stats.overhead.void()
             match action:
                 case Send(messages):
                     await self._send(*messages)
@@ -89,7 +87,7 @@ class TurnShell:
         for arrived, message in box.take():
             if isinstance(message, Verdict):
                 self.trace.mark("verdict", tokens=len(message.path))
-                self._verdict = arrived, self.worker.drafter.run_seconds
+                machine.stats.overhead.begin(arrived, self.worker.drafter.run_seconds)
             machine.receive(message, arrived)
         seen = link.state, link.connections, link.dialling.failures
         if seen != self._seen:
@@ -111,11 +109,8 @@ class TurnShell:
         for message in messages:
             await self.link.send(message)
             self.trace.mark("ask", kind=type(message).__name__, round=getattr(message, "round", 0))
-            if isinstance(message, Verify) and self._verdict is not None:
-                arrived, before = self._verdict
-                own = perf_counter() - arrived - (self.worker.drafter.run_seconds - before)
-                self.machine.stats.overheads.append(own)
-                self._verdict = None
+            if isinstance(message, Verify):
+                self.machine.stats.overhead.end(perf_counter(), self.worker.drafter.run_seconds)
 
     def _drain(self) -> list[Event]:
         events = self.machine.drain()

@@ -13,6 +13,30 @@ from moa.speculation.guess_tree import GuessOutcome
 
 
 @dataclass(slots=True)
+class Overhead:
+    """The client's own time in each round that it drafts: from a verdict's arrival until the next request is passed to
+    the operating system, less the time inside ONNX Runtime."""
+
+    seconds: list[float] = field(default_factory=list)
+    _since: tuple[float, float] | None = None
+
+    def begin(self, arrived: float, model_seconds: float) -> None:
+        """A verdict has arrived; the model has run for so long in all."""
+        self._since = arrived, model_seconds
+
+    def end(self, now: float, model_seconds: float) -> None:
+        """The next request has gone."""
+        if self._since is not None:
+            arrived, before = self._since
+            self.seconds.append(now - arrived - (model_seconds - before))
+        self.void()
+
+    def void(self) -> None:
+        """The client has waited for something else."""
+        self._since = None
+
+
+@dataclass(slots=True)
 class Stats:
     """Counted while a turn runs. Times are in seconds."""
 
@@ -40,9 +64,7 @@ class Stats:
     """Forwards of such streams, by whether their tokens had been guessed."""
     by: Counter[str] = field(default_factory=Counter)
     """Tokens of streams, by who drafted the forward that brought them: device, server or none."""
-    overheads: list[float] = field(default_factory=list)
-    """Of each round that the client drafts, its own seconds: from the arrival of a verdict until the next request is
-    passed to the operating system, less the time inside ONNX Runtime."""
+    overhead: Overhead = field(default_factory=Overhead)
 
     def count(self, events: Iterable[Event], now: float) -> None:
         """Take in events on their way to the user."""
@@ -69,7 +91,7 @@ class Stats:
     def report(self, now: float) -> dict[str, Any]:
         """As rounded numbers."""
         seconds = max(1e-3, (self.finished or now) - self.started)
-        overheads = sorted(self.overheads)
+        overheads = sorted(self.overhead.seconds)
         return {
             "seconds": round(seconds, 4),
             "first_token_seconds": round(max(0.0, self.first_token - self.started), 4),
