@@ -101,7 +101,7 @@ export class ChatView {
     }
     this.#note(box, node, live);
     const more = box.querySelector(".more");
-    if (more) more.hidden = !node.verified || !["length", "stopped"].includes(node.reason);
+    if (more) more.hidden = !node.text || !node.verified || !["length", "stopped"].includes(node.reason);
     if (follow) this.toEnd();
   }
 

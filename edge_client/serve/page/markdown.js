@@ -15,12 +15,13 @@ export function parse(text) {
   const source = text.replace(/\r\n?/g, "\n");
   const thought = THOUGHT.exec(source);
   if (!thought) return blocks(source.split("\n"), 0);
-  const [whole, border, inside, close] = thought;
-  const summary = element("summary", [close ? "Thought" : "Thinking …"]);
-  return [element("details", [summary, ...blocks((border + inside).split("\n"), 1)]), ...blocks(source.slice(whole.length).split("\n"), 0)];
+  const [whole, border, inside, close, unopened] = thought;
+  const summary = element("summary", [close === "" ? "Thinking …" : "Thought"]);
+  return [element("details", [summary, ...blocks((border + (unopened ?? inside)).split("\n"), 1)]), ...blocks(source.slice(whole.length).split("\n"), 0)];
 }
 
-const THOUGHT = new RegExp(`^\\s{0,8}(${BORDER}?)<think>([\\s\\S]*?)(</think>|$)`);
+// Some templates open the thinking themselves: then its end, on a line of its own, is all that the text has.
+const THOUGHT = new RegExp(`^\\s{0,8}(${BORDER}?)(?:<think>([\\s\\S]*?)(</think>|$)|([\\s\\S]*?)\\n(</think>)(?=\\n|$))`);
 
 // ---- blocks
 

@@ -108,6 +108,7 @@ SLOW = [
     "\\(" * 8000,
     "$$\n" * 8000,
     "<think>" * 4000,
+    "\n</think>a" * 4000,
 ]
 
 
@@ -204,9 +205,10 @@ def test_formulas_are_told_from_prices() -> None:
 
 
 def test_thinking_is_folded() -> None:
-    closed, running = parsed(["<think>\nHm.\n</think>\n\n42", "<think>\nHm"])
+    closed, unopened, running = parsed(["<think>\nHm.\n</think>\n\n42", "Hm.\n</think>\n\n42", "<think>\nHm"])
     assert [node["tag"] for node in closed] == ["details", "p"]
     assert text_of(closed) == "ThoughtHm.42"
+    assert unopened == closed
     assert text_of(running) == "Thinking …Hm"
 
 
