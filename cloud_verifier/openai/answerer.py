@@ -15,6 +15,7 @@ from cloud_verifier.sessions.service import Service
 from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Encoded, Ended, Piece, Scored
 from moa.api.encoding import answer_limit, encoded
 from moa.api.logprobs import scored
+from moa.api.tools import ToolFormat
 from moa.errors import MoaError, UsageError
 from moa.sampling import SamplingSettings
 from moa.speculation.prediction import Prediction
@@ -52,7 +53,12 @@ class Tokenizer:
         with self._lock:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def chat(self, messages: Sequence[Mapping[str, str]], template: Mapping[str, Any]) -> str:
+    @property
+    def template(self) -> str:
+        """The chat template's source."""
+        return str(self._tokenizer.chat_template or "")
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
         """The text of a conversation."""
         with self._lock:
             if self._tokenizer.chat_template is None:
@@ -81,6 +87,11 @@ class VerifierAnswerer:
         """The target's name."""
         return self._model
 
+    @property
+    def tool_format(self) -> ToolFormat:
+        """That of the target's template."""
+        return ToolFormat.of(self._tokenizer.template)
+
     def status(self) -> dict[str, Any]:
         """Always online."""
         return {"link": "online", "detail": "", "rtt_ms": 0.0}
@@ -102,7 +113,7 @@ class VerifierAnswerer:
 
     async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
         """The events of one answer."""
-        session = session_for(ask, encoded.ids, self._service.limits)
+        session = session_for(ask, encoded, self._service.limits)
         async with connected(self._service, ask.principal) as line:
             try:
                 async for event in self._events(ask, session, encoded, line):
@@ -159,17 +170,17 @@ class VerifierAnswerer:
         return (scored(told, token, partial(text_after, self._tokenizer, before)),)
 
 
-def session_for(ask: AnswerRequest, ids: Sequence[int], limits: Limits) -> ClientSession:
+def session_for(ask: AnswerRequest, encoded: Encoded, limits: Limits) -> ClientSession:
     """A session for this answer, within the service's limits."""
     return ClientSession(
-        list(ids),
+        list(encoded.ids),
         max_new_tokens=answer_limit(ask, _DEFAULT_TOKENS, limits.max_new_tokens),
         sampling=_sampling(ask),
         stop=list(ask.stop),
         ignore_eos=bool(ask.ignore_eos),
         records="off",
         logprobs=-1 if ask.logprobs is None else ask.logprobs,
-        grammar=ask.grammar,
+        grammar=encoded.grammar,
     )
 
 

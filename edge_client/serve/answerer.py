@@ -30,6 +30,7 @@ from moa.api.answer import (
 from moa.api.encoding import answer_limit, encoded
 from moa.api.errors import bad
 from moa.api.logprobs import scored
+from moa.api.tools import ToolFormat
 from moa.errors import UsageError
 from moa.logprobs import TokenLogprobs
 from moa.text_stream import Decoder, text_after
@@ -59,6 +60,11 @@ class EdgeAnswerer:
         """The target's name, because clients get its text."""
         return self._model
 
+    @property
+    def tool_format(self) -> ToolFormat:
+        """That of the bundle's template."""
+        return ToolFormat.of(self._client.device.codec.template)
+
     async def encode(self, ask: AnswerRequest) -> Encoded:
         """The question in tokens."""
         client = self._client
@@ -75,12 +81,12 @@ class EdgeAnswerer:
         welcome = self._client.link.welcome if self._client.link is not None else None
         if ask.logprobs is not None and welcome is not None and "logprobs" not in welcome.features:
             raise bad("this verifier tells no log-probabilities", "logprobs", "unsupported_parameter")
-        if ask.grammar is not None and welcome is not None and "grammar" not in welcome.features:
+        if encoded.grammar is not None and welcome is not None and "grammar" not in welcome.features:
             raise bad("this verifier cannot follow a grammar", "response_format", "unsupported_parameter")
         codec = self._client.device.codec
         marks = Marks(codec, codec.eos_ids)
         changes = changes_of(ask, self._longest(ask))
-        turn = self._client.generate(ids=encoded.ids, prediction=encoded.prediction, grammar=ask.grammar, **changes)
+        turn = self._client.generate(ids=encoded.ids, prediction=encoded.prediction, grammar=encoded.grammar, **changes)
         async with contextlib.aclosing(turn) as events:
             async for event in events:
                 if (told := marks.take(event)) is not None:
@@ -152,7 +158,12 @@ class _Tokenizing:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
 
-    def chat(self, messages: Sequence[Mapping[str, str]], template: Mapping[str, Any]) -> str:
+    @property
+    def template(self) -> str:
+        """The chat template's source."""
+        return self._codec.template
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
         """The text of a conversation."""
         return self._codec.render_chat(messages, template)
 

@@ -72,7 +72,12 @@ class TextCodec:
         """Ids of plain text, without special tokens."""
         return self._encode(text, special=True)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] | None = None) -> str:
+    @property
+    def template(self) -> str:
+        """The chat template's source; empty if there is none."""
+        return self._template.source if self._template is not None else ""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
         """A conversation as one text, up to the start of the assistant's answer; `variables` are for the template."""
         if self._template is None:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")

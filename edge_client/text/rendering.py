@@ -72,8 +72,8 @@ def _strftime_now(format: str) -> str:
 def _answer(template: jinja2.Template, task: dict[str, Any], longest: int) -> dict[str, str]:
     pieces: list[str] = []
     length = 0
-    # Special tokens have the tokenizer's names; `tools` and `documents` are None.
-    ours = {"tools": None, "documents": None, "add_generation_prompt": True} | task["special"]
+    # Special tokens have the tokenizer's names; `documents` are None, and so are `tools` unless there are some.
+    ours = {"tools": task["variables"].get("tools"), "documents": None, "add_generation_prompt": True} | task["special"]
     names = task["variables"] | ours | {"messages": task["messages"]}
     try:
         for piece in template.generate(names):

@@ -43,7 +43,7 @@ class ChatTemplate:
         try:
             if file.stat().st_size > _LARGEST_TEMPLATE:
                 raise BundleError(f"{file} is too large for a chat template")
-            self._source = file.read_text(encoding="utf-8")
+            self.source = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise BundleError(f"{file} is not a chat template: {error}") from None
         self._process: subprocess.Popen[bytes] | None = None
@@ -51,7 +51,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         special: Mapping[str, str],
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
@@ -92,7 +92,7 @@ class ChatTemplate:
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
         )
         self._finalizer = weakref.finalize(self, _end, process)
-        if _exchange(process, msgspec.json.encode(self._source) + b"\n", _START_SECONDS) != b"ready\n":
+        if _exchange(process, msgspec.json.encode(self.source) + b"\n", _START_SECONDS) != b"ready\n":
             self._end()
             raise MoaError("the process that renders chat templates did not start")
         return process

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from moa.api.tools import ToolFormat, Tools
 from moa.grammar.spec import Grammar
 
 Mode = Literal["hold", "provisional", "keep"]
@@ -21,13 +22,14 @@ Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "budg
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt: one of `messages`, `text` and `ids`. All choices of a request share it, and it is encoded once."""
 
-    messages: Sequence[Mapping[str, str]] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
     text: str | None = None
     ids: Sequence[int] | None = None
     prediction: str = ""
     """Text that the answer is likely to contain: a draft for the target to verify."""
     template: Mapping[str, Any] = {}
     """Variables for the chat template, such as `enable_thinking`."""
+    tools: Tools | None = None
 
 
 class Encoded(NamedTuple):
@@ -37,6 +39,8 @@ class Encoded(NamedTuple):
     prediction: Sequence[int] = ()
     thinking: bool = False
     """Whether the prompt ends within `<think>`, which some templates open."""
+    grammar: Grammar | None = None
+    """What the answer must match."""
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +63,7 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds to wait at the end for a lost link, so that the text can be verified."""
     principal: str = ""
     grammar: Grammar | None = None
-    """What the answer must match."""
+    """What the answer must match, unless it is a call."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +147,10 @@ class Answerer(Protocol):
     @property
     def model(self) -> str:
         """The name of the model whose text it is."""
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls."""
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
         """The question in tokens, encoded in a thread; a `UsageError` if it does not fit the context."""

@@ -139,7 +139,9 @@ class Api:
 
     async def _answer(self, request: Request, call: ParsedRequest, principal: str) -> Response:
         self._known(call.model)
-        shape = shapes.Shape(self.answerer.model, chat=call.chat, separate=call.separate)
+        tools = call.asks[0].question.tools
+        form = self.answerer.tool_format if tools is not None and tools.choice != "none" else None
+        shape = shapes.Shape(self.answerer.model, chat=call.chat, separate=call.separate, form=form)
         if not call.stream:
             answer = await while_connected(request.receive, whole(call, shape, self._counted))
             verified = all(choice["moa"]["verified"] for choice in answer["choices"])

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from moa.api.answer import AnswerRequest, Encoded, Question
 from moa.api.errors import ApiError, bad
 from moa.api.reasoning import within_thinking
+from moa.api.tools import ToolFormat, Tools, listed
 from moa.wire.limits import Limits
 
 _CHARACTERS_A_TOKEN = 64
@@ -19,7 +20,11 @@ _PREDICTED_CHARACTERS_A_TOKEN = 16
 class Tokenizing(Protocol):
     """The tokenizer and chat template of an answerer. Methods may be called from several threads."""
 
-    def chat(self, messages: Sequence[Mapping[str, str]], template: Mapping[str, Any]) -> str:
+    @property
+    def template(self) -> str:
+        """The chat template's source; empty if there is none."""
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
         """The text of a conversation, up to the start of the answer; `template` are variables for the template."""
 
     def encode(self, text: str) -> Sequence[int]:
@@ -38,13 +43,18 @@ async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vo
     else:
         ids = question.ids
     _check_ids(ids, context, vocabulary)
+    grammar, free = ask.grammar, ask.grammar is None
+    if question.tools is not None:
+        grammar = ToolFormat.of(tokenizer.template).grammar(question.tools, grammar)
+        free = free and question.tools.choice in ("auto", "none")
+    thinking = thinking and free  # else there is no room for it
     if not question.prediction:
-        return Encoded(ids, thinking=thinking)
+        return Encoded(ids, (), thinking, grammar)
     # An edit may skip parts of the prediction, so it may be longer than the answer.
     most = 2 * min(longest, context - len(ids)) + 256
     text = question.prediction[: most * _PREDICTED_CHARACTERS_A_TOKEN]
     predicted = await asyncio.to_thread(tokenizer.plain, text)
-    return Encoded(ids, predicted[:most], thinking)
+    return Encoded(ids, predicted[:most], thinking, grammar)
 
 
 def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_tokens) -> int:
@@ -54,19 +64,20 @@ def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_to
 
 def _prompt(tokenizer: Tokenizing, question: Question) -> tuple[Sequence[int], bool]:
     """The prompt's ids, and whether it ends within thinking."""
-    messages = question.messages
-    if messages is None:
+    if question.messages is None:
         return tokenizer.encode(question.text or ""), False
-    begun = ""
-    if messages[-1]["role"] == "assistant":
+    form, tools = ToolFormat.of(tokenizer.template), question.tools or Tools(())
+    messages, begun = form.messages(question.messages, tools), ""
+    if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
         # As llama.cpp's server and vLLM can: the model goes on with the last message.
         messages, begun = messages[:-1], messages[-1]["content"]
-    text = tokenizer.chat(messages, question.template)
+    offered = [listed(tool) for tool in tools.tools if tools.choice != "none" and form.knows_tools]
+    text = tokenizer.chat(messages, {**question.template, "tools": offered or None})
     return tokenizer.plain(text + begun), within_thinking(text, begun)
 
 
 def _check_size(question: Question, context: int) -> None:
-    size = len(question.text or "") + sum(len(message["content"]) for message in question.messages or ())
+    size = len(question.text or "") + sum(len(str(message)) for message in question.messages or ())
     if size > context * _CHARACTERS_A_TOKEN:
         raise _too_long(f"the prompt has {size} characters", context)
 

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Cut, Encoded, Ended, Piece
 from moa.api.errors import ApiError
 from moa.api.metrics import ApiMetrics
+from moa.api.tools import ToolFormat
 
 
 class Counted:
@@ -30,6 +31,11 @@ class Counted:
     def model(self) -> str:
         """The name of the model."""
         return self._inner.model
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes calls."""
+        return self._inner.tool_format
 
     @property
     def running(self) -> int:

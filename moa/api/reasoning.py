@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from moa.api.present import Show
+from moa.api.tools import ToolFormat, WrittenCall
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -46,17 +47,24 @@ class Change(NamedTuple):
 
 
 class Separator:
-    """One choice's text at its client, as reasoning and answer."""
+    """One choice's text at its client, as reasoning, answer and calls."""
 
-    def __init__(self, *, separate: bool = True, thinking: bool = False) -> None:
-        """Without `separate` all of the text is the answer; `thinking`: the prompt has opened it."""
-        self._separate, self._thinking = separate, thinking
+    def __init__(self, *, separate: bool = True, thinking: bool = False, form: ToolFormat | None = None) -> None:
+        """Without `separate` all of the text is the answer; `thinking`: the prompt has opened it; `form`: how the model
+        writes calls, which are taken out of the answer."""
+        self._separate, self._thinking, self._form = separate, thinking, form
+        self.calls: list[WrittenCall] = []
+        """The complete calls of the latest text."""
         self._text, self._verified = "", 0
         self._sent = ["", ""]
 
     def split(self, text: str, *, last: bool = True) -> tuple[str, str]:
         """A whole text."""
-        return split(text, thinking=self._thinking, last=last) if self._separate else ("", text)
+        reasoning, answer = split(text, thinking=self._thinking, last=last) if self._separate else ("", text)
+        if self._form is not None:
+            answer, self.calls, rest = self._form.split(answer, last=last)
+            answer += rest if last else ""
+        return reasoning, answer
 
     def take(self, show: Show | None, *, last: bool = False) -> tuple[Change, Change]:
         """The changes of reasoning and answer; the `last` one brings what was held back."""

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from moa.api.answer import AnswerRequest, Mode, Question
 from moa.api.errors import ApiError, bad
+from moa.api.tools import Tool, chosen
 from moa.grammar.spec import Grammar
 from moa.logprobs import MAX_TOP
 from moa.sampling import MAX_SEED, MIN_TEMPERATURE
@@ -44,12 +45,29 @@ TemplateVariables = Annotated[dict[Annotated[str, Meta(max_length=64)], Variable
 ToolChoice = str | dict[str, Any] | None
 
 
+class CalledFunction(msgspec.Struct):
+    """What an earlier call called, and its arguments as JSON."""
+
+    name: Annotated[str, Meta(max_length=64)]
+    arguments: str = "{}"
+
+
+class ToolCall(msgspec.Struct):
+    """An earlier call of the model."""
+
+    id: Annotated[str, Meta(max_length=128)]
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct):
     """A message of a conversation."""
 
     role: Role
     content: Content = None
-    tool_calls: list[Any] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=128)] | None = None
+    tool_call_id: Annotated[str, Meta(max_length=128)] | None = None
+    name: Annotated[str, Meta(max_length=128)] | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -108,7 +126,9 @@ class ChatRequest(Common, kw_only=True):
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
     tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
     function_call: ToolChoice = None
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
@@ -170,26 +190,20 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest
     """A chat request."""
     request = decode(body, ChatRequest)
     _refuse_unsupported(request)
-    no_calls(request.tool_choice, "tool_choice")
     no_calls(request.function_call, "function_call")
     grammar = answer_format(request.response_format, "response_format")
     if request.modalities not in (None, [], ["text"]):
         raise unsupported("modalities")
     if request.top_logprobs and not request.logprobs:
         raise bad("top_logprobs needs logprobs: true", "top_logprobs")
-    messages = [
-        {
-            "role": chat_role(message.role, f"messages[{number}]"),
-            "content": content_text(message.content, f"messages[{number}].content"),
-        }
-        for number, message in enumerate(request.messages)
-    ]
+    messages = [_message(message, f"messages[{number}]") for number, message in enumerate(request.messages)]
     limit = request.max_completion_tokens or request.max_tokens
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     question = Question(
         messages=messages,
         prediction=predicted_text(request.prediction),
         template=template_variables(request.chat_template_kwargs),
+        tools=chosen(request.tool_choice, request.tools, request.parallel_tool_calls),
     )
     return _call(request, [question], limit, defaults, principal, logprobs, chat=True, grammar=grammar)
 
@@ -227,10 +241,20 @@ def content_text(content: Content, where: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
+def _message(message: ChatMessage, where: str) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "role": message.role if message.role == "tool" else chat_role(message.role, where),
+        "content": content_text(message.content, f"{where}.content"),
+    }
+    if message.tool_calls:
+        told["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    return told | {name: given for name in ("tool_call_id", "name") if (given := getattr(message, name))}
+
+
 def chat_role(role: str, where: str) -> str:
     """A role that chat templates know; `developer` is the newer name of `system`."""
     if role not in ("system", "developer", "user", "assistant"):
-        raise bad(f"{where}: the role is system, developer, user or assistant, not {role!r}", f"{where}.role")
+        raise bad(f"{where}: the role is system, developer, user, assistant or tool, not {role!r}", f"{where}.role")
     return "system" if role == "developer" else role
 
 

@@ -12,6 +12,7 @@ from moa.api import logprobs
 from moa.api.answer import Began, Counts, LinkNews, Note, Reason, Scored
 from moa.api.present import Show
 from moa.api.reasoning import Separator
+from moa.api.tools import ToolFormat
 
 _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
 """All other reasons are reported as `length`, which clients know; `moa.reason` is the exact one."""
@@ -20,9 +21,11 @@ _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
 class Shape:
     """The envelope of one response: its id, and how choices are written in it."""
 
-    def __init__(self, model: str, *, chat: bool, separate: bool = True) -> None:
-        """`separate`: thinking goes into a field of its own."""
-        self.chat, self._separate = chat, separate
+    def __init__(self, model: str, *, chat: bool, separate: bool = True, form: ToolFormat | None = None) -> None:
+        """`separate`: thinking goes into a field of its own; `form`: how the model writes calls, if it may."""
+        self.chat, self._separate, self._form = chat, separate, form
+        self._called: Counter[int] = Counter()
+        """Calls of each choice that have been sent."""
         self._parts: dict[int, Separator] = {}
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(16)}"
         self._created = int(time.time())
@@ -45,7 +48,7 @@ class Shape:
         choices = [
             self._choice(
                 index,
-                {"message": _message(*self._parts[index].split(text))} if self.chat else {"text": text},
+                {"message": self._message(index, text)} if self.chat else {"text": text},
                 reason,
                 {"reason": reason, "verified": verified},
                 entries,
@@ -59,7 +62,8 @@ class Shape:
 
     def began(self, index: int, event: Began) -> None:
         """A choice begins."""
-        self._parts[index] = Separator(separate=self.chat and self._separate, thinking=event.thinking)
+        separate = self.chat and self._separate
+        self._parts[index] = Separator(separate=separate, thinking=event.thinking, form=self._form)
 
     def first(self, index: int) -> Any:
         """The chunk that opens a chat choice."""
@@ -69,13 +73,15 @@ class Shape:
         self, index: int, show: Show | None, *, marked: bool = False, alone: bool = False, last: bool = False
     ) -> Any | None:
         """The chunk for a change, if there is one. `marked`: for clients that know our field; `alone`: the device's own
-        text; the `last` change brings what was held back."""
+        text; the `last` change brings what was held back, and calls in texts that may be cut."""
         reasoning, answer = self._parts[index].take(show, last=last)
-        texts = {"reasoning_content": reasoning.text, "content": answer.text}
+        delta: dict[str, Any] = {"reasoning_content": reasoning.text, "content": answer.text}
+        if last or not marked:
+            delta["tool_calls"] = self._calls(index)
         scored = show.logprobs if show is not None else ()
-        if not (any(texts.values()) or scored or (marked and show is not None)):
+        if not (any(delta.values()) or scored or (marked and show is not None)):
             return None
-        delta = {name: text for name, text in texts.items() if text}
+        delta = {name: value for name, value in delta.items() if value}
         marks: dict[str, Any] = {"unverified": True} if alone and not marked else {}
         if marked:
             marks["verified"] = answer.verified
@@ -116,9 +122,34 @@ class Shape:
         scored: Sequence[Scored] | None = None,
     ) -> dict[str, Any]:
         finish = _FINISH.get(reason, "length") if reason else None
+        if finish == "stop" and self._called[index]:
+            finish = "tool_calls"
         told = None if scored is None else self._logprobs(index, scored)
         choice = {"index": index, **body, "logprobs": told, "finish_reason": finish}
         return choice | {"moa": moa} if moa else choice
+
+    def _message(self, index: int, text: str) -> dict[str, Any]:
+        reasoning, answer = self._parts[index].split(text)
+        message: dict[str, Any] = {"role": "assistant", "content": answer, "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls := self._calls(index):
+            message |= {"content": answer or None, "tool_calls": calls}
+        return message
+
+    def _calls(self, index: int) -> list[dict[str, Any]]:
+        """The complete calls of a choice that have not been sent."""
+        calls, first = self._parts[index].calls, self._called[index]
+        self._called[index] = max(first, len(calls))
+        return [
+            {
+                "index": number,
+                "id": f"call_{self.id[-24:]}{index}{number}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for number, call in enumerate(calls[first:], first)
+        ]
 
     def _logprobs(self, index: int, scored: Sequence[Scored]) -> dict[str, Any]:
         if self.chat:
@@ -126,11 +157,6 @@ class Shape:
         offset = self._scored[index]
         self._scored[index] += sum(len(entry.token) for entry in scored)
         return logprobs.completion(scored, offset)
-
-
-def _message(reasoning: str, answer: str) -> dict[str, Any]:
-    message = {"role": "assistant", "content": answer, "refusal": None}
-    return message | {"reasoning_content": reasoning} if reasoning else message
 
 
 def usage(counts: Iterable[Counts]) -> dict[str, Any]:

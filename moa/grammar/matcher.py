@@ -12,12 +12,13 @@ what it saw last. So nothing of it is sent, resumed or rolled back elsewhere.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -50,6 +51,8 @@ _JSON: JsonCompileOptions = {
 }
 """JSON as most programs write it: free white space would let a weak model write nothing else, and leaves less that is
 known in advance."""
+_TRIES = 100
+"""Parts of a schema that are compiled to find the place of an error."""
 _CACHED = 64
 """CompiledGrammar grammars that are kept."""
 
@@ -92,6 +95,18 @@ class GrammarCompiler:
 
 
 def _compiled(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    found = _tried(tokens, grammar)
+    if isinstance(found, str):
+        place = _place(tokens, grammar, found) if grammar.kind == "json_schema" else ""
+        raise GrammarError(f"{grammar.kind}{place}: {found}")
+    matcher = found
+    if not any(matcher.compute_bitmask()):
+        raise GrammarError(f"{grammar.kind}: it allows no text at all")
+    return matcher
+
+
+def _tried(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher | str:
+    """A compiled grammar, or what is wrong with it."""
     try:
         match grammar.kind:
             case "json_schema":
@@ -102,12 +117,32 @@ def _compiled(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher:
                 text = LLMatcher.grammar_from_lark(grammar.text)
         matcher = LLMatcher(tokens, text, log_level=0, limits=_LIMITS)
     except ValueError as error:
-        raise GrammarError(f"{grammar.kind}: {_line(str(error))}") from None
-    if matcher.is_error():
-        raise GrammarError(f"{grammar.kind}: {_line(matcher.get_error())}")
-    if not any(matcher.compute_bitmask()):
-        raise GrammarError(f"{grammar.kind}: it allows no text at all")
-    return matcher
+        return _line(str(error))
+    return _line(matcher.get_error()) if matcher.is_error() else matcher
+
+
+def _place(tokens: LLTokenizer, grammar: Grammar, error: str) -> str:
+    """Where in a schema the error is: the smallest part of it that alone has the same error."""
+    try:
+        part, place, tries = json.loads(grammar.text), "#", _TRIES
+    except (ValueError, RecursionError):
+        return ""
+    within = _parts(part)
+    while (found := next(within, None)) is not None and (tries := tries - 1) > 0:
+        if _tried(tokens, Grammar.of_schema(found[1])) == error:
+            place, within = f"{place}/{found[0]}", _parts(found[1])
+    return f" at {place}"
+
+
+def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas directly within a schema."""
+    for key, inner in schema.items() if isinstance(schema, dict) else ():
+        if key in ("items", "additionalProperties", "not", "if", "then", "else") and isinstance(inner, dict):
+            yield key, inner
+        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(inner, dict):
+            yield from ((f"{key}/{name}", one) for name, one in inner.items() if isinstance(one, dict))
+        elif key in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(inner, list):
+            yield from ((f"{key}/{at}", one) for at, one in enumerate(inner) if isinstance(one, dict))
 
 
 def _line(error: str) -> str:

@@ -14,6 +14,7 @@ from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Encoded, E
 from moa.api.app import Api
 from moa.api.guard import Guard
 from moa.api.http import serving
+from moa.api.tools import ToolFormat
 from moa.process.listening import Port
 
 MODEL = "scripted"
@@ -41,6 +42,8 @@ class Scripted:
 
     def not_ready(self) -> str:
         return ""
+
+    tool_format = ToolFormat.of("<tool_call> tools")
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
         return Encoded([1, 2, 3])

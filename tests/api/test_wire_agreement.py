@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cloud_verifier.openai.answerer import session_for
 from edge_client import ClientSettings
 from edge_client.serve.answerer import changes_of
-from moa.api.answer import AnswerRequest
+from moa.api.answer import AnswerRequest, Encoded
 from moa.api.encoding import answer_limit
 from moa.api.errors import ApiError
 from moa.api.requests import Defaults, parse_chat, parse_completion
@@ -31,6 +31,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "stop": TEXT | st.lists(TEXT, max_size=10),
     "n": st.integers(0, 3),
     "logprobs": st.booleans() | st.integers(-1, 21),
+    "response_format": st.just({"type": "json_object"}),
     "include": st.just(["message.output_text.logprobs"]),
     "moa": st.fixed_dictionaries({}, optional={"ignore_eos": st.booleans(), "patience": NUMBER}),
 }
@@ -71,7 +72,7 @@ def devices_session(ask: AnswerRequest) -> ClientSession:
 @given(FIELDS)
 def test_what_is_accepted_can_be_sent(fields: dict[str, Any]) -> None:
     for ask in accepted(fields):
-        for session in (session_for(ask, IDS, Limits()), devices_session(ask)):
+        for session in (session_for(ask, Encoded(IDS, (), ask.grammar), Limits()), devices_session(ask)):
             message = decode_client(encode(session.open()))
             assert isinstance(message, Open)
             check(message, Limits(), VOCABULARY)

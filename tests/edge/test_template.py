@@ -27,6 +27,8 @@ CHATS = {
         {"role": "user", "content": "'quotes' \"and\" \\ {{ braces }} {% tags %}"},
     ],
 }
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "<it>", "parameters": PARAMETERS}}]
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +40,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("file", TEMPLATES, ids=lambda file: file.stem)
 def test_what_transformers_writes(file: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    ours = ChatTemplate(file)
-    for name, chat in CHATS.items():
-        theirs = tokenizer.apply_chat_template(
-            chat, chat_template=file.read_text(encoding="utf-8"), tokenize=False, add_generation_prompt=True
-        )
-        assert ours.render(chat, tokenizer.special_tokens_map) == theirs, name
+    ours, source = ChatTemplate(file), file.read_text(encoding="utf-8")
+    for tools in ([], TOOLS):
+        for name, chat in CHATS.items():
+            theirs = tokenizer.apply_chat_template(
+                chat, tools=tools or None, chat_template=source, tokenize=False, add_generation_prompt=True
+            )
+            assert ours.render(chat, tokenizer.special_tokens_map, {"tools": tools or None}) == theirs, name
 
 
 def test_variables_reach_the_template_as_in_transformers(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,0 +1,92 @@
+"""Schemas and tools through the endpoint of the device, with the embedded pair: verifier up, lost, and away."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import openai
+import pytest
+from openai import pydantic_function_tool
+from pydantic import BaseModel, Field
+
+from tests.edge.serve.pair import verifier
+from tests.edge.serve.test_endpoint import MODEL, PATIENCE, Served, serving, switch
+
+QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
+
+
+class Answer(BaseModel):
+    """What is asked for."""
+
+    colour: Literal["red", "green", "blue"]
+    age: int = Field(ge=0, le=150)
+    sure: bool
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    city: Literal["Rome", "Paris"]
+    days: int = Field(ge=1, le=9)
+
+
+async def asked(api: openai.AsyncOpenAI) -> tuple[str, list[str]]:
+    """A parsed answer, a call, and the answer to its result; whole and streamed they are the same."""
+    how: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 120, "seed": 1}
+    parsed = await api.chat.completions.parse(**how, response_format=Answer)
+    assert isinstance(parsed.choices[0].message.parsed, Answer)
+    async with api.chat.completions.stream(**how, response_format=Answer) as events:
+        async for _ in events:
+            pass
+        streamed = (await events.get_final_completion()).choices[0].message
+    assert streamed.content == parsed.choices[0].message.content
+    tools = [pydantic_function_tool(Weather)]
+    how |= {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    choice = (await api.chat.completions.parse(**how)).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Weather)
+    messages = [
+        *QUESTION,
+        choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"weather": "warm"})},
+    ]
+    after = await api.chat.completions.create(model=MODEL, messages=messages, tools=tools, max_tokens=20)  # type: ignore[arg-type]
+    assert after.choices[0].message.content
+    return str(streamed.content), [call.function.arguments, after.choices[0].message.content]
+
+
+@pytest.mark.parametrize("where", ["online", "lost", "offline"])
+async def test_structured_answers_and_calls(where: str) -> None:
+    def check(served: Served) -> Any:
+        return asked(served[1])
+
+    if where == "offline":
+        async with serving(offline=True, settle_seconds=0, max_offline_tokens=500) as served:
+            await check(served)
+        return
+    async with verifier() as address, serving(verifier=address, max_offline_tokens=500) as served:
+        await served[0].wait_online(PATIENCE)
+        online = await check(served)
+        assert online == await check(served), "greedy answers are repeated"
+        if where == "lost":
+            await switch(served[1], connected=False)
+            await check(served)
+            await switch(served[1], connected=True)
+            await served[0].wait_online(PATIENCE)
+            assert await check(served) == online
+
+
+async def test_a_schema_that_cannot_be_followed_is_a_400_that_names_the_place() -> None:
+    async with serving(offline=True, settle_seconds=0) as (_, api):
+        schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"not": {"type": "null"}}}}}
+        given: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match="#/properties/a/items: Unimplemented keys") as refused:
+                await api.chat.completions.create(model=MODEL, messages=QUESTION, response_format=given, stream=stream)
+            assert refused.value.param == "response_format"
+        with pytest.raises(openai.BadRequestError, match="Unimplemented keys"):
+            await api.responses.create(
+                model=MODEL, input="x", text={"format": {"type": "json_schema", "name": "x", "schema": schema}}
+            )
