@@ -57,7 +57,7 @@ def generated(family: str, prompts: list[list[int]], count: int) -> list[list[in
 def test_greedy_text_is_that_of_generate(family: str) -> None:
     prompts = prompts_of(LENGTHS)
     wanted = generated(family, prompts, 16)
-    for tli in (0, 1, 3):
+    for tli in (0, 3):
         for slots in (1, 4):
             engine = speculator(Target.from_model(tiny(family), slots=slots, capacity=128), tli)
             for shape in SHAPES.values():

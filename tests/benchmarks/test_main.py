@@ -19,6 +19,8 @@ from benchmarks.provenance import origin, write_result
 from moa.errors import MoaError, run_cli
 from tools.readme import TITLES
 
+RESULTS = [one for one in (Path(bench.__file__).parent / "results").glob("*.json") if one.stem in EXPERIMENTS]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -70,6 +72,12 @@ def test_every_experiment_takes_its_options_and_says_how_long_it_takes(
     options = bench.options_from(experiment.load().Options, defaults)
     for name, value in experiment.preset.items():
         assert getattr(options, name) == (tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda path: path.stem)
+def test_tables_are_those_of_the_results_that_they_were_made_of(result: Path) -> None:
+    made = EXPERIMENTS[result.stem].load().tables(json.loads(result.read_text()))
+    assert set(made.splitlines()) <= set(result.with_suffix(".md").read_text().splitlines())
 
 
 def test_a_result_is_written_with_where_it_comes_from(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.device.winners import Place, places, summary, tables
+from benchmarks.device.winners import Place, places
 
 KINDS = ["exercises", "code", "exercises", "code"]
 
@@ -48,26 +48,3 @@ def test_who_is_clearly_slower_is_not_level_though_means_are_near() -> None:
     slower = run("server-drafted, other", *(1.02 * passes[0] for passes in SERVER["seconds"]))
     assert place(SERVER, slower).level == ["server-drafted"]
     assert not place(run("server-drafted", 1.1, 1.1, 1.1, 1.1), run("device, other", 1.0, 1.0, 1.0, 1.0)).ours
-
-
-def test_tables_tell_winners_speeds_kinds_and_costs() -> None:
-    near = [run(one["way"], *(p[0] for p in one["seconds"]), link="wifi") for one in (PLAIN, DEVICE, SERVER, AUTO)]
-    result = grid(PLAIN, DEVICE, SERVER, AUTO, *near)
-    text = tables(result)
-    assert "| where | wifi | 4g |" in text
-    assert "in 2 of 2 cells" in text
-    assert "server-drafted = device = auto, " in text
-    assert "| plain API streaming | 2.5 ± 0.0 | 2.5 ± 0.0 |" in text
-    assert "Exercises: device / server-drafted / auto, times plain streaming" in text
-    assert "device 75%, server 25%" in text
-    assert "2% at 30 ms took longer than stated; 2 cells at a time at most" in text
-    assert "at least 0.95 of the speed of the best other way in 2 of 2" in summary(places(result))
-
-
-def test_over_one_link_every_kind_is_compared_by_both_clocks() -> None:
-    text = tables(grid(PLAIN, SERVER))
-    assert "| where | exercises | code |" in text
-    assert "server-drafted, times plain streaming, by processor time of the verifier" in text
-    assert "| 30 ms | 2.052 ± 0.053 | 3.814 ± 0.182 |" in text
-    uncounted = [{**one, "server_seconds": [[0.0]] * 4} for one in (PLAIN, SERVER)]
-    assert "processor time of the verifier" not in tables(grid(*uncounted))

@@ -80,26 +80,6 @@ async def test_readers_are_told_the_targets_text_in_time(way: str) -> None:
             await trial(url, wrong, 2, way, records="off", think=0.001)  # type: ignore[arg-type]
 
 
-def test_tables_show_ratios_and_say_what_bounds_them() -> None:
-    def run(target: str, way: str, users: int, **more: bool) -> dict[str, object]:
-        return {"target": target, "way": way, "users": users, **more}
-
-    result = {
-        "reading_speed": 10.0,
-        "tokens": 40,
-        "think_ms": 60.0,
-        "rate": 0.85,
-        "runs": [
-            run("embedded", "plain decoding", 20),
-            run("embedded", "device-drafted", 50, driver_bound=True),
-            run("random", "plain decoding", 64, at_least=True),
-        ],
-    }
-    text = capacity.tables(result)
-    assert "50* (2.50x)" in text
-    assert ">= 64" in text
-
-
 def test_the_flags_are_those_of_the_verifier() -> None:
     from cloud_verifier.cli import parser, settings_from
 

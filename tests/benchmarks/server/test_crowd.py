@@ -9,7 +9,6 @@ import pytest
 from benchmarks.kit.devices import scripts
 from benchmarks.server.crowd import crowd
 from benchmarks.server.scrape import Histogram, gained, look
-from benchmarks.server.throughput import Figures, tables
 from tests.verifier import kit
 
 
@@ -42,19 +41,3 @@ async def test_a_crowd_is_told_the_targets_text_and_counted_while_it_is_complete
         rows = Histogram.of(gained([(run.before, run.after)]), "moa_batch_rows")
         assert rows.count > 0
         assert (await look(url))["moa_slots_free"] == 5
-
-
-def test_the_tables_say_what_was_found() -> None:
-    spread = {"p50": 2.0, "p90": 3.0, "p99": 4.0}
-    row: Figures = {
-        "clients": 1,
-        "verified_tokens_per_second": 100.0,
-        "range": [90.0, 110.0],
-        "tokens_per_round": 2.5,
-        "batch_rows": 1.0,
-        **{name: spread for name in ("client_ms", "verify_ms", "forward_ms", "overhead_ms")},
-        "histograms": {"batch_rows": {"1": 1.0}, "verify_seconds": {"0.002": 0.5, "0.005": 0.5}},
-    }
-    text = tables({"rows": [row, row | {"clients": 16}], "gain": 4.2, "gains": [4.1, 4.3]})
-    assert "16 clients have 4.20 times the tokens/s of 1" in text
-    assert "| 1 | 100 (90-110) | 2.50 | 1.0 | 2.00 | 2.00 / 4.00 | 2.00 / 4.00 | 2.00 / 4.00 |" in text
