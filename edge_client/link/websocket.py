@@ -37,6 +37,8 @@ from moa.wire.messages import (
     Hello,
     Open,
     ServerMessage,
+    Stream,
+    Verify,
     Welcome,
 )
 from moa.wire.versions import SESSION_HEADER
@@ -124,6 +126,8 @@ class VerifierLink:
     """Sessions to close on the next connection."""
     _opening: dict[bytes, None] = field(default_factory=dict)
     """Sessions whose opening, or next turn, was sent on this connection and is not answered; the oldest first."""
+    _asking: dict[bytes, None] = field(default_factory=dict)
+    """Sessions whose round was sent on this connection, and nothing has come since."""
     _connection: ClientConnection | None = None
     _redial: asyncio.Event = field(default_factory=asyncio.Event)
     _wanted: bool = True
@@ -191,6 +195,8 @@ class VerifierLink:
             return
         if isinstance(message, Open | Append):
             self._opening[session] = None
+        elif isinstance(message, Verify | Stream):
+            self._asking[session] = None
         try:
             async with asyncio.timeout(_SEND_SECONDS):
                 await connection.send(frame)
@@ -200,6 +206,8 @@ class VerifierLink:
 
     async def close_session(self, session: bytes) -> None:
         """Close a session: now, or on the next connection."""
+        self._opening.pop(session, None)
+        self._asking.pop(session, None)
         if self.up:
             await self.send(Close(session))
         elif len(self._to_close) < _MAX_TO_CLOSE:
@@ -307,6 +315,7 @@ class VerifierLink:
         self.rtt.add(now - said)
         self.flow.connected()
         self._opening.clear()
+        self._asking.clear()
         self.dialling.welcomed(now)
         self.welcome, self.up = message, True
         self.connections += 1
@@ -332,11 +341,16 @@ class VerifierLink:
             return
         session = getattr(message, "session", b"")
         if isinstance(message, Error) and not session:
-            if message.code != Code.BAD_MESSAGE or not self._opening:
+            # It could not be read, so the error cannot name it. If it may have been one of several, all of them are
+            # resumed on another connection: nobody can know which lost its message.
+            unread = list(self._opening) or list(self._asking)
+            if message.code != Code.BAD_MESSAGE or not unread or (len(unread) > 1 and not self._opening):
                 raise refusal(message)
-            session = next(iter(self._opening))  # it could not be read, so the error cannot name it
+            session = unread[0]
             message = replace(message, session=session)
-        self._opening.pop(session, None)
+        if not isinstance(message, Activations):
+            self._opening.pop(session, None)
+            self._asking.pop(session, None)
         if isinstance(message, Activations):
             self.flow.arrived(len(message.payload), arrived)
         box = self._mailboxes.get(session)

@@ -30,6 +30,7 @@ from moa.api.answer import (
 from moa.api.encoding import answer_limit, encoded
 from moa.api.errors import bad
 from moa.api.logprobs import scored
+from moa.api.present import within_patience
 from moa.api.tools import ToolFormat
 from moa.errors import UsageError
 from moa.logprobs import TokenLogprobs
@@ -84,13 +85,13 @@ class EdgeAnswerer:
         if encoded.grammar is not None and welcome is not None and "grammar" not in welcome.features:
             raise bad("this verifier cannot follow a grammar", "response_format", "unsupported_parameter")
         codec = self._client.device.codec
-        marks = Marks(codec, codec.eos_ids)
         changes = changes_of(ask, self._longest(ask))
         turn = self._client.generate(ids=encoded.ids, prediction=encoded.prediction, grammar=encoded.grammar, **changes)
-        async with contextlib.aclosing(turn) as events:
+        marked = _marked(turn, Marks(codec, codec.eos_ids))
+        events = within_patience(marked, ask.patience) if ask.mode == "hold" else marked
+        async with contextlib.aclosing(turn), contextlib.aclosing(marked), contextlib.aclosing(events):
             async for event in events:
-                if (told := marks.take(event)) is not None:
-                    yield replace(told, thinking=encoded.thinking) if isinstance(told, Began) else told
+                yield replace(event, thinking=encoded.thinking) if isinstance(event, Began) else event
 
     def _longest(self, ask: AnswerRequest) -> int:
         """Tokens of the answer at most: what the verifier allows, or what verifiers usually do."""
@@ -174,6 +175,12 @@ class _Tokenizing:
     def plain(self, text: str) -> Sequence[int]:
         """Ids of a piece from the middle of a text."""
         return self._codec.encode_rendered(text)
+
+
+async def _marked(turn: AsyncGenerator[Event, None], marks: Marks) -> AsyncGenerator[AnswerEvent, None]:
+    async for event in turn:
+        if (told := marks.take(event)) is not None:
+            yield told
 
 
 class Marks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 from moa.api.answer import AnswerEvent, Cut, Ended, Mode, Piece, Reason, Scored, Verified
@@ -52,7 +54,7 @@ class Presenter:
                     cut = self._shown = event.characters
             case Ended():
                 if self._mode == "hold" and (not event.verified or event.reason in _LOST):
-                    raise _not_verified(event)
+                    raise not_verified(f" ({event.reason})" if event.reason in _LOST else "")
                 self._text = event.text
                 if event.verified or self._mode == "keep":
                     self._verified = len(self._text)
@@ -68,8 +70,41 @@ class Presenter:
         return Show(text, verified, cut, logprobs)
 
 
-def _not_verified(event: Ended) -> ApiError:
-    why = f" ({event.reason})" if event.reason in _LOST else ""
+async def within_patience(
+    events: AsyncGenerator[AnswerEvent, None], seconds: float
+) -> AsyncGenerator[AnswerEvent, None]:
+    """The same events; an error when unverified text has waited for so long without any of it being verified. A client
+    in mode hold sees none of it, and a device may write for minutes before its text is complete."""
+    clock = asyncio.get_running_loop().time
+    waiting: float | None = None
+    """Since when there has been unverified text, and none of it verified."""
+    length = 0
+    while True:
+        try:
+            async with asyncio.timeout_at(None if waiting is None else waiting + seconds) as limit:
+                event = await anext(events)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            if limit.expired():
+                raise not_verified() from None
+            raise
+        match event:
+            case Piece():
+                length += len(event.text)
+                waiting = None if event.verified else waiting or clock()
+            case Verified():
+                waiting = clock() if event.characters < length else None
+            case Cut():
+                length, waiting = event.characters, None
+        shown = clock()
+        yield event
+        if waiting is not None:
+            waiting += clock() - shown  # a client that reads slowly waits for nobody
+
+
+def not_verified(why: str = "") -> ApiError:
+    """The error of an answer in mode hold."""
     return ApiError(
         503,
         f"the verifier did not come back in time, and unverified text is not sent in mode hold{why}",

@@ -155,7 +155,8 @@ _NO_VARIABLES = frozenset(
 )
 """What is a parameter of transformers' `apply_chat_template`, or in every template anyway."""
 _PATIENCE: dict[Mode, float] = {"hold": 20.0, "provisional": 5.0, "keep": 1.0}
-"""Seconds to wait for a lost link when the text is complete; clients and proxies give up after 30 to 60."""
+"""Seconds to wait for a lost link when the text is complete, in hold since text waits to be verified; clients and
+proxies give up after 30 to 60."""
 
 
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,14 @@ from moa.masking import MASKED, additive
 
 Array = NDArray[Any]
 Float = NDArray[np.float32]
+_ROOM = 2**30
+"""Bytes of memory for a step beside the weights. A graph from a stranger could want any amount: an operator such as
+`Expand` or `Tile` needs a few bytes to ask for terabytes."""
+_WEIGHTS = 8
+"""Bytes of memory for each byte of the bundle: 4-bit weights may be unpacked to float32."""
+_arenas: list[int] = []
+"""The limit of the arena that all graphs of this process share: ONNX Runtime has one for a process, and its first graph
+decides."""
 _WANTED = ("ids", "positions", "queries", "mask", "scale", "noise")
 
 
@@ -44,7 +52,9 @@ class StepGraph:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or default_threads()
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # what fails is raised
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        self.most_bytes = _bounded_memory(model)
         # Spinning threads would take CPU time from other work between two short steps.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
@@ -136,8 +146,32 @@ class Call:
         if noise is not self._noise:
             self._binding.bind_cpu_input("noise", noise)
             self._noise = noise
-        graph.session.run_with_iobinding(self._binding)
+        try:
+            graph.session.run_with_iobinding(self._binding)
+        except Exception as error:  # onnxruntime raises many types without a common base
+            raise BundleError(
+                f"the drafter's graph failed, with at most {graph.most_bytes >> 20} MiB: {_one_line(error)}",
+                hint="run `edge-client doctor`, or use another bundle",
+            ) from None
         return perf_counter() - start
+
+
+def _one_line(error: Exception) -> str:
+    """The end of ONNX Runtime's message: the places in its own code come first."""
+    return " ".join(str(error).split())[-160:]
+
+
+def _bounded_memory(model: Path) -> int:
+    """Bound what all operators may allocate, before they do; returns the limit in bytes."""
+    if not _arenas:
+        size = sum(file.stat().st_size for file in model.parent.iterdir() if file.is_file())
+        limit = _ROOM + _WEIGHTS * size
+        memory = onnxruntime.OrtMemoryInfo(
+            "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+        )
+        onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"max_mem": limit}))
+        _arenas.append(limit)
+    return _arenas[0]
 
 
 def _heads(shape: Sequence[int | str]) -> tuple[int, int]:

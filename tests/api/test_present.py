@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moa.api.answer import AnswerEvent, Cut, Mode, Piece, Reason, Verified
 from moa.api.errors import ApiError
-from moa.api.present import Presenter, Show
+from moa.api.present import Presenter, Show, within_patience
 from tests.api.scripted import ended
 
 
@@ -52,6 +55,59 @@ def test_provisional_text_is_shown_and_taken_back() -> None:
     assert text == "abd"
     assert [show.cut for show in shows] == [None, None, 2, None]
     assert shows[1].verified == 1
+
+
+async def _writing(*steps: AnswerEvent, closed: list[bool]) -> AsyncGenerator[AnswerEvent, None]:
+    """A device that goes on alone after these events, for ever."""
+    try:
+        for step in steps:
+            yield step
+        while True:
+            yield Piece("x", False)
+            await asyncio.sleep(0.005)
+    finally:
+        closed.append(True)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [(), (Piece("a"),), (Piece("a", False), Verified(1)), (Piece("ab", False), Verified(1))],
+    ids=["from the start", "after verified text", "after a check", "after half a check"],
+)
+async def test_patience_bounds_an_answer_in_hold_that_a_device_goes_on_with(steps: tuple[AnswerEvent, ...]) -> None:
+    taken, closed = [], list[bool]()
+    writing = _writing(*steps, closed=closed)
+
+    async def take() -> None:
+        async for event in within_patience(writing, 0.05):
+            taken.append(event)
+
+    with pytest.raises(ApiError) as refused:
+        await asyncio.wait_for(take(), 30)
+    assert refused.value.code == "not_verified"
+    assert taken[: len(steps)] == list(steps)
+    assert len(taken) > len(steps)
+    await writing.aclose()
+    assert closed
+
+
+async def test_patience_is_for_unverified_text_alone() -> None:
+    async def slow() -> AsyncGenerator[AnswerEvent, None]:
+        for event in (Piece("a"), Piece("b", False), Verified(2), Piece("c", False), Cut(2), ended("ab")):
+            yield event
+            await asyncio.sleep(0.2 if not isinstance(event, Piece) or event.verified else 0.0)
+
+    assert len([event async for event in within_patience(slow(), 0.1)]) == 6
+
+    async def at_once() -> AsyncGenerator[AnswerEvent, None]:
+        for event in (Piece("a", False), Piece("b", False), Verified(2)):
+            yield event
+
+    count = 0
+    async for _ in within_patience(at_once(), 0.05):
+        await asyncio.sleep(0.1)  # a client that reads slowly
+        count += 1
+    assert count == 3
 
 
 @given(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud_verifier.settings import Settings
-from tests.torture import clients, kills, messages, neighbours_http, sharing, soak
+from tests.torture import clients, codes, kills, messages, neighbours_http, sharing, soak
 from tests.torture.device import beside, demo_device
 from tests.torture.fake_verifier import BEHAVIOURS
 from tests.torture.fuzz import UNBOUNDED, fuzz
@@ -157,6 +157,11 @@ async def _device(options: argparse.Namespace) -> Found:
     return {"outcomes": [dataclasses.asdict(one) for one in outcomes]}, problems
 
 
+async def _codes(options: argparse.Namespace) -> Found:
+    cells = await codes.table(demo_device())
+    return {"cells": [dataclasses.asdict(one) for one in cells]}, [problem for one in cells for problem in one.problems]
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "fuzz": _fuzz,
     "messages": _messages,
@@ -167,5 +172,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "kills": _kills,
     "clients": _clients,
     "device": _device,
+    "codes": _codes,
     "soak": _soak,
 }

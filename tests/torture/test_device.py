@@ -7,6 +7,7 @@ import pytest
 from edge_client.device import Device
 from edge_client.events import Confirm, Done, Prompt, Retract, Token
 from edge_client.turn.controller import WhoDrafts
+from tests.torture.codes import table
 from tests.torture.device import beside, demo_device, story
 from tests.torture.history import violations
 
@@ -60,3 +61,14 @@ def test_events_are_a_story_that_can_be_checked() -> None:
     ]
     assert violations(story(events)) == []
     assert violations(story([*events[:3], *events[4:]])) != []
+
+
+@pytest.mark.parametrize("case", ["busy to every round", "cancelled to every open"])
+async def test_an_error_for_ever_ends_in_each_mode_of_the_endpoint(case: str) -> None:
+    cells = await table(demo_device(), [case])
+    assert {(one.mode, one.finish) for one in cells} == {
+        ("keep", "length"),
+        ("provisional", "length"),
+        ("hold", "not_verified"),
+    }
+    assert not [problem for one in cells for problem in one.problems]

@@ -23,7 +23,18 @@ from edge_client.link.websocket import Endpoint, VerifierLink, hello, tls_contex
 from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import LinkError, MoaError, ProtocolError, UsageError
 from moa.wire import SUBPROTOCOL, Code, decode_client, encode
-from moa.wire.messages import ClientMessage, Error, Goaway, Hello, Open, Opened, Sampling, ServerMessage
+from moa.wire.messages import (
+    ClientMessage,
+    Error,
+    Goaway,
+    Hello,
+    Open,
+    Opened,
+    Sampling,
+    ServerMessage,
+    Stream,
+    Verify,
+)
 from tests.edge import kit
 from tests.edge.turn.world import WELCOME
 
@@ -279,6 +290,36 @@ async def test_an_opening_that_the_verifier_cannot_read_costs_its_session_only()
         assert (error.code, error.session) == (Code.BAD_MESSAGE, bytes(16))
         assert isinstance(await answer_to(link, Open(b"m" * 16, [1, 2])), Opened)
         assert link.connections == 1
+
+
+async def test_a_round_that_the_verifier_cannot_read_costs_its_session_only() -> None:
+    """Where only one session has asked, it is meant; else each may have lost its message, and all are resumed."""
+    unread = lambda message: isinstance(message, Verify)  # noqa: E731
+    async with reader_of(unread) as (url, seen), quick(url).running() as link:
+        await link.wait_up(30)
+        with link.mailbox() as box:
+            for id in (b"n" * 16, b"m" * 16):
+                link.deliver(id, box)
+                await link.send(Open(id, [1, 2]))
+            async with asyncio.timeout(30):
+                while len(box.messages) < 2:
+                    await box.wait(None)
+            box.take()
+            await link.send(Verify(b"n" * 16, 1, 1, [2]))
+            async with asyncio.timeout(30):
+                await box.wait(None)
+            (_, error), *_ = box.take()
+            assert isinstance(error, Error)
+            assert (error.code, error.session) == (Code.BAD_MESSAGE, b"n" * 16)
+            assert link.connections == 1
+            await link.send(Stream(b"m" * 16, 1, 1))
+            async with asyncio.timeout(30):
+                while not isinstance(seen[-1], Stream):
+                    await asyncio.sleep(0.01)
+            await link.send(Verify(b"n" * 16, 1, 1, [2]))
+            async with asyncio.timeout(30):
+                while link.connections < 2:
+                    await asyncio.sleep(0.01)
 
 
 async def test_a_pause_ends_when_the_user_asks_for_a_connection() -> None:
