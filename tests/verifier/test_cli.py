@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from cloud_verifier.cli import main, parser, settings_from
@@ -41,10 +43,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "target", folder / "drafter"
 
 
-@pytest.fixture
-def serving(pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+_MAIN = "from cloud_verifier.cli import main; main()"
+_DIES = """
+from cloud_verifier.engine.scheduler import Scheduler
+real = Scheduler.schedule
+def schedule(self, now):
+    if self.queued:
+        raise RuntimeError("the queue is damaged")
+    return real(self, now)
+Scheduler.schedule = schedule
+"""
+"""Once there is a round every turn of the engine raises, which it does not survive."""
+
+
+@contextlib.contextmanager
+def process_of(code: str, pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`cloud-verifier serve` in a process, and its address."""
-    command = [sys.executable, "-c", "from cloud_verifier.cli import main; main()", "serve", "--port", "0", *FAST]
+    command = [sys.executable, "-c", code, "serve", "--port", "0", *FAST]
     process = subprocess.Popen(
         [*command, "--target", str(pair[0]), "--drafter", str(pair[1])],
         stdout=subprocess.PIPE,
@@ -59,6 +74,31 @@ def serving(pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.Popen[str], st
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def serving(pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """One that nothing happens to."""
+    with process_of(_MAIN, pair) as running:
+        yield running
+
+
+def test_a_process_whose_engine_dies_ends_with_an_exit_code(pair: tuple[Path, Path]) -> None:
+    with process_of(_DIES + _MAIN, pair) as (process, url):
+        with connect(url, proxy=None, subprotocols=[SUBPROTOCOL]) as raw:  # type: ignore[list-item]
+            session = ClientSession([5, 6, 7], max_new_tokens=4)
+            for message in (Hello([2], ["tree"]), session.open(), session.verify([7, 8])):
+                raw.send(encode(message))
+            with contextlib.suppress(ConnectionClosed):
+                while True:
+                    raw.recv(timeout=300)
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    *logged, last = errors.splitlines()
+    assert "the engine has stopped (the log says why)" in last
+    events = [json.loads(line).get("event") for line in logged]
+    assert events.count("engine_died") == 1
+    assert events.count("engine_fault") == 16
 
 
 def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None:
