@@ -11,7 +11,7 @@ from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.graph_drafting import GraphServerDrafting
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting
+from cloud_verifier.engine.stream_drafting import FeatureServerDrafting, MoaServerDrafting, NoDrafting, ServerDrafting
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Report
 from cloud_verifier.logs import log
@@ -56,7 +56,9 @@ class Verifier:
         shape = settings.stream_shape
         if not served.target.trees:
             shape = TreeShape.chain(shape.depth, min_score=shape.min_score)
-        if served.drafter is not None and served.graph is not None:
+        if served.server_drafter is not None:
+            drafting = FeatureServerDrafting(served.target, served.server_drafter, shape=shape)
+        elif served.drafter is not None and served.graph is not None:
             drafting = GraphServerDrafting(served.target, served.drafter, served.graph, recorder, shape=shape)
         elif served.drafter is not None:
             drafting = MoaServerDrafting(served.target, served.drafter, recorder, shape=shape)

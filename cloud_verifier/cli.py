@@ -57,6 +57,12 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
 
     serve = commands.add_parser("serve", help="load the target and serve it", description=_serve.__doc__)
     _add_model_flags(serve)
+    serve.add_argument(
+        "--server-drafter",
+        default="",
+        metavar="ID_OR_DIR",
+        help="a published EAGLE-3 drafter of the target, to draft streams with; --drafter still makes records",
+    )
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument("--port", type=int, default=8765, help="port to listen on, 0 picks one (default: %(default)s)")
     serve.add_argument(

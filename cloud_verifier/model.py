@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ from moa.errors import ConfigError, UsageError
 from moa.graph.load import LoadedGraph
 from moa.model.checkpoint import load_drafter
 from moa.model.drafter import Drafter
+from moa.model.eagle3 import PublishedEagle3
+from moa.model.features import FeatureModel
 from moa.model.identity import weights_id
 from moa.model.pages import PAGE
 from moa.model.placement import Placement
 from moa.model.products import sizes_up_to
 from moa.model.rows import Row
+from moa.model.shared import SharedWeights
 from moa.model.target import Target
 from moa.records import DTYPES
 from moa.wire.messages import RecordContract
@@ -59,10 +62,14 @@ class Served:
     facts: ModelFacts
     graph: LoadedGraph | None = None
     """The drafter as exported, which drafts streams in place of `drafter`."""
+    server_drafter: FeatureModel | None = None
+    """Another's drafter, which drafts streams in place of both."""
 
     @property
     def drafts(self) -> str:
         """What drafts streams."""
+        if self.server_drafter is not None:
+            return "eagle3"
         if self.drafter is None:
             return "none"
         return "torch" if self.graph is None else self.graph.variant
@@ -73,6 +80,7 @@ def load(settings: Settings) -> Served:
     began = time.monotonic()
     log.info("starting", extra={"event": "start", "version": __version__, "target": settings.target or "embedded"})
     target = load_target(settings)
+    server_drafter = load_server_drafter(settings, target) if settings.server_drafter else None
     _widen_head(target)
     warm_up(target, min(_WARM_TOKENS, settings.max_batch_tokens))
     if target.runner is not None:
@@ -88,6 +96,7 @@ def load(settings: Settings) -> Served:
     name = weights_id(folder, target.facts) if folder is not None else ""
     graph = load_graph(settings, target.device, name)
     served = serve_model(target, drafter, text=TargetDetokenizer(target), drafter_name=name, graph=graph)
+    served = replace(served, server_drafter=server_drafter)
     log.info(
         "the model is loaded",
         extra={
@@ -154,6 +163,13 @@ def load_target(settings: Settings) -> Target:
         raise UsageError(
             f"no memory on {device} for the keys and values of {settings.kv_tokens} tokens", hint="lower --kv-tokens"
         ) from error
+
+
+def load_server_drafter(settings: Settings, target: Target) -> PublishedEagle3:
+    """Another's drafter, and the target made to keep the states that it reads."""
+    found = PublishedEagle3.load(settings.server_drafter, target.facts, SharedWeights.of(target.model))
+    target.tap(found.config.taps)
+    return found
 
 
 def load_graph(settings: Settings, device: torch.device, drafter: str) -> LoadedGraph | None:

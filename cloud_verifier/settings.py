@@ -24,6 +24,8 @@ class Settings:
     drafter: str = ""
     bundle: str = ""
     """A folder that `moa-export` made of the drafter: on a CPU its graph drafts streams, ten times as fast as torch."""
+    server_drafter: str = ""
+    """An EAGLE-3 drafter of others, a hub id or a folder, that drafts streams in place of ours."""
     device: str = "auto"
     dtype: str = "auto"
     quantize: str = ""

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.baselines.config import BaselineConfig
-from benchmarks.baselines.features import FeatureModel, shifted
-from benchmarks.baselines.layers import run_layer, self_rows
+from benchmarks.baselines.features import FeatureBaseline, shifted
 from moa.model.blocks import additive
 from moa.model.borrowed import Rows
+from moa.model.features import run_layer, self_rows
 from moa.model.shared import SharedWeights
 from moa.training.data import Batch
 from moa.training.distill import Distillation, DistillSettings
@@ -29,7 +29,7 @@ NOISE = 0.1
 """Uniform noise of up to this size is added to features."""
 
 
-class Eagle(FeatureModel):
+class Eagle(FeatureBaseline):
     """fc(embedding of token p, feature of p - 1) -> one layer -> feature of p."""
 
     def __init__(self, config: BaselineConfig, shared: SharedWeights) -> None:
@@ -42,9 +42,7 @@ class Eagle(FeatureModel):
         """Cache rows of tokens that need no logits."""
         return self_rows(self.layer, self._join(ids, features), *self.rotary(positions))
 
-    def forward(
-        self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
-    ) -> tuple[Tensor, Rows]:
+    def step(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
         """The predicted feature at each token, and the cache rows."""
         x = self._join(ids, features)
         return run_layer(self.layer, x, x, *self.rotary(positions), mask, past)
@@ -71,5 +69,5 @@ class EagleTraining(Distillation):
         noise = (torch.rand(lesson.hidden.shape, generator=luck) * 2 - 1) * NOISE
         features = shifted(lesson.hidden + noise.to(lesson.hidden), positions)
         mask = additive(token_mask(batch, None, device=device)).unsqueeze(1)
-        hidden, _ = self.model(ids, features, positions, mask, self.model.empty_rows(ids))
+        hidden, _ = self.model.step(ids, features, positions, mask, self.model.empty_rows(ids))
         return hidden, (torch.arange(ids.shape[1], device=device) - 1).expand_as(ids)

@@ -12,19 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.baselines.config import BaselineConfig
-from benchmarks.baselines.features import FeatureModel, shifted
-from benchmarks.baselines.layers import run_layer, self_rows
-from moa.errors import UsageError
+from benchmarks.baselines.features import FeatureBaseline, shifted
 from moa.model.blocks import RMSNorm, additive
 from moa.model.borrowed import Rows
+from moa.model.features import run_layer, self_rows
 from moa.model.shared import SharedWeights
-from moa.model.target import Committed, Row, Step, Target
+from moa.model.target import Committed, Step, Target
 from moa.training.data import Batch
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.loop import Loss
@@ -36,58 +34,16 @@ STEPS = 7
 STEP_DECAY = 0.8
 
 
-class Taps:
-    """Captures the inputs of chosen decoder layers of a target."""
-
-    def __init__(self, backbone: nn.Module, layers: Sequence[int]) -> None:
-        self._layers = tuple(layers)
-        self._heard: dict[int, Tensor] = {}
-        for index in set(layers):
-            layer: nn.Module = backbone.layers[index]  # type: ignore[index, assignment]
-            layer.register_forward_pre_hook(self._listener(index), with_kwargs=True)
-
-    def _listener(self, index: int) -> Any:
-        def listen(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._heard[index] = (args[0] if args else kwargs["hidden_states"]).detach()
-
-        return listen
-
-    def take(self) -> Tensor:
-        """The states of the last forward, side by side: `[B, T, taps * hidden]`."""
-        return torch.cat([self._heard[index] for index in self._layers], dim=-1)
-
-
 class TappedTarget(Target):
-    """A target whose commits carry the states of the tapped layers in place of the final one.
-
-    It runs the library's own model, to whose layers hooks can be added.
-    """
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **(keywords | {"packed": False}))
-
-    def tap(self, layers: Sequence[int]) -> None:
-        """Choose the layers; once, before the first forward."""
-        self._taps = Taps(self.model.get_decoder(), layers)
-        self._latest: tuple[Step, Tensor] | None = None
-
-    def forward(self, rows: Sequence[Row]) -> Step:
-        """As the target's own."""
-        step = super().forward(rows)
-        self._latest = (step, self._taps.take())
-        return step
+    """A target whose commits carry the states of the tapped layers in place of the final one."""
 
     @torch.inference_mode()
     def commit(self, step: Step, b: int, path: Sequence[int]) -> Committed:
-        """As the target's own, of the latest forward."""
-        if self._latest is None or step is not self._latest[0]:
-            raise UsageError("a tapped target commits what its latest forward found, nothing older")
-        tapped = self._latest[1][b]
-        committed = super().commit(step, b, path)
-        return replace(committed, hidden=tapped[torch.tensor(path, dtype=torch.long, device=tapped.device)])
+        """As the target's own."""
+        return replace(super().commit(step, b, path), hidden=step.tapped(b, path))
 
 
-class Eagle3(FeatureModel):
+class Eagle3(FeatureBaseline):
     """norm(embedding of token p) and norm(feature of p - 1) -> one layer of double input width -> feature of p."""
 
     def __init__(self, config: BaselineConfig, shared: SharedWeights) -> None:
@@ -113,9 +69,7 @@ class Eagle3(FeatureModel):
         """Cache rows of tokens that need no logits."""
         return self_rows(self.layer, self._join(ids, features), *self.rotary(positions))
 
-    def forward(
-        self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows
-    ) -> tuple[Tensor, Rows]:
+    def step(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
         """The feature at each token, input of the next one, and the cache rows."""
         x, rows = run_layer(self.layer, features, self._join(ids, features), *self.rotary(positions), mask, past)
         return self.norm(x), rows
@@ -134,7 +88,7 @@ class Eagle3Training(Distillation):
         super().__init__(model, teacher, settings, seed)  # type: ignore[arg-type]
         self.model = model
         self.steps = steps
-        self._taps = Taps(teacher.backbone, model.config.taps)
+        teacher.tap(model.config.taps)
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The weighted sum of all steps' losses; what is shown is the first step's, which other drafters have too."""
@@ -143,11 +97,12 @@ class Eagle3Training(Distillation):
         ids, positions = torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.positions).to(device)
         segments = torch.from_numpy(batch.segments).to(device)
         wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
-        features = shifted(self.model.read(self._taps.take()), positions)
+        assert lesson.tapped is not None
+        features = shifted(self.model.read(lesson.tapped), positions)
         past, total, first = self.model.empty_rows(ids), torch.zeros((), device=device), None
         for ahead in range(self.steps):
             mask = additive(ahead_mask(segments, ahead)).unsqueeze(1)
-            hidden, new = self.model(ids, features, positions, mask, past)
+            hidden, new = self.model.step(ids, features, positions, mask, past)
             # A position fewer tokens into its document than steps ahead has no true row to start from.
             counted = wanted & (positions[:, :-1] >= ahead)
             mine, theirs = hidden[:, :-1][counted], lesson.hidden[:, :-1][counted]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from benchmarks.baselines.config import BaselineConfig
-from moa.model.blocks import Block, rotary, rotate
+from moa.model.blocks import Block, rotary
 from moa.model.borrowed import Rows
 from moa.model.shared import SharedWeights
 from moa.model.slots import SlotPool
@@ -64,23 +63,6 @@ class BaselineModel(nn.Module):
             dtype=self.weight.dtype,
             device=self.weight.device,
         )
-
-
-def self_rows(block: Block, normed: Tensor, cos: Tensor, sin: Tensor) -> Rows:
-    """Keys, rotated, and values of a layer's input."""
-    return rotate(block.self_attn.key(normed), cos, sin), block.self_attn.value(normed)
-
-
-def run_layer(
-    block: Block, residual: Tensor, normed: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Rows
-) -> tuple[Tensor, Rows]:
-    """One decoder layer over `normed`, on top of `residual`; its new cache rows beside its output."""
-    key, value = self_rows(block, normed, cos, sin)
-    query = rotate(block.self_attn.query(normed), cos, sin)
-    keys = torch.cat([past[0].to(key), key], dim=-2)
-    values = torch.cat([past[1].to(value), value], dim=-2)
-    seen = block.self_attn.attend(query, keys, values, mask)
-    return block.feed_forward(residual + seen), (key, value)
 
 
 BESIDE_TARGET = ("layer_self_attention.", "Ekv2E.", "final_state.", "tap_norms.", "fuse.")

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from benchmarks.baselines.config import KINDS, BaselineConfig, Kind, read_config
 from benchmarks.baselines.eagle import PUBLIC_LOSS, Eagle, EagleTraining
 from benchmarks.baselines.eagle3 import Eagle3, Eagle3Training, TappedTarget
-from benchmarks.baselines.features import FeatureDrafting, FeatureModel
+from benchmarks.baselines.features import FeatureBaseline
 from benchmarks.baselines.layers import BaselineModel, parameter_count
 from moa.bundle import Bundle
 from moa.config import MODEL_TYPE, TargetFacts
@@ -21,6 +21,7 @@ from moa.graph.load import LoadedGraph
 from moa.model.checkpoint import load_drafter, load_weights, save_drafter, save_weights
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, MoaDrafting
+from moa.model.features import FeatureDrafting
 from moa.model.graph_drafting import GraphDrafting
 from moa.model.loading import load_model
 from moa.model.shared import SharedWeights
@@ -128,7 +129,7 @@ def open_drafting(folder: Path, target: Target, *, graph: str = "", threads: int
 
 def drafting_with(model: Drafter | BaselineModel, *, slots: int, capacity: int) -> Drafting:
     """Any drafter in memory, for the engine."""
-    if isinstance(model, FeatureModel):
+    if isinstance(model, FeatureBaseline):
         return FeatureDrafting(model, slots=slots, capacity=capacity)
     if isinstance(model, Drafter):
         return MoaDrafting(model, slots=slots, capacity=capacity)

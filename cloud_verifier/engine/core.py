@@ -340,6 +340,7 @@ class Engine:
             lease.slot = pool.share(source.slot, tokens)
             self._hint("records", lambda: self._recorder.copy(source, lease, tokens))
             lease.length = tokens
+            self._hint("drafting", lambda: self._drafting.shared(source, lease))
             self._metrics.shared_tokens.inc(tokens)
         self._leases[lease] = None
         self._note_held(lease)
@@ -352,6 +353,7 @@ class Engine:
         committed = self.target.commit(step, b, path)
         lease.length += len(path)
         self._hint("records", lambda: self._recorder.add(lease, committed))
+        self._hint("drafting", lambda: self._drafting.committed(lease, step, b, path))
 
     def _release_all(self, leases: Sequence[Lease]) -> None:
         for lease in leases:

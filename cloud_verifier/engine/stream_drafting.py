@@ -14,7 +14,8 @@ from cloud_verifier.engine.work import Job, Lease, RecordRows
 from moa.grammar.drafts import forced_draft
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
-from moa.model.target import Target
+from moa.model.features import FeatureDrafting, FeatureModel
+from moa.model.target import Step, Target
 from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance
 from moa.tree import DraftTree, TreeShape
 from moa.wire.messages import Stream
@@ -36,6 +37,12 @@ class ServerDrafting(Protocol):
     def matching(self, job: Job) -> float:
         """The accepted nodes that a draft of the edge must promise, to be verified in place of one of ours."""
 
+    def committed(self, lease: Lease, step: Step, b: int, path: Sequence[int]) -> None:
+        """These nodes of a row of a forward are the latest tokens in the lease's slot now."""
+
+    def shared(self, source: Lease, lease: Lease) -> None:
+        """The lease's slot has begun as a copy of the first tokens of another's."""
+
     def close(self, lease: Lease) -> None:
         """The lease is given back."""
 
@@ -53,6 +60,12 @@ class NoDrafting:
     def matching(self, job: Job) -> float:
         """Any draft is better than none."""
         return 0.0
+
+    def committed(self, lease: Lease, step: Step, b: int, path: Sequence[int]) -> None:
+        """There is nothing to learn."""
+
+    def shared(self, source: Lease, lease: Lease) -> None:
+        """Nor here."""
 
     def close(self, lease: Lease) -> None:
         """There is nothing to give back."""
@@ -145,6 +158,12 @@ class TreeDrafting:
         """As many as ours win beyond plain decoding, in the same time."""
         return self.policy.matching(self._text(job).acceptance)
 
+    def committed(self, lease: Lease, step: Step, b: int, path: Sequence[int]) -> None:
+        """The session's log has the tokens, and its slot and records all else."""
+
+    def shared(self, source: Lease, lease: Lease) -> None:
+        """As before."""
+
     def close(self, lease: Lease) -> None:
         """Give the drafting slot back."""
         self._texts.pop(lease, None)
@@ -195,6 +214,41 @@ class TreeDrafting:
 def drafting_slots(target: Target) -> int:
     """As many full contexts as the target's KV cache holds; further sessions stream without drafts."""
     return max(1, min(target.pool.slots, target.pool.pages // target.pool.per_slot))
+
+
+class FeatureServerDrafting(TreeDrafting):
+    """Trees by a drafter that reads states between the target's layers. They are kept nowhere: it takes them from every
+    forward, and a session that it could not follow from its first token on is not drafted for."""
+
+    _drafting: FeatureDrafting
+
+    def __init__(self, target: Target, model: FeatureModel, *, shape: TreeShape) -> None:
+        scratch = shape.breadth * (shape.depth + 1) + 8
+        drafting = FeatureDrafting(model, slots=drafting_slots(target), capacity=target.pool.capacity, scratch=scratch)
+        super().__init__(target, drafting, shape)
+
+    def committed(self, lease: Lease, step: Step, b: int, path: Sequence[int]) -> None:
+        """Take the states of these tokens."""
+        start, first = lease.length - len(path), int(step.batch.starts[b])
+        if lease.draft_slot is None and not start and self._drafting.pool.free:
+            lease.draft_slot = self._drafting.open()
+        if lease.draft_slot is not None and self._known(lease) == start:
+            tokens = [int(step.batch.ids[first + node]) for node in path]
+            self._drafting.take(lease.draft_slot, tokens, step.tapped(b, path))
+
+    def shared(self, source: Lease, lease: Lease) -> None:
+        """Copy what is known of the shared tokens."""
+        if source.draft_slot is not None and self._drafting.pool.free and self._known(source) >= lease.length:
+            lease.draft_slot = self._drafting.copy(source.draft_slot, lease.length)
+
+    def _able(self, lease: Lease) -> bool:
+        return lease.draft_slot is not None
+
+    def _known(self, lease: Lease) -> int:
+        return 0 if lease.draft_slot is None else self._drafting.pool.lengths[lease.draft_slot]
+
+    def _catch_up(self, job: Job, stop: int) -> bool:
+        return job.lease.draft_slot is not None and self._known(job.lease) == stop
 
 
 class ReadingDrafting(Drafting, Protocol):

@@ -64,6 +64,11 @@ def load_drafter(
 
 def load_weights(module: nn.Module, folder: Path) -> None:
     """Fill `module` from the folder's safetensors files, which must have exactly its keys."""
+    fill(module, stored_weights(folder), folder)
+
+
+def stored_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """What the folder's safetensors files hold."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UsageError(f"no drafter weights in {folder}: there is no *.safetensors file")
@@ -73,6 +78,11 @@ def load_weights(module: nn.Module, folder: Path) -> None:
             state |= load_file(file)
         except (SafetensorError, OSError) as error:
             raise UsageError(f"{file} is not a readable safetensors file: {error}") from None
+    return state
+
+
+def fill(module: nn.Module, state: dict[str, torch.Tensor], folder: Path) -> None:
+    """Load `state`, read from `folder`, which must have exactly the module's keys and shapes."""
     wanted = module.state_dict()
     state = {name: value for name, value in state.items() if not name.endswith("rotary_emb.inv_freq")}
     if missing := sorted(set(wanted) - set(state)):

@@ -57,8 +57,9 @@ class LevelDrafting:
 
     pool: SlotPool
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.vocab_size, self.device = vocab_size, device
+    def __init__(self, vocab_size: int, device: torch.device, words: Tensor | None = None) -> None:
+        """`words`: the target's ids of a smaller vocabulary, where the model's logits are over one."""
+        self.vocab_size, self.device, self.words = vocab_size, device, words
 
     @torch.inference_mode()
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
@@ -67,8 +68,9 @@ class LevelDrafting:
         while active := [i for i, grower in enumerate(growers) if grower.frontier]:
             level = Level([requests[i] for i in active], [growers[i] for i in active], self.pool, self.device)
             scores = self.scores(level, self.logits(level))
-            top = scores.topk(min(max(request.shape.breadth for request in level.requests), self.vocab_size))
-            values, tokens = top.values.cpu().numpy(), top.indices.cpu().numpy()
+            top = scores.topk(min(max(request.shape.breadth for request in level.requests), scores.shape[-1]))
+            chosen = top.indices if self.words is None else self.words[top.indices]
+            values, tokens = top.values.cpu().numpy(), chosen.cpu().numpy()
             for row, grower in enumerate(level.growers):
                 size = len(grower.frontier)
                 grower.expand(tokens[row, :size], values[row, :size])
@@ -96,7 +98,7 @@ class LevelDrafting:
             for at, node in enumerate(grower.frontier if request.grammar is not None else ()):
                 bits = request.grammar.guesses(grower.path(node)) if request.grammar is not None else None
                 if bits is not None:
-                    allowed = torch.from_numpy(unpacked(bits, logits.shape[-1])).to(logits.device)
+                    allowed = self._by_word(torch.from_numpy(unpacked(bits, self.vocab_size)))
                     logits[row, at] = logits[row, at].where(allowed, MASKED)
         return logits
 
@@ -105,7 +107,12 @@ class LevelDrafting:
         for row, request in enumerate(level.requests):
             if not request.sampling.greedy:
                 noise[row, 0] = gumbel(request.sampling.seed, level.positions_of(row) + 1, self.vocab_size)
-        return torch.from_numpy(noise).to(self.device)
+        return self._by_word(torch.from_numpy(noise))
+
+    def _by_word(self, of_target: Tensor) -> Tensor:
+        """Of values for the target's vocabulary, those of the model's own."""
+        placed = of_target.to(self.device)
+        return placed if self.words is None else placed[..., self.words]
 
     def close(self, slot: int) -> None:
         """Give a slot back."""

@@ -12,6 +12,7 @@ from transformers import Cache
 
 from moa.model.families import MaskPlan
 from moa.model.layout import Layout
+from moa.model.taps import Taps
 
 
 class LibraryDecoder:
@@ -19,6 +20,13 @@ class LibraryDecoder:
 
     def __init__(self, model: Any, plan: MaskPlan) -> None:
         self._backbone, self._plan = model.get_decoder(), plan
+        self._taps: Taps | None = None
+        self.tapped: Tensor | None = None
+        """The inputs of the tapped layers in the latest forward, side by side: `[tokens, taps * hidden]`."""
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the inputs of these layers from now on."""
+        self._taps = Taps(self._backbone, layers)
 
     def __call__(self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Final states `[tokens, hidden]`, after the last norm; keys and values go to the layout's columns."""
@@ -32,8 +40,8 @@ class LibraryDecoder:
             past_key_values=_PageView(layout, memory),
             use_cache=True,
         )
-        hidden = out.last_hidden_state.flatten(0, 1)
-        return hidden if group.real is None else hidden.index_select(0, group.real)
+        self.tapped = _packed(self._taps.take(), group.real) if self._taps is not None else None
+        return _packed(out.last_hidden_state, group.real)
 
 
 class _PageView(Cache):
@@ -61,6 +69,11 @@ class _PageView(Cache):
         tokens = tokens if group.real is None else tokens.index_select(0, group.real)
         memory.index_copy_(0, self._layout.columns, tokens)
         return group.read(memory)
+
+
+def _packed(padded: Tensor, real: Tensor | None) -> Tensor:
+    flat = padded.flatten(0, 1)
+    return flat if real is None else flat.index_select(0, real)
 
 
 def _padded(packed: Tensor, picks: Tensor | None) -> Tensor:

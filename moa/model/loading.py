@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from moa.model.identity import stored_tensors, tokenizer_hash, weights_id
 from moa.model.placement import Placement
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_WANTED = ["*.json", "model*.safetensors", "*.jinja", "tokenizer.model"]  # no pickles, no other forms of the same
+_WANTED = ("*.json", "model*.safetensors", "*.jinja", "tokenizer.model")  # no pickles, no other forms of the same
 _WHOLE = Placement()
 
 
@@ -95,15 +96,15 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def locate(source: str | Path) -> Path:
-    """The folder of a model: `source` itself, or the copy of that id in the hub's cache."""
+def locate(source: str | Path, wanted: Sequence[str] = _WANTED) -> Path:
+    """The folder of a model: `source` itself, or the copy of that id in the hub's cache, of `wanted` files."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or folder.exists():
         raise UsageError(f"no model at {source}: there is no such folder")
     try:
-        return Path(snapshot_download(source, allow_patterns=_WANTED, ignore_patterns=["*/*"]))
+        return Path(snapshot_download(source, allow_patterns=list(wanted), ignore_patterns=["*/*"]))
     except LocalEntryNotFoundError as error:
         raise UsageError(
             f"no model {source}: not a folder here, not in the hub's cache, and the hub cannot be reached"

@@ -37,13 +37,25 @@ class PackedDecoder:
         # Rotary embedding adds the swapped halves times the sine, with the first half's sign flipped.
         self._turns = torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)], 1).unsqueeze(2)
         self._eps = facts.rms_norm_eps
+        self.taps: tuple[int, ...] = ()
+        """Layers whose inputs are kept."""
+        self.tapped: Tensor | None = None
+        """Those of the latest forward, side by side: `[tokens, taps * hidden]`."""
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the inputs of these layers from now on."""
+        self.taps = tuple(layers)
 
     def __call__(self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Final states `[tokens, hidden]`, after the last norm; keys and values go to the layout's columns."""
         cos, sin = self._turns.index_select(0, layout.positions).unbind(1)
         x = embedding(ids, self._embedding)
-        for layer, (keys, values) in zip(self._layers, memory, strict=True):
+        inputs = {}
+        for number, (layer, (keys, values)) in enumerate(zip(self._layers, memory, strict=True)):
+            if number in self.taps:
+                inputs[number] = x
             x = layer(x, cos, sin, layout, keys, values)
+        self.tapped = torch.cat([inputs[number] for number in self.taps], -1) if inputs else None
         return rms_norm(x, x.shape[-1:], self._norm, self._eps)
 
     def by_layer(self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:

@@ -97,6 +97,7 @@ class Step:
         hidden: Tensor,
         choices: npt.NDArray[np.int64] | None = None,
         path: str = "library",
+        tapped: Tensor | None = None,
     ):
         if len(hidden) != batch.starts[-1]:
             raise ValueError(f"{len(hidden)} final states of {batch.starts[-1]} tokens")
@@ -107,6 +108,7 @@ class Step:
         self._target = target
         self._hidden = hidden
         self._known = choices
+        self._tapped = tapped
 
     @property
     def samples_on_device(self) -> bool:
@@ -116,6 +118,13 @@ class Step:
     def hidden(self, b: int) -> Tensor:
         """Final states `[t,hidden]` of row b, after the last norm."""
         return self._hidden[int(self.batch.starts[b]) : int(self.batch.starts[b + 1])]
+
+    def tapped(self, b: int, path: Sequence[int]) -> Tensor:
+        """The inputs of the tapped layers, side by side, at nodes of row b: `[len(path), taps * hidden]`."""
+        if self._tapped is None:
+            raise UsageError("this target taps no layer")
+        places = [int(self.batch.starts[b]) + node for node in path]
+        return self._tapped[torch.tensor(places, dtype=torch.long, device=self._tapped.device)]
 
     def logits(self, b: int, nodes: Sequence[int]) -> Tensor:
         """Logits `[len(nodes),vocab]`, float32, of row b. One call for many nodes costs little more than for one."""
@@ -281,9 +290,15 @@ class Target:
             batch = RowBatch.of(rows, self.facts.vocab_size)
             check_nodes(batch)
             begun = self.pool.begin(batch.slots, batch.sizes)
-            return Step(self, batch, begun, *self.runner(batch), path=self.runner.path)
+            found = self.runner(batch)
+            return Step(self, batch, begun, *found, path=self.runner.path, tapped=self.runner.tapped)
         batch, versions, layout, ids = self._laid_out(rows)
-        return Step(self, batch, versions, self._decoder(ids, layout, self.pool.layers))
+        hidden = self._decoder(ids, layout, self.pool.layers)
+        return Step(self, batch, versions, hidden, tapped=self._decoder.tapped)
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the inputs of these layers, counted from 0, in every step; before the first forward."""
+        (self._decoder if self.runner is None else self.runner).tap(layers)
 
     @property
     def packed(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +15,20 @@ from moa.model.blocks import additive
 from moa.model.checkpoint import backbone_of
 from moa.model.families import facts_of, mask_plan
 from moa.model.shared import SharedWeights
+from moa.model.taps import Taps
 from moa.training.data import Batch
 from moa.training.masks import same_document
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """The target's results for a batch: post-RoPE `keys` and `values` `[layers, B, L, kv_heads, D]`, and its final,
-    normed `hidden` states `[B, L, H]`."""
+    """The target's results for a batch: post-RoPE `keys` and `values` `[layers, B, L, kv_heads, D]`, its final, normed
+    `hidden` states `[B, L, H]`, and the inputs of the tapped layers side by side, `[B, L, taps * H]`."""
 
     keys: Tensor
     values: Tensor
     hidden: Tensor
+    tapped: Tensor | None = None
 
 
 class Teacher:
@@ -43,6 +46,11 @@ class Teacher:
         self.shared = SharedWeights.of(model)
         generation = model.generation_config
         self.eos_ids = facts_of(model.config, generation.eos_token_id if generation else None).eos_ids
+        self._taps: Taps | None = None
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """From now on lessons have the inputs of these layers too."""
+        self._taps = Taps(self.backbone, layers)
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Lesson:
@@ -58,7 +66,8 @@ class Teacher:
             past_key_values=kept,
             use_cache=True,
         ).last_hidden_state
-        return Lesson(torch.stack(kept.keys).transpose(2, 3), torch.stack(kept.values).transpose(2, 3), hidden)
+        keys, values = (torch.stack(rows).transpose(2, 3) for rows in (kept.keys, kept.values))
+        return Lesson(keys, values, hidden, self._taps.take() if self._taps else None)
 
     def _mask(self, allowed: Tensor, index: Tensor) -> Any:
         """One mask, or one per kind of layer where the model mixes full attention with a sliding window."""

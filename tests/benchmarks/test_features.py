@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines.config import KINDS, Kind
-from benchmarks.baselines.eagle3 import Taps, ahead_mask
-from benchmarks.baselines.features import FeatureDrafting, FeatureModel, shifted
+from benchmarks.baselines.eagle3 import ahead_mask
+from benchmarks.baselines.features import FeatureBaseline, shifted
 from moa.model.blocks import additive
 from moa.model.drafting import DraftRequest, Level
+from moa.model.features import FeatureDrafting
+from moa.model.taps import Taps
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
 from moa.training.teacher import Teacher
@@ -21,20 +23,20 @@ KNOWN = 9
 """Tokens that the target has run; the next is pending."""
 
 
-def build(kind: Kind) -> tuple[Target, FeatureModel, list[int], Tensor]:
+def build(kind: Kind) -> tuple[Target, FeatureBaseline, list[int], Tensor]:
     """A target, its drafter, a text, and the target's true features of it, computed apart from the engine."""
     ids = prompts(14)[0]
     teacher = Teacher(tiny_target())
     target = target_for(kind, tiny_target())
     model = baseline(kind, target)
-    assert isinstance(model, FeatureModel)
+    assert isinstance(model, FeatureBaseline)
     taps = Taps(teacher.backbone, model.config.taps) if kind == "eagle3" else None
     hidden = teacher(whole(ids)).hidden
     with torch.inference_mode():
         return target, model, ids, model.read(taps.take() if taps else hidden)
 
 
-def observed(target: Target, model: FeatureModel, ids: list[int]) -> tuple[FeatureDrafting, int]:
+def observed(target: Target, model: FeatureBaseline, ids: list[int]) -> tuple[FeatureDrafting, int]:
     """A drafting that has seen the first tokens as an engine shows them: a chunk, then an accepted path of a tree."""
     drafting = FeatureDrafting(model, slots=2, capacity=64)
     slot, drafter_slot = target.pool.acquire(), drafting.open()
@@ -66,7 +68,7 @@ def test_drafting_on_true_features_is_the_forward_of_training(kind: Kind) -> Non
     drafting, slot = observed(target, model, ids)
     tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
     causal = additive(torch.ones(1, 1, len(ids), len(ids), dtype=torch.bool).tril())
-    hidden, _ = model(tokens, shifted(features, positions), positions, causal, model.empty_rows(tokens))
+    hidden, _ = model.step(tokens, shifted(features, positions), positions, causal, model.empty_rows(tokens))
     wanted = model.logits(hidden)[0]
     for at, logits in enumerate(levels(drafting, slot, ids, features), start=KNOWN):
         torch.testing.assert_close(logits, wanted[at], atol=1e-4, rtol=1e-4)
@@ -81,7 +83,7 @@ def test_the_training_time_test_is_what_drafting_does() -> None:
     wanted = []
     for ahead in range(4):
         mask = additive(ahead_mask(torch.ones_like(tokens), ahead)).unsqueeze(1)
-        hidden, new = model(tokens, fed, positions, mask, past)
+        hidden, new = model.step(tokens, fed, positions, mask, past)
         wanted.append(model.logits(hidden)[0, KNOWN + ahead])
         past = (torch.cat([past[0], new[0]], -2), torch.cat([past[1], new[1]], -2))
         fed = shifted(hidden, positions)

@@ -3,6 +3,7 @@ allocated, nothing read back. So it can be captured as a graph."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -79,6 +80,16 @@ class GraphDecoder:
         """The best logit of each judged token, and the token it is of."""
         self.choices = memory(of=torch.long)
 
+        self._taps: list[tuple[int, int]] = []
+        self.tapped = memory(0)
+        """The inputs of the tapped layers, side by side."""
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Keep the inputs of these layers; before any graph is captured."""
+        width = self._x.shape[1]
+        self._taps = [(layer, width * place) for place, layer in enumerate(layers)]
+        self.tapped = self._x.new_zeros(MOST, width * len(layers))
+
     @property
     def nbytes(self) -> int:
         """Memory of these tensors."""
@@ -105,8 +116,10 @@ class GraphDecoder:
         )
         torch.index_select(weights.embedding, 0, forward.ids, out=x)
         added = None
-        for layer, (keys, values) in zip(weights.layers, self._pool.layers, strict=True):
+        for number, (layer, (keys, values)) in enumerate(zip(weights.layers, self._pool.layers, strict=True)):
             kernels.add_norm(x, added, layer.before, eps, normed)
+            for at in (column for layer_number, column in self._taps if layer_number == number):
+                self.tapped[: tier.tokens, at : at + x.shape[1]].copy_(x)
             kernels.product(normed, layer.qkv, layer.qkv_bias, qkv)
             kernels.rotate_and_store(forward, qkv, weights.turns, layer.head_norms, eps, query, keys, values)
             kernels.attend(forward, query, keys, values, layer.window, layer.scale, parts, sums, attended)

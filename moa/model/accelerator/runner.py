@@ -60,6 +60,9 @@ class GraphRunner:
         self.logits = self._decoder.logits
         self._graphs: dict[Tier, Rerun] = {}
         self._missing: dict[Tier, None] = {}
+        self.tap = self._decoder.tap
+        self.tapped: Tensor | None = None
+        """The inputs of the tapped layers in the latest forward: `[tokens, taps * hidden]`."""
         self.path = ""
         """How the latest forward ran: `graph` or `eager`, and its tier."""
 
@@ -98,12 +101,14 @@ class GraphRunner:
         """Final states `[tokens, hidden]`, and the best token after each judged one (-1 elsewhere; `NO_NUMBER`)."""
         judged = batch.judged()
         choices = np.full(judged.shape, -1, dtype=np.int64)
-        hidden = []
+        hidden, tapped = [], []
         for pieces in cut(batch):
             where = np.concatenate([np.arange(start, stop) + batch.starts[row] for row, start, stop in pieces])
             found, best = self._forward(batch, pieces, np.flatnonzero(judged[where]))
             choices[where[judged[where]]] = best
             hidden.append(found)
+            tapped.append(self._decoder.tapped[: len(found)].clone())
+        self.tapped = torch.cat(tapped) if self._decoder.tapped.shape[1] else None
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden), choices
 
     def _forward(

@@ -97,6 +97,32 @@ def test_a_batch_of_more_than_the_largest_tier_is_several_forwards(monkeypatch: 
     assert results[0][1][2] == [-1] * 9
 
 
+def test_inputs_of_tapped_layers_are_those_of_the_other_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(6)
+    chain, tree = rng.integers(4, 128, 40).tolist(), random_tree(rng, 9)
+    monkeypatch.setattr(buffers, "MOST", 32)
+    monkeypatch.setattr(runner, "cut", lambda batch: cut(batch, 32))
+    packed, library = (
+        Target.from_model(tiny("llama"), slots=2, capacity=64, packed=packed) for packed in (True, False)
+    )
+    found = []
+    for target in (accelerated(slots=2, capacity=64), packed, library):
+        target.tap((3, 0, 3))
+        for _ in range(2):  # on an accelerator the first has no graph yet
+            slots = [target.pool.acquire(), target.pool.acquire()]
+            step = target.forward([Row(slots[0], *tree), Row.chain(slots[1], chain)])
+            found.append(torch.cat([step.tapped(0, [0, 4]), step.tapped(1, range(40))]))
+            for slot in slots:
+                target.pool.release(slot)
+            if target.runner is not None:
+                target.runner.prepare()
+    assert found[0].shape == (42, 3 * 64)
+    for other in found[1:]:
+        torch.testing.assert_close(found[0], other, **CLOSE)
+    with pytest.raises(UsageError, match="taps no layer"):
+        (other := accelerated()).forward([Row.chain(other.pool.acquire(), [5])]).tapped(0, [0])
+
+
 def test_wrong_rows_change_nothing() -> None:
     target = accelerated(slots=1, capacity=128)
     slot = target.pool.acquire()

@@ -1,0 +1,143 @@
+"""Drafting on features, EAGLE's way: the input is token p with the target's state at p - 1, the newest one.
+
+After the last verified token the inputs are the drafter's own predicted features. Row p of its cache belongs to
+token p, so that positions, masks and sampling noise are those of every other drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from moa.model.blocks import Block, masked, rotate
+from moa.model.borrowed import Rows
+from moa.model.drafting import Level, LevelDrafting, append
+from moa.model.slots import SlotPool
+from moa.model.target import Committed
+
+
+class FeatureModel(Protocol):
+    """A one-layer drafter that reads tokens and features."""
+
+    reads_first: bool
+    """Whether the first token, which has no feature before it, has a row, made of zeros."""
+    words: Tensor | None
+    """The target's ids of its own vocabulary, where it has one."""
+
+    @property
+    def weight(self) -> Tensor:
+        """A weight, to read dtype and device from."""
+
+    @property
+    def feature_size(self) -> int:
+        """Width of a feature."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The target's vocabulary."""
+
+    def pool(self, slots: int, capacity: int) -> SlotPool:
+        """Memory for the keys and values of `slots` sequences."""
+
+    def read(self, features: Tensor) -> Tensor:
+        """Preprocess the target's states; a drafted feature is used as it is."""
+
+    def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
+        """Cache rows of tokens that need no logits; one layer, so they depend on nothing but their own input."""
+
+    def step(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Tensor, past: Rows) -> tuple[Tensor, Rows]:
+        """The predicted feature at each token, and the cache rows."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits over `words`, or the whole vocabulary, after a predicted feature."""
+
+
+class FeatureDrafting(LevelDrafting):
+    """Grows trees with a feature model: the input of a node is its parent's predicted feature."""
+
+    def __init__(self, model: FeatureModel, *, slots: int = 1, capacity: int = 2048, scratch: int = 256) -> None:
+        super().__init__(model.vocab_size, model.weight.device, model.words)
+        self.model = model
+        self.pool = model.pool(slots, capacity + scratch)
+        self._newest: dict[int, Tensor] = {}
+        """By slot: the feature of its last observed token."""
+        self._drafted: dict[int, Tensor] = {}
+        """By slot: the predicted features of the nodes fed so far, in the order of `TreeGrower.fed`."""
+
+    def open(self) -> int:
+        """Take an empty slot."""
+        slot = self.pool.acquire()
+        self._newest[slot] = self.model.weight.new_zeros(self.model.feature_size)
+        return slot
+
+    @torch.inference_mode()
+    def copy(self, source: int, tokens: int) -> int:
+        """A new slot with the first tokens of another. The feature of the last one is not kept: it reads as zeros."""
+        slot = self.open()
+        append(self.pool, slot, self.pool.k[:, source, :, :tokens], self.pool.v[:, source, :, :tokens])
+        return slot
+
+    def close(self, slot: int) -> None:
+        """Give a slot back."""
+        super().close(slot)
+        del self._newest[slot]
+        self._drafted.pop(slot, None)
+
+    def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
+        """The target has run these tokens."""
+        self.take(slot, tokens, committed.hidden)
+
+    @torch.inference_mode()
+    def take(self, slot: int, tokens: Sequence[int], states: Tensor) -> None:
+        """Replace drafted rows by rows from the target's own states `[n, *]` of these tokens."""
+        start = self.pool.lengths[slot]
+        features = self.model.read(states.to(self.model.weight.dtype))
+        before = torch.cat([self._newest[slot].unsqueeze(0), features[:-1]])
+        ids = torch.tensor([list(tokens)], device=self.device)
+        positions = torch.arange(start, start + len(tokens), device=self.device).unsqueeze(0)
+        append(self.pool, slot, *self.model.rows(ids, before.unsqueeze(0), positions))
+        self._newest[slot] = features[-1].clone()
+
+    def logits(self, level: Level) -> Tensor:
+        """One step over the frontier of every tree."""
+        features = self._before(level)
+        if not self.model.reads_first and level.view:
+            level.mask[..., 0] = masked(level.mask.dtype)
+        hidden, rows = self.model.step(level.ids, features, level.positions, level.mask, level.past(self.pool)[0])
+        level.keep(self.pool, [rows])
+        for row, (slot, size) in enumerate(zip(level.slots, level.sizes, strict=True)):
+            new = hidden[row, :size]
+            known = level.growers[row].fed
+            self._drafted[slot] = torch.cat([self._drafted[slot], new]) if known else new
+        return self.model.logits(hidden)
+
+    def _before(self, level: Level) -> Tensor:
+        features = self.model.weight.new_zeros(*level.ids.shape, self.model.feature_size)
+        for row, (slot, grower) in enumerate(zip(level.slots, level.growers, strict=True)):
+            if not grower.fed:
+                features[row, 0] = self._newest[slot]
+                continue
+            place = {node: column for column, node in enumerate(grower.fed)}
+            parents = torch.tensor([place[grower.parents[node]] for node in grower.frontier], device=self.device)
+            features[row, : len(parents)] = self._drafted[slot][parents]
+        return features
+
+
+def self_rows(block: Block, normed: Tensor, cos: Tensor, sin: Tensor) -> Rows:
+    """Keys, rotated, and values of a layer's input."""
+    return rotate(block.self_attn.key(normed), cos, sin), block.self_attn.value(normed)
+
+
+def run_layer(
+    block: Block, residual: Tensor, normed: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: Rows
+) -> tuple[Tensor, Rows]:
+    """One decoder layer over `normed`, on top of `residual`; its new cache rows beside its output."""
+    key, value = self_rows(block, normed, cos, sin)
+    query = rotate(block.self_attn.query(normed), cos, sin)
+    keys = torch.cat([past[0].to(key), key], dim=-2)
+    values = torch.cat([past[1].to(value), value], dim=-2)
+    seen = block.self_attn.attend(query, keys, values, mask)
+    return block.feed_forward(residual + seen), (key, value)
