@@ -119,18 +119,19 @@ def moa_config(facts: TargetFacts, changes: Mapping[str, Any]) -> DrafterConfig:
 def build(
     name: str, target: PreTrainedModel, facts: TargetFacts, shape: Mapping[str, Any], distill: Mapping[str, Any],
     seed: int, *, start: Sequence[int] = (), init: Path | None = None, data: PackedRows | None = None,
-    dtype: torch.dtype | None = None,
+    teacher: Teacher | None = None,
 ) -> tuple[Drafter | BaselineModel, Distillation]:  # fmt: skip
     """A preset's drafter and its task. `shape` and `distill` change the MoA drafter's settings in every preset that
     leaves them alone; all others have as many parameters on the device as the MoA drafter of TLI = 0 that comes of it.
     A body starts as the layers `start` of the target's, measured on `data`; EAGLE's layer starts from nothing. With
-    `init`, a MoA drafter goes on from that trained one, in its shape."""
+    `init`, a MoA drafter goes on from that trained one, in its shape. The `teacher` is the target, unless another is
+    given."""
     chosen = preset(name)
     if start:
         shape = {**shape, "layers": len(start)}
     like = moa_config(facts, {**shape, "tli": 0})
     size = parameter_count(new_drafter(like, target), device_only=True)
-    teacher = Teacher(target, dtype)
+    teacher = teacher or Teacher(target)
     settings = _changed(chosen.distill, distill) if chosen.kind == "moa" else chosen.distill
     if chosen.kind == "eagle2" or chosen.kind == "eagle3":
         model = _eagle(chosen.kind, like, size, target, facts)

@@ -20,10 +20,12 @@ from benchmarks.baselines.layers import parameter_count
 from benchmarks.baselines.presets import PRESETS, build, preset
 from benchmarks.baselines.registry import save
 from benchmarks.provenance import write_result
+from benchmarks.witness.rows import StoredTeacher, written
 from moa.errors import UsageError, run_cli
 from moa.model.loading import load_model
 from moa.training.data import PackedRows
 from moa.training.loop import Loop, LoopSettings, peak_memory_mib
+from moa.training.teacher import Teacher
 
 SUMMARY = "training.json"
 LAST = 50
@@ -33,9 +35,10 @@ LAST = 50
 def train_preset(
     name: str, target: str, data: PackedRows, settings: LoopSettings, out: Path, *, shape: Mapping[str, Any],
     distill: Mapping[str, Any], start: Sequence[int] = (), init: Path | None = None, device: str = "cpu",
-    stop: int | None = None,
+    stop: int | None = None, states: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train one preset from its checkpoint to its end, or to the step `stop` of its schedule; returns its summary."""
+    """Train one preset from its checkpoint to its end, or to the step `stop` of its schedule; returns its summary. With
+    `states` the target's results on the data are read from there."""
     last = min(settings.steps, stop or settings.steps)
     recipe: dict[str, Any] = {
         "preset": name,
@@ -54,10 +57,11 @@ def train_preset(
     loaded = load_model(target, device=device)
     torch.manual_seed(settings.seed)
     # In bf16 a copy of the target runs a third faster than the same under autocast.
+    dtype = torch.bfloat16 if settings.precision == "bf16" else None
+    teacher = StoredTeacher(loaded.model, states) if states else Teacher(loaded.model, dtype)
     drafter, task = build(
         name, loaded.model, loaded.facts, shape, distill, settings.seed, start=start, init=init,
-        data=data,
-        dtype=torch.bfloat16 if settings.precision == "bf16" else None,
+        data=data, teacher=teacher,
     )  # fmt: skip
     identity = {name: recipe[name] for name in ("preset", "shape", "distill", "start")}
     loop = Loop(task, data, settings, out, identity={**identity, "rows of data": len(data)})
@@ -123,7 +127,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("presets", nargs="+", metavar="PRESET", help="what to train, in this order; a list is below")
     parser.add_argument("--target", required=True, help="folder or hub id of the target")
-    parser.add_argument("--data", required=True, type=Path, help="folder of packed rows, the same for every preset")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--data", type=Path, help="folder of packed rows, the same for every preset")
+    source.add_argument("--states", type=Path, help="such a folder with the target's states: see benchmarks.witness")
+    parser.add_argument("--rows", type=int, help="train on the first so many rows only")
     parser.add_argument(
         "--out", required=True, type=Path, help="each preset's folder is OUT/PRESET, or OUT/PRESET-SEED"
     )
@@ -158,7 +165,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         preset(name)  # find a misspelt name before hours of training
     fields = [f.name for f in dataclasses.fields(LoopSettings) if hasattr(args, f.name)]
     settings = LoopSettings(**{name: getattr(args, name) for name in fields})
-    data = PackedRows(args.data)
+    data = written(args.states) if args.states else PackedRows(args.data)
+    data = data.first(args.rows or len(data))
     shape, distill = assignments(args.shape, "--shape"), assignments(args.distill, "--distill")
     lines = []
     for name in args.presets:
@@ -167,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         summary = train_preset(
             name, args.target, data, settings, args.out / folder, shape=shape, distill=distill, start=args.start,
             init=args.init, device=args.device, stop=args.stop,
+            states=args.states,
         )  # fmt: skip
         lines.append(line(name, summary))
         print(lines[-1], flush=True)

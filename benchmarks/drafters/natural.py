@@ -16,6 +16,7 @@ from benchmarks.kit.figures import table, titled, values_of
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import shown_name
 from benchmarks.kit.seeds import YARDSTICKS, method, methods
+from benchmarks.witness import texts
 from demo import held_out
 
 
@@ -30,10 +31,14 @@ class Options(Drafted):
     shapes: tuple[str, ...] = one_of(("chain",), SHAPES)
     """Shapes of drafts."""
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
+    witness: bool = False
+    """Code, English and chat-like prompts for the witness, a base model, in place of the demo's."""
 
 
 def measure(options: Options) -> dict[str, Any]:
     """Run every drafter at every temperature; each text is compared with plain decoding's."""
+    if options.witness:
+        return compare(options, texts.prompts(options.per_kind))
     return compare(options, held_out.by_kind(options.per_kind, options.seed))
 
 

@@ -1,4 +1,6 @@
-"""Prepare the witness: `python -m benchmarks.witness FOLDER`; then `moa-train FOLDER ...` and every other command."""
+"""The witness: `python -m benchmarks.witness prepare TARGET`, then `rows TARGET ROWS` (hours, resumable), then
+`python -m benchmarks.baselines.train PRESET... --target TARGET --states ROWS --out DRAFTERS` and
+`python -m benchmarks drafters_witness --target TARGET --drafters DRAFTERS/...`."""
 
 from __future__ import annotations
 
@@ -13,8 +15,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from benchmarks.witness.gguf_model import TERMS, Words, gguf_file, read_model, trimmed
+from benchmarks.witness.rows import write_rows
 from demo import natural
 from moa.errors import UsageError, run_cli
+from moa.model.loading import load_model
 
 _CODE, _ENGLISH, _HELD_OUT = 1200, 6000, 12
 """Texts of each kind that the vocabulary is chosen by, and held-out texts of each kind to check it with."""
@@ -24,16 +28,32 @@ _CHECKED_TOKENS = 512
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, prepare, check, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.witness", description=__doc__)
-    parser.add_argument("out", type=Path, help="folder of the model that is written")
-    parser.add_argument("--vocabulary", type=int, default=32768, help="words that it keeps (default 32768)")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    prepared = verbs.add_parser("prepare", help="the model, from a package")
+    prepared.add_argument("target", type=Path, help="folder of the model that is written")
+    prepared.add_argument("--vocabulary", type=int, default=32768, help="words that it keeps (default 32768)")
+    rows = verbs.add_parser("rows", help="text, and the model's states on it, for training from disk")
+    rows.add_argument("target", type=Path, help="the prepared model")
+    rows.add_argument("rows", type=Path, help="folder that is written, or gone on with")
+    rows.add_argument("--tokens", type=int, default=1_000_000, help="24 kB each on disk (default 1000000)")
+    rows.add_argument("--length", type=int, default=512, help="tokens of a row (default 512)")
     args = parser.parse_args(argv)
-    if args.out.exists():
-        raise UsageError(f"{args.out} exists", hint="remove it, or choose another folder")
+    if args.verb == "rows":
+        write_rows(load_model(args.target), args.rows, tokens=args.tokens, length=args.length)
+    else:
+        prepare(args.target, args.vocabulary)
+    return 0
+
+
+def prepare(out: Path, vocabulary: int) -> None:
+    """Read the package, trim, check, save."""
+    if out.exists():
+        raise UsageError(f"{out} exists", hint="remove it, or choose another folder")
     file = gguf_file()
     print(TERMS, file=sys.stderr)
     words, model = Words.of(file), read_model(file)
     texts = chain(islice(natural.code("train"), _CODE), islice(natural.english("train"), _ENGLISH))
-    small, kept = trimmed(model, words, texts, args.vocabulary)
+    small, kept = trimmed(model, words, texts, vocabulary)
     whole, tokenizer = words.tokenizer(), kept.tokenizer()
     held_out = [*islice(natural.code("heldout"), _HELD_OUT), *islice(natural.english("heldout"), _HELD_OUT)]
     if any(tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) != text for text in held_out):
@@ -41,9 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = statistics.fmean(nats_per_character(model, whole, text) for text in held_out)
     after = statistics.fmean(nats_per_character(small, tokenizer, text) for text in held_out)
     print(f"{len(kept.pieces)} words; held-out text: {after:.3f} nats a character, {before:.3f} with all words")
-    small.save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
-    return 0
+    small.save_pretrained(out)
+    tokenizer.save_pretrained(out)
 
 
 def nats_per_character(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> float:

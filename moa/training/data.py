@@ -6,6 +6,7 @@ The batch of a step is a fixed function of (seed, step), so a resumed run and a 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,12 @@ class PackedRows:
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    def first(self, count: int) -> Self:
+        """Only so many of them."""
+        part = copy.copy(self)
+        part._tokens, part._marks = self._tokens[:count], self._marks[:count]
+        return part
 
     @property
     def length(self) -> int:

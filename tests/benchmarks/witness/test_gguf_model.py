@@ -51,4 +51,4 @@ def test_without_the_package_it_says_what_to_install_and_whose_terms_hold(
 ) -> None:
     monkeypatch.setattr(gguf_model, "PACKAGES", ("a-package-that-nobody-has",))
     with pytest.raises(gguf_model.UsageError, match="Gemma terms"):
-        main([str(tmp_path_factory.mktemp("w") / "new")])
+        main(["prepare", str(tmp_path_factory.mktemp("w") / "new")])

@@ -1,0 +1,89 @@
+"""Training from states on disk is training beside the teacher; rows are written once, and gone on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.baselines import train
+from benchmarks.witness import rows, texts
+from benchmarks.witness.__main__ import main
+from benchmarks.witness.rows import StoredTeacher, write_rows, written
+from moa.errors import UsageError
+from moa.model.loading import load_model
+from moa.training.data import Document
+from moa.training.teacher import Teacher
+from tests.benchmarks.pairs import prompts
+from tests.tiny import save_tiny
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny target, and random documents in place of the packages' text."""
+    made = [Document.text(ids) for ids in prompts(*([24] * 24), seed=2)]
+    monkeypatch.setattr(rows, "documents", lambda tokenizer, tokens, length: made)
+    return save_tiny("llama", tmp_path / "target")
+
+
+def test_stored_lessons_are_the_teachers(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, out = load_model(target), tmp_path / "rows"
+    writes: list[Path] = []
+    real = rows._write
+
+    def cut_short(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        if len(writes) == 5:
+            raise KeyboardInterrupt
+        real(path, tensors)
+        writes.append(path)
+
+    monkeypatch.setattr(rows, "_write", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        write_rows(loaded, out, tokens=600, length=48)
+    assert len(written(out)) == 5
+    monkeypatch.setattr(rows, "_write", lambda path, tensors: (writes.append(path), real(path, tensors)))
+    write_rows(load_model(target), out, tokens=600, length=48)
+    data = written(out)
+    assert len(writes) == len(set(writes)) == len(data) == 12
+    batch = data.batch(0, 0, 3)
+    teacher = Teacher(load_model(target).model, torch.bfloat16)
+    teacher.tap((2, 2, 1))
+    with torch.no_grad():
+        theirs, stored = teacher(batch), StoredTeacher(loaded.model, out)(batch)
+    for name in ("keys", "values", "hidden", "tapped"):
+        torch.testing.assert_close(getattr(stored, name), getattr(theirs, name), atol=0.05, rtol=0.05)
+
+
+def test_training_from_states_is_training_beside_the_teacher(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rows", str(target), str(tmp_path / "rows"), "--tokens", "600", "--length", "48"]) == 0
+    flags = ["--target", str(target), "--steps", "3", "--batch", "2", "--warmup", "1", "--rows", "10"]
+    flags += ["--shape", "self_attention_intermediate_size=600"]
+    names = ["moa0", "eagle2", "eagle3", "independent"]
+    for source in ("--states", "--data"):
+        assert train.main([*names, *flags, source, str(tmp_path / "rows"), "--out", str(tmp_path / source)]) == 0
+    for name in names:
+        stored, beside = (load_file(tmp_path / way / name / "model.safetensors") for way in ("--states", "--data"))
+        for key, weight in stored.items():
+            # Both teachers compute in bf16; their batches differ, and so do last bits.
+            torch.testing.assert_close(weight, beside[key], atol=0.02, rtol=0.02, msg=f"{name}: {key}")
+    capsys.readouterr()
+
+
+def test_without_lessons_it_says_how_to_make_them(target: Path, tmp_path: Path) -> None:
+    rows.pack(rows.documents(None, 1, 48), 48, tmp_path)
+    with pytest.raises(UsageError, match="no lessons"):
+        written(tmp_path)
+
+
+def test_texts_are_of_every_kind_and_held_out_ones_are_others() -> None:
+    found = texts.prompts(2)
+    assert [kind for kind, _ in found] == [kind for kind in texts.KINDS for _ in range(2)]
+    for kind in texts.KINDS:
+        stream = texts.texts(kind, "train")
+        some = {next(stream) for _ in range(5)}
+        assert len(some) == 5
+        assert not any(example.prompt in text for _, example in found for text in some)
