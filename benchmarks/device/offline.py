@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.device.replay import Heard, fresh_drafter, hear
+from benchmarks.device.replay import TargetAnswer, fresh_drafter, target_answers
 from benchmarks.kit.figures import right_by_cut
 from benchmarks.kit.lab import Asking, open_lab
 from benchmarks.kit.progress import steps
@@ -19,7 +19,7 @@ from moa.graph.drafter import run
 from moa.sampling import SamplingSettings
 
 CUTS = (0, 4, 8, 16, 32, 64)
-Finish = Callable[[Heard, int], list[int]]
+Finish = Callable[[TargetAnswer, int], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +33,15 @@ class Options(Asking):
 def alone(device: Device, tokens: int, *, records: bool) -> Finish:
     """The device goes on from the first m tokens."""
 
-    def finish(heard: Heard, cut: int) -> list[int]:
+    def finish(answered: TargetAnswer, cut: int) -> list[int]:
         drafter = fresh_drafter(device)
         if records and drafter.records is not None:
-            rows = len(heard.prompt) + cut - 1
-            drafter.records.put(0, heard.keys[:rows], heard.values[:rows])
-        ids = [*heard.prompt, *heard.answer[:cut]]
-        while len(ids) - len(heard.prompt) < tokens and ids[-1] not in device.codec.eos_ids:
+            rows = len(answered.prompt) + cut - 1
+            drafter.records.put(0, answered.keys[:rows], answered.values[:rows])
+        ids = [*answered.prompt, *answered.answer[:cut]]
+        while len(ids) - len(answered.prompt) < tokens and ids[-1] not in device.codec.eos_ids:
             ids.append(run(drafter.guess(ids, SamplingSettings())))
-        return ids[len(heard.prompt) :]
+        return ids[len(answered.prompt) :]
 
     return finish
 
@@ -49,7 +49,7 @@ def alone(device: Device, tokens: int, *, records: bool) -> Finish:
 async def measure(options: Options) -> dict[str, Any]:
     """Right answers by way and cut."""
     with open_lab(options) as lab:
-        heard = await hear(lab, options.tokens)
+        answered = await target_answers(lab, options.tokens)
     ways: dict[str, Finish] = {
         "target": lambda one, _: one.answer,
         "MoA": alone(lab.device, options.tokens, records=True),
@@ -58,10 +58,10 @@ async def measure(options: Options) -> dict[str, Any]:
     }
     runs = []
     for way, cut in steps([(way, cut) for way in ways for cut in CUTS], "ways and cuts"):
-        answers = [one.answer if len(one.answer) <= cut else ways[way](one, cut) for one in heard]
+        answers = [one.answer if len(one.answer) <= cut else ways[way](one, cut) for one in answered]
         right = sum(lab.right(number, lab.device.codec.decode(answer)) for number, answer in enumerate(answers))
-        same = sum(answer == one.answer for answer, one in zip(answers, heard, strict=True))
-        runs.append({"way": way, "cut": cut, "right": right, "same": same, "asked": len(heard)})
+        same = sum(answer == one.answer for answer, one in zip(answers, answered, strict=True))
+        runs.append({"way": way, "cut": cut, "right": right, "same": same, "asked": len(answered)})
     return {"tokens": options.tokens, "runs": runs}
 
 

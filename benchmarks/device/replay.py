@@ -17,16 +17,14 @@ from edge_client.device import Device
 from edge_client.tools.compare import ask
 from moa.errors import MoaError
 from moa.graph.cache import RecordBuffer
-from moa.graph.drafter import DeviceDrafter, OnnxDrafter, run
+from moa.graph.drafter import DeviceDrafter, OnnxDrafter
 from moa.graph.step import Heads
-from moa.sampling import SamplingSettings
-from moa.tree import TreeShape
 
 _RECORD_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Heard:
+class TargetAnswer:
     """A prompt, what the target says to it, and the activation records of all of it but the last token."""
 
     prompt: list[int]
@@ -40,11 +38,11 @@ class Heard:
         return self.prompt + self.answer
 
 
-async def hear(lab: Lab, tokens: int) -> list[Heard]:
+async def target_answers(lab: Lab, tokens: int) -> list[TargetAnswer]:
     """Let the target answer, and wait for its records in the best precision on the wire."""
     heads = record_heads(lab.device)
-    heard = []
-    for prompt in steps(lab.prompts, "answers heard"):
+    answered = []
+    for prompt in steps(lab.prompts, "answers answered"):
         buffer = RecordBuffer(heads)
         own = with_drafter(lab.device, functools.partial(fresh_drafter, lab.device, buffer))
         async with (
@@ -60,8 +58,8 @@ async def hear(lab: Lab, tokens: int) -> list[Heard]:
                     ids = [*ids, ids[-1]]
                     ids += (await ask(conversation, ids, max_new_tokens=1)).ids
         keys, values = rows_of(buffer, 0, rows)
-        heard.append(Heard(list(prompt), answer.ids, keys.copy(), values.copy()))
-    return heard
+        answered.append(TargetAnswer(list(prompt), answer.ids, keys.copy(), values.copy()))
+    return answered
 
 
 def rows_of(buffer: RecordBuffer, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -69,36 +67,6 @@ def rows_of(buffer: RecordBuffer, start: int, stop: int) -> tuple[NDArray[np.flo
     feeds = buffer.feeds()
     keys, values = (feeds[name][0, :, start:stop].transpose(1, 0, 2) for name in ("record_k", "record_v"))
     return keys, values
-
-
-def accepted_per_round(
-    device: Device, heard: Heard, buffer: RecordBuffer, shape: TreeShape, *, lag: int | None
-) -> list[int]:
-    """Accepted drafts of every round of a replay, when the newest `lag` records of the log have not arrived.
-
-    `buffer` holds what may arrive at all; None is an infinite lag: there are only the prompt's records.
-    """
-    counts = []
-    base = len(heard.prompt) - 1
-    drafter = fresh_drafter(device, RecordBuffer(buffer.heads))
-    assert drafter.records is not None
-    while base + 1 < len(heard.log):
-        limit = len(heard.prompt) if lag is None else max(0, base - lag)
-        drafter.records.truncate(0)
-        for start, stop in buffer.held:
-            if start < min(stop, limit):
-                drafter.records.put(start, *rows_of(buffer, start, min(stop, limit)))
-        tree = run(drafter.draft(heard.log[: base + 1], shape, SamplingSettings()))
-        node, accepted = 0, 0
-        children = {
-            (parent, token): n for n, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)) if n
-        }
-        while base + 1 + accepted < len(heard.log) and (node, heard.log[base + 1 + accepted]) in children:
-            node = children[node, heard.log[base + 1 + accepted]]
-            accepted += 1
-        counts.append(accepted)
-        base += accepted + 1
-    return counts
 
 
 def fresh_drafter(device: Device, buffer: RecordBuffer | None = None) -> OnnxDrafter:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.device.replay import Heard, fresh_drafter, hear, record_heads
+from benchmarks.device.replay import TargetAnswer, fresh_drafter, record_heads, target_answers
 from benchmarks.kit.devices import Script, Way, scripts
 from benchmarks.kit.figures import pivot
 from benchmarks.kit.lab import Asking, Lab, load
@@ -75,15 +75,15 @@ class Options:
             raise UsageError("--start must be at most --most")
 
 
-def drafts_of(device: Device, heard: Heard) -> list[list[int]]:
+def drafts_of(device: Device, answered: TargetAnswer) -> list[list[int]]:
     """What the device drafts after each token of an answer, with the records of the prompt."""
     drafter = fresh_drafter(device, RecordBuffer(record_heads(device)))
     assert drafter.records is not None
-    rows = len(heard.prompt)
-    drafter.records.put(0, heard.keys[:rows], heard.values[:rows])
+    rows = len(answered.prompt)
+    drafter.records.put(0, answered.keys[:rows], answered.values[:rows])
     drafts: list[list[int]] = [[]]
-    for done in range(1, min(len(heard.answer), TOKENS + 1)):
-        log, shape = [*heard.prompt, *heard.answer[:done]], TreeShape.chain(DEPTH, min_score=-1e9)
+    for done in range(1, min(len(answered.answer), TOKENS + 1)):
+        log, shape = [*answered.prompt, *answered.answer[:done]], TreeShape.chain(DEPTH, min_score=-1e9)
         drafts.append(run(drafter.draft(log, shape, SamplingSettings())).tokens[1:])
     return drafts
 
@@ -93,9 +93,9 @@ async def embedded_scripts(url: str, count: int) -> list[Script]:
     device, examples, prompts = load(Asking(per_skill=3))
     found: list[Script] = []
     for example, ids in zip(examples, prompts, strict=True):
-        (heard,) = await hear(Lab(url, device, [example], [ids]), TOKENS + 8)
-        if len(heard.answer) > TOKENS + 1:
-            found.append(Script(heard.prompt, heard.answer[: TOKENS + 1], drafts_of(device, heard)))
+        (answered,) = await target_answers(Lab(url, device, [example], [ids]), TOKENS + 8)
+        if len(answered.answer) > TOKENS + 1:
+            found.append(Script(answered.prompt, answered.answer[: TOKENS + 1], drafts_of(device, answered)))
         if len(found) == count:
             break
     if not found:
