@@ -238,7 +238,7 @@ class Api:
         if asked.previous_response_id is not None:
             before = self._get(asked.previous_response_id, principal)[1].messages
         call = responses.understand(asked, before, self.defaults, principal)
-        shape = ResponseShape(self.answerer.model, call)
+        shape = ResponseShape(self.answerer.model, call, self.answerer.tool_format)
         if not (call.store or call.resumable):
             events = await _opened(request, response_events(call, shape, self._counted))
             frames = _frames(events)

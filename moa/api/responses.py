@@ -30,16 +30,18 @@ from moa.api.requests import (
     chat_role,
     content_text,
     decode,
-    no_calls,
     predicted_text,
     sampling_seed,
     temperature,
     template_variables,
     unsupported,
 )
+from moa.api.tools import Function, Tool, ToolFormat, WrittenCall, chosen
 from moa.logprobs import MAX_TOP
 
 ShortText = Annotated[str, Meta(max_length=512)]
+CallId = Annotated[str, Meta(max_length=128)]
+FunctionName = Annotated[str, Meta(max_length=64)]
 Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], ShortText], Meta(max_length=16)]
 
 
@@ -49,6 +51,10 @@ class Item(msgspec.Struct):
     role: Role | None = None
     content: Content = None
     type: str = "message"
+    call_id: CallId | None = None
+    name: FunctionName | None = None
+    arguments: str = "{}"
+    output: Content = None
 
 
 class ResponseRequest(msgspec.Struct, kw_only=True):
@@ -65,7 +71,9 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     background: bool | None = None
     previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
     metadata: Metadata | None = None
+    tools: Annotated[list[Function], Meta(max_length=128)] | None = None
     tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     truncation: str | None = None
     include: Annotated[list[str], Meta(max_length=16)] | None = None
@@ -82,7 +90,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     moa: Extension | None = None
 
 
-StoredMessages = tuple[dict[str, str], ...]
+StoredMessages = tuple[dict[str, Any], ...]
 _REPEATED = (
     *("previous_response_id", "instructions", "max_output_tokens"),
     *("user", "safety_identifier", "prompt_cache_key"),
@@ -111,7 +119,6 @@ def parse(body: bytes) -> ResponseRequest:
     for name in ("presence_penalty", "frequency_penalty", "prompt", "conversation"):
         if getattr(request, name):
             raise unsupported(name)
-    no_calls(request.tool_choice, "tool_choice")
     answer_format((request.text or {}).get("format"), "text.format")
     if request.truncation not in (None, "disabled"):
         raise unsupported("truncation")
@@ -122,7 +129,7 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
     """Parse the request, which continues the messages `before`."""
     conversation = (*before, *_messages(request.input))
     instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
-    ours = request.moa or Extension()
+    ours, offered = request.moa or Extension(), request.tools or ()
     grammar = answer_format((request.text or {}).get("format"), "text.format")
     mode, patience = defaults.mode_and_patience(ours)
     ask = AnswerRequest(
@@ -130,6 +137,7 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
             messages=(*instructions, *conversation),
             prediction=predicted_text(request.prediction),
             template=template_variables(request.chat_template_kwargs),
+            tools=chosen(request.tool_choice, [Tool(one) for one in offered], request.parallel_tool_calls),
         ),
         max_tokens=request.max_output_tokens,
         temperature=temperature(request.temperature),
@@ -153,6 +161,9 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
             "metadata": request.metadata or {},
             "store": request.store is not False,
             "background": bool(request.background),
+            "tools": [{"type": "function", **msgspec.to_builtins(tool)} for tool in request.tools or ()],
+            "tool_choice": request.tool_choice or "auto",
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "text": {"format": (request.text or {}).get("format") if grammar else {"type": "text"}},
         },
         stream=bool(request.stream),
@@ -162,7 +173,11 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
     )
 
 
-def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, str]]:
+def _called(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, Any]]:
     if isinstance(given, str):
         yield {"role": "user", "content": given}
         return
@@ -170,12 +185,35 @@ def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, str]]:
         where = f"input[{number}]"
         if item.type == "reasoning":  # of an earlier answer that the client returns: templates leave it out
             continue
+        if item.type == "function_call" and item.call_id and item.name:
+            yield {"role": "assistant", "content": "", "tool_calls": [_called(item.call_id, item.name, item.arguments)]}
+            continue
+        if item.type == "function_call_output" and item.call_id:
+            content = content_text(item.output, f"{where}.output")
+            yield {"role": "tool", "content": content, "tool_call_id": item.call_id}
+            continue
         if item.type != "message" or item.role is None:
-            raise bad(f"{where}: only messages are supported, not {item.type!r}", where, "unsupported_content")
+            raise bad(
+                f"{where}: only messages and calls are supported, not {item.type!r}", where, "unsupported_content"
+            )
         yield {"role": chat_role(item.role, where), "content": content_text(item.content, f"{where}.content")}
 
 
 OutputKind = Literal["reasoning", "message"]
+
+
+class CallItem:
+    """A call as an item of a response."""
+
+    kind, text = "function_call", ""
+
+    def __init__(self, call: WrittenCall) -> None:
+        self.id, self.call_id, self.call = f"fc_{secrets.token_hex(16)}", f"call_{secrets.token_hex(12)}", call
+
+    def snapshot(self, status: str) -> dict[str, Any]:
+        """The item, which is complete whatever becomes of the response."""
+        told = {"call_id": self.call_id, "name": self.call.name, "arguments": self.call.arguments}
+        return {"type": self.kind, "id": self.id, "status": "completed", **told}
 
 
 class OutputItem:
@@ -214,10 +252,13 @@ class OutputItem:
 class ResponseShape:
     """One response: its current state, and the events for each change."""
 
-    def __init__(self, model: str, call: ResponseCall) -> None:
+    def __init__(self, model: str, call: ResponseCall, form: ToolFormat | None = None) -> None:
+        """`form` is how the model writes calls."""
         self.id = f"resp_{secrets.token_hex(16)}"
+        tools = call.ask.question.tools
+        self._form = form if tools is not None and tools.choice != "none" else None
         self._parts = Separator()
-        self._items: list[OutputItem] = []
+        self._items: list[OutputItem | CallItem] = []
         self._model, self._created = model, int(time.time())
         self._fields, self._conversation = call.fields, call.conversation
         self._status = "in_progress"
@@ -238,7 +279,10 @@ class ResponseShape:
     def messages(self) -> StoredMessages:
         """The conversation that a later request continues."""
         text = "".join(item.text for item in self._items if item.kind == "message")
-        return (*self._conversation, {"role": "assistant", "content": text})
+        answer: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls := [_called(item.call_id, *item.call) for item in self._items if isinstance(item, CallItem)]:
+            answer["tool_calls"] = calls
+        return (*self._conversation, answer)
 
     def snapshot(self) -> dict[str, Any]:
         """The response object as it is now."""
@@ -253,10 +297,7 @@ class ResponseShape:
             "model": self._model,
             "output": [item.snapshot(self._status) for item in self._items],
             "error": _error(self.error) if self.error is not None else None,
-            "tools": [],
-            "tool_choice": "auto",
             "truncation": "disabled",
-            "parallel_tool_calls": True,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "reasoning": None,
@@ -269,7 +310,7 @@ class ResponseShape:
 
     def begin(self, event: Began) -> Iterator[dict[str, Any]]:
         """Events for a new response."""
-        self._parts = Separator(thinking=event.thinking)
+        self._parts = Separator(thinking=event.thinking, form=self._form)
         yield self._event("response.created", response=self.snapshot())
         yield self._event("response.in_progress", response=self.snapshot())
 
@@ -280,13 +321,29 @@ class ResponseShape:
         if reasoning.text or reasoning.cut is not None:
             yield from self._change("reasoning", reasoning, (), marked=marked)
         scored = show.logprobs if show is not None else ()
-        if answer.text or answer.cut is not None or scored or last or (marked and show is not None):
+        nothing = last and not self._parts.calls
+        if answer.text or answer.cut is not None or scored or nothing or (marked and show is not None):
             yield from self._change("message", answer, scored, marked=marked)
+        if last or not marked:  # else the text of a call may still be withdrawn
+            for call in self._parts.calls[sum(isinstance(item, CallItem) for item in self._items) :]:
+                yield from self._call(CallItem(call))
+
+    def _call(self, item: CallItem) -> Iterator[dict[str, Any]]:
+        yield from self._close_items()
+        place = {"output_index": len(self._items)}
+        self._items.append(item)
+        told, arguments = item.snapshot(self._status), item.call.arguments
+        begun = told | {"arguments": "", "status": "in_progress"}
+        yield self._event("response.output_item.added", item=begun, **place)
+        yield self._event("response.function_call_arguments.delta", item_id=item.id, delta=arguments, **place)
+        done = {"item_id": item.id, "name": item.call.name, "arguments": arguments}
+        yield self._event("response.function_call_arguments.done", **done, **place)
+        yield self._event("response.output_item.done", item=told, **place)
 
     def _change(
         self, kind: OutputKind, part: Change, scored: Sequence[Scored], *, marked: bool
     ) -> Iterator[dict[str, Any]]:
-        item = next((item for item in self._items if item.kind == kind), None)
+        item = next((item for item in self._items if isinstance(item, OutputItem) and item.kind == kind), None)
         if item is None:
             yield from self._close_items()
             item = OutputItem(kind)
@@ -304,7 +361,7 @@ class ResponseShape:
 
     def _close_items(self) -> Iterator[dict[str, Any]]:
         for index, item in enumerate(self._items):
-            if item.closed:
+            if not isinstance(item, OutputItem) or item.closed:
                 continue
             item.closed = True
             more: dict[str, Any] = {"logprobs": item.logprobs} if item.kind == "message" else {}

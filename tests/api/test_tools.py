@@ -178,3 +178,37 @@ async def test_openai_finds_the_calls(stream: bool) -> None:
     assert tools.choice == "auto"
     assert plain.finish_reason == "stop"
     assert plain.message.content == text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_have_calls_as_items(stream: bool) -> None:
+    form = form_of("qwen")
+    text = "I look.\n" + written(form, ("get_weather", ROME), ("clock", NOW))
+    tools: Any = [{"type": "function", **listed(tool)["function"], "strict": True} for tool in BOTH.tools]
+    async with (
+        served(says(*(text[at : at + 7] for at in range(0, len(text), 7)))) as (answerer, address),
+        AsyncOpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
+    ):
+        if stream:
+            async with client.responses.stream(model=MODEL, input="hi", tools=tools) as events:
+                async for _ in events:
+                    pass
+                response: Any = await events.get_final_response()
+        else:
+            response = await client.responses.create(model=MODEL, input="hi", tools=tools)
+        message, weather, clock = response.output
+        assert message.content[0].text == "I look.\n"
+        assert [(one.type, one.name, one.arguments) for one in (weather, clock)] == [
+            ("function_call", "get_weather", ROME),
+            ("function_call", "clock", NOW),
+        ]
+        outputs: Any = [{"type": "function_call_output", "call_id": weather.call_id, "output": "warm"}]
+        how: Any = {"model": MODEL, "tools": tools}
+        await client.responses.create(**how, input=outputs, previous_response_id=response.id)
+        await client.responses.create(
+            **how, input=[{"role": "user", "content": "hi"}, weather.model_dump(exclude_none=True), *outputs]
+        )
+    for ask in answerer.asks[1:]:
+        messages = ask.question.messages or ()
+        assert messages[-1] == {"role": "tool", "content": "warm", "tool_call_id": weather.call_id}
+        assert messages[1]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": ROME}
