@@ -16,6 +16,7 @@ from edge_client.bundles.store import PARTIAL, check_name, store
 from moa.bundle import MANIFEST, Bundle, read_manifest, sha256
 from moa.errors import BundleError, LinkError, UsageError
 from moa.manifest import FileEntry, Manifest
+from moa.process.files import named
 
 Notify = Callable[[str], None]
 _LARGEST_MANIFEST = 4 * 2**20
@@ -32,7 +33,8 @@ def pull(source: str, *, name: str = "", force: bool = False, say: Notify = lamb
     if place.exists() and not force:
         raise UsageError(f"there is a bundle {name} already", hint="--force replaces it, --name keeps both")
     try:
-        _download(source, partial, say)
+        with named(partial):
+            _download(source, partial, say)
     except BundleError:
         shutil.rmtree(partial, ignore_errors=True)  # what was refused is not gone on with
         raise

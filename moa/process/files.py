@@ -7,12 +7,22 @@ import glob
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _SUFFIX = ".partial"
 _STALE_SECONDS = 60.0
 """No write takes so long: the process of an older partial file was killed."""
+
+
+@contextlib.contextmanager
+def named(folder: Path) -> Iterator[None]:
+    """Errors of the operating system that name no file, such as a full disk, name this folder."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(folder)
+        raise
 
 
 def write_whole(path: Path, content: bytes, check: Callable[[Path], object] = lambda written: None) -> None:

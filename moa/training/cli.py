@@ -19,6 +19,7 @@ import torch.distributed as dist
 from moa.errors import UsageError, run_cli
 from moa.model.loading import LoadedModel, load_model
 from moa.model.target import Target
+from moa.process.files import named
 from moa.training import options
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
 from moa.training.loop import join_process_group, peak_memory_mib
@@ -43,7 +44,8 @@ def _main(argv: list[str]) -> None:
         args.precision = args.precision or fast_precision(device)
         dtype = torch.float32 if args.precision == "fp32" else torch.bfloat16
         loaded = load_model(args.target, device=device, dtype=dtype)
-        result = _dry_run(args, loaded) if args.dry_run else _run(args, loaded, argv, began)
+        with named(args.out):
+            result = _dry_run(args, loaded) if args.dry_run else _run(args, loaded, argv, began)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -89,3 +89,16 @@ def device() -> Iterator[Device]:
     """The device."""
     with Device(max_new_tokens=80, reconnect_seconds=0.2) as running:
         yield running
+
+
+@pytest.fixture
+def apart() -> Iterator[tuple[Device, str]]:
+    """A device whose verifier is not there yet, and the port that the verifier shall have."""
+    with Port("127.0.0.1", 0) as free:
+        port = str(free.number)
+    with Device(f"ws://127.0.0.1:{port}", max_new_tokens=1024) as device:
+        yield device, port
+
+
+def online(status: dict[str, Any]) -> bool:
+    return bool(status["link"] == "online")

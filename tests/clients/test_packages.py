@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kit.verifier import Emulated, verifier
-from moa.process.listening import Port
-from tests.clients.conftest import MODEL, PATIENCE, Device
+from tests.clients.conftest import MODEL, PATIENCE, Device, online
 
 langchain = pytest.importorskip("langchain_openai", reason="needs `make clients`")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -138,15 +136,6 @@ def ask_llm(_: str, question: str, *, stream: bool) -> str:
 PACKAGES = {"openai": ask_openai, "langchain_openai": ask_langchain, "litellm": ask_litellm, "llm": ask_llm}
 
 
-@pytest.fixture
-def apart() -> Iterator[tuple[Device, str]]:
-    """A device whose verifier is not there yet, and the port that the verifier shall have."""
-    with Port("127.0.0.1", 0) as free:
-        port = str(free.number)
-    with Device(f"ws://127.0.0.1:{port}", max_new_tokens=1024) as device:
-        yield device, port
-
-
 @pytest.mark.parametrize("package", PACKAGES)
 def test_an_outage_is_no_error_and_no_answer_takes_5_seconds(
     package: str, apart: tuple[Device, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -205,7 +194,3 @@ def test_a_response_that_the_device_wrote_alone_is_corrected_when_the_verifier_i
             verified = api.responses.create(**ask).output_text
             device.until(lambda _: api.responses.retrieve(alone.id).usage.moa["offline_tokens"] == 0)
             assert api.responses.retrieve(alone.id).output_text == verified
-
-
-def online(status: dict[str, Any]) -> bool:
-    return bool(status["link"] == "online")

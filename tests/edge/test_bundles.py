@@ -6,7 +6,10 @@ import gzip
 import http.server
 import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tarfile
 import threading
 import tracemalloc
@@ -269,6 +272,19 @@ def test_a_sparse_member_is_refused(home: Path) -> None:
     (home / "b.tar").write_bytes(header.tobuf() + bytes(1024))
     with pytest.raises(BundleError, match="sparse"):
         pull(str(home / "b.tar"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs limits of a process")
+def test_a_full_disk_is_named(bundle: Path) -> None:
+    program = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
+from edge_client.cli import main
+main(["pull", {str(bundle)!r}, "--name", "mine"])
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].endswith(f"File too large: {store() / 'mine.partial'}")
 
 
 def test_a_redirect_to_another_scheme_is_refused(home: Path) -> None:
