@@ -31,6 +31,9 @@ class Beside:
     calm_health_seconds: float
     p50_ms: float
     calm_p50_ms: float
+    processor: float
+    """Processor time of the verifier in a second: where it is far below 1, waiting was for other programs."""
+    calm_processor: float
     megabytes: float
     """Growth, at most."""
     megabytes_after: float
@@ -56,7 +59,8 @@ class Beside:
         """One line of a table."""
         return (
             f"| {self.flood} | {self.health_seconds:.2f} ({self.calm_health_seconds:.2f}) "
-            f"| {self.p50_ms:.0f} ({self.calm_p50_ms:.0f}) | {self.megabytes:.0f}, then {self.megabytes_after:.0f} "
+            f"| {self.p50_ms:.0f} ({self.calm_p50_ms:.0f}) | {self.processor:.2f} ({self.calm_processor:.2f}) "
+            f"| {self.megabytes:.0f}, then {self.megabytes_after:.0f} "
             f"| {self.descriptors_after} | {self.log_bytes_a_minute / 1000:.0f} kB "
             f"| {self.report['connections']} | {self.load:.1f} | {'; '.join(self.problems) or '-'} |"
         )
@@ -78,7 +82,9 @@ async def _watched(server: Server, seconds: float) -> tuple[Watched, float, floa
 
 async def beside(server: Server, flood: str, seconds: float) -> Beside:
     """Run a flood from another process."""
+    used, began = server.processor, time.monotonic()
     calm, calm_health, _ = await _watched(server, seconds)
+    calm_processor = (server.processor - used) / (time.monotonic() - began)
     memory, descriptors, log = server.memory, server.descriptors, len(server.said)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.torture.http_floods", flood, str(server.api_port), server.greedy, str(seconds)),
@@ -88,8 +94,10 @@ async def beside(server: Server, flood: str, seconds: float) -> Beside:
     if process.stdout is None:
         raise RuntimeError("no pipe")
     await process.stdout.readline()  # it has imported what it needs, and begins
+    used, began = server.processor, time.monotonic()
     seen, health, most = await _watched(server, seconds)
     out, _ = await process.communicate()
+    elapsed = time.monotonic() - began  # a request that has begun is waited for
     await asyncio.sleep(_REST)
     result = Beside(
         flood=flood,
@@ -98,10 +106,12 @@ async def beside(server: Server, flood: str, seconds: float) -> Beside:
         calm_health_seconds=calm_health,
         p50_ms=seen.p50,
         calm_p50_ms=calm.p50,
+        processor=(server.processor - used) / elapsed,
+        calm_processor=calm_processor,
         megabytes=max(0.0, most - memory),
         megabytes_after=server.memory - memory,
         descriptors_after=server.descriptors - descriptors,
-        log_bytes_a_minute=(len(server.said) - log) * 60 / seconds,
+        log_bytes_a_minute=(len(server.said) - log) * 60 / elapsed,
         report=json.loads(out),
         problems=[f"{flood}: {one}" for one in problems(calm, seen)],
     )
