@@ -111,12 +111,12 @@ async def _serve(settings: ClientSettings, serve: ServeSettings, name: str) -> N
             async with endpoint(client, serve, model, port) as address:
                 leave_out_what_is_loaded()
                 print(f"chat page and API at {address} (model {model}); Ctrl-C ends", file=sys.stderr, flush=True)
-                look = asyncio.create_task(_tell_of_the_verifier(client))
+                look = asyncio.create_task(tell_of_the_verifier(client))
                 await stop.wait()
                 look.cancel()
 
 
-async def _tell_of_the_verifier(client: EdgeClient) -> None:
+async def tell_of_the_verifier(client: EdgeClient) -> None:
     """Say at the start if it is not there: then answers are the device's own."""
     try:
         if client.link is not None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from moa.api.answer import AnswerRequest, Encoded, Question
 from moa.api.errors import ApiError, bad
 from moa.api.reasoning import within_thinking
@@ -40,6 +42,10 @@ async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vo
     if question.ids is None:
         _check_size(question, context)
         ids, thinking = await asyncio.to_thread(_prompt, tokenizer, question)
+        if question.tools is not None and question.tools.choice == "auto" and len(ids) > context - context // 8:
+            # Apps such as Open WebUI offer dozens of tools with every message: a short context is for the messages.
+            question = replace(question, tools=None)
+            ids, thinking = await asyncio.to_thread(_prompt, tokenizer, question)
     else:
         ids = question.ids
     _check_ids(ids, context, vocabulary)

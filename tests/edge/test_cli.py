@@ -21,6 +21,8 @@ import pytest
 from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from edge_client.cli import main, parser
 from edge_client.cli.generate import Record
+from edge_client.cli.serve import tell_of_the_verifier
+from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
 from edge_client.events import Confirm, Done, Event, Notice, Prompt, Retract, Token
 from edge_client.screen.live import LiveView
@@ -244,6 +246,27 @@ async def test_a_wrong_token_is_one_clear_line() -> None:
     auth = Authenticator(((token_line("edge", new_token()).split()[0], b"x" * 32),))
     async with kit.verifier(auth=auth) as running:
         await refused(["--verifier", running.transport.url, "--token", "wrong"], b"refused the token", b"--token")
+
+
+async def test_a_chat_in_a_pipe_that_the_verifier_refuses_is_no_success_either() -> None:
+    async with stranger(encode(Error(code=Code.VERSION, message="not with you"))) as url:
+        result = await asyncio.to_thread(run, "chat", "--verifier", url, input=b"hello\n")
+    assert result.returncode == 1
+    assert result.stdout.strip(), "the device answers all the same"
+    assert result.stderr.splitlines()[-1].startswith(b"edge-client: error: the verifier refuses: not with you")
+
+
+async def test_an_endpoint_that_the_verifier_refuses_says_so_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    async with (
+        stranger(encode(Error(code=Code.VERSION, message="not with you"))) as url,
+        EdgeClient(verifier=url, device=kit.device()) as client,
+    ):
+        await tell_of_the_verifier(client)
+    async with EdgeClient(device=kit.device()) as client:
+        await tell_of_the_verifier(client)
+    first, says, second, _ = capsys.readouterr().err.splitlines()
+    assert first.startswith("no verifier now: not with you")
+    assert (second, says) == ("no verifier", "all text is this device's own, and none of it is verified")
 
 
 async def test_more_tokens_than_the_verifier_writes_are_no_quiet_success() -> None:

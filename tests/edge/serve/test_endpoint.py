@@ -256,3 +256,18 @@ async def test_the_model_may_be_left_out_and_the_end_ignored(alone: Served) -> N
             body = {"messages": QUESTION, "max_tokens": 60, "ignore_eos": ignored}
             choice = (await plain.post("chat/completions", json=body)).json()["choices"][0]
             assert (choice["finish_reason"] == "length") == ignored
+
+
+async def test_tools_that_fill_the_context_are_left_out_unless_a_call_is_demanded(alone: Served) -> None:
+    """Open WebUI offers 8,000 tokens of them with every message."""
+    _, api = alone
+    tools = [
+        {"type": "function", "function": {"name": f"f{n}", "description": "what it is for " * 20}} for n in range(60)
+    ]
+    async with browser(str(api.base_url)) as plain:
+        texts = []
+        for more in ({}, {"tools": tools}, {"tools": tools, "tool_choice": "required"}):
+            reply = await plain.post("chat/completions", json={"messages": QUESTION, "max_tokens": 60, **more})
+            texts.append(reply.json().get("choices", [{}])[0].get("message", {}).get("content"))
+    assert texts[0] == texts[1] != ""
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
