@@ -28,7 +28,7 @@ from tests.support.client import client
 from tests.tiny import save_tiny, tiny
 from tests.verifier import kit
 
-TOKENS = 60
+TOKENS = 32
 
 
 @pytest.fixture
