@@ -46,6 +46,7 @@ _ON_REQUEST = (
     Experiment("client_loopback", "drafts of the server beside plain streams, without a link", "device.grid", 6,
                {"links": ["loopback"], "temperatures": [0.0, 0.7, 1.0], "lanes": 1, "repeats": 3, "prompts": 24,
                 "ways": ["plain API streaming", "server-drafted"]}),
+    Experiment("client_everyday", "one-digit sums and everyday questions, online and offline", "device.everyday", 3),
     Experiment("client_exact", "1,400 answers over every link", "device.exact", 5),
 )  # fmt: skip
 _USUAL = (

@@ -7,6 +7,7 @@ from typing import Literal
 from . import natural as text
 from .natural import Split, split_of
 from .skills import SKILLS, TALK, Example, Skill
+from .skills.plain import plain as plain_turns
 
 Kind = Literal["code", "english", "mixed"]
 KINDS: tuple[Kind, ...] = ("code", "english", "mixed")
@@ -35,6 +36,11 @@ def talk(seed: int) -> Iterator[Example]:
     rng = random.Random(f"talk-{seed}")
     while True:
         yield TALK.make(rng)
+
+
+def plain(seed: int) -> Iterator[Example]:
+    """Endless turns in the words of people who do not know the exercises, for training."""
+    return plain_turns(random.Random(f"plain-{seed}"))
 
 
 _PAIRS = (

@@ -24,6 +24,8 @@ class Mix:
     english: int
     more: tuple[str, ...]
     seed: int
+    plain: float = 0.0
+    """Share of turns in the words of people who do not know the exercises."""
 
     def of(self, tokens: int) -> Mix:
         """The same mix of about so many tokens."""
@@ -60,6 +62,16 @@ COURSES = (
         "practice",
         Mix(2_080_000, 110_000, 110_000, ("edit", "count", "function", "story", "word_problem", "sort"), 9),
         LoopSettings(steps=180, batch=32, learning_rate=1.5e-3, warmup=8, checkpoint_every=30),
+    ),
+    Course(
+        "everyday",
+        Mix(385_000, 12_000, 12_000, ("edit", "function", "arithmetic", "word_problem"), 10, plain=0.6),
+        LoopSettings(steps=100, batch=16, learning_rate=8e-4, warmup=5, checkpoint_every=10),
+    ),
+    Course(
+        "settle",
+        Mix(285_000, 10_000, 10_000, ("edit", "function", "count", "json", "filter", "sort"), 11, plain=0.45),
+        LoopSettings(steps=75, batch=16, learning_rate=5e-4, warmup=4, checkpoint_every=10),
     ),
 )
 
@@ -104,13 +116,26 @@ DRAFTER_COURSES = (
     ),
     DrafterCourse(
         "alone",
-        COURSES[-1],
+        COURSES[2],
         LoopSettings(steps=445, batch=16, learning_rate=2e-3, warmup=30, checkpoint_every=50),
         ALONE,
     ),
+    DrafterCourse(
+        "everyday",
+        COURSES[3],
+        LoopSettings(steps=100, batch=16, learning_rate=1e-3, warmup=5, checkpoint_every=10),
+        ALONE,
+    ),
+    DrafterCourse(
+        "settle",
+        COURSES[4],
+        LoopSettings(steps=60, batch=16, learning_rate=6e-4, warmup=4, checkpoint_every=10),
+        ALONE,
+    ),
 )
-"""The embedded drafter came this way. Of the first course, its first 480 steps ran beside earlier stages of the target,
-which are not kept: a repetition learns from the finished target throughout."""
+"""The embedded drafter came the way of the first two courses. Of the first, its first 480 steps ran beside earlier
+stages of the target, which are not kept: a repetition learns from the finished target throughout. `everyday` and
+`settle`, the target's and the drafter's, go on from the embedded weights, which do not have them (docs/log)."""
 
 
 def plan() -> str:

@@ -26,6 +26,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from demo import corpus, natural
 from demo import tokenizer as demo_tokenizer
+from demo.everyday import EVERYDAY
 from demo.pretraining import Pretraining
 from demo.recipe import (
     COURSES,
@@ -46,7 +47,7 @@ from export.embedded import MOST_PROMPTS
 from moa.config import DrafterConfig
 from moa.demo import paths
 from moa.errors import run_cli
-from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
 from moa.model.loading import load_model, load_tokenizer
 from moa.model.target import Target
 from moa.training.data import Document, PackedRows, pack, pieces
@@ -57,6 +58,7 @@ from moa.training.loop import Loop, join_process_group
 from moa.training.sources import DocumentReader, examples
 from moa.training.teacher import Teacher
 
+NAMES = tuple(dict.fromkeys(course.name for course in (*COURSES, *DRAFTER_COURSES)))
 SLOTS = 32
 """Prompts that the target answers at a time."""
 
@@ -75,21 +77,25 @@ def chat_document(tokens: PreTrainedTokenizerBase, examples: list[Example]) -> D
     return Document(ids, wanted)
 
 
-def _turns(mix: Mix) -> Iterator[Example]:
+def turns(mix: Mix) -> Iterator[Example]:
     """What a user may say next: an exercise as a rule."""
     rng = random.Random(f"turns-{mix.seed}")
     streams = [corpus.talk(mix.seed), corpus.mixed("train", mix.seed)]
-    streams.append(corpus.examples("train", mix.seed, mix.more, times=2))
+    streams += [corpus.examples("train", mix.seed, mix.more, times=2), corpus.plain(mix.seed)]
+    shares = (TALK, MIXED, 1 - TALK - MIXED, mix.plain / (1 - mix.plain))
+    held_out = {question.prompt for question in EVERYDAY} if mix.plain else set()
     while True:
-        yield next(rng.choices(streams, (TALK, MIXED, 1 - TALK - MIXED))[0])
+        turn = next(rng.choices(streams, shares)[0])
+        if turn.prompt not in held_out:
+            yield turn
 
 
 def _chats(tokens: PreTrainedTokenizerBase, mix: Mix, longest: int) -> Iterator[Document]:
     rng = random.Random(mix.seed)
-    turns = _turns(mix)
+    said = turns(mix)
     while True:
         count = rng.choice([1, 1, 1, *range(2, longest + 1)])
-        yield chat_document(tokens, [next(turns) for _ in range(count)])
+        yield chat_document(tokens, [next(said) for _ in range(count)])
 
 
 def _plain(tokens: PreTrainedTokenizerBase, texts: Iterator[str]) -> Iterator[Document]:
@@ -164,7 +170,7 @@ def target_config(vocabulary: int) -> LlamaConfig:
     )
 
 
-def train_target(start: Path, out: Path, work: Path) -> None:
+def train_target(start: Path, out: Path, work: Path, courses: Sequence[Course] = COURSES) -> None:
     """Train on from the weights in `start`, or from nothing where it has none, and write half precision to `out`."""
     join_process_group(torch.device("cpu"))
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -174,7 +180,7 @@ def train_target(start: Path, out: Path, work: Path) -> None:
         model = LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
     else:
         model = LlamaForCausalLM(target_config(len(tokens)))
-    for course in COURSES:
+    for course in courses:
         settings = replace(course.settings, batch=course.settings.batch // world)
         Loop(Pretraining(model), packed(tokens, course, work), settings, work / course.name).run()
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -183,17 +189,22 @@ def train_target(start: Path, out: Path, work: Path) -> None:
         tokens.save_pretrained(out)
 
 
-def train_drafter(target: Path, out: Path, work: Path, courses: Sequence[DrafterCourse] = DRAFTER_COURSES) -> None:
+def train_drafter(
+    target: Path, out: Path, work: Path, courses: Sequence[DrafterCourse] = DRAFTER_COURSES, start: Path | None = None
+) -> None:
     """Train the target's MoA drafter course by course, each from the weights of the one before, and write it to `out`
-    in half precision."""
+    in half precision. It goes on from the weights in `start`, or begins as layers of its target."""
     join_process_group(torch.device("cpu"))
     world = dist.get_world_size() if dist.is_initialized() else 1
     loaded = load_model(target)
     torch.manual_seed(courses[0].settings.seed)
-    drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **DRAFTER_SHAPE), loaded.model)
     teacher, tokens = Teacher(loaded.model, torch.bfloat16), AutoTokenizer.from_pretrained(target)
-    first = packed(tokens, courses[0].rows, work)
-    inherit(drafter, teacher, DRAFTER_LAYERS, first.batch(0, 0, CALIBRATION_ROWS))
+    if start:
+        drafter = load_drafter(start, loaded.model, loaded.facts, torch.float32).train()
+    else:
+        drafter = new_drafter(DrafterConfig.for_target(loaded.facts, **DRAFTER_SHAPE), loaded.model)
+        first = packed(tokens, courses[0].rows, work)
+        inherit(drafter, teacher, DRAFTER_LAYERS, first.batch(0, 0, CALIBRATION_ROWS))
     for course in courses:
         task = Distillation(drafter, teacher, course.distill)
         settings = replace(course.settings, batch=course.settings.batch // world)
@@ -229,7 +240,7 @@ def main() -> int:
     parser.add_argument("stage", choices=["tokenizer", "target", "drafter", "prompts", "rows"])
     parser.add_argument("--target", type=Path, default=paths().target, help="folder of the target and its tokenizer")
     parser.add_argument(
-        "--init", type=Path, help="folder of the weights that the target goes on from (default: --target)"
+        "--init", type=Path, help="folder of the weights to go on from (target's default: --target; drafter's: none)"
     )
     parser.add_argument("--drafter", type=Path, default=paths().drafter, help="folder of the finished drafter")
     parser.add_argument(
@@ -239,12 +250,16 @@ def main() -> int:
         "--own", type=float, metavar="T", help="rows of the target's own text at this temperature (0: greedy): its"
         " answers to the exercises, and its continuations of the texts' beginnings",
     )  # fmt: skip
-    parser.add_argument("--course", choices=[course.name for course in COURSES], help="rows of this course alone")
+    parser.add_argument("--course", choices=NAMES, help="only this course, or its rows")
     parser.add_argument("--tokens", type=int, metavar="N", help="rows of about N tokens a course, in the same mix")
     parser.add_argument("--dry-run", action="store_true", help="print the plan of both trainings, and train nothing")
     args = parser.parse_args()
-    if args.stage != "rows" and (args.own, args.course, args.tokens) != (None, None, None):
-        parser.error("--own, --course and --tokens are for rows")
+    if args.stage != "rows" and (args.own, args.tokens) != (None, None):
+        parser.error("--own and --tokens are for rows")
+    courses = [course for course in COURSES if args.course in (None, course.name)]
+    lessons = [course for course in DRAFTER_COURSES if args.course in (None, course.name)]
+    if not (lessons if args.stage == "drafter" else courses):
+        parser.error(f"the {args.stage} has no course {args.course}")
     if args.dry_run:
         print(plan())
         return 0
@@ -256,9 +271,9 @@ def main() -> int:
     elif args.stage == "rows":
         _write_rows(args)
     elif args.stage == "target":
-        train_target(args.init or args.target, args.target, args.work)
+        train_target(args.init or args.target, args.target, args.work, courses)
     else:
-        train_drafter(args.target, args.drafter, args.work)
+        train_drafter(args.target, args.drafter, args.work, lessons, args.init)
     return 0
 
 

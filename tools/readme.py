@@ -24,6 +24,7 @@ TITLES = {
     "acceptance_long": "Tokens won per verification, with room for sixteen",
     "capacity": "Readers that one verifier holds",
     "client_cuts": "The link cut at random bytes",
+    "client_everyday": "One-digit sums and everyday questions, online and offline",
     "client_exact": "Texts equal to the target's, over every link",
     "client_links": "Device and server, by link",
     "client_offline": "Right answers when the link dies after m tokens (replayed)",

@@ -30,6 +30,15 @@ def _work(total: int, sign: str, operand: int) -> str:
     return f"{total} {sign} {tens} = {middle} and {middle} {sign} {ones} = {_apply(middle, sign, ones)}."
 
 
+def add_up(total: int, steps: list[tuple[str, int]]) -> str:
+    """The answer that works a sum out, step by step."""
+    working = []
+    for opening, (sign, operand) in zip(("First,", "Then,", "Then,"), steps, strict=False):
+        working.append(f"{opening} {_work(total, sign, operand)}")
+        total = _apply(total, sign, operand)
+    return " ".join([*working, f"The answer is {total}."])
+
+
 _SIGNS = ((" + ", " - "),) * 5 + (("+", "-"),) * 3 + ((" plus ", " minus "),) * 4
 """How signs are written in a prompt."""
 
@@ -38,13 +47,13 @@ def _draw_sum(rng: random.Random) -> Task:
     total = rng.randint(10, 80) if rng.random() < 0.8 else rng.randint(1, 97)
     steps = rng.choices((1, 2, 3), (9, 10, 1))[0]
     plus, minus = rng.choice(_SIGNS)
-    expression, working = str(total), []
-    for opening in ("First,", "Then,", "Then,")[:steps]:
+    start, expression, taken = total, str(total), []
+    for _ in range(steps):
         sign, operand = _draw_step(rng, total, 39 if steps > 1 else 89)
         expression += f"{plus if sign == '+' else minus}{operand}"
-        working.append(f"{opening} {_work(total, sign, operand)}")
+        taken.append((sign, operand))
         total = _apply(total, sign, operand)
-    return Task("arithmetic", " ".join([*working, f"The answer is {total}."]), {"sum": expression})
+    return Task("arithmetic", add_up(start, taken), {"sum": expression})
 
 
 _GAINS = ("buys", "finds", "gets", "buys", "finds", "gets", "receives", "wins", "collects", "picks up")
@@ -86,20 +95,27 @@ _LONG = {
 }  # fmt: skip
 
 
+def working_units(large: str, small: str, factor: int, many: int, few: int = 0) -> str:
+    """The answer that converts so many large units and a few small ones."""
+    total = many * factor
+    working = f"There are {factor} {small} in 1 {large}, so {many} {large} are {total} {small}."
+    if few:
+        working += f" {total} + {few} = {total + few}."
+    return f"{working} The answer is {total + few} {small}."
+
+
 def _draw_units(rng: random.Random) -> Task:
     large, small, factor, amounts = rng.choice(_UNITS)
     many, few = rng.randint(2, 9), rng.choice(amounts)
-    total = many * factor
-    working = f"There are {factor} {small} in 1 {large}, so {many} {large} are {total} {small}."
     long = rng.random() < 0.35
     said = {unit: rng.choice(_LONG.get(unit, (unit,))) if long else unit for unit in (large, small)}
     gap = "" if len(large) < 3 and not long and rng.random() < 0.2 else " "
     amount = f"{many}{gap}{said[large]}"
     if rng.random() < 0.75:
         amount += f"{rng.choice((' ', ' ', ' and '))}{few}{gap}{said[small]}"
-        working += f" {total} + {few} = {total + few}."
-        total += few
-    return Task("units", f"{working} The answer is {total} {small}.", {"amount": amount, "unit": said[small]})
+    else:
+        few = 0
+    return Task("units", working_units(large, small, factor, many, few), {"amount": amount, "unit": said[small]})
 
 
 SKILLS = (

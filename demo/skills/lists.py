@@ -28,24 +28,34 @@ def _shown(rng: random.Random, values: list[int] | list[str]) -> str:
             return listed(words)
 
 
-def _draw_sort(rng: random.Random) -> Task:
-    values = _spread(rng)
+def sort_steps(values: list[int]) -> str:
+    """The answer that takes the smallest number again and again."""
     left, working = list(values), []
     while len(left) > 1:
         working.append(f"From {listed(left)} take {min(left)}.")
         left.remove(min(left))
     working.append(f"Last is {left[0]}. Sorted: {listed(sorted(values))}.")
-    return Task("sort", " ".join(working), material=_shown(rng, values))
+    return " ".join(working)
 
 
-def _draw_maximum(rng: random.Random) -> Task:
+def _draw_sort(rng: random.Random) -> Task:
     values = _spread(rng)
+    return Task("sort", sort_steps(values), material=_shown(rng, values))
+
+
+def walk_to_maximum(values: list[int]) -> str:
+    """The answer that compares every number with the largest so far."""
     best, working = values[0], [f"Start with {values[0]}."]
     for value in values[1:]:
         relation, verb = ("larger", "take") if value > best else ("smaller", "keep")
         working.append(f"{value} is {relation} than {best}, so {verb} {max(value, best)}.")
         best = max(value, best)
-    return Task("maximum", " ".join([*working, f"The answer is {best}."]), material=_shown(rng, values))
+    return " ".join([*working, f"The answer is {best}."])
+
+
+def _draw_maximum(rng: random.Random) -> Task:
+    values = _spread(rng)
+    return Task("maximum", walk_to_maximum(values), material=_shown(rng, values))
 
 
 _ABOVE = ("greater than",) * 5 + ("above", "above", "larger than", "bigger than", "over", "more than")
@@ -57,6 +67,14 @@ def _passes(value: int, rule: str) -> bool:
     return value > numbers(rule)[0]
 
 
+def check_each(values: list[int], rule: str) -> str:
+    """The answer that checks every number; at least one must pass."""
+    ending = " ends in {}" if rule in ("even", "odd") else ""  # parity is the last digit's
+    working = [f"{value}{ending.format(value % 10)}: {'yes' if _passes(value, rule) else 'no'}." for value in values]
+    kept = [value for value in values if _passes(value, rule)]
+    return " ".join([f"Check which are {rule}.", *working, f"The result is: {listed(kept)}."])
+
+
 def _draw_filter(rng: random.Random) -> Task:
     values = _spread(rng)
     rule = rng.choice(("even", "odd", "more"))
@@ -66,18 +84,19 @@ def _draw_filter(rng: random.Random) -> Task:
         rule = f"greater than {10 * rng.choice(free)}" if free else "even"
     if not any(_passes(value, rule) for value in values):
         rule = "odd" if rule == "even" else "even"
-    ending = " ends in {}" if rule in ("even", "odd") else ""  # parity is the last digit's
-    working = [f"{value}{ending.format(value % 10)}: {'yes' if _passes(value, rule) else 'no'}." for value in values]
-    kept = [value for value in values if _passes(value, rule)]
-    answer = " ".join([f"Check which are {rule}.", *working, f"The result is: {listed(kept)}."])
     said = rule.replace("greater than", rng.choice(_ABOVE))
-    return Task("filter", answer, {"rule": said}, _shown(rng, values))
+    return Task("filter", check_each(values, rule), {"rule": said}, _shown(rng, values))
+
+
+def counted(items: list[str]) -> str:
+    """The answer that numbers the items."""
+    numbered = listed([f"{place} {item}" for place, item in enumerate(items, start=1)])
+    return f"Counting: {numbered}. The answer is {len(items)}."
 
 
 def _draw_count(rng: random.Random) -> Task:
     items = goods(rng, rng.randint(2, 8))
-    counted = listed([f"{place} {item}" for place, item in enumerate(items, start=1)])
-    return Task("count", f"Counting: {counted}. The answer is {len(items)}.", material=_shown(rng, items))
+    return Task("count", counted(items), material=_shown(rng, items))
 
 
 SKILLS = (

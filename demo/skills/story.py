@@ -42,11 +42,15 @@ def _sentence(rng: random.Random, templates: tuple[str, ...], cast: dict[str, st
     return rng.choice(templates).format(**cast, **{slot: rng.choice(words) for slot, words in _FILLERS.items()})
 
 
+def tell(rng: random.Random, cast: dict[str, str]) -> str:
+    """A story with this hero, animal and place."""
+    parts = (_OPENINGS, _MEETINGS, _EVENTS, _ENDINGS) if rng.random() < 0.6 else (_OPENINGS, _MEETINGS, _ENDINGS)
+    return " ".join(_sentence(rng, part, cast) for part in parts)
+
+
 def _draw_story(rng: random.Random) -> Task:
     cast = {"hero": name(rng), "animal": animal(rng), "place": place(rng)}
-    parts = (_OPENINGS, _MEETINGS, _EVENTS, _ENDINGS) if rng.random() < 0.6 else (_OPENINGS, _MEETINGS, _ENDINGS)
-    told = " ".join(_sentence(rng, part, cast) for part in parts)
-    return Task("story", told, {**cast}, facts=tuple(cast.values()))
+    return Task("story", tell(rng, cast), {**cast}, facts=tuple(cast.values()))
 
 
 _KNOWN = {*NAMES, *MORE_NAMES, *ANIMALS, *MORE_ANIMALS, *PLACES, *MORE_PLACES}

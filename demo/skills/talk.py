@@ -22,6 +22,7 @@ _REPLIES = {
     "large": "I only add and subtract, with results up to 99, so I cannot work this out.",
 }
 """One reply each: the demo always describes itself in the same words."""
+DECLINED = _REPLIES["world"]
 
 _TOPICS = (
     "gravity", "the moon", "the French Revolution", "photosynthesis", "black holes", "the stock market",

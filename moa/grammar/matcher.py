@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -52,8 +51,6 @@ _JSON: JsonCompileOptions = {
 }
 """JSON as most programs write it: free white space would let a weak model write nothing else, and leaves less that is
 known in advance."""
-_ELSEWHERE = re.compile(r'"\$ref"\s*:\s*"[^#]')
-"""A reference to another document, or by an `$id`, which drafts resolve in different ways."""
 _TRIES = 100
 """Parts of a schema that are compiled to find the place of an error."""
 _CACHED = 64
@@ -113,8 +110,6 @@ def _tried(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher | str:
     try:
         match grammar.kind:
             case "json_schema":
-                if _ELSEWHERE.search(grammar.text):
-                    return "a $ref must begin with #"
                 text = LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON)
             case "regex":
                 text = LLMatcher.grammar_from_regex(grammar.text)

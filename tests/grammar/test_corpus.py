@@ -1,7 +1,7 @@
 """Schemas that others wrote: whatever a model writes under one of them, its finished answers are valid.
 
 `schemas.json.gz` holds the 1,540 schemas of the JSON-Schema-Test-Suite (MIT), drafts 4 to 2020-12, as jsonschema 4.26
-ships it; 841 of them can be followed.
+ships it; llguidance can follow 886 of them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_whatever_is_chosen_is_valid(every: int) -> None:
                 break
             text.append(rng.choice([token for token in tokens if token]))
     assert finished > (600 if every == 1 else 15)
-    assert len(schemas(every)) > (800 if every == 1 else 20)
+    assert len(schemas(every)) > (850 if every == 1 else 20)
 
 
 @pytest.mark.parametrize("every", [pytest.param(181, id="some"), EVERY[1]])
