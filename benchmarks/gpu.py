@@ -29,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.provenance import write_result
 from moa.config import DrafterConfig
 from moa.errors import UsageError, run_cli
+from moa.model.accelerator.chains import ChainDrafting
 from moa.model.accelerator.runner import Accelerator
 from moa.model.accelerator.sampling import Draw, choose
 from moa.model.checkpoint import new_drafter
@@ -141,8 +142,8 @@ class Bench:
     def prepare(self) -> None:
         """Capture the graphs of the sizes that were just met."""
         runner = self.target.runner
-        while runner is not None and runner.unprepared:
-            runner.prepare()
+        while runner is not None and runner.graphs.unprepared:
+            runner.graphs.prepare()
 
 
 def agreement(bench: Bench) -> Iterator[Line]:
@@ -285,12 +286,21 @@ def drafting(bench: Bench) -> Iterator[Line]:
     target = bench.target
     drafter = new_drafter(DrafterConfig.for_target(target.facts), target.model).eval()
     drafter = drafter.to(bench.device, bench.dtype)
-    ours = MoaDrafting(drafter, slots=max(bench.scale.sessions), capacity=64)
+    runner = target.runner
+    assert runner is not None
+    most = max(bench.scale.sessions)
+    plain = MoaDrafting(drafter, slots=most, capacity=64, scratch=32)
+    ours = ChainDrafting(drafter, runner.graphs, slots=most, capacity=64, scratch=32)
+    ours.prepare()
     for sessions in bench.scale.sessions:
         requests = [DraftRequest(ours.open(), 5, TreeShape.chain(6), SamplingSettings()) for _ in range(sessions)]
-        yield {"drafts of 6, sessions": sessions, "ms": bench.time(partial(ours.draft, requests)), "ok": True}
-        for request in requests:
+        slots = [plain.open() for _ in requests]
+        same = [tree.tokens for tree in plain.draft(requests)] == [tree.tokens for tree in ours.draft(requests)]
+        ms = bench.time(partial(ours.draft, requests)), bench.time(partial(plain.draft, requests))
+        yield {"drafts of 6, sessions": sessions, "ms": ms[0], "without graphs": ms[1], "same": same, "ok": True}
+        for request, slot in zip(requests, slots, strict=True):
             ours.close(request.slot)
+            plain.close(slot)
     slots = bench.slots(1, bench.scale.piece)
     keys, values = target.pool.read(slots[0], 0, bench.scale.piece)
     hidden = torch.zeros(bench.scale.piece, target.facts.hidden_size, dtype=bench.dtype, device=bench.device)

@@ -162,8 +162,8 @@ class Engine:
         self._at_hand = {}
         if self._clock() - self.alive_at >= PROBE_SECONDS and not self._stopping:
             self._probe()
-        if step is None and (runner := self.target.runner) is not None and runner.unprepared:
-            self._hint("graphs", runner.prepare)
+        if step is None and (runner := self.target.runner) is not None and runner.graphs.unprepared:
+            self._hint("graphs", runner.graphs.prepare)
         if self._recorder.pending and (step is None or self._recorder.overdue):
             began, room = self._clock(), self._work.background_room()
             if self._hint("records", lambda: self._recorder.go(room)):

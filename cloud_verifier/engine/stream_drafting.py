@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.work import Job, Lease, RecordRows
 from moa.grammar.drafts import forced_draft
+from moa.model.accelerator.chains import ChainDrafting
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
 from moa.model.features import FeatureDrafting, FeatureModel
@@ -305,12 +307,16 @@ class MoaServerDrafting(RecordDrafting):
     _drafting: MoaDrafting
 
     def __init__(self, target: Target, drafter: Drafter, recorder: Recorder, *, shape: TreeShape) -> None:
-        drafting = MoaDrafting(
-            drafter,
+        make: Callable[..., MoaDrafting] = partial(MoaDrafting, drafter)
+        if target.runner is not None:
+            make = partial(ChainDrafting, drafter, target.runner.graphs)
+        drafting = make(
             slots=drafting_slots(target),
             capacity=target.pool.capacity,
             scratch=shape.breadth * (shape.depth + 1) + 8,
         )
+        if isinstance(drafting, ChainDrafting):
+            drafting.prepare()
         super().__init__(target, drafting, recorder, shape=shape)
         self._drafter = drafter
 

@@ -35,7 +35,7 @@ class Tier(NamedTuple):
     @classmethod
     def of(cls, rows: int, tokens: int, head: bool) -> Tier:
         """The smallest that holds so many rows and tokens."""
-        return cls(_power(rows), max(FEWEST, _power(tokens), _power(rows)), head)
+        return cls(power_of_two(rows), max(FEWEST, power_of_two(tokens), power_of_two(rows)), head)
 
     @property
     def name(self) -> str:
@@ -157,7 +157,7 @@ class Buffers:
 
 def query_block(group: int) -> int:
     """Tokens of a row that attention reads keys for together: with their heads, a tile of at most 64 rows."""
-    return max(1, min(16, 64 // _power(group)))
+    return max(1, min(16, 64 // power_of_two(group)))
 
 
 def check_nodes(batch: RowBatch) -> None:
@@ -195,9 +195,10 @@ def _ancestors(parents: IntArray) -> tuple[IntArray, IntArray]:
     return np.array(depths), np.array(masks, dtype=np.uint64).view(np.int64)
 
 
-def _power(number: int) -> int:
+def power_of_two(number: int) -> int:
+    """The smallest that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()
 
 
 def _powers(most: int) -> list[int]:
-    return [1 << exponent for exponent in range(_power(min(most, MOST)).bit_length())]
+    return [1 << exponent for exponent in range(power_of_two(min(most, MOST)).bit_length())]

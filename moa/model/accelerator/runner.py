@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -14,14 +14,11 @@ from torch import Tensor
 from moa.config import TargetFacts
 from moa.model.accelerator.buffers import MOST, Buffers, RowPiece, Tier, cut
 from moa.model.accelerator.decoder import GraphDecoder, Kernels
+from moa.model.accelerator.graphs import Capture, Graphs, Work, cuda_graphs
 from moa.model.accelerator.sampling import NO_NUMBER
 from moa.model.accelerator.weights import Weights
 from moa.model.pages import PagePool
 from moa.model.rows import RowBatch
-
-Rerun = Callable[[], None]
-Capture = Callable[[Rerun], Rerun]
-"""Makes of a function one that does the same again, on the same memory: a graph."""
 
 
 class Accelerator(NamedTuple):
@@ -41,8 +38,7 @@ class Accelerator(NamedTuple):
 
 
 class GraphRunner:
-    """The decoder over tiers. A tier that has no graph yet runs the same kernels one by one, bitwise the same, until
-    `prepare` is called between rounds."""
+    """The decoder over tiers."""
 
     def __init__(
         self,
@@ -55,11 +51,11 @@ class GraphRunner:
         windows: Sequence[int | None],
     ) -> None:
         weights = Weights.of(model, facts, capacity=capacity, windows=windows)
-        self._decoder, self._capture = GraphDecoder(weights, pool, accelerator.kernels), accelerator.capture
+        self._decoder = GraphDecoder(weights, pool, accelerator.kernels)
+        self.graphs = Graphs(accelerator.capture)
+        """Of forwards, and of the drafter's steps beside them."""
         self._buffers = Buffers(pool, facts.heads // facts.kv_heads)
         self.logits = self._decoder.logits
-        self._graphs: dict[Tier, Rerun] = {}
-        self._missing: dict[Tier, None] = {}
         self.tap = self._decoder.tap
         self.tapped: Tensor | None = None
         """The inputs of the tapped layers in the latest forward: `[tokens, taps * hidden]`."""
@@ -71,11 +67,6 @@ class GraphRunner:
         """Memory of all static buffers."""
         return self._decoder.nbytes + self._buffers.nbytes
 
-    @property
-    def unprepared(self) -> int:
-        """Tiers that were needed and have no graph yet."""
-        return len(self._missing)
-
     def usual(self, most_rows: int, draft: int, prompt: int) -> list[Tier]:
         """Tiers of batches of so many sessions at most: single tokens, drafts of `draft` tokens, pieces of a prompt."""
         tiers = [Tier.of(1, prompt, False)]
@@ -86,15 +77,10 @@ class GraphRunner:
         return list(dict.fromkeys(tiers))
 
     @torch.inference_mode()
-    def prepare(self, tiers: Sequence[Tier] | None = None) -> None:
-        """Capture the graphs of these tiers; without any, of the one that was missed first."""
-        for tier in list(self._missing)[:1] if tiers is None else tiers:
-            self._missing.pop(tier, None)
-            if tier not in self._graphs:
-                run = self._run(tier)
-                self._buffers.clear(tier)
-                run()  # kernels are compiled now: a graph cannot be captured around that
-                self._graphs[tier] = self._capture(run)
+    def prepare(self, tiers: Sequence[Tier]) -> None:
+        """Capture the graphs of these tiers."""
+        for tier in tiers:
+            self.graphs.add(tier.name, self._work(tier))
 
     @torch.inference_mode()
     def __call__(self, batch: RowBatch) -> tuple[Tensor, npt.NDArray[np.int64]]:
@@ -117,12 +103,9 @@ class GraphRunner:
         tokens = sum(stop - start for _, start, stop in pieces)
         tier = Tier.of(len(pieces), tokens, len(judged) > 0)
         self._buffers.fill(tier, batch, pieces, judged)
-        graph = self._graphs.get(tier)
-        self.path = f"{'eager' if graph is None else 'graph'} {tier.name}"
-        if graph is None:
-            self._missing[tier] = None
-            graph = self._run(tier)
-        graph()
+        run, path = self.graphs.get(tier.name, lambda: self._work(tier))
+        self.path = f"{path} {tier.name}"
+        run()
         # Reading waits for the device. A forward without choices is waited for too: the host's buffer is filled again.
         if len(judged):
             best = self._decoder.choices[: len(judged)].cpu().numpy()
@@ -134,20 +117,6 @@ class GraphRunner:
                 torch.cuda.synchronize(self._decoder.hidden.device)
         return self._decoder.hidden[:tokens].clone(), choices
 
-    def _run(self, tier: Tier) -> Rerun:
+    def _work(self, tier: Tier) -> Work:
         forward = self._buffers.views(tier)
-        return lambda: self._decoder.run(forward, tier)
-
-
-def cuda_graphs() -> Capture:
-    """CUDA graphs, which share the memory that libraries may want inside of them."""
-    pool = torch.cuda.graph_pool_handle()
-
-    def capture(run: Rerun) -> Rerun:
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            run()
-        return graph.replay
-
-    return capture
+        return Work(lambda: self._decoder.run(forward, tier), lambda: self._buffers.clear(tier))

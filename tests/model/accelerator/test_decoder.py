@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from moa.errors import NumericalError, UsageError
 from moa.model.accelerator import buffers, runner
 from moa.model.accelerator.buffers import MOST, Buffers, Tier, cut
-from moa.model.accelerator.runner import Accelerator, Rerun
+from moa.model.accelerator.graphs import Rerun
+from moa.model.accelerator.runner import Accelerator
 from moa.model.accelerator.weights import DENSE_FAMILIES
 from moa.model.pages import PAGE, PagePool
 from moa.model.rows import Row, RowBatch
@@ -55,7 +56,7 @@ def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(fa
     texts = [rng.integers(4, 128, int(rng.integers(3, 30))).tolist() for _ in range(3)]
     slots = [prefill(target, text) for text in texts]
     for _ in range(3):
-        target.runner.prepare()
+        target.runner.graphs.prepare()
         trees = [random_tree(rng, int(rng.integers(1, 12))) for _ in slots]
         step = target.forward([Row(slot, *tree) for slot, tree in zip(slots, trees, strict=True)])
         for b, (tokens, parents) in enumerate(trees):
@@ -199,8 +200,8 @@ def test_nothing_is_allocated_and_nothing_waits_inside_of_a_forward() -> None:
     slots = [target.pool.acquire() for _ in range(3)]
     rows = [Row(slot, *random_tree(np.random.default_rng(2), 5)) for slot in slots]
     target.forward(rows)
-    target.runner.prepare()
-    assert not target.runner.unprepared
+    target.runner.graphs.prepare()
+    assert not target.runner.graphs.unprepared
     kernels.calls.clear()
     assert target.forward(rows).path == "graph 4x16"
     assert len(ordered) == 1
@@ -221,8 +222,8 @@ def test_a_tier_is_captured_between_rounds_and_gives_the_same_bits() -> None:
     step = target.forward([row])
     assert step.path == "eager 1x8"
     assert recorder.captured == 0
-    while target.runner.unprepared:
-        target.runner.prepare()
+    while target.runner.graphs.unprepared:
+        target.runner.graphs.prepare()
     assert recorder.captured == 1  # the prompt's forward had the same size
     again = target.forward([row])
     assert again.path == "graph 1x8"

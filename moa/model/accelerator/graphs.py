@@ -1,0 +1,71 @@
+"""Captured graphs by name. Work that has none yet runs the same kernels one by one, bitwise the same, until `prepare`
+is called between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+Rerun = Callable[[], None]
+Capture = Callable[[Rerun], Rerun]
+"""Makes of a function one that does the same again, on the same memory: a graph."""
+
+
+class Work(NamedTuple):
+    """Kernels over static memory."""
+
+    run: Rerun
+    clear: Rerun
+    """Makes the inputs harmless, for a run that nobody asked for."""
+
+
+class Graphs:
+    """What has been captured, and what was needed without."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._ready: dict[str, Rerun] = {}
+        self._missing: dict[str, Work] = {}
+
+    @property
+    def unprepared(self) -> int:
+        """How many were needed and have not been captured yet."""
+        return len(self._missing)
+
+    def get(self, name: str, work: Callable[[], Work]) -> tuple[Rerun, str]:
+        """What to run, and whether it is a `graph` or `eager`."""
+        if name in self._ready:
+            return self._ready[name], "graph"
+        self._missing[name] = made = self._missing.get(name) or work()
+        return made.run, "eager"
+
+    def add(self, name: str, work: Work) -> None:
+        """Capture it, if it was not."""
+        self._missing.pop(name, None)
+        if name not in self._ready:
+            work.clear()
+            work.run()  # kernels are compiled now: a graph cannot be captured around that
+            self._ready[name] = self._capture(work.run)
+            work.clear()
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Capture what was missed first."""
+        for name, work in list(self._missing.items())[:1]:
+            self.add(name, work)
+
+
+def cuda_graphs() -> Capture:
+    """CUDA graphs, which share the memory that libraries may want inside of them."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(run: Rerun) -> Rerun:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            run()
+        return graph.replay
+
+    return capture

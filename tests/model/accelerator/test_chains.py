@@ -1,0 +1,157 @@
+"""The server's chains as graphs draft what `MoaDrafting` drafts, and wait for the device once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moa.config import DrafterConfig
+from moa.model.accelerator.chains import ChainDrafting
+from moa.model.accelerator.graphs import Graphs, Rerun
+from moa.model.borrowed import Sibling
+from moa.model.checkpoint import new_drafter
+from moa.model.drafter import Drafter
+from moa.model.drafting import DraftRequest, MoaDrafting
+from moa.model.rows import Row
+from moa.model.target import Target
+from moa.sampling import SamplingSettings
+from moa.tree import TreeShape
+from tests.tiny import tiny
+
+CAPACITY = 96
+GREEDY = SamplingSettings()
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "published": {},
+    "final state": {"final_state": True},
+    "two borrowed layers": {"tli": 2},
+    "confidence": {"confidence": True},
+    "four layers": {"layers": 4},
+    "no records": {"use_ca": False},
+}
+
+
+class Waits(TorchDispatchMode):
+    """Raises where a step reads the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "equal"):
+            raise AssertionError(f"{func.overloadpacket.__name__} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+class Recorder:
+    """Replays what it captured, and lets no step wait."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def __call__(self, run: Rerun) -> Rerun:
+        def replay() -> None:
+            self.replays += 1
+            with Waits():
+                run()
+
+        return replay
+
+
+def target_of(family: str = "llama") -> Target:
+    return Target.from_model(tiny(family, num_hidden_layers=4), slots=8, capacity=CAPACITY)
+
+
+def drafter_of(target: Target, **how: Any) -> Drafter:
+    torch.manual_seed(0)
+    drafter = new_drafter(DrafterConfig.for_target(target.facts, **how), target.model).eval()
+    with torch.no_grad():
+        for weight in drafter.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return drafter
+
+
+def both(target: Target, drafter: Drafter, lengths: list[int]) -> tuple[MoaDrafting, ChainDrafting, Recorder, Graphs]:
+    """Two drafters that have observed the same texts."""
+    graphs = Graphs(recorder := Recorder())
+    plain = MoaDrafting(drafter, slots=8, capacity=CAPACITY, scratch=24)
+    chains = ChainDrafting(drafter, graphs, slots=8, capacity=CAPACITY, scratch=24)
+    for number, length in enumerate(lengths):
+        slot = target.pool.acquire()
+        ids = [(7 * number + 3 * place) % 120 + 4 for place in range(length)]
+        committed = target.commit(target.forward([Row.chain(slot, ids)]), 0, range(length))
+        for drafting in (plain, chains):
+            drafting.observe(drafting.open(), ids, committed)
+    return plain, chains, recorder, graphs
+
+
+def requests_of(lengths: list[int], sampling: list[SamplingSettings], depth: int) -> list[DraftRequest]:
+    shape = TreeShape.chain(depth)
+    return [DraftRequest(slot, 20 + slot, shape, sampling[slot % len(sampling)]) for slot in range(len(lengths))]
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("lengths", [[5], [9, 1, 30], [40, 2, 17, 3, 50]], ids=str)
+def test_a_chain_is_the_one_that_is_drafted_without_graphs(kind: str, lengths: list[int]) -> None:
+    target = target_of()
+    plain, chains, recorder, graphs = both(target, drafter_of(target, **DRAFTERS[kind]), lengths)
+    kinds = [GREEDY, SamplingSettings(temperature=0.8, seed=3), SamplingSettings(temperature=1.3, seed=5)]
+    for sampling in ([GREEDY], kinds):
+        requests = requests_of(lengths, sampling, 5)
+        wanted = plain.draft(requests)
+        eager = chains.draft(requests)
+        while graphs.unprepared:
+            graphs.prepare()
+        before = recorder.replays
+        found = chains.draft(requests)
+        assert recorder.replays == before + 5, "a graph for each token of the chain"
+        for one, two, three in zip(wanted, found, eager, strict=True):
+            assert one.tokens == two.tokens == three.tokens
+            assert one.parents == two.parents
+            assert one.scores == pytest.approx(two.scores, abs=2e-4)
+            assert two.scores == three.scores
+
+
+def test_a_sibling_as_the_body_drafts_in_graphs_too() -> None:
+    target, small = target_of(), tiny("llama", num_hidden_layers=2, seed=1)
+    config = DrafterConfig.for_target(target.facts, body=small.config.to_dict())
+    drafter = new_drafter(config, target.model, body=Sibling(small)).eval()
+    plain, chains, _, graphs = both(target, drafter, [12, 4])
+    requests = requests_of([12, 4], [GREEDY], 4)
+    chains.draft(requests)
+    while graphs.unprepared:
+        graphs.prepare()
+    assert [one.tokens for one in chains.draft(requests)] == [one.tokens for one in plain.draft(requests)]
+
+
+def test_chains_of_several_depths_end_where_each_should() -> None:
+    target = target_of()
+    plain, chains, _, _ = both(target, drafter_of(target), [6, 20])
+    shapes = [TreeShape.chain(2), TreeShape.chain(6, min_score=-3.0)]
+    requests = [DraftRequest(slot, 9, shape, GREEDY) for slot, shape in enumerate(shapes)]
+    for one, two in zip(plain.draft(requests), chains.draft(requests), strict=True):
+        assert one.tokens == two.tokens
+        assert len(two) <= 7
+
+
+def test_trees_are_drafted_without_graphs() -> None:
+    target = target_of()
+    plain, chains, recorder, graphs = both(target, drafter_of(target), [6])
+    requests = [DraftRequest(0, 9, TreeShape(3, 3, 9), GREEDY)]
+    assert chains.draft(requests)[0].tokens == plain.draft(requests)[0].tokens
+    assert not graphs.unprepared
+    assert recorder.replays == 0
+
+
+def test_a_slot_that_is_given_back_holds_nothing_of_a_chain() -> None:
+    target = target_of()
+    _, chains, _, graphs = both(target, drafter_of(target, tli=1), [6, 3])
+    requests = requests_of([6, 3], [GREEDY], 5)
+    chains.draft(requests)
+    graphs.prepare()
+    chains.draft(requests)
+    for slot in (0, 1):
+        chains.close(slot)
+    for pool in (chains.pool, chains.borrowed, chains.records):
+        assert pool is not None
+        assert not pool.k.any()
+        assert not pool.v.any()
