@@ -11,9 +11,11 @@ again, and every process that a test starts compiles our modules again.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +44,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     flags = facts.get("flags", "").split()
     widest = next((name for name in ("avx512f", "avx2") if name in flags), platform.machine())
     terminalreporter.write_line(f"processor: {facts.get('model name', platform.processor())}, {widest}")
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """Undo what a program does to logging that a test runs in this process: its limits would be another test's."""
+    ours, root = logging.getLogger("cloud_verifier"), logging.getLogger()
+    before = ours.handlers[:], ours.level, ours.propagate
+    foreign = [handler for handler in root.handlers if "pytest" not in type(handler).__module__]
+    yield
+    ours.handlers[:], ours.level, ours.propagate = before
+    for handler in root.handlers[:]:
+        if "pytest" not in type(handler).__module__ and handler not in foreign:
+            root.removeHandler(handler)

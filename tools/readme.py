@@ -32,6 +32,7 @@ TITLES = {
     "client_slow": "Device and server, by link, with a slow target",
     "client_loopback": "Drafts of the server beside plain streams, without a link",
     "drafters_natural": "Drafters of equal training on natural text, by kind",
+    "drafters_witness": "The same drafters on a real model, by kind of text",
     "export_steps": "Step time of the CPU forms",
     "forward": "A verification beside its bare arithmetic",
     "server_load": "The verifier under load",

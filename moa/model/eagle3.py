@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Self
 
 import torch
@@ -30,7 +29,7 @@ from moa.model.loading import locate, read_config
 from moa.model.shared import SharedWeights
 from moa.model.slots import SlotPool
 
-_FILES = ("config.json", "model*.safetensors", "pytorch_model.bin")
+_FILES = ("config.json", "model*.safetensors")
 _PICKLE = "pytorch_model.bin"
 _LAYER = ("midlayer.", "layers.0.")
 """What the authors and SpecForge, and what `speculators` call the decoder layer."""
@@ -220,17 +219,12 @@ class PublishedEagle3(nn.Module):
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:
-    """The weights; the authors' are a pickle, of which only tensors are read."""
-    pickled = folder / _PICKLE
-    if any(folder.glob("*.safetensors")) or not pickled.exists():
-        return stored_weights(folder)
-    try:
-        found: dict[str, Tensor] = torch.load(pickled, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, UnpicklingError, EOFError) as error:
-        raise UsageError(f"{pickled} cannot be read as tensors: {str(error).splitlines()[0]}") from None
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise UsageError(f"{pickled} holds something other than tensors by name")
-    return found
+    if (folder / _PICKLE).exists() and not any(folder.glob("*.safetensors")):
+        raise UsageError(
+            f"{folder / _PICKLE} is a pickle, which is never read; if you trust its author, convert it: "
+            "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')"
+        )
+    return stored_weights(folder)
 
 
 def _words(folder: Path, found: Mapping[str, Tensor], vocab_size: int) -> Tensor | None:

@@ -104,4 +104,4 @@ def test_an_outage_is_no_error_and_every_answer_comes(apart: tuple[Device, str],
         device.until(online)
         assert told("back again", ask(webui, CARRY)) == verified
     print(seconds)  # `pytest -rP` shows them
-    assert max(seconds.values()) < 30  # 2.7 to 5.8 on two cores with a load of 26; its page takes most of that
+    assert max(seconds.values()) < 30  # see docs/serve.md

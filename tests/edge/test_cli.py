@@ -304,7 +304,7 @@ def test_a_trace_is_a_timeline(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     assert offline("hello", "--trace", str(path)).returncode == 0
     events = json.loads(path.read_text())["traceEvents"]
-    assert [e["name"] for e in events].count("offline token") == 5
+    assert [e["name"] for e in events].count("guess") == 5
 
 
 def test_doctor_and_inspect(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,10 +71,7 @@ def write(folder: Path, layout: str, target: Any, words: Sequence[int], *, own_e
     known[list(words)] = True
     maps = {"d2t": torch.tensor(words) - torch.arange(len(words)), "t2d": known}
     stored = {**{prefix + name: value for name, value in layer.items()}, **rest, **maps}
-    if layout == "authors":
-        torch.save(stored, folder / "pytorch_model.bin")
-    else:
-        save_file(stored, folder / "model.safetensors")
+    save_file(stored, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config(layout, vocab, len(words), target.config.hidden_size)))
     return {**{f"layer.{name}": value for name, value in layer.items()}, **rest}
 

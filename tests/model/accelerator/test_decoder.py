@@ -116,7 +116,7 @@ def test_inputs_of_tapped_layers_are_those_of_the_other_decoders(monkeypatch: py
             for slot in slots:
                 target.pool.release(slot)
             if target.runner is not None:
-                target.runner.prepare()
+                target.runner.graphs.prepare()
     assert found[0].shape == (42, 3 * 64)
     for other in found[1:]:
         torch.testing.assert_close(found[0], other, **CLOSE)
