@@ -187,14 +187,23 @@ class Engine:
             drafts = self._drafts(jobs, pieces, guesses)
             drafted = self._clock()
             rows = [self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
-            judged = self._masks.submit(lambda: list(map(_judged, jobs, drafts)))  # beside the forward
+            masks = [
+                self._masks.submit(_judged, job, draft)  # beside the forward
+                for job, draft in zip(jobs, drafts, strict=True)
+                if job.matcher is not None
+            ]
             try:
                 step = self.target.forward([*rows, *map(_piece_row, pieces)])
             finally:
-                wait([judged])  # matchers are used again, whatever happens
+                wait(masks)  # matchers are used again, whatever happens
+            made = iter(masks)
+            judged = [
+                next(made).result() if job.matcher is not None else _judged(job, draft)
+                for job, draft in zip(jobs, drafts, strict=True)
+            ]
             for lease in [*(job.lease for job in jobs), *(piece.lease for piece in pieces)]:
                 self._note_held(lease)
-            accepted = accept_rows(step, judged.result())
+            accepted = accept_rows(step, judged)
             if len(accepted) != len(jobs):
                 raise ValueError(f"{len(accepted)} rows of {len(jobs)} were judged")
             step.wait()

@@ -54,7 +54,7 @@ known in advance."""
 _TRIES = 100
 """Parts of a schema that are compiled to find the place of an error."""
 _CACHED = 64
-"""CompiledGrammar grammars that are kept."""
+"""Compiled grammars that are kept."""
 
 
 class GrammarCompiler:
