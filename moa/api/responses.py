@@ -119,7 +119,6 @@ def parse(body: bytes) -> ResponseRequest:
     for name in ("presence_penalty", "frequency_penalty", "prompt", "conversation"):
         if getattr(request, name):
             raise unsupported(name)
-    answer_format((request.text or {}).get("format"), "text.format")
     if request.truncation not in (None, "disabled"):
         raise unsupported("truncation")
     return request

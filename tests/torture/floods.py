@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from moa.wire import chain_hash
@@ -186,21 +186,28 @@ async def penalty_chains(port: int, token: str, until: float, report: Report) ->
 
 async def half_handshakes(port: int, token: str, until: float, report: Report) -> None:
     """A thousand TCP connections that send nothing, or half of a handshake."""
+    async for held in held_open(port, until, report, most=1000, pause=0.01):
+        if len(held) % 2 == 0:
+            held[-1].write(b"GET / HTTP/1.1\r\nHost: x\r\n")
+
+
+async def held_open(
+    port: int, until: float, report: Report, *, most: int, pause: float
+) -> AsyncGenerator[list[Raw], None]:
+    """One more connection after each pause, `most` at a time: all that are open, the newest last."""
     held: list[Raw] = []
     while time.monotonic() < until:
         try:
-            raw = await Raw.connect(port)
+            held.append(await Raw.connect(port))
         except OSError:
             report.refused += 1
             await asyncio.sleep(0.01)
             continue
         report.connections += 1
-        if len(held) % 2:
-            raw.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
-        held.append(raw)
-        if len(held) > 1000:
+        yield held
+        if len(held) > most:
             held.pop(0).abort()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(pause)
     for raw in held:
         raw.abort()
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.api.large import large_requests
-from tests.torture.floods import Flood, Report, run_flood
+from tests.torture.floods import Flood, Report, held_open, run_flood
 from tests.torture.raw import PATIENCE, Raw
 
 _MODEL = "target"
@@ -104,25 +104,11 @@ def _malformed_heads() -> list[Request]:
 
 async def _idle_connections(port: int, key: str, until: float, report: Report) -> None:
     """Connections without a key that are silent, or send half of a head and a byte of it now and then."""
-    held: list[Raw] = []
-    while time.monotonic() < until:
-        try:
-            raw = await Raw.connect(port)
-        except OSError:
-            report.refused += 1
-            await asyncio.sleep(0.01)
-            continue
-        report.connections += 1
-        held.append(raw)
+    async for held in held_open(port, until, report, most=_IDLE, pause=0.002):
         if len(held) % 3:
-            raw.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+            held[-1].write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
         with contextlib.suppress(OSError):
             held[len(held) // 2].write(b"x")
-        if len(held) > _IDLE:
-            await held.pop(0).gone()
-        await asyncio.sleep(0.002)
-    for raw in held:
-        raw.abort()
 
 
 HTTP_FLOODS: dict[str, Flood] = {
