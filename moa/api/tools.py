@@ -10,9 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from moa.api.errors import bad
-from moa.grammar.spec import Grammar
+from moa.grammar.spec import JSON_STYLE, Grammar
 
-_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANYTHING = "(?s:.*)"
 
 
@@ -201,7 +200,7 @@ def _object(arguments: str) -> Any:
 
 def _json(schema: dict[str, Any] | None, *, lenient: bool) -> str:
     schema = {"type": "object"} if schema is None else schema
-    return "%json " + json.dumps({**schema, "x-guidance": {**_JSON, "lenient": lenient}}, ensure_ascii=False)
+    return "%json " + json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": lenient}}, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:

@@ -18,14 +18,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from moa.errors import UsageError
-from moa.grammar.spec import Grammar, GrammarError
+from moa.grammar.spec import JSON_STYLE, Grammar, GrammarError
 from moa.tokens import common_prefix
 
 if TYPE_CHECKING:
@@ -43,14 +43,7 @@ _LIMITS = LLParserLimits(
 )
 _STEP_SECONDS, _TOKEN_SECONDS = 0.05, 0.0005
 """Processor time of one look at a text, and for each new token of it: what the limits do not bound, this ends."""
-_JSON: JsonCompileOptions = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "lenient": False,
-}
-"""JSON as most programs write it: free white space would let a weak model write nothing else, and leaves less that is
-known in advance."""
+_JSON = cast("JsonCompileOptions", {**JSON_STYLE, "lenient": False})
 _TRIES = 100
 """Parts of a schema that are compiled to find the place of an error."""
 _CACHED = 64

@@ -16,6 +16,9 @@ MAX_BYTES = 2**16
 MAX_DEPTH = 64
 """Brackets in brackets: compilers recurse."""
 Kind = Literal["json_schema", "regex", "lark"]
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as most programs write it: free white space would let a weak model write nothing else, and leaves less that is
+known in advance."""
 
 
 class GrammarError(UsageError):

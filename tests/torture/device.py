@@ -44,7 +44,7 @@ class Outcome:
     """Seconds until it was seen."""
     verified: bool
     megabytes: float
-    """GuessTreeGrower of the process."""
+    """Growth of the process."""
     problems: tuple[str, ...]
 
     def row(self) -> str:

@@ -25,7 +25,7 @@ class Result:
     idle_p99_ms: float
     rounds: int
     megabytes: float
-    """GuessTreeGrower of the process, at most."""
+    """Growth of the process, at most."""
     right: bool
     """Whether the neighbour's text was right."""
     report: dict[str, Any]
