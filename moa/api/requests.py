@@ -6,7 +6,7 @@ An unsupported parameter that would change the answer is refused by name. Unknow
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -191,6 +191,7 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest
     """A chat request."""
     request = decode(body, ChatRequest)
     _refuse_unsupported(request)
+    _check_choices(1, request, defaults)
     no_calls(request.function_call, "function_call")
     grammar = answer_format(request.response_format, "response_format")
     if request.modalities not in (None, [], ["text"]):
@@ -216,7 +217,14 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedR
     if request.chat_template_kwargs:  # a completion has no template
         raise unsupported("chat_template_kwargs")
     limit = request.max_tokens or 16  # OpenAI's default for this route
-    questions = list(_questions(request.prompt, predicted_text(request.prediction)))
+    prompts, prediction = _prompts(request.prompt), predicted_text(request.prediction)
+    _check_choices(len(prompts), request, defaults)  # before anything is made of them
+    questions = [
+        Question(text=one, prediction=prediction)
+        if isinstance(one, str)
+        else Question(ids=tuple(one), prediction=prediction)
+        for one in prompts
+    ]
     return _call(request, questions, limit, defaults, principal, request.logprobs, chat=False)
 
 
@@ -342,9 +350,6 @@ def _call(
     chat: bool,
     grammar: Grammar | None = None,
 ) -> ParsedRequest:
-    choices = len(questions) * (request.n or 1)
-    if choices > defaults.max_choices:
-        raise bad(f"{choices} answers in one request, at most {defaults.max_choices}", "n")
     ours = request.moa or Extension()
     stop = stop_texts(request.stop)
     mode, patience = defaults.mode_and_patience(ours)
@@ -381,18 +386,18 @@ def _call(
     )
 
 
-def _questions(prompt: str | list[Any], prediction: str) -> Iterator[Question]:
+def _check_choices(questions: int, request: Common, defaults: Defaults) -> None:
+    choices = questions * (request.n or 1)
+    if choices > defaults.max_choices:
+        raise bad(f"{choices} answers in one request, at most {defaults.max_choices}", "n")
+
+
+def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    """The prompts of a completion, each as text or ids."""
     given: list[Any] = [prompt] if isinstance(prompt, str) else prompt
     if len({type(one) for one in given}) > 1:
         raise bad("the prompt mixes texts and ids", "prompt")
-    if isinstance(given[0], int):
-        yield Question(ids=tuple(given), prediction=prediction)
-        return
-    for one in given:
-        if isinstance(one, str):
-            yield Question(text=one, prediction=prediction)
-        else:
-            yield Question(ids=tuple(one), prediction=prediction)
+    return [given] if isinstance(given[0], int) else given
 
 
 def _refuse_unsupported(request: Common) -> None:
