@@ -32,7 +32,7 @@ HANDLE = """
         catch (error) { if (error instanceof messages.Refusal) return error.code; throw error; }
     });
     if (ask.hash) return ask.hash.map(chainHash);
-    if (ask.noise) return ask.noise.map(([seed, position, tokens]) => new Uint8Array(gumbel(seed, position, tokens).buffer));
+    if (ask.noise) return ask.noise.map((about) => new Uint8Array(gumbel(...about).buffer));
     if (ask.constants) return {
         ...messages, CLIENT: Object.fromEntries(Object.entries(messages.CLIENT).map(([k, f]) => [k, Object.keys(f)])),
         SERVER: Object.fromEntries(Object.entries(messages.SERVER).map(([k, f]) => [k, Object.keys(f)])),
