@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-from cloud_verifier.engine.deciding import decide
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece, StepOutcome
 from cloud_verifier.engine.stream_drafting import FlatTree, NoDrafting, ServerDrafting
@@ -46,6 +45,7 @@ from moa.model.choosing import Judged, accept_rows, log_probabilities
 from moa.model.target import Row, Step, Target
 from moa.tree import Accepted
 from moa.wire.codes import Code, Refusal
+from moa.wire.finish import cut_path
 from moa.wire.messages import Stream, Verify
 
 _PAUSE = 0.001
@@ -177,8 +177,10 @@ class Engine:
     ) -> None:
         """Run drafts and pieces of prompts in one forward; rows that cannot run are reported, and the others run."""
         between = self._between(jobs)
-        guesses = {job: self._guesses(job, planned.worth) for job in jobs}
-        jobs = [job for job in self._ready(jobs, guesses) if self._claim(job.lease, job, outcome)]
+        guesses = {job: self._guesses(job, planned.worth) for job in jobs if job.guesses is not None}
+        waiting = {job for job, draft in guesses.items() if draft is None and job.guesses and job.guesses.waits}
+        self._report([Waiting(job) for job in waiting])
+        jobs = [job for job in jobs if job not in waiting and self._claim(job.lease, job, outcome)]
         pieces = [one for one in pieces if self._claim(one.lease, None, outcome) and one.lease.length < one.goal]
         if not jobs and not pieces:
             return
@@ -187,18 +189,17 @@ class Engine:
             drafts = self._drafts(jobs, pieces, guesses)
             drafted = self._clock()
             rows = [self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
-            masks = [
-                self._masks.submit(_judged, job, draft)  # beside the forward
+            masks = {
+                job: self._masks.submit(_judged, job, draft)  # beside the forward
                 for job, draft in zip(jobs, drafts, strict=True)
                 if job.matcher is not None
-            ]
+            }
             try:
                 step = self.target.forward([*rows, *map(_piece_row, pieces)])
             finally:
-                wait(masks)  # matchers are used again, whatever happens
-            made = iter(masks)
+                wait(masks.values())  # matchers are used again, whatever happens
             judged = [
-                next(made).result() if job.matcher is not None else _judged(job, draft)
+                masks[job].result() if job in masks else _judged(job, draft)
                 for job, draft in zip(jobs, drafts, strict=True)
             ]
             for lease in [*(job.lease for job in jobs), *(piece.lease for piece in pieces)]:
@@ -225,9 +226,9 @@ class Engine:
             began = drafted if isinstance(job.request, Verify) else started
             timing = Timing(1000 * (began - job.enqueued), 1000 * (ended - began), len(jobs))
             try:
-                foreseen = len(draft[0]) - 1 if guesses[job] is not None else 0
+                foreseen = len(draft[0]) - 1 if guesses.get(job) is not None else 0
                 reports.append(self._settle(step, b, job, draft, accepted[b], timing, foreseen))
-                if isinstance(job.request, Stream) and guesses[job] is None:
+                if isinstance(job.request, Stream) and guesses.get(job) is None:
                     won[job] = len(accepted[b].path) - 1
             except Exception as error:
                 self._fail(job.lease, job, error)
@@ -278,23 +279,21 @@ class Engine:
             ours = self._hint("drafting", lambda: self._drafting.matching(job)) or 0.0
         return picked[:2] if picked.expected >= ours else None
 
-    def _ready(self, jobs: Sequence[Job], guesses: Mapping[Job, FlatTree | None]) -> list[Job]:
-        """All but the streams that wait for more guesses, which are reported."""
-        wait = {job for job in jobs if job.guesses is not None and job.guesses.waits and guesses[job] is None}
-        self._report([Waiting(job) for job in wait])
-        return [job for job in jobs if job not in wait]
-
     def _drafts(
         self, jobs: Sequence[Job], pieces: Sequence[PrefillPiece], guesses: Mapping[Job, FlatTree | None]
     ) -> list[FlatTree]:
-        made = {job: draft for job in jobs if (draft := guesses[job]) is not None}
-        made |= {job: _as_sent(job) for job in jobs if isinstance(job.request, Verify)}
-        streams = [job for job in jobs if job not in made]
-        beside = sum(len(tokens) for tokens, _ in made.values()) + sum(piece.size for piece in pieces)
-        ours = self._hint("drafting", lambda: self._drafting.draft(streams, beside)) if streams else None
-        if ours is None or len(ours) != len(streams):
-            ours = NoDrafting().draft(streams)
-        made |= dict(zip(streams, ours, strict=True))
+        made: dict[Job, FlatTree] = {}
+        for job in jobs:
+            if isinstance(request := job.request, Verify):
+                made[job] = request.tokens, request.parents or range(-1, len(request.tokens) - 1)
+            elif (draft := guesses.get(job)) is not None:
+                made[job] = draft
+        if streams := [job for job in jobs if job not in made]:
+            beside = sum(len(tokens) for tokens, _ in made.values()) + sum(piece.size for piece in pieces)
+            ours = self._hint("drafting", lambda: self._drafting.draft(streams, beside))
+            if ours is None or len(ours) != len(streams):
+                ours = NoDrafting().draft(streams)
+            made |= zip(streams, ours, strict=True)
         for job, draft in made.items():
             job.nodes = len(draft[0])
         return [made[job] for job in jobs]
@@ -309,7 +308,9 @@ class Engine:
     def _settle(
         self, step: Step, b: int, job: Job, draft: FlatTree, accepted: Accepted, timing: Timing, foreseen: int
     ) -> Settled | Streamed:
-        path, next_token, finish, done = decide(accepted, job, draft, self._decode)
+        path, next_token, finish = cut_path(
+            job.rules, job.ids, draft[0], accepted.path, accepted.next_token, self._decode
+        )
         if self._near_tie:
             self._hint("metrics", lambda: self._count_near_ties(step, b, path))
         new = [*(draft[0][node] for node in path[1:]), next_token]
@@ -319,6 +320,7 @@ class Engine:
             return Settled(job, path, next_token, finish, timing, logprobs)
         job.ids += new
         job.deadline = float("inf")  # it has begun
+        done = bool(finish) or job.cancelled
         return Streamed(job, new, finish, len(draft[0]) - 1, done, timing, logprobs, foreseen)
 
     # ---- slots
@@ -508,9 +510,3 @@ def _judged(job: Job, draft: FlatTree) -> Judged:
         return Judged(tokens, parents, job.ids, job.sampling)
     tokens, masks = mask.judge(tokens, parents)
     return Judged(tokens, parents, job.ids, job.sampling, masks)
-
-
-def _as_sent(job: Job) -> FlatTree:
-    if not isinstance(job.request, Verify):
-        raise TypeError("a stream brings no draft of its own")
-    return job.request.tokens, job.request.parents or range(-1, len(job.request.tokens) - 1)

@@ -6,14 +6,16 @@ A transport feeds frames to `Channel.receive` and sends what the channel's `outb
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from cloud_verifier.logs import log
 from cloud_verifier.sessions.budgets import FRAMES, REFUSALS, Meter
 from cloud_verifier.sessions.handshake import answer_hello
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.service import Service
-from cloud_verifier.sessions.session import BYTES_PER_TOKEN, ServerSession
+from cloud_verifier.sessions.session import BYTES_PER_TOKEN
 from moa.grammar.matcher import CompiledGrammar
+from moa.grammar.spec import Grammar
 from moa.wire.codec import check, decode_client
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.messages import (
@@ -48,6 +50,7 @@ class Channel:
         self.features: frozenset[str] = frozenset()
         self.welcomed = asyncio.Event()
         self.outbox = Outbox(service.metrics, service.limits, service.clock, meter)
+        self._own = partial(service.table.attached, principal=principal, outbox=self.outbox)
         self._meter = meter
         self._bad = 0
         self._refused_opens: set[bytes] = set()
@@ -79,19 +82,19 @@ class Channel:
             if not (self.welcomed.is_set() or isinstance(message, Hello)):
                 raise Refusal(Code.BAD_MESSAGE, "the first message must be hello")
             check(message, self.limits, self.service.facts.vocab_size)
-            self._meter.spend(FRAMES, len(getattr(message, "held", None) or ()) // _RANGES_PER_FRAME)
-            compiled = await self._compiled(message)
+            if held := getattr(message, "held", None):
+                self._meter.spend(FRAMES, len(held) // _RANGES_PER_FRAME)
             match message:
                 case Verify() | Stream():
                     self._round(message, arrived)
                 case Foresee():
                     self._foresee(message, arrived)
                 case Open():
-                    self._open(message, compiled)
+                    self._open(message, await self._compiled(message.grammar))
                 case Resume():
                     self._resume(message)
                 case Append():
-                    self._append(message, compiled)
+                    self._append(message, await self._compiled(message.grammar))
                 case Cancel():
                     session = self._own(message.session)
                     self.service.perform(session, session.cancel(message.round))
@@ -99,7 +102,7 @@ class Channel:
                     self._sync(message)
                 case Ack():
                     if self.outbox.ack(message.received):
-                        self._useful()
+                        self._meter.give_back(FRAMES)
                 case Close():
                     self._close(message)
                 case Hello():
@@ -126,9 +129,8 @@ class Channel:
         if not self.welcomed.is_set():
             raise CloseConnection(CloseCode.PROTOCOL_ERROR, "hello was refused") from None
 
-    async def _compiled(self, message: ClientMessage) -> CompiledGrammar | None:
+    async def _compiled(self, grammar: Grammar | None) -> CompiledGrammar | None:
         """The grammar of an opening or a turn. Frames behind it wait, those of other connections do not."""
-        grammar = message.grammar if isinstance(message, Open | Append) else None
         if grammar is None:
             return None
         self._agreed("grammar", "answers that match a grammar")
@@ -166,7 +168,7 @@ class Channel:
         except BaseException:
             session.give_up()
             raise
-        self._useful()
+        self._meter.give_back(FRAMES)
 
     def _foresee(self, message: Foresee, arrived: float) -> None:
         self._agreed("foresee", "guesses ahead of a stream")
@@ -176,7 +178,7 @@ class Channel:
             outputs, useful = session.foresee(message, arrived)
             self.service.go_on(session, outputs)
             if useful:
-                self._useful()
+                self._meter.give_back(FRAMES)
 
     def _open(self, message: Open, compiled: CompiledGrammar | None) -> None:
         session = self.table.find(message.session, self.principal)
@@ -184,7 +186,7 @@ class Channel:
             if (own := len(self.outbox.sessions)) >= self.limits.max_sessions_per_connection:
                 raise Refusal(Code.LIMIT, f"{own} sessions on this connection", limit="max_sessions_per_connection")
             session = self.service.open(message, self.principal, self.features, compiled)
-            self._useful()
+            self._meter.give_back(FRAMES)
             log.info(
                 "session opened",
                 extra={
@@ -227,7 +229,7 @@ class Channel:
         before = len(session.log)
         outputs = session.append(message, compiled)
         if len(session.log) > before:
-            self._useful()
+            self._meter.give_back(FRAMES)
         self.service.prepare(session, outputs)
 
     def _sync(self, message: Sync) -> None:
@@ -245,13 +247,6 @@ class Channel:
 
     # ---- helpers
 
-    def _own(self, id: bytes) -> ServerSession:
-        return self.table.attached(id, self.principal, self.outbox)
-
     def _agreed(self, feature: str, what: str) -> None:
         if feature not in self.features:
             raise Refusal(Code.UNSUPPORTED, f"{what} were not agreed")
-
-    def _useful(self) -> None:
-        """The frame brought new work: it does not count against the budget of empty ones."""
-        self._meter.give_back(FRAMES)

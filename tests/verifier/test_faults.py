@@ -161,7 +161,7 @@ def forked(found: list[Accepted]) -> list[Accepted]:
 
 PLACES: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     "target": (lambda world: world.served.target, ("forward", "commit")),
-    "engine": (lambda world: core, ("accept_rows", "decide", "log_probabilities")),
+    "engine": (lambda world: core, ("accept_rows", "cut_path", "log_probabilities")),
     "pool": (lambda world: world.pool, ("acquire", "share", "begin", "release")),
     "scheduler": (lambda world: world.scheduler, ("schedule", "finished", "background_room", "background_ran")),
     "drafting": (lambda world: world.drafting, ("draft", "ran", "matching", "close")),
@@ -173,7 +173,7 @@ ANSWERS: dict[str, list[Callable[[Any], Any]]] = {
     "forward": [broken, halved, lambda step: None],
     "commit": [lambda committed: None],
     "accept_rows": [lambda found: found[:-1], lambda found: None, forked],
-    "decide": [lambda found: None],
+    "cut_path": [lambda found: None],
     "draft": [lambda drafts: drafts[:-1], lambda drafts: None, lambda drafts: [([], []) for _ in drafts]],
     "matching": [lambda gain: float("nan")],
 }

@@ -212,7 +212,7 @@ RAISING = [
     *((Service, name, TOLD) for name in ("join", "admit", "open", "perform")),
     *((Service, name, TOLD) for name in ("go_on", "prepare")),
     *((Service, name, DONE) for name in ("_take", "_pay")),
-    *((Channel, name, TOLD) for name in ("__init__", "receive", "_hello", "_useful")),
+    *((Channel, name, TOLD) for name in ("__init__", "receive", "_hello")),
     *((Meter, name, TOLD) for name in ("belongs_to", "give_back")),
     (Metrics, "accepted", DONE),
     (log, "info", TOLD),
