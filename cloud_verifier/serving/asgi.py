@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosedError
 from cloud_verifier.app import Verifier
 from cloud_verifier.logs import log
 from cloud_verifier.serving.admission import Admission, Reply
+from cloud_verifier.serving.auth import authorizations
 from cloud_verifier.serving.conversation import converse
 from cloud_verifier.sessions.budgets import BYTES, FRAMES, Meter
 from cloud_verifier.sessions.outbox import CloseConnection
@@ -66,7 +67,8 @@ class AsgiVerifier:
 
     def _answer(self, scope: AsgiScope) -> Reply | str:
         path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
-        return self._admission.answer(path, _values(scope, b"authorization"), _peer(scope))
+        given = authorizations(_values(scope, b"authorization"), scope.get("subprotocols", ()))
+        return self._admission.answer(path, given, _peer(scope))
 
     async def _websocket(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         await receive()  # the request itself

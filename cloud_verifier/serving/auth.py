@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from typing import Protocol
 from cloud_verifier.logs import log
 from moa.api.access import ANONYMOUS
 from moa.errors import ConfigError, UsageError
+from moa.wire.versions import TOKEN_SUBPROTOCOL
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -81,6 +82,12 @@ class Authenticator:
             if hmac.compare_digest(presented, digest) and found is None:
                 found = name
         return found if scheme.lower() == "bearer" else None
+
+
+def authorizations(headers: Sequence[str], subprotocols: Iterable[str]) -> list[str]:
+    """A handshake's Authorization headers, and those that a web page offers as subprotocols instead."""
+    tokens = (name.removeprefix(TOKEN_SUBPROTOCOL) for name in subprotocols if name.startswith(TOKEN_SUBPROTOCOL))
+    return [*headers, *(f"Bearer {token}" for token in tokens)]
 
 
 class Credentials(Protocol):

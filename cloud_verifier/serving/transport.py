@@ -14,6 +14,7 @@ from websockets.typing import Origin, Subprotocol
 
 from cloud_verifier.logs import log
 from cloud_verifier.serving.admission import FAILED, Admission, Reply
+from cloud_verifier.serving.auth import authorizations
 from cloud_verifier.serving.connection import Connection
 from cloud_verifier.serving.conversation import converse
 from cloud_verifier.serving.secured import kind, tls
@@ -126,7 +127,9 @@ class Transport:
         ours = _ours(connection)
         try:
             self._half_open.leave(ours)
-            answer = self._admission.answer(request.path, request.headers.get_all("Authorization"), ours.peer)
+            offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).replace(" ", "").split(",")
+            given = authorizations(request.headers.get_all("Authorization"), offered)
+            answer = self._admission.answer(request.path, given, ours.peer)
         except Exception:
             log.exception("a request failed", extra={"peer": ours.peer, "event": "request_failed"})
             answer = FAILED

@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from moa.api.policy import policy
+
 _TYPES = {
     "css": "text/css; charset=utf-8",
     "html": "text/html; charset=utf-8",
@@ -18,18 +20,7 @@ _TYPES = {
     "svg": "image/svg+xml",
     "webmanifest": "application/manifest+json",
 }
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "connect", "manifest", "worker")),
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types service-worker",
-    )
-)
-"""Nothing from other hosts, no inline scripts or styles, and no strings as HTML."""
+POLICY = policy()
 
 
 def page(package: str, folder: str, at: str) -> Iterator[Route]:

@@ -24,6 +24,9 @@ log-probabilities, guesses ahead of a stream, answers that match a grammar."""
 SUBPROTOCOL = "moa.v2"
 """The websocket subprotocol offered in the handshake, so that a proxy or an unrelated server is noticed at once."""
 
+TOKEN_SUBPROTOCOL = "moa.token."
+"""A second subprotocol, which carries the token of a web page: scripts cannot set headers."""
+
 SESSION_HEADER = "X-Session-Id"
 """Header of the handshake with a random key that a client keeps: a proxy passes equal keys to the same of several
 verifiers, the one that still has the client's sessions."""

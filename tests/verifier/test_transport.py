@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
 
 from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from moa.errors import UsageError
 from moa.wire import ClientSession, chain_hash, encode
 from moa.wire.messages import Cancel, Close, Error, Goaway, Open, Opened, Resume, Sync, Verify
 from moa.wire.session import Advanced, Ready, Recovered, Refused
+from moa.wire.versions import SUBPROTOCOL, TOKEN_SUBPROTOCOL
 from tests.verifier import kit
 
 IDS = kit.prompt(1, 10)
@@ -162,6 +164,23 @@ async def test_two_authorization_headers_are_turned_away(tokens: tuple[Authentic
             ):
                 pass
         assert caught.value.response.status_code == 401
+
+
+async def test_a_web_page_offers_its_token_as_a_subprotocol(tokens: tuple[Authenticator, str, str]) -> None:
+    auth, alice, bob = tokens
+
+    def offering(url: str, *given: str) -> connect:
+        names = [SUBPROTOCOL, *(TOKEN_SUBPROTOCOL + token for token in given)]
+        return connect(url, subprotocols=[Subprotocol(name) for name in names], proxy=None)
+
+    async with kit.verifier(auth=auth) as running:
+        async with offering(running.transport.url, alice) as opened:
+            assert opened.subprotocol == SUBPROTOCOL, "the token is not sent back"
+        for given in ((), (alice[:-1],), (alice, bob)):
+            with pytest.raises(InvalidStatus) as caught:
+                async with offering(running.transport.url, *given):
+                    pass
+            assert caught.value.response.status_code == 401
 
 
 async def test_foreign_browser_origins_are_turned_away() -> None:

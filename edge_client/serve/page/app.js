@@ -3,7 +3,8 @@
 import { Answer, ChatView } from "./chat.js";
 import { Figures } from "./figures.js";
 import { add, asMarkdown, matches, newConversation, path, sound, Store } from "./store.js";
-import { ApiError, chunks, get, post, stop } from "./stream.js";
+import { script } from "./script.js";
+import { ApiError, chunks, model as modelName, setLink, status as linkStatus, stop } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
 const SAMPLING = ["temperature", "top_p", "max_tokens", "seed"];
@@ -320,10 +321,10 @@ function openSettings() {
 
 async function look() {
   try {
-    const status = await get("/moa/status", settings.key);
+    const status = await linkStatus(settings.key);
     context = status.context ?? 0;
     if (!model) {
-      model = (await get("/v1/models", settings.key)).data[0].id;
+      model = await modelName(settings.key);
       demo = status.demo;
       $("model").textContent = demo ? DEMO.name : model;
       $("max_tokens").placeholder = String(status.max_tokens ?? "");
@@ -372,7 +373,7 @@ function bind() {
   $("close-sidebar").addEventListener("click", () => sidebar(false));
   $("open-settings").addEventListener("click", openSettings);
   $("connected").addEventListener("change", async (event) => {
-    await post("/moa/link", { connected: event.target.checked }, settings.key).catch((error) => notice(error.message));
+    await setLink(event.target.checked, settings.key).catch((error) => notice(error.message));
     look();
   });
   document.addEventListener("keydown", (event) => {
@@ -412,8 +413,7 @@ async function start() {
   setInterval(() => { if (!document.hidden) look(); }, 1000);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
   if ("serviceWorker" in navigator) {
-    const trusted = globalThis.trustedTypes?.createPolicy("service-worker", { createScriptURL: (address) => address });
-    navigator.serviceWorker.register(trusted ? trusted.createScriptURL("sw.js") : "sw.js").catch(() => {});
+    navigator.serviceWorker.register(script("sw.js")).catch(() => {});
   }
 }
 

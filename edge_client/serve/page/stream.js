@@ -1,4 +1,5 @@
-// Server-sent events over fetch, which can send a key, and can go on where a stream broke off.
+// The page's back end: an endpoint. Server-sent events over fetch, which can send a key, and can go on where a stream
+// broke off. In the app edge_client/web/stream.js takes this file's place.
 
 export class ApiError extends Error {
   constructor(status, body) {
@@ -8,7 +9,7 @@ export class ApiError extends Error {
   }
 }
 
-export function headers(key, more = {}) {
+function headers(key, more = {}) {
   return key ? { Authorization: `Bearer ${key}`, ...more } : more;
 }
 
@@ -94,11 +95,17 @@ export async function stop(id, key) {
   await fetch(`/v1/streams/${id}`, { method: "DELETE", headers: headers(key) }).catch(() => {});
 }
 
-export async function get(path, key) {
+async function get(path, key) {
   return (await checked(await fetch(path, { headers: headers(key) }))).json();
 }
 
-export async function post(path, body, key) {
+// The link's state, and figures of the endpoint.
+export function status(key) { return get("/moa/status", key); }
+
+export async function model(key) { return (await get("/v1/models", key)).data[0].id; }
+
+// Cuts the verifier off on purpose, or connects it again.
+export async function setLink(connected, key) {
   const json = { "Content-Type": "application/json" };
-  return (await checked(await fetch(path, { method: "POST", headers: headers(key, json), body: JSON.stringify(body) }))).json();
+  await checked(await fetch("/moa/link", { method: "POST", headers: headers(key, json), body: JSON.stringify({ connected }) }));
 }

@@ -1,6 +1,6 @@
 // Keeps the page's own files, so that it opens without any network. Answers never pass through here.
 const CACHE = "moa-page-1";
-const FILES = ["./", "style.css", "app.js", "answer.js", "chat.js", "figure.js", "figures.js", "highlight.js", "markdown.js", "render.js",
+const FILES = ["./", "style.css", "app.js", "answer.js", "chat.js", "figure.js", "figures.js", "highlight.js", "markdown.js", "render.js", "script.js",
   "store.js", "stream.js", "temml.css", "temml.min.js", "theme.css", "manifest.webmanifest", "icon.svg"];
 
 self.addEventListener("install", (event) => {
