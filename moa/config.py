@@ -79,6 +79,9 @@ class DrafterConfig:
     """The `config.json` of a small causal language model that is the body, with its own embedding, norm and head.
     `hidden_size` and `layers` are then those of this model. None: the body is defined here, and uses the target's
     embedding and head."""
+    scaled_embedding: bool = True
+    """Tokens are embedded at the target's scale. Gemma's is the root of its width: beside it the layers of a fresh body
+    count for nothing, and it predicts the current token again. A new body is made without."""
     target_hidden_size: int = 0
     """Width of the target's hidden states if it differs from the body's; 0: `hidden_size`."""
 
@@ -159,6 +162,7 @@ class DrafterConfig:
             "layer_self_attention_intermediate_size": _multiple_of_32(3 * facts.kv_heads * facts.head_dim),
             "rms_norm_eps": facts.rms_norm_eps,
             "rope_theta": facts.rope_theta,
+            "scaled_embedding": bool(overrides.get("tli")) or not facts.family.startswith("gemma"),
         }
         return cls.from_dict(shape | overrides)
 

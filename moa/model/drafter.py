@@ -11,6 +11,7 @@ target and `step` on the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -39,6 +40,8 @@ class Drafter(nn.Module):
         if config.tli != (len(borrowed) if borrowed else 0):
             raise ValueError(f"a drafter of TLI={config.tli} needs that many borrowed layers")
         self.config = config
+        if not config.scaled_embedding:
+            shared = replace(shared, embedding_scale=1.0)
         # The first layer and the first CA keep the published names.
         if config.body is None:
             self.self_attention = _block(config, "self_attention")

@@ -159,6 +159,7 @@ def _new_drafter(args: argparse.Namespace, loaded: LoadedModel) -> tuple[Drafter
             "num_attention_heads": facts.heads,
             "self_attention_num_key_value_heads": facts.kv_heads,
             "final_norm": True,
+            "scaled_embedding": True,
         }
         return new_drafter(DrafterConfig.for_target(facts, **like_target | shape), loaded.model), str(args.body)
     if args.body is None:

@@ -19,6 +19,7 @@ from moa.errors import ConfigError, UsageError
 from moa.masking import MASKED
 from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
 from moa.model.drafter import Drafter
+from moa.model.shared import SharedWeights
 from moa.model.target import Row, Target
 from tests.close import assert_rounded
 from tests.tiny import tiny
@@ -310,3 +311,25 @@ def test_a_damaged_checkpoint_is_refused(published: Path, target: Target, file: 
         (published / file).write_bytes(content)
     with pytest.raises(UsageError):
         load_drafter(published, target.model, target.facts)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_only_a_new_body_embeds_tokens_without_the_targets_scale(family: str, tmp_path: Path) -> None:
+    """Beside Gemma's scale a fresh body's layers count for nothing, and it predicts the current token again. A drafter
+    saved before there was a choice reads embeddings as it was trained."""
+    target = Target.from_model(tiny(family), slots=1, capacity=64)
+    new = new_drafter(DrafterConfig.for_target(target.facts), target.model)
+    ids = torch.arange(5, 45)
+    assert torch.equal(new.embed(ids), new.shared.embedding[ids])
+    save_drafter(new, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["scaled_embedding"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    old = load_drafter(tmp_path, target.model, target.facts)
+    assert torch.equal(old.embed(ids), SharedWeights.of(target.model).embed(ids))
+
+
+@pytest.mark.parametrize(("shape", "scaled"), [({}, False), ({"tli": 1}, True)])
+def test_borrowed_layers_read_what_the_targets_read(shape: dict[str, Any], scaled: bool) -> None:
+    target = Target.from_model(tiny("gemma3"), slots=1, capacity=64)
+    assert DrafterConfig.for_target(target.facts, **shape).scaled_embedding is scaled
