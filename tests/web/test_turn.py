@@ -1,0 +1,309 @@
+"""The browser's turn machine against Python's: what went into Python's machine, at which time, is played to the
+browser's, and what comes out must be the same."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from edge_client.link import retry
+from edge_client.turn import actions, ahead, connection_state, controller, guard, records, rounds
+from edge_client.turn.deadlines import Patience
+from edge_client.turn.machine import TurnMachine
+from moa.speculation.guess_tree import GuessTreeGrower
+from moa.tree import DraftTree
+from moa.wire.codec import encode
+from moa.wire.messages import Append
+from tests.edge.turn import test_history, test_machine, world
+from tests.web.node import FOLDER, Node
+
+IMPORTS = 'import { Replay } from "./../../../tests/web/replay.js";'
+HANDLE = "const replay = new Replay(); return ask.map((op) => replay.do(op) ?? null);"
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with Node(IMPORTS, HANDLE) as process:
+        yield process
+
+
+class Tape:
+    """What went into the machines of one world, and what came out."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.told: list[Any] = []
+        self.jitter: list[float] = []
+        self.ids = 0
+        self.latest: Recorded | None = None
+
+    def new_id(self, size: int) -> bytes:
+        self.ids += 1
+        return (self.ids - 1).to_bytes(size, "big")
+
+    def note(self, op: str, told: Any = None, **about: Any) -> None:
+        self.asked.append({"op": op, "jitter": self.jitter, **about})
+        self.told.append(told)
+        self.jitter = []
+
+
+class Recorded:
+    """Python's machine, with a tape beside it."""
+
+    def __init__(self, tape: Tape, transcript: Any, state: Any, controller: Any, *parts: Any, **how: Any) -> None:
+        self._tape, self._state = tape, state
+        spending, _, guard, deadlines, stats, reach, left = parts
+        assert how.pop("prediction") is None
+        assert spending.left is None
+        assert transcript.on_reconnect == "rewind"
+        before, session, rules = tape.latest, transcript.session, transcript.rules
+        known = before is not None and (state is before._state or state is before.session_state)
+        append = session.unsettled[-1] if session.unsettled and isinstance(session.unsettled[-1], Append) else None
+        assert append is None or (before is not None and session is before.session)
+        draw = reach.retry.jitter
+
+        def jitter() -> float:
+            tape.jitter.append(draw())
+            return tape.jitter[-1]
+
+        reach.retry.jitter = jitter
+        patience = deadlines.patience
+        tape.note(
+            "begin",
+            state="new" if not known else "begun" if before is not None and state is before._state else "current",
+            session={"log": list(session.log), "maxNewTokens": session.max_new_tokens, "stop": session.stop},
+            append=append and {"ids": append.ids, "max_new_tokens": append.max_new_tokens, "stop": append.stop},
+            rules={
+                "start": rules.start,
+                "maxNewTokens": rules.max_new_tokens,
+                "maxContext": rules.max_context,
+                "eosIds": list(rules.eos_ids),
+                "stop": list(rules.stop),
+            },
+            patience={
+                "offlineAfter": patience.offline_after,
+                "settle": patience.settle,
+                "answer": patience.answer,
+                "latePace": patience.late_pace,
+            },
+            stop_at=guard.limits.stop_at,
+            warn_at=guard.limits.warn_at,
+            linked=reach.linked,
+            now=stats.started,
+            left=list(left),
+            draft=how["draft"],
+            guesses=how["guesses"],
+        )
+        self.inner = TurnMachine(transcript, state, controller, *parts, **how)
+        tape.latest = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def link_up(self, welcome: Any, connection: int, now: float) -> None:
+        rtt = self.inner.controller.rtt
+        seen = {"smoothed": rtt.smoothed, "variation": rtt.variation, "samples": rtt.samples}
+        self.inner.link_up(welcome, connection, now)
+        self._tape.note("link_up", welcome=encode(welcome), connection=connection, now=now, rtt=seen)
+
+    def link_down(self, since: float, why: Any, *, refused: bool = False) -> None:
+        self.inner.link_down(since, why, refused=refused)
+        self._tape.note("link_down", since=since, why=why.line() if why else "", refused=refused)
+
+    def receive(self, message: Any, now: float) -> None:
+        self.inner.receive(message, now)
+        self._tape.note("receive", frame=encode(message), now=now)
+
+    def next_action(self, now: float) -> actions.Action:
+        action = self.inner.next_action(now)
+        self._tape.note("next_action", plain(action), now=now)
+        return action
+
+    def ran(self, action: Any, result: Any, now: float) -> None:
+        match result:
+            case DraftTree():
+                about: dict[str, Any] = {"result": tree(result)}
+            case GuessTreeGrower():
+                about = {
+                    "result": {
+                        **tree(result.tree),
+                        "root": result.root,
+                        "depths": list(result.depths),
+                        "open": list(result.open),
+                    }
+                }
+            case _:
+                about = {"token": result, "result": {}}
+        self.inner.ran(action, result, now)
+        self._tape.note("ran", now=now, **about)
+
+    def drain(self) -> list[Any]:
+        events = self.inner.drain()
+        self._tape.note("drain", msgspec.to_builtins(events))
+        return events
+
+    def last_messages(self) -> Any:
+        messages = self.inner.last_messages()
+        self._tape.note("last_messages", [encode(message) for message in messages])
+        return messages
+
+    def continue_settling(self, now: float) -> None:
+        self.inner.continue_settling(now)
+        self._tape.note("continue_settling", now=now)
+
+    def events_read(self, since: float, now: float) -> None:
+        self.inner.events_read(since, now)
+        self._tape.note("events_read", since=since, now=now)
+
+    def drafter_failed(self, why: str) -> None:
+        self.inner.drafter_failed(why)
+        self._tape.note("drafter_failed", why=why)
+
+
+def tree(draft: DraftTree) -> dict[str, Any]:
+    return {"tokens": list(draft.tokens), "parents": list(draft.parents), "scores": list(draft.scores)}
+
+
+def plain(action: actions.Action) -> dict[str, Any]:
+    match action:
+        case actions.Send(messages):
+            return {"kind": "send", "frames": [encode(message) for message in messages]}
+        case actions.Draft(ids, shape, quick):
+            wanted = {"breadth": shape.breadth, "depth": shape.depth, "nodes": shape.nodes, "minScore": shape.min_score}
+            return {"kind": "draft", "ids": list(ids), "shape": wanted, "quick": quick}
+        case actions.Grow(ids, breadth, least):
+            return {"kind": "grow", "ids": list(ids), "breadth": breadth, "least": least}
+        case actions.Guess(ids):
+            return {"kind": "guess", "ids": list(ids)}
+        case actions.Wait(until):
+            return {"kind": "wait", "until": until}
+        case actions.End(reason):
+            return {"kind": "end", "reason": reason}
+        case _:
+            return {"kind": "drop"}
+
+
+def close(found: Any, wanted: Any) -> bool:
+    """The same, but for the last digits of numbers: `exp` and `log` of two libraries may differ there."""
+    if isinstance(wanted, float) and isinstance(found, int | float):
+        return math.isclose(found, wanted, rel_tol=1e-9, abs_tol=1e-9)
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(close(found.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(close, found, wanted))
+    return bool(found == wanted)
+
+
+def replayed(node: Node, tape: Tape) -> None:
+    told = node.ask(tape.asked)
+    for step, (asked, found, wanted) in enumerate(zip(tape.asked, told, tape.told, strict=True)):
+        assert close(found, wanted), f"step {step} of {len(told)}, {asked}: {found} and not {wanted}"
+
+
+@pytest.fixture
+def tape(monkeypatch: pytest.MonkeyPatch) -> Tape:
+    """Of the worlds that are made from now on."""
+    tape = Tape()
+    monkeypatch.setattr(world, "TurnMachine", lambda *parts, **how: Recorded(tape, *parts, **how))
+    monkeypatch.setattr("moa.wire.session.secrets", type("Ids", (), {"token_bytes": staticmethod(tape.new_id)}))
+    return tape
+
+
+SCENARIOS: dict[str, Callable[[], None]] = {
+    **{
+        f"{draft}-{right}-{ahead}": lambda draft=draft, right=right, ahead=ahead: exact(
+            world.World(draft=draft, right=right, guess_ahead=ahead)
+        )
+        for draft, ahead in (("auto", True), ("auto", False), ("device", True), ("device", False), ("server", False))
+        for right in (0.5, 0.95)
+    },
+    "plain": lambda: exact(world.World(draft="none")),
+    "a call a token": lambda: exact(world.World(draft="single", count=10)),
+    "lost connections": lambda: test_machine.test_connections_that_are_lost("device", 0.3, 1),
+    "lost streams": lambda: test_machine.test_connections_that_are_lost("server", 0.3, 2),
+    "busy": lambda: test_machine.test_refused_for_now("device", "busy"),
+    "quarantined": lambda: test_machine.test_a_session_that_is_lost("server", "quarantined"),
+    "conflict": lambda: test_machine.test_a_session_that_is_lost("device", "conflict"),
+    "nowhere": lambda: test_machine.test_a_verifier_that_gets_nowhere_is_left_alone("conflict"),
+    "for good": lambda: test_machine.test_what_is_refused_for_good_is_not_asked_again("limit"),
+    "an hour": test_machine.test_a_verifier_cannot_ask_for_an_hour,
+    "silent": test_machine.test_the_device_writes_after_its_patience_on_a_silent_link,
+    "known to be down": test_machine.test_a_link_that_is_known_to_be_down_is_not_waited_for_again,
+    "slow": test_machine.test_a_slow_target_is_no_dead_one,
+    "never": test_machine.test_an_answer_that_never_comes_ends_on_another_connection,
+}
+
+
+def exact(scenario: world.World) -> None:
+    assert scenario.run() == "length"
+    assert scenario.answer == scenario.expected
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenarios(node: Node, tape: Tape, name: str) -> None:
+    SCENARIOS[name]()
+    assert len(tape.asked) > 5
+    replayed(node, tape)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_histories(node: Node, tape: Tape, seed: int) -> None:
+    """Turns of a conversation with faults, cuts and outages thrown in."""
+    rng = random.Random(seed)
+    history = test_history.AnyHistory()
+    history.begin(
+        seed, ["device", "server", "auto"][seed % 3], seed % 4 > 0, rng.choice([0.7, 0.98]), [None, 0.7][seed % 2]
+    )
+    for _ in range(60):
+        match rng.randrange(12):
+            case 0:
+                history.the_verifier_has_trouble(rng.choice(test_history.FAULTS), rng.choice([0, 250]))
+            case 1:
+                history.the_verifier_forgets()
+            case 2:
+                history.the_connection_is_lost()
+            case 3:
+                history.the_network_goes_or_comes(rng.random() < 0.3)
+            case 4:
+                history.it_gets_slow_or_fast(rng.choice([0.0, 0.02, 0.5]), rng.choice([0.001, 0.05, 1.0]))
+            case 5:
+                history.messages_are_lost_or_repeated(rng.choice([0.0, 0.3]), rng.choice([0.0, 0.5]))
+            case 6:
+                history.the_next_turn_is_asked_for(rng.choice(["device", "server", "none", "auto"]))
+            case _:
+                history.time_passes(rng.choice([0.01, 0.05, 0.3, 1.0]))
+    history.teardown()
+    replayed(node, tape)
+
+
+def test_numbers_are_pythons() -> None:
+    """The constants of both machines, which few scenarios would tell apart."""
+    modules = {
+        "ahead": [ahead],
+        "controller": [controller],
+        "deadlines": [guard],
+        "reach": [connection_state, retry],
+        "records": [records],
+        "rounds": [rounds],
+    }
+    compared = 0
+    for name, homes in modules.items():
+        text = (FOLDER / f"{name}.js").read_text(encoding="utf-8")
+        for constant, number in re.findall(r"\b([A-Z][A-Z0-9_]+) = ([\d.e-]+)", text):
+            values = [
+                getattr(home, found) for home in homes for found in (constant, f"_{constant}") if hasattr(home, found)
+            ]
+            assert values in ([], [float(number)]), f"{constant} of {name}.js"
+            compared += len(values)
+    assert compared >= 35
+    patience = re.search(r"PATIENCE = \{(.*)\}", (FOLDER / "deadlines.js").read_text(encoding="utf-8"))
+    assert patience is not None
+    wanted = Patience()
+    told = [float(part.split(":")[1]) for part in patience[1].split(",")]
+    assert told == [wanted.offline_after, wanted.settle, wanted.answer, wanted.late_pace]
