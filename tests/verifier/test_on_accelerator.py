@@ -20,6 +20,8 @@ from tests.verifier import kit, test_exact
 from tests.verifier.test_engine import *  # noqa: F403
 from tests.verifier.test_foresee import *  # noqa: F403
 from tests.verifier.test_logprobs import *  # noqa: F403
+from tests.verifier.test_service import *  # noqa: F403
+from tests.verifier.test_sessions import *  # noqa: F403
 
 
 @pytest.fixture(autouse=True)

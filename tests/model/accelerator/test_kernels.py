@@ -16,6 +16,9 @@ from tests.model.accelerator.reference import ReferenceKernels
 from tests.model.trees import random_tree
 
 pytest.importorskip("triton", reason="Triton comes for Linux on x86-64 alone")
+import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
 from moa.model.accelerator.kernels import TritonKernels
 
 KERNELS = TritonKernels(torch.device("cpu"))
@@ -23,14 +26,35 @@ REFERENCE = ReferenceKernels()
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
+@pytest.fixture(autouse=True)
+def products_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy has no bfloat16: the interpreter multiplies its bits as integers. As float32 the factors are the same."""
+    dot = InterpreterBuilder.create_dot
+
+    def wide(handle: TensorHandle) -> TensorHandle:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", lambda self, a, b, *more: dot(self, wide(a), wide(b), *more))
+
+
 class Attention:
     """A pool of one layer whose slots hold random keys and values on shuffled pages, and the queries of a batch."""
 
-    def __init__(self, lengths: Sequence[int], *, heads: int, kv_heads: int, width: int, window: int = 0) -> None:
-        self.heads, self.kv_heads, self.width, self.window = heads, kv_heads, width, window
-        self.pool = PagePool(
-            layers=1, slots=len(lengths), kv_heads=kv_heads, capacity=2 * SPLIT + 160, head_dim=width, spare=1
-        )
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        *,
+        heads: int,
+        kv_heads: int,
+        width: int,
+        window: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.heads, self.kv_heads, self.width, self.window, self.dtype = heads, kv_heads, width, window, dtype
+        sizes = {"slots": len(lengths), "kv_heads": kv_heads, "capacity": 2 * SPLIT + 160, "head_dim": width}
+        self.pool = PagePool(layers=1, spare=1, dtype=dtype, **sizes)
         self.slots = [self.pool.acquire() for _ in lengths]
         generator = torch.Generator().manual_seed(0)
         everything = len(lengths), 2, self.pool.capacity
@@ -50,7 +74,7 @@ class Attention:
     def write(self, slot: int, start: int, stop: int) -> None:
         """Keys and values that depend on the slot and the position alone."""
         columns = torch.from_numpy(self.pool.columns(slot, np.arange(start, stop)))
-        k, v = self.known[slot, :, start:stop]
+        k, v = self.known[slot, :, start:stop].to(self.dtype)
         self.pool.k[0, columns], self.pool.v[0, columns] = k, v
 
     def run(self, rows: Sequence[Row], kernels: object = KERNELS) -> list[Tensor]:
@@ -64,7 +88,7 @@ class Attention:
         (pieces,) = cut(batch)
         buffers.fill(tier, batch, pieces, np.arange(0))
         forward = buffers.views(tier)
-        query = torch.zeros(tier.tokens, self.heads, self.width)
+        query = torch.zeros(tier.tokens, self.heads, self.width, dtype=self.dtype)
         for b, slot in enumerate(batch.slots):
             start = self.pool.lengths[slot]
             query[batch.starts[b] : batch.starts[b + 1]] = self.queries[slot, start : start + batch.sizes[b]]
@@ -72,7 +96,7 @@ class Attention:
         return [out[batch.starts[b] : batch.starts[b + 1]] for b in range(len(rows))]
 
     def attend(self, forward: ForwardInput, query: Tensor, kernels: object) -> Tensor:
-        keys, values, dtype = self.pool.k[0], self.pool.v[0], torch.float32
+        keys, values, dtype = self.pool.k[0], self.pool.v[0], self.dtype
         if kernels is REFERENCE:
             dtype = torch.float64
         splits = -(-self.pool.per_slot * 16 // SPLIT)
@@ -115,9 +139,18 @@ def test_a_tree_of_64_nodes_uses_every_bit() -> None:
     torch.testing.assert_close(attention.run(rows)[0], attention.run(rows, REFERENCE)[0], **CLOSE)
 
 
-@pytest.mark.parametrize("window", [0, 60])
-def test_attention_has_the_same_bits_alone_in_a_crowd_and_with_any_draft(window: int) -> None:
-    attention = Attention([506, 40, 0], heads=2, kv_heads=1, width=32, window=window)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_attention_in_low_precision_is_as_near_as_the_precision(dtype: torch.dtype) -> None:
+    attention = Attention([509, 20], heads=4, kv_heads=2, width=64, dtype=dtype)
+    rows = rows_of(attention, ["tree", "chain"])
+    near = 4 * torch.finfo(dtype).eps
+    for found, wanted in zip(attention.run(rows), attention.run(rows, REFERENCE), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize(("window", "dtype"), [(0, torch.float32), (60, torch.float32), (0, torch.bfloat16)])
+def test_attention_has_the_same_bits_alone_in_a_crowd_and_with_any_draft(window: int, dtype: torch.dtype) -> None:
+    attention = Attention([506, 40, 0], heads=2, kv_heads=1, width=32, window=window, dtype=dtype)
     rows = rows_of(attention, ["chain", "prompt", "tree"])
     together = attention.run(rows)
     order = [2, 0, 1]
@@ -130,18 +163,18 @@ def test_attention_has_the_same_bits_alone_in_a_crowd_and_with_any_draft(window:
         assert torch.equal(attention.run([Row.chain(attention.slots[0], [5] * size)])[0][:1], one)
 
 
-@pytest.mark.parametrize("window", [0, 100])
-def test_a_prompt_whole_has_the_bits_of_a_prompt_in_eights(window: int) -> None:
-    whole = Attention([480], heads=2, kv_heads=1, width=32, window=window)
+@pytest.mark.parametrize(("window", "dtype"), [(0, torch.bfloat16), (100, torch.float32)])
+def test_a_prompt_whole_has_the_bits_of_a_prompt_in_eights(window: int, dtype: torch.dtype) -> None:
+    whole = Attention([480], heads=2, kv_heads=1, width=32, window=window, dtype=dtype)
     (found,) = whole.run([Row.chain(whole.slots[0], [5] * 72)])
-    pieces = Attention([480], heads=2, kv_heads=1, width=32, window=window)
+    pieces = Attention([480], heads=2, kv_heads=1, width=32, window=window, dtype=dtype)
     for start in range(0, 72, 8):
         (piece,) = pieces.run([Row.chain(pieces.slots[0], [5] * 8)])
         assert torch.equal(piece, found[start : start + 8])
         pieces.pool.commit(pieces.slots[0], range(8))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_equal_the_reference_and_do_not_know_the_batch(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
