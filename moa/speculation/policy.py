@@ -44,10 +44,17 @@ _RETRY, _LONGEST_RETRY = 16, 512
 """Plain rounds of a text before a trial: after the first trial, and at most."""
 _REVIEW = 8
 """Plain rounds without another decision, after plain decoding was best for all."""
-_CLOSE, _CHECK = 1.5, 32
-"""If drafts promise less than 1.5 times plain decoding, one round of 32 measures plain decoding again."""
+_COLD, _WARM = 8.0, 8
+"""The first drafts of a process, and its first reading, may take 8 times as long as later ones; so an eighth of their
+time counts, for 8 rounds with drafts, and for one reading."""
+_CLOSE, _CHECK, _LONGEST_CHECK = 1.5, 32, 256
+"""One round of 256 measures plain decoding again; of 32 if drafts promise less than 1.5 times its speed; and more often
+as long as there were few such rounds."""
 _PROBE, _LONGEST_PROBE = 64, 512
 """Plain rounds before one level is drafted against the estimate, to measure its cost again; doubled each time."""
+_FASTER, _OFTEN = 0.8, 8
+"""A plain round that took less than this share of the estimate is followed by another; and of n such rounds, the next
+comes within 8 n."""
 _READ_SHARE = 0.02
 """Reading for that may take this share of their time."""
 _HORIZON = 8
@@ -125,7 +132,10 @@ class TextAcceptance:
         self.drafted.add(drafted, asked)
         if self._usual is not None and self.drafts <= _FIRST_DRAFTS:
             self._usual.add(now, asked, drafted, accepted)
-        self._wait = min(2 * self._wait, _LONGEST_RETRY) if self.trial else max(self._wait // 2, _RETRY)
+        if self.trial:
+            self._wait = min(2 * self._wait, _LONGEST_RETRY)
+        elif accepted:
+            self._wait = max(self._wait // 2, _RETRY)
         self.due = now + self._wait
         self.trial = False
 
@@ -170,8 +180,8 @@ class Policy:
         """By its tokens, and all else of a round without drafts."""
         self.first, self.further = Cost(), Cost()
         """A draft's first level with all that goes before it, and each further one, by the texts that draft."""
-        self._reading = 0.0
-        """Of a token that the drafter has missed; 0.0: not known."""
+        self._reading, self._readings = 0.0, 0
+        """Seconds of a token that the drafter has missed; and how often they were measured."""
         self._shape = shape
         self._depths = sorted({depth for depth in _DEPTHS if depth < shape.depth} | {shape.depth})
         self._hope = list(accumulate(_HOPE**level for level in range(1, shape.depth + 1)))
@@ -183,10 +193,10 @@ class Policy:
         """Rounds so far."""
         self._review = 0
         """The round of the next decision."""
-        self._checked = 0
-        """The latest plain round."""
-        self._drafted, self._probe = 0, _PROBE
-        """The latest round with a draft; and plain rounds after it until a probe."""
+        self._checked, self._checks = 0, 0
+        """The latest plain round that was no faster than estimated; and how many there were."""
+        self._drafted, self._probe, self._drafts = 0, _PROBE, 0
+        """The latest round with a draft; plain rounds after it until a probe; and how many there were."""
         self._planned = 1, 0, 0.0
         """Texts of the latest round that was decided on, tokens beside them, and expected tokens a second."""
 
@@ -207,9 +217,11 @@ class Policy:
         if not texts or self._now < self._review or not plain:
             return depths
         missed = {place: tokens for place, tokens in enumerate(unread) if tokens is not None}
-        reading = {place: self._reading * tokens for place, tokens in missed.items()}
+        each = self._reading / (_COLD if self._readings < 2 else 1.0)
+        reading = {place: each * tokens for place, tokens in missed.items()}
         best = self._best(texts, reading, beside, plain)
-        if best.rate < _CLOSE * len(texts) / plain and self._now - self._checked > _CHECK:
+        rarely = _CHECK if best.rate < _CLOSE * len(texts) / plain else _LONGEST_CHECK
+        if self._now - self._checked > min(rarely, _OFTEN * self._checks):
             best = _Best(len(texts) / plain)
         elif not best.depth:
             self._review = self._now + _REVIEW
@@ -224,7 +236,7 @@ class Policy:
         for place in best.places:
             if missed[place]:
                 stalled, readers = stalled + reading[place], readers + 1
-                if readers > 1 and (stalled > _STALL * plain or not self._reading):
+                if readers > 1 and (stalled > _STALL * plain or not self._readings):
                     continue
             depths[place] = best.depth
             texts[place].trial = self._now >= texts[place].due
@@ -256,7 +268,8 @@ class Policy:
 
     def _drafting(self, texts: int, levels: float) -> float:
         """Seconds of drafts of so many levels for so many texts at once."""
-        return self.first.seconds(texts) + (levels - 1) * self.further.seconds(texts)
+        cold = _COLD if self._drafts < _WARM else 1.0
+        return (self.first.seconds(texts) + (levels - 1) * self.further.seconds(texts)) / cold
 
     def shape(self, levels: int) -> TreeShape:
         """A tree of so many levels in which each node promises what its time in the forward is worth, and each level
@@ -285,27 +298,38 @@ class Policy:
 
     def read(self, tokens: int, seconds: float) -> None:
         """The drafter has read so many tokens of earlier rounds."""
-        self._reading += (0.3 if self._reading else 1.0) * (seconds / tokens - self._reading)
+        self._readings += 1
+        each = seconds / tokens
+        first = self._readings == 1 or (self._readings == 2 and each < self._reading)
+        self._reading += (1.0 if first else 0.3) * (each - self._reading)
 
     def record(self, drafts: Sequence[Drafted], ran: RoundTime) -> None:
         """Learn from a round."""
+        expected = self.forward.seconds(ran.tokens)
         self.forward.observe(ran.tokens, ran.forward_seconds)
         if not drafts:
-            self._checked = self._now
+            self._checks += 1
+            if ran.forward_seconds > _FASTER * expected:
+                self._checked = self._now
             return
         self._drafted = self._now
-        texts, levels = len(drafts), max(1, *(draft.levels for draft in drafts))
-        first, mean = self.first.seconds(texts), ran.draft_seconds / levels
-        if levels == 1 or mean > first:  # a first level takes no less than the others
-            self.first.observe(texts, mean)
-        if levels > 1:
-            self.further.observe(texts, min(mean, max(0.0, ran.draft_seconds - first) / (levels - 1)))
-        elif mean < self.further.seconds(texts):
-            self.further.observe(texts, mean)
+        self._drafts += 1
+        self._learn_levels(len(drafts), max(1, *(draft.levels for draft in drafts)), ran.draft_seconds)
         for draft in drafts:
             if draft.levels:
                 self._width += 0.02 * (draft.nodes / draft.levels - self._width)
             draft.text.add(self._now, draft.asked, draft.levels, draft.accepted)
+
+    def _learn_levels(self, texts: int, levels: int, seconds: float) -> None:
+        """A draft that took longer or less than expected took so in the same proportion in all its levels."""
+        first, mean = self.first.seconds(texts), seconds / levels
+        further = self.further.seconds(texts) or first
+        known = first + (levels - 1) * further
+        self.first.observe(texts, seconds * first / known if first else mean)
+        if levels > 1:
+            self.further.observe(texts, seconds * further / known if further else mean)
+        elif mean < further:
+            self.further.observe(texts, mean)
 
 
 def least_chance(forward: Cost, rows: int) -> float:
