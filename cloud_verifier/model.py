@@ -25,15 +25,13 @@ from moa.model.features import FeatureModel
 from moa.model.identity import weights_id
 from moa.model.pages import PAGE
 from moa.model.placement import Placement
-from moa.model.products import sizes_up_to
+from moa.model.products import MOST_ROWS, sizes_up_to
 from moa.model.rows import Row
 from moa.model.shared import SharedWeights
 from moa.model.target import Target
 from moa.records import DTYPES
 from moa.wire.messages import RecordContract
 
-_WARM_TOKENS = 512
-"""Only drafts of dozens of sessions are more in one forward: prompts are read in pieces."""
 _WARM_SECONDS = 2.0
 _USUAL_DRAFT = 8
 """Tokens of a session's draft in the forwards that an accelerator is prepared for at start."""
@@ -82,7 +80,7 @@ def load(settings: Settings) -> Served:
     target = load_target(settings)
     server_drafter = load_server_drafter(settings, target) if settings.server_drafter else None
     _widen_head(target)
-    warm_up(target, min(_WARM_TOKENS, settings.max_batch_tokens))
+    warm_up(target, min(MOST_ROWS, settings.max_batch_tokens))
     if target.runner is not None:
         target.runner.prepare(target.runner.usual(settings.max_batch_rows, _USUAL_DRAFT, settings.prefill_tokens))
     drafter_folder = settings.drafter

@@ -47,6 +47,8 @@ _FIGURES = (
     "adopted",
     "resumes",
 )
+_FIRST_SECONDS = 20.0
+"""Least wait for a first token beyond the usual, where the device cannot write; clients give up after 30 to 60."""
 _LINK_FIGURES = ("rtt_ms", "sent_bytes", "received_bytes")
 
 
@@ -88,7 +90,8 @@ class EdgeAnswerer:
         changes = changes_of(ask, self._longest(ask))
         turn = self._client.generate(ids=encoded.ids, prediction=encoded.prediction, grammar=encoded.grammar, **changes)
         marked = _marked(turn, Marks(codec, codec.eos_ids))
-        events = within_patience(marked, ask.patience) if ask.mode == "hold" else marked
+        usual = self._client.shared.controller.answer_seconds(len(encoded.ids))
+        events = within_patience(marked, ask.mode, ask.patience, usual + max(ask.patience, _FIRST_SECONDS))
         async with contextlib.aclosing(turn), contextlib.aclosing(marked), contextlib.aclosing(events):
             async for event in events:
                 yield replace(event, thinking=encoded.thinking) if isinstance(event, Began) else event

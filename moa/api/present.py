@@ -71,36 +71,40 @@ class Presenter:
 
 
 async def within_patience(
-    events: AsyncGenerator[AnswerEvent, None], seconds: float
+    events: AsyncGenerator[AnswerEvent, None], mode: Mode, seconds: float, first: float
 ) -> AsyncGenerator[AnswerEvent, None]:
-    """The same events; an error when unverified text has waited for so long without any of it being verified. A client
-    in mode hold sees none of it, and a device may write for minutes before its text is complete."""
+    """The same events; an error when there is no token within `first` seconds: the verifier is silent, and the device
+    cannot write. In mode hold also when unverified text has waited for `seconds` without any of it being verified: the
+    client sees none of it, and a device may write for minutes before its text is complete."""
     clock = asyncio.get_running_loop().time
-    waiting: float | None = None
-    """Since when there has been unverified text, and none of it verified."""
-    length = 0
+    until: float | None = clock() + first
+    begun, length = False, 0
     while True:
         try:
-            async with asyncio.timeout_at(None if waiting is None else waiting + seconds) as limit:
+            async with asyncio.timeout_at(until) as limit:
                 event = await anext(events)
         except StopAsyncIteration:
             return
         except TimeoutError:
             if limit.expired():
-                raise not_verified() from None
+                raise (not_verified() if begun else _no_token()) from None
             raise
         match event:
             case Piece():
                 length += len(event.text)
-                waiting = None if event.verified else waiting or clock()
+                if event.verified or mode != "hold":
+                    until = None
+                elif until is None or not begun:
+                    until = clock() + seconds
+                begun = True
             case Verified():
-                waiting = clock() if event.characters < length else None
+                until = clock() + seconds if mode == "hold" and event.characters < length else None
             case Cut():
-                length, waiting = event.characters, None
+                length, until = event.characters, None
         shown = clock()
         yield event
-        if waiting is not None:
-            waiting += clock() - shown  # a client that reads slowly waits for nobody
+        if until is not None:
+            until += clock() - shown  # a client that reads slowly waits for nobody
 
 
 def not_verified(why: str = "") -> ApiError:
@@ -111,3 +115,8 @@ def not_verified(why: str = "") -> ApiError:
         code="not_verified",
         retry_after=5.0,
     )
+
+
+def _no_token() -> ApiError:
+    words = "the verifier did not answer in time, and this device cannot write alone"
+    return ApiError(503, words, code="no_answer", retry_after=5.0)

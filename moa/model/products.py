@@ -15,6 +15,9 @@ _ROWS_HINT = 16
 """oneDNN packs weights for about this many tokens; measured, one packing serves 1 to 256."""
 _SIZES_AN_OCTAVE = 8
 """Numbers of tokens, between one power of two and the next, for which oneDNN makes kernels."""
+MOST_ROWS = 512
+"""Products of more tokens are computed in pieces: kernels for 513 to 2,048 tokens would take 71 MB, which came slowly,
+as drafts of many sessions met in one forward."""
 
 
 def joined(owner: nn.Module, names: Sequence[str], *, pack: bool) -> Product:
@@ -73,24 +76,29 @@ def rounded_up(tokens: int) -> int:
     """The number of tokens that a product of `tokens` tokens is computed for: at most an eighth more.
 
     oneDNN makes kernels for every number of tokens that it meets, half a megabyte a product, and never frees all of
-    them. Here it meets 80 numbers up to 4,096: memory does not grow with the mixtures of drafts that clients send.
+    them. Here it meets 56 numbers up to `MOST_ROWS`: memory does not grow with the mixtures of drafts that clients
+    send.
     """
     step = max(1, 2 ** (tokens - 1).bit_length() // (2 * _SIZES_AN_OCTAVE))
     return -(-tokens // step) * step
 
 
 def sizes_up_to(tokens: int) -> list[int]:
-    """All numbers of tokens, up to this one, that products are computed for."""
-    return sorted({rounded_up(number) for number in range(1, tokens + 1)})
+    """All numbers of tokens that products of up to so many are computed for."""
+    return sorted({rounded_up(number) for number in range(1, min(tokens, MOST_ROWS) + 1)})
 
 
 def _in_few_sizes(product: Product, x: Tensor) -> Tensor:
-    """`product(x)`, computed for `rounded_up` tokens."""
+    """`product(x)`, computed for `rounded_up` tokens, at most `MOST_ROWS` at once."""
     rows = x.reshape(-1, x.shape[-1])
     tokens = len(rows)
-    if more := rounded_up(tokens) - tokens:
-        rows = pad(rows, (0, 0, 0, more))
-    return product(rows)[:tokens].view(*x.shape[:-1], -1)
+    if tokens > MOST_ROWS:
+        made = torch.cat([_in_few_sizes(product, part) for part in rows.split(MOST_ROWS)])
+    elif more := rounded_up(tokens) - tokens:
+        made = product(pad(rows, (0, 0, 0, more)))[:tokens]
+    else:
+        made = product(rows)
+    return made.view(*x.shape[:-1], -1)
 
 
 class _Packed(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa.api.answer import AnswerEvent, Cut, Mode, Piece, Reason, Verified
+from moa.api.answer import AnswerEvent, Began, Cut, Mode, Piece, Reason, Verified
 from moa.api.errors import ApiError
 from moa.api.present import Presenter, Show, within_patience
 from tests.api.scripted import ended
@@ -79,7 +79,7 @@ async def test_patience_bounds_an_answer_in_hold_that_a_device_goes_on_with(step
     writing = _writing(*steps, closed=closed)
 
     async def take() -> None:
-        async for event in within_patience(writing, 0.05):
+        async for event in within_patience(writing, "hold", 0.05, 30.0):
             taken.append(event)
 
     with pytest.raises(ApiError) as refused:
@@ -91,20 +91,36 @@ async def test_patience_bounds_an_answer_in_hold_that_a_device_goes_on_with(step
     assert closed
 
 
+@pytest.mark.parametrize("mode", ["hold", "provisional", "keep"])
+async def test_an_answer_without_any_token_ends(mode: Mode) -> None:
+    async def silent(*events: AnswerEvent) -> AsyncGenerator[AnswerEvent, None]:
+        for event in (Began(3), *events):
+            yield event
+        await asyncio.sleep(30)
+
+    with pytest.raises(ApiError, match="did not answer in time"):
+        _ = [event async for event in within_patience(silent(), mode, 30.0, 0.05)]
+    if mode != "hold":
+        begun = within_patience(silent(Piece("", False)), mode, 0.05, 0.05)
+        with pytest.raises(TimeoutError):  # the turn itself bounds what follows
+            async with asyncio.timeout(0.2):
+                _ = [event async for event in begun]
+
+
 async def test_patience_is_for_unverified_text_alone() -> None:
     async def slow() -> AsyncGenerator[AnswerEvent, None]:
         for event in (Piece("a"), Piece("b", False), Verified(2), Piece("c", False), Cut(2), ended("ab")):
             yield event
             await asyncio.sleep(0.2 if not isinstance(event, Piece) or event.verified else 0.0)
 
-    assert len([event async for event in within_patience(slow(), 0.1)]) == 6
+    assert len([event async for event in within_patience(slow(), "hold", 0.1, 30.0)]) == 6
 
     async def at_once() -> AsyncGenerator[AnswerEvent, None]:
         for event in (Piece("a", False), Piece("b", False), Verified(2)):
             yield event
 
     count = 0
-    async for _ in within_patience(at_once(), 0.05):
+    async for _ in within_patience(at_once(), "hold", 0.05, 30.0):
         await asyncio.sleep(0.1)  # a client that reads slowly
         count += 1
     assert count == 3

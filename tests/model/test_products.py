@@ -34,7 +34,7 @@ def test_a_product_is_asked_for_few_numbers_of_tokens_whatever_clients_send(monk
         for tokens in range(1, 2049):
             assert product(torch.ones(tokens, 8)).shape == (tokens, 7)
             assert layers["one"](torch.ones(1, tokens, 8)).shape == (1, tokens, 4)
-    assert len(met) == 72
+    assert len(met) == 56
 
 
 def test_so_is_a_product_in_bfloat16_which_torch_gives_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_so_is_a_product_in_bfloat16_which_torch_gives_to_onednn(monkeypatch: py
     assert len(met) == 48
 
 
-@pytest.mark.parametrize("shape", [(1, 8), (17, 8), (100, 8), (1, 33, 8), (3, 11, 8)])
+@pytest.mark.parametrize("shape", [(1, 8), (17, 8), (1, 33, 8), (3, 11, 8), (1, 1100, 8)])
 def test_what_is_added_alters_no_row(shape: tuple[int, ...]) -> None:
     layer = nn.Linear(8, 5)
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()

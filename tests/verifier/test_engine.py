@@ -20,7 +20,7 @@ from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
 from cloud_verifier.model import Served, serve_model
 from moa.model.drafting import DraftRequest
-from moa.model.target import Target
+from moa.model.target import Step, Target
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 from moa.wire import Code, Limits
@@ -116,6 +116,17 @@ def test_a_prompt_that_raises_is_quarantined_too(monkeypatch: pytest.MonkeyPatch
     bench.engine.turn(0)
     assert (good.length, bad.length) == (8, 0)
     assert [report.lease for report in bench.of(Failed)] == [bad]
+
+
+def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward of prompts alone reads nothing back: only waiting tells how long it took."""
+    now = [0.0]
+    bench = Bench(clock=lambda: now[0])
+    monkeypatch.setattr(Step, "wait", lambda step: now.__setitem__(0, now[0] + 3.0))
+    bench.work.prefill(bench.lease(1), kit.prompt(1, 9), 8)
+    bench.engine.turn(0)
+    assert bench.engine._metrics.forward_seconds.labels("prompt")._sum.get() == 3.0
+    assert bench.engine.alive_at == 3.0
 
 
 def test_records_that_cannot_be_made_cost_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

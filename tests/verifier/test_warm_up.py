@@ -19,9 +19,9 @@ from cloud_verifier.settings import Settings
 from moa.model.rows import Row
 
 target = load_target(Settings(slots=1, device="cpu", dtype="float32"))
-warm_up(target, 64, seconds=1000)
-with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON_CREATION):
-    for tokens in (13, 50, 64, 300):
+for most, tokens in (64, 13), (64, 50), (64, 64), (64, 300), (512, 700), (512, 2000):
+    warm_up(target, most, seconds=1000)
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON_CREATION):
         print("tokens", tokens, flush=True)
         slot = target.pool.acquire()
         target.forward([Row.chain(slot, [5] * tokens)]).argmax(0)
@@ -39,6 +39,7 @@ def test_no_request_waits_for_kernels_of_onednn() -> None:
         made[int(tokens)] = lines.count("create:cache_miss")
     assert made[13] == made[50] == made[64] == 0
     assert made[300] > 0, "more tokens than were asked for"
+    assert made[700] == made[2000] == 0, "the memory of kernels is bounded whatever one forward holds"
 
 
 def test_a_slow_machine_does_not_wait_for_them_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from edge_client import Adopt, Confirm, Done, Link, Notice, Prompt, Retract, Token
-from edge_client.serve.answerer import Marks
+from edge_client import Adopt, Confirm, Done, EdgeClient, Link, Notice, Prompt, Retract, Token
+from edge_client.serve import answerer
+from edge_client.serve.answerer import EdgeAnswerer, Marks
 from edge_client.serve.app import ServeSettings
-from moa.api.answer import Began, Counts, Cut, Ended, LinkNews, Note, Piece, Scored, Verified
-from moa.errors import ConfigError
+from edge_client.turn.worker import DrafterWorker
+from moa.api.answer import (
+    AnswerRequest,
+    Began,
+    Counts,
+    Cut,
+    Ended,
+    LinkNews,
+    Mode,
+    Note,
+    Piece,
+    Question,
+    Scored,
+    Verified,
+)
+from moa.api.errors import ApiError
+from moa.errors import ConfigError, DeviceError
 from moa.logprobs import TokenLogprobs
 from tests.edge.turn.world import Letters
+from tests.torture.device import demo_device
+from tests.torture.fake_verifier import BEHAVIOURS, fake
 
 
 def test_positions_in_tokens_become_positions_in_the_text() -> None:
@@ -57,6 +76,30 @@ def test_log_probabilities_have_the_texts_of_their_tokens() -> None:
     told = [marks.take(event) for event in events]
     assert told[1] == Piece("G", logprobs=(Scored("G", -1.0, (("A", -0.5),)),))
     assert told[-1] == Verified(2, (Scored("H", -2.0, (("B", -0.5),)),)), "the token that ends the answer has none"
+
+
+@pytest.mark.parametrize("mode", ["hold", "provisional", "keep"])
+async def test_a_silent_verifier_and_a_drafter_that_fails_end_an_answer(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(worker: DrafterWorker, action: object) -> None:
+        raise DeviceError("the drafter failed")
+
+    monkeypatch.setattr(DrafterWorker, "run", fails)
+    monkeypatch.setattr(answerer, "_FIRST_SECONDS", 0.2)
+    device = demo_device()
+    welcome = {"vocab_size": device.bundle.manifest.target.facts.vocab_size}
+    async with (
+        fake(BEHAVIOURS["silence"], (60,), welcome) as made,
+        EdgeClient(device=device, verifier=made.url) as client,
+    ):
+        await client.wait_online(10.0)
+        ask = AnswerRequest(question=Question(ids=(1, 40, 41)), mode=mode, patience=0.2)
+        edge = EdgeAnswerer(client, "demo")
+        with pytest.raises(ApiError) as refused:
+            async with asyncio.timeout(20.0):
+                _ = [event async for event in edge.answer(ask, await edge.encode(ask))]
+    assert (refused.value.status, refused.value.code) == (503, "no_answer")
 
 
 def test_others_may_only_use_it_with_a_key() -> None:
