@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -34,12 +35,17 @@ from moa.model.accelerator.runner import Accelerator
 from moa.model.accelerator.sampling import Draw, choose
 from moa.model.checkpoint import new_drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
+from moa.model.loading import LoadedModel
 from moa.model.placement import Placement
 from moa.model.rows import Row
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.sampling import choose as choose_on_host
+from moa.training import options
+from moa.training.run import TrainingRun, parameter_count
 from moa.tree import TreeShape
+from moa.wire import Limits
+from tests.support.client import client as connected
 from tests.tiny import FAMILIES, save_tiny, tiny
 
 Line = dict[str, Any]
@@ -366,44 +372,119 @@ async def _serving(bench: Bench) -> list[Line]:
     return lines
 
 
+def crowd(bench: Bench) -> Iterator[Line]:
+    """The large target over sockets: streams without drafts beside what its forwards allow, then a long prompt too."""
+    yield from asyncio.run(_crowd(bench))
+
+
+async def _crowd(bench: Bench) -> list[Line]:
+    from cloud_verifier.app import Verifier
+    from cloud_verifier.model import serve_model
+    from cloud_verifier.settings import Settings
+
+    target, answer, piece = bench.target, bench.scale.answers, bench.scale.piece
+    lines: list[Line] = []
+    room = target.pool.capacity - 32
+    limits = Limits(max_context_tokens=room, max_prompt_tokens=room, max_chain_tokens=32, max_tree_nodes=32)
+    settings = Settings(port=0, slots=target.pool.slots, limits=limits)
+    async with Verifier(serve_model(target), settings).open() as running:
+        url = running.transport.url
+        for sessions in sorted({min(count, 32, target.pool.slots - 1) for count in bench.scale.sessions}):
+            alone = bench.time(partial(_choose, target, [Row.chain(slot, [5]) for slot in bench.slots(sessions, 64)]))
+            bench.release()
+            for prompt in (0, room - 2 * piece):
+                async with AsyncExitStack() as stack:
+                    clients = [await stack.enter_async_context(connected(url)) for _ in range(sessions + 1)]
+                    texts = [await one.start([5] * 64, max_new_tokens=answer, ignore_eos=True) for one in clients[1:]]
+                    began = time.perf_counter()
+                    streams = [one.stream(text, speculate=False) for one, text in zip(clients[1:], texts, strict=True)]
+                    beside = [clients[0].start([6] * prompt, max_new_tokens=1)] if prompt else []
+                    both = asyncio.gather(*streams), asyncio.gather(*beside)
+                    await both[0]
+                    took = time.perf_counter() - began
+                    await both[1]
+                    tokens = sum(len(text.log) - 64 for text in texts)
+                lines.append(
+                    {
+                        "streams": sessions,
+                        "prompt beside": prompt,
+                        "tokens/s": tokens / took,
+                        "share of forwards": tokens * alone / sessions / took / 1000,
+                        "ok": tokens == sessions * answer,
+                    }
+                )
+    return lines
+
+
 def training(bench: Bench) -> Iterator[Line]:
-    """Three steps of each flavour of `moa-train`, with its own figures."""
-    target, data = _ROOT / "moa" / "demo" / "target", _ROOT / "docs"
-    small = ["--steps", "1", "--length", "48", "--batch", "1"] if bench.rehearsal else ["--steps", "3"]
+    """Three steps of each flavour of `moa-train` on the embedded target, and a pair of 214M and 7M parameters with the
+    memory that `--dry-run` foresees; then the drafter of the large target."""
+    steps = ["--steps", "1", "--length", "48", "--batch", "1"] if bench.rehearsal else ["--steps", "3"]
     for flags in _TRAINING[: bench.scale.ways]:
-        with tempfile.TemporaryDirectory() as folder:
-            program = "from moa.cli.console_scripts import moa_train; moa_train()"
-            command = [sys.executable, "-c", program, str(target), "--data", str(data), "--out", f"{folder}/out"]
-            command += [*flags, *small, "--device", str(bench.device), "--quiet", "--json"]
-            began = time.perf_counter()
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-            told = done.stdout.strip().splitlines()[-1:] or done.stderr.strip().splitlines()[-1:]
-            yield {
-                "moa-train": " ".join(flags) or "defaults",
-                "seconds": time.perf_counter() - began,
-                "says": told[0][-120:] if told else "",
-                "ok": done.returncode == 0,
-            }
+        yield _moa_train(bench, _ROOT / "moa" / "demo" / "target", [*flags, *steps])
+    with tempfile.TemporaryDirectory() as folder:
+        middle = _middle(bench, Path(folder) / "target")
+        for flags in ([], ["--dry-run"]):
+            yield {"pair": "214M, 7M"} | _moa_train(bench, middle, [*flags, *steps])
+        if not bench.rehearsal:
+            yield {"pair": "the large target's"} | _train_beside(bench, middle, Path(folder))
+
+
+def _moa_train(bench: Bench, target: Path, flags: Sequence[str]) -> Line:
+    with tempfile.TemporaryDirectory() as folder:
+        program = "from moa.cli.console_scripts import moa_train; moa_train()"
+        command = [sys.executable, "-c", program, str(target), "--data", str(_ROOT / "docs"), "--out", f"{folder}/out"]
+        command += [*flags, "--device", str(bench.device), "--quiet", "--json"]
+        began = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    line: Line = {"moa-train": " ".join(flags), "seconds": time.perf_counter() - began, "ok": done.returncode == 0}
+    if done.returncode:
+        return line | {"says": done.stderr.strip()[-120:]}
+    figures = json.loads(done.stdout)
+    return line | {name: figures[name] for name in ("tokens_per_s", "peak_memory_mib")}
+
+
+def _middle(bench: Bench, folder: Path) -> Path:
+    """A random target of 214M parameters; a tiny one in a rehearsal."""
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 16, "intermediate_size": 2816, "head_dim": 64}
+    sizes |= {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 16384}
+    return save_tiny("llama", folder, **({} if bench.rehearsal else sizes))
+
+
+def _train_beside(bench: Bench, tokenizer: Path, folder: Path) -> Line:
+    """Three steps of the large target's drafter in this process, without writing the target to a disk."""
+    flags = [str(tokenizer), "--data", str(_ROOT / "docs"), "--out", str(folder), "--steps", "3", "--precision", "bf16"]
+    run = TrainingRun.of(
+        options.parser().parse_args([*flags, "--quiet"]), LoadedModel(bench.target.model, bench.target.facts, tokenizer)
+    )
+    loop = run.loop(run.rows(folder / "data", {}, [str(_ROOT / "docs")]), folder, identity={}, quiet=True)
+    speed = loop.run(stop_after=3)[-1]["tokens_per_s"]
+    return {"parameters": parameter_count(run.drafter), "tokens_per_s": speed, "ok": True}
 
 
 def placements(bench: Bench) -> Iterator[Line]:
-    """Quantized weights run; offloading works or is refused in one line."""
+    """Quantized weights run, as does a target of 214M; offloading works or is refused in one line."""
     with tempfile.TemporaryDirectory() as folder:
-        source = save_tiny("llama", Path(folder) / "model")
+        source = _middle(bench, Path(folder) / "model")
         ways = {
+            "whole": Placement(),
             "int8": Placement(quantize="int8"),
             "offload": Placement(resident_layers=1, offload_folder=Path(folder) / "disk"),
         }
         for name, placement in ways.items():
             try:
                 target = Target.load(source, device=bench.device, dtype=bench.dtype, placement=placement, capacity=32)
-                finite = target.forward([Row.chain(target.pool.acquire(), [5, 6, 7])]).hidden(0).isfinite().all()
-                yield {"placement": name, "says": "runs", "ok": bool(finite)}
+                row = [Row.chain(target.pool.acquire(), [5])]
+                finite = target.forward(row).hidden(0).isfinite().all()
+                library = partial(target.model, torch.full((1, 1), 5, device=bench.device), use_cache=False)
+                figures = {"ms": bench.time(partial(_choose, target, row)), "library ms": bench.time(library)}
+                held = sum(one.nbytes for one in [*target.model.parameters(), *target.model.buffers()]) / 2**20
+                yield {"placement": name, **figures, "MiB": held, "ok": bool(finite)}
             except UsageError as refusal:
                 yield {"placement": name, "says": str(refusal), "ok": True}
 
 
-STEPS = (agreement, bits, forwards, growing, prompts, sampling, drafting, serving, training, placements)
+STEPS = (agreement, bits, forwards, growing, prompts, sampling, drafting, serving, crowd, placements, training)
 
 
 def main() -> int:

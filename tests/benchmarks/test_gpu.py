@@ -11,7 +11,7 @@ from benchmarks import gpu
 from moa.errors import run_cli
 
 SMALL = (gpu.growing, gpu.prompts, gpu.sampling, gpu.drafting, gpu.placements)
-LONG = (gpu.agreement, gpu.bits, gpu.forwards, gpu.serving, gpu.training)
+LONG = (gpu.agreement, gpu.bits, gpu.forwards, gpu.serving, gpu.crowd, gpu.training)
 
 
 def test_without_a_card_it_is_one_line_and_exit_code_2(
