@@ -15,10 +15,11 @@ from edge_client.settings import ClientSettings, TurnChanges
 from edge_client.shared import Shared
 from edge_client.text.chat import ChatLog, Messages, empty_prompt, prompt_ids
 from edge_client.text.codec import TextStream
-from edge_client.turn.connection_state import Reachability, SessionState
 from edge_client.turn.deadlines import Deadlines
 from edge_client.turn.machine import TurnMachine
+from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
+from edge_client.turn.session_state import SessionState
 from edge_client.turn.shell import TurnShell
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript

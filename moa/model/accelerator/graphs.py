@@ -48,7 +48,7 @@ class Graphs:
             work.clear()
             work.run()  # kernels are compiled now: a graph cannot be captured around that
             self._ready[name] = self._capture(work.run)
-            work.clear()
+            work.clear()  # what the run has written
 
     @torch.inference_mode()
     def prepare(self) -> None:

@@ -22,12 +22,13 @@ from edge_client.link.retry import Retry
 from edge_client.text.codec import TextStream
 from edge_client.turn.actions import Draft, Drop, End, Grow, Guess, Send, Wait
 from edge_client.turn.budget import Budget, Spending
-from edge_client.turn.connection_state import Reachability, SessionState
 from edge_client.turn.controller import Controller, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Patience
 from edge_client.turn.guard import OfflineGuard, OfflineLimits
 from edge_client.turn.machine import TurnMachine
+from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
+from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError

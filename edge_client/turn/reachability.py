@@ -1,0 +1,74 @@
+"""Whether the verifier can be asked in a turn: the state of the link, and failures in a row. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edge_client.events import LinkState
+from edge_client.link.retry import Retry
+from moa.safe_text import safe_line
+
+_SETBACKS = 8
+"""Attempts to repair a session without a verified token in between; then the device continues offline in this turn."""
+_LOSSES = 32
+"""The same for connections: a bad link loses many."""
+
+
+@dataclass
+class Reachability:
+    """The link to the verifier, for one turn."""
+
+    linked: bool = True
+    """Whether there is a verifier at all; without one the device writes at once."""
+    retry: Retry = field(default_factory=lambda: Retry(0.1, 1.0))
+    link: Literal["down", "up", "refused"] = "down"
+    given_up: str = ""
+    """Why the verifier is not asked again in this turn."""
+    setbacks: int = 0
+    """Failed attempts in a row to repair the session."""
+    _losses: int = 0
+    _why_down: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether the connection is up and this turn may use it."""
+        return self.link == "up" and not self.given_up
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether waiting for the verifier is useless in this turn."""
+        return not self.linked or self.link == "refused" or bool(self.given_up)
+
+    def lost(self, why: str, *, refused: bool) -> bool:
+        """The connection is down; `refused`: no attempt before the next turn. Returns whether it was lost too often."""
+        self._losses += self.link == "up"
+        too_often = self.link == "up" and self._losses >= _LOSSES
+        self.link, self._why_down = "refused" if refused else "down", safe_line(why)
+        return too_often
+
+    def setback(self) -> bool:
+        """An attempt to repair the session is needed; returns whether there were too many."""
+        self.setbacks += 1
+        return self.setbacks >= _SETBACKS
+
+    def progressed(self) -> None:
+        """Verified tokens arrived: failures are counted from zero."""
+        self.retry.progressed()
+        self.setbacks = self._losses = 0
+
+    def try_again(self) -> None:
+        """Forget the failures: the turn waits once more."""
+        self.given_up, self.setbacks, self._losses = "", 0, 0
+
+    def news(self, *, spent: bool) -> tuple[LinkState, str]:
+        """The state of the link while the device writes offline; `spent`: the budget of calls is used up."""
+        if not self.linked:
+            return "none", ""
+        if self.given_up:
+            return "refused", self.given_up
+        if self.link == "up":
+            return ("online", "the budget of calls is used up") if spent else ("late", "")
+        if self.link == "refused":
+            return "refused", self._why_down
+        return ("offline", self._why_down) if self._why_down else ("connecting", "")
