@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +30,7 @@ from edge_client.events import Confirm, Done, Event, Notice, Prompt, Retract, To
 from edge_client.screen.live import LiveView
 from edge_client.screen.terminal import PipeView
 from edge_client.screen.views import make_view
-from edge_client.settings import ClientSettings
-from edge_client.tools import startup
 from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
-from moa.errors import MoaError
 from moa.manifest import FileEntry
 from moa.process.listening import Port
 from moa.wire import Code, encode
@@ -51,28 +50,35 @@ main()
 """
 
 
-def run(*arguments: str, program: str = "from edge_client.cli import main; main()", **how: Any) -> Any:
-    """Call the command in a fresh process."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MOA_EDGE_")}
-    environment |= {"XDG_CONFIG_HOME": str(kit.pair()), "NO_COLOR": "1", **how.pop("environment", {})}
-    how = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": 300} | how
-    if "input" in how:
-        del how["stdin"]
-    return subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=False, **how)
+FRESH = "from edge_client.cli import main; main()"
 
 
-def offline(*arguments: str, **how: Any) -> Any:
-    return run(
-        "generate",
-        "--raw",
-        "--offline",
-        "--max-new-tokens",
-        "5",
-        "--bundle",
-        str(kit.pair() / "bundle"),
-        *arguments,
-        **how,
-    )
+def run(*arguments: Any, program: str = "", input: bytes = b"", environment: Any = None, **how: Any) -> Any:
+    """Call the command; in a fresh process if there is a `program` or something to say about how."""
+    own = {"XDG_CONFIG_HOME": str(kit.pair()), "NO_COLOR": "1", **(environment or {})}
+    others = [name for name in os.environ if name.startswith("MOA_EDGE_")]
+    if program or how:
+        clean = {name: value for name, value in os.environ.items() if name not in others}
+        how = {"input": input, "capture_output": True, "timeout": 300} | how
+        return subprocess.run([sys.executable, "-c", program or FRESH, *arguments], env=clean | own, check=False, **how)
+    with tempfile.TemporaryFile("w+") as stdin, pytest.MonkeyPatch.context() as patch:
+        stdin.buffer.write(input)
+        stdin.seek(0)
+        for name in others:
+            patch.delenv(name)
+        for name, value in own.items():
+            patch.setenv(name, value)
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+        for name, stream in (("stdin", stdin), ("stdout", out), ("stderr", err)):
+            patch.setattr(sys, name, stream)
+        with pytest.raises(SystemExit) as end:
+            main([os.fsdecode(word) for word in arguments])
+        return subprocess.CompletedProcess(arguments, end.value.code, out.buffer.getvalue(), err.buffer.getvalue())  # type: ignore[attr-defined, arg-type]
+
+
+def offline(*arguments: Any, **how: Any) -> Any:
+    bundle = str(kit.pair() / "bundle")
+    return run("generate", "--raw", "--offline", "--max-new-tokens", "5", "--bundle", bundle, *arguments, **how)
 
 
 def test_it_runs_where_there_is_no_torch() -> None:
@@ -105,7 +111,7 @@ def test_words_files_and_what_is_piped_in_are_one_prompt(tmp_path: Path) -> None
 
 
 def test_a_prompt_of_bytes_that_are_no_text_is_one_line() -> None:
-    result = offline(b"a\xff")  # type: ignore[arg-type]
+    result = offline(b"a\xff")
     assert result.returncode == 2
     assert b"the prompt is not text" in result.stderr
     assert result.stderr.count(b"\n") == 1
@@ -128,7 +134,7 @@ def test_quiet_is_the_text_alone() -> None:
 
 def test_a_process_that_is_told_to_end_writes_what_it_has() -> None:
     words = ["generate", "hi", "--offline", "--jsonl", "--max-new-tokens", "100000", "--max-offline-tokens", "0"]
-    program = [sys.executable, "-c", "from edge_client.cli import main; main()", *words, "--ignore-eos"]
+    program = [sys.executable, "-c", FRESH, *words, "--ignore-eos"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert any(b'"token"' in line for line in iter(process.stdout.readline, b""))
@@ -250,7 +256,7 @@ async def test_a_wrong_token_is_one_clear_line() -> None:
 
 async def test_a_chat_in_a_pipe_that_the_verifier_refuses_is_no_success_either() -> None:
     async with stranger(encode(Error(code=Code.VERSION, message="not with you"))) as url:
-        result = await asyncio.to_thread(run, "chat", "--verifier", url, input=b"hello\n")
+        result = await asyncio.to_thread(run, "chat", "--verifier", url, input=b"hello\n", program=FRESH)
     assert result.returncode == 1
     assert result.stdout.strip(), "the device answers all the same"
     assert result.stderr.splitlines()[-1].startswith(b"edge-client: error: the verifier refuses: not with you")
@@ -279,20 +285,14 @@ async def test_more_tokens_than_the_verifier_writes_are_no_quiet_success() -> No
 async def refused(flags: list[str], *what: bytes) -> None:
     bundle = str(kit.pair() / "bundle")
     for how in ([], ["--json"], ["--quiet"], ["--require-verified"]):
-        result = await asyncio.to_thread(run, "generate", "--raw", "hello", "--bundle", bundle, *flags, *how)
+        result = await asyncio.to_thread(
+            run, "generate", "--raw", "hello", "--bundle", bundle, *flags, *how, program=FRESH
+        )
         assert result.returncode == 1, "a script shall not take it for verified"
         assert result.stdout, "the device answers all the same"
         last = result.stderr.splitlines()[-1]
         assert last.startswith(b"edge-client: error: the verifier refuses: "), result.stderr
         assert all(words in last for words in what), result.stderr
-
-
-def test_a_fresh_start_is_measured() -> None:
-    start = startup.measure(ClientSettings(bundle=str(kit.pair() / "bundle")), runs=1)
-    assert 0.05 < start.seconds == start.runs[0] < 60
-    assert 20 < start.resident_mb < 2000
-    with pytest.raises(MoaError, match=r"could not draft: .*no bundle at"):
-        startup.measure(ClientSettings(bundle="/nowhere"), runs=1)
 
 
 def test_an_answer_does_not_wait_for_what_only_a_screen_needs() -> None:
