@@ -90,12 +90,11 @@ def _event(cls: type) -> Iterator[str]:
 
 def _settings() -> str:
     words = described(ClientSettings)
-    rows = ["| setting | type | default | |", "|---|---|---|---|"]
+    rows = []
     for field in _fields(ClientSettings):
         name, kind = ast.unparse(field.target), _kind(ClientSettings, field)
-        default = ast.unparse(field.value) if field.value else ""
-        text = words.get(name, "")
-        rows.append(f"| `{name}` | `{_cell(kind)}` | `{default}` | {_cell(text)} |")
+        default = f" = {ast.unparse(field.value)}" if field.value else ""
+        rows.append(f"* `{name}: {kind}{default}`: {words.get(name, '')}")
     return "\n".join(rows) + "\n"
 
 
@@ -113,10 +112,12 @@ def _families(path: Path) -> Iterator[str]:
     body: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.Assign)]
     exec(compile(ast.Module(body, []), str(path), "exec"), constants)
     yield "`model_type` of the target's config: " + ", ".join(f"`{name}`" for name in constants["FAMILIES"]) + ".\n"
-    yield "What cannot be a target is refused at load, with the reason:\n\n| what | because |\n|---|---|"
-    reasons = constants["_REASON_BY_FAMILY"] | {f"`{k}` is set": v for k, v in constants["_REASON_BY_SETTING"].items()}
-    for what, reason in reasons.items():
-        yield f"| {what if what.startswith('`') else f'`{what}`'} | {_cell(reason)} |"
+    yield "What cannot be a target is refused at load, with the reason: a family, or a setting that is there.\n"
+    because: dict[str, list[str]] = {}
+    for what, reason in (constants["_REASON_BY_FAMILY"] | constants["_REASON_BY_SETTING"]).items():
+        because.setdefault(reason, []).append(f"`{what}`")
+    for reason, names in because.items():
+        yield f"* {', '.join(names)}: {reason}"
 
 
 def _fields(cls: type) -> Iterator[ast.AnnAssign]:

@@ -115,7 +115,7 @@ def programs() -> list[argparse.ArgumentParser]:
 
 
 def cli_reference(parsers: Iterable[argparse.ArgumentParser]) -> str:
-    """A Markdown page with a table of options for each command and subcommand. What an earlier subcommand has, too, is
+    """A Markdown page with the options of each command and subcommand. What an earlier subcommand has, too, is
     only named.
 
     Not `--help` itself: the layout of that text changes with the Python version, and this page must not.
@@ -139,7 +139,7 @@ def _command(
     subcommands = [action for action in actions if isinstance(action, argparse._SubParsersAction)]
     options = {_row(action, parser.prog): action for action in actions if action not in subcommands}
     if own := [row for row in options if row not in told]:
-        yield "\n".join(["| option | default | |\n|---|---|---|", *own, ""])
+        yield "\n".join([*own, ""])
     elsewhere: dict[str, list[str]] = {}
     for row, action in options.items():
         if row in told:
@@ -155,21 +155,24 @@ def _command(
 
 
 def _row(action: argparse.Action, program: str) -> str:
-    return f"| {_usage(action)} | {_default(action)} | {_cell(_help(action, program))} |"
+    text = " ".join(_help(action, program).split())
+    if (default := _default(action)) and "(default" not in text:
+        text += f" ({default})"
+    return f"* {_usage(action)}" + (f": {text}" if text else "")
 
 
 def _usage(action: argparse.Action) -> str:
     names = ", ".join(action.option_strings)
     if action.nargs == 0:
-        return f"`{_cell(names)}`"
+        return f"`{names}`"
     value = action.metavar or (
         "{" + ",".join(map(str, action.choices)) + "}" if action.choices is not None else action.dest.upper()
     )
     if isinstance(value, tuple):
         value = " ".join(value)
     if not names:
-        return f"`{_cell(value)}`" + (" (optional)" if action.nargs in ("?", "*") else "")
-    return f"`{_cell(f'{names} {value}')}`"
+        return f"`{value}`" + (" (optional)" if action.nargs in ("?", "*") else "")
+    return f"`{names} {value}`"
 
 
 def _default(action: argparse.Action) -> str:
@@ -178,15 +181,11 @@ def _default(action: argparse.Action) -> str:
     off = action.default is None or action.default is False or action.default is argparse.SUPPRESS
     if off or action.default in ("", [], ()):
         return ""
-    return f"`{_cell(str(action.default))}`"
+    return f"default: {action.default}"
 
 
 def _help(action: argparse.Action, program: str) -> str:
     return (action.help or "") % {**vars(action), "prog": program} if "%" in (action.help or "") else action.help or ""
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
 
 
 if __name__ == "__main__":
