@@ -70,7 +70,6 @@ class Verifier:
             text=served.text,
             metrics=self.metrics,
             drafting=drafting,
-            count_near_ties=settings.near_tie,
             most_guesses=settings.limits.max_tree_nodes - 1,
             died=self._engine_died,
         )

@@ -34,7 +34,6 @@ _SERVE_FLAGS = (
     "prefill_tokens",
     "project_rows",
     "batch_wait_ms",
-    "near_tie",
 )
 
 

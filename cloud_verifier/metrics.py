@@ -25,7 +25,6 @@ class Metrics:
         )
         self._accepted_at = [self.accepted_per_pos.labels(str(position)) for position in range(_POSITIONS)]
         self.emitted_tokens = self._counter("emitted_tokens", "Verified tokens sent", "mode")
-        self.near_ties = self._counter("near_tie", "Tokens whose two best logits were nearly equal")
         self.sessions = self._gauge("sessions", "Sessions by state", "state")
         self.connections = self._gauge("connections", "Open connections")
         self.slots_free = self._gauge("slots_free", "Slots that no session claims")

@@ -68,8 +68,6 @@ class Settings:
     longer on average."""
     project_rows: int = 64
     """Activation records made in one batch between forwards, at most."""
-    near_tie: float = 0.0
-    """Count tokens whose best two logits are closer than this; 0 is off, because it costs one LM head pass."""
     batch_wait_ms: float = 1.5
     """How long a forward waits for further drafts that are expected soon, in milliseconds; 0: not at all."""
 

@@ -72,7 +72,6 @@ class Engine:
         text: Detokenizer | None = None,
         metrics: Metrics | None = None,
         drafting: ServerDrafting | None = None,
-        count_near_ties: float = 0.0,
         most_guesses: int = 63,
         died: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -85,7 +84,6 @@ class Engine:
         self._decode = text.decode if text is not None else None
         self._metrics = metrics or Metrics()
         self._recorder, self._drafting = recorder, drafting or NoDrafting()
-        self._near_tie = count_near_ties
         self._most_guesses = most_guesses
         self._died, self._clock = died, clock
         self._at_hand: dict[Lease, Job | None] = {}
@@ -263,9 +261,6 @@ class Engine:
         if jobs:
             self._metrics.batch_rows.observe(len(jobs))
 
-    def _count_near_ties(self, step: Step, b: int, path: Sequence[int]) -> None:
-        self._metrics.near_ties.inc(int((step.margins(b, path) < self._near_tie).sum()))
-
     def _guesses(self, job: Job, worth: float) -> FlatTree | None:
         """The edge's guesses for a stream, if they are worth verifying."""
         if job.guesses is None or not isinstance(request := job.request, Stream):
@@ -311,8 +306,6 @@ class Engine:
         path, next_token, finish = cut_path(
             job.rules, job.ids, draft[0], accepted.path, accepted.next_token, self._decode
         )
-        if self._near_tie:
-            self._hint("metrics", lambda: self._count_near_ties(step, b, path))
         new = [*(draft[0][node] for node in path[1:]), next_token]
         logprobs = log_probabilities(step, b, path, new, job.logprobs) if job.logprobs >= 0 else b""
         self._commit(step, b, job.lease, path)

@@ -19,7 +19,7 @@ _COMMANDS = {
     "list": "list the bundles on this device",
     "use": "set the default bundle and verifier",
     "demo": "show drafting, an outage and recovery on one machine",
-    "bench": "measure ways of decoding, and this device's start",
+    "bench": "measure ways of decoding",
     "audit": "compare with the target alone",
     "doctor": "check this device",
     "inspect": "show a bundle",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 from rich.console import Console
 
 from edge_client.cli import options
@@ -21,8 +22,9 @@ from edge_client.screen.console import make_console
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from edge_client.tools.compare import TimedAnswer, ask_all, first_difference
-from edge_client.tools.margin import margin
 from moa.errors import UsageError
+from moa.logprobs import MAX_TOP
+from moa.sampling import SamplingSettings, gumbel
 
 FLOAT32_TIE = 1e-3
 """Scores this close can differ in float32 by the order of additions."""
@@ -64,7 +66,7 @@ class Audit:
     at: int | None
     """Position of the first difference, if there is one."""
     margin: float | None = None
-    """The lead of the target's token over the other one there; None: large."""
+    """The lead of the target's token over the other one there; None if its text ends there."""
 
     def report(self) -> dict[str, Any]:
         """For machines."""
@@ -79,7 +81,7 @@ class Audit:
     def verdict(self) -> str:
         """An explanation of the difference."""
         if self.margin is None:
-            return "-> the target's choice was not close: no rounding explains this. Please report it"
+            return "-> one text ends where the other goes on: no rounding explains this. Please report it"
         if self.margin < FLOAT32_TIE:
             return f"-> a numerical tie: the target's token led by {self.margin:.1g}, less than float32 sums can tell"
         if self.margin < LOW_PRECISION_TIE:
@@ -97,16 +99,25 @@ async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
             address = await stack.enter_async_context(LocalVerifier().running())
             settings = dataclasses.replace(settings, verifier=address)
         ids = EdgeClient(settings, device=device).encode(prompt, raw=raw)
-        (drafted,) = await ask_all(settings, device, [ids])
-        (alone,) = await ask_all(settings, device, [ids], draft="single", sync="off")
+        (drafted,) = await ask_all(settings, device, [ids], logprobs=MAX_TOP)
+        (alone,) = await ask_all(settings, device, [ids], draft="single", sync="off", logprobs=MAX_TOP)
         at = first_difference(drafted.ids, alone.ids)
-        if at is None or at >= min(len(drafted.ids), len(alone.ids)):
-            return Audit(device.codec, drafted, alone, at)
-        lone = dataclasses.replace(settings, draft="single", sync="off", stop=())
-        async with EdgeClient(lone, device=device) as client:
-            await client.wait_online()
-            lead = await margin(client, [*ids, *alone.ids[:at]], alone.ids[at], drafted.ids[at], settings.sampling)
+        lead = None if at is None else margin(alone, drafted, at, len(ids), settings.sampling)
         return Audit(device.codec, drafted, alone, at, lead)
+
+
+def margin(alone: TimedAnswer, drafted: TimedAnswer, at: int, prompt: int, sampling: SamplingSettings) -> float | None:
+    """The lead of the token of `alone` over that of `drafted` where they part: of logits, before any penalty; with
+    sampling of logits / temperature + noise, which is a function of seed and position."""
+    ours, theirs = alone.logprobs.get(prompt + at), drafted.logprobs.get(prompt + at)
+    if ours is None or theirs is None:
+        return None
+    chosen, other = alone.ids[at], drafted.ids[at]
+    lead = ours.logprob - dict(ours.top).get(other, theirs.logprob)
+    if sampling.greedy:
+        return lead
+    noise = gumbel(sampling.seed, prompt + at, np.array([chosen, other]))
+    return float(lead / sampling.temperature + noise[0] - noise[1])
 
 
 def show(console: Console, audit: Audit) -> None:

@@ -20,7 +20,6 @@ from edge_client.device import Device
 from edge_client.link.local import LocalVerifier
 from edge_client.screen.console import make_console
 from edge_client.settings import ClientSettings
-from edge_client.tools import startup
 from edge_client.tools.compare import ask_all, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from moa.errors import UsageError
@@ -38,14 +37,11 @@ def add(command: argparse.ArgumentParser) -> None:
     """The subcommand's flags."""
     command.description = (
         "Answer prompts in each way; compare speed, calls, bytes. single: a call a token; none: plain API streaming; "
-        "server: drafted and streamed there; device: drafted here; auto: what pays. Then start afresh, a few times."
+        "server: drafted and streamed there; device: drafted here; auto: what pays."
     )
     command.add_argument("--ways", default=",".join(WAYS), help="comma-separated (default: %(default)s)")
     command.add_argument("--prompts", type=Path, metavar="FILE", help="prompts, one a line")
     command.add_argument("--link", choices=sorted(PROFILES), help="emulate this link to the verifier")
-    command.add_argument(
-        "--starts", type=int, default=3, metavar="N", help="fresh starts to measure, 0 for none (default: %(default)s)"
-    )
     command.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_connection(command)
     options.add_generation(command)
@@ -58,26 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
     ways = arguments.ways.split(",")
     if unknown := [way for way in ways if way not in WAYS]:
         raise UsageError(f"unknown way {unknown[0]!r}", hint=f"known: {', '.join(WAYS)}")
-    if arguments.starts < 0:
-        raise UsageError(f"--starts must be at least 0, not {arguments.starts}")
     if not settings.verifier:
         raise UsageError("a benchmark needs the target", hint="pass --verifier ADDRESS, or --verifier local")
     texts = _read_prompts(arguments.prompts) if arguments.prompts else list(_PROMPTS)
     results = asyncio.run(_measure(settings, ways, texts, arguments.link))
-    start = startup.measure(settings, arguments.starts) if arguments.starts > 0 else None
     if arguments.json:
-        report: dict[str, Any] = {"ways": results}
-        if start is not None:
-            report["start_up"] = {"seconds": start.seconds, "runs": start.runs, "resident_mb": start.resident_mb}
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-        return 0
-    console = make_console()
-    console.print(_table(results))
-    if start is not None:
-        console.print(
-            f"start-up: {start.seconds:.2f} s to the first draft in a fresh process (median of {len(start.runs)}), "
-            f"{start.resident_mb:.0f} MB resident"
-        )
+        sys.stdout.buffer.write(msgspec.json.encode({"ways": results}) + b"\n")
+    else:
+        make_console().print(_table(results))
     return 0
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Unpack
 
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.device import Device
-from edge_client.events import Done, Event, Retract, Token
+from edge_client.events import Confirm, Done, Event, Retract, Token
 from edge_client.settings import ClientSettings, TurnChanges
 from edge_client.turn.trace import Trace
 from moa.errors import MoaError
+from moa.logprobs import TokenLogprobs
 
 See = Callable[[Event], None]
 
@@ -28,6 +29,8 @@ class TimedAnswer:
     verified: bool
     reason: str
     stats: dict[str, Any]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By position, of the verified tokens, if they were asked for."""
 
 
 async def ask(
@@ -35,11 +38,16 @@ async def ask(
 ) -> TimedAnswer:
     """Run one turn to its end; `see` gets every event."""
     tokens: list[int] = []
+    logprobs: dict[int, TokenLogprobs] = {}
     done: Done | None = None
     async for event in client.generate(ids=ids, **changes):
         match event:
             case Token():
                 tokens.append(event.id)
+                if event.logprobs is not None:
+                    logprobs[event.position] = event.logprobs
+            case Confirm():
+                logprobs |= zip(range(event.start, event.stop), event.logprobs, strict=False)
             case Retract():
                 del tokens[event.start - len(ids) :]
             case Done():
@@ -50,7 +58,7 @@ async def ask(
             see(event)
     if done is None:
         raise MoaError("the answer never ended")
-    return TimedAnswer(tokens, done.text, done.verified, done.reason, done.stats)
+    return TimedAnswer(tokens, done.text, done.verified, done.reason, done.stats, logprobs)
 
 
 async def ask_all(

@@ -135,11 +135,6 @@ class Step:
         places = [int(self.batch.starts[b]) + range(self.batch.sizes[b])[node] for b, node in nodes]
         return self._target.logits(self._hidden[torch.tensor(places, dtype=torch.long, device=self._hidden.device)])
 
-    def margins(self, b: int, nodes: Sequence[int]) -> Tensor:
-        """The gap between each node's best and second logit: near zero, low precision may choose the other token."""
-        best = self.logits(b, nodes).topk(2, dim=-1).values
-        return best[:, 0] - best[:, 1]
-
     def wait(self) -> None:
         """Return when the accelerator has computed it: until then a forward has only been queued."""
         if self._hidden.device.type == "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from edge_client.cli.audit import Audit, show
+from edge_client.cli.audit import Audit, margin, show
 from edge_client.client import EdgeClient
-from edge_client.tools.compare import TimedAnswer
-from edge_client.tools.margin import margin
+from edge_client.tools.compare import TimedAnswer, ask
+from moa.logprobs import TokenLogprobs
 from moa.sampling import SamplingSettings, gumbel
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit
@@ -29,34 +30,30 @@ def scores(ids: list[int], sampling: SamplingSettings) -> Any:
     return logits / sampling.temperature + gumbel(sampling.seed, len(ids), len(logits))
 
 
-def close_call(sampling: SamplingSettings, below: float) -> tuple[list[int], int, int, float]:
-    """A context after which the target's two best tokens are this close."""
-    for seed in range(4000):
-        ids = verifier_kit.prompt(seed, 6)
-        found = scores(ids, sampling)
-        best, second = np.argsort(-found)[:2]
-        if found[best] - found[second] < below:
-            return ids, int(best), int(second), float(found[best] - found[second])
-    raise AssertionError("no close call among the prompts")
-
-
 @pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=0.7, seed=5)], ids=TWO)
 async def test_the_margin_is_the_one_of_the_scores(sampling: SamplingSettings) -> None:
-    ids, best, second, lead = close_call(sampling, 0.01)
+    ids = verifier_kit.prompt(1, 6)
+    how: Any = {"temperature": sampling.temperature, "seed": sampling.seed, "max_new_tokens": 1, "logprobs": 20}
     async with (
         kit.verifier() as running,
         EdgeClient(verifier=running.transport.url, device=kit.device(), draft="single", sync="off") as client,
     ):
-        assert await margin(client, ids, best, second, sampling) == pytest.approx(lead, rel=0.02, abs=1e-5)
-        worst = int(np.argmin(scores(ids, sampling)))
-        assert await margin(client, ids, best, worst, sampling) is None
+        alone = await ask(client, ids, **how)
+    found = scores(ids, sampling)
+    assert alone.ids == [best := int(np.argmax(found))]
+    logits = scores(ids, SamplingSettings())
+    for other in (int(np.argsort(-logits)[1]), int(np.argmin(logits))):  # among the likeliest, and far from them
+        theirs = TokenLogprobs(float(logits[other] - np.logaddexp.reduce(logits)))
+        drafted = dataclasses.replace(alone, ids=[other], logprobs={len(ids): theirs})
+        lead = margin(alone, drafted, 0, len(ids), sampling)
+        assert lead == pytest.approx(found[best] - found[other], rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("lead", "what"), [(2e-5, "numerical tie"), (0.03, "near tie"), (1.5, "Please report"), (None, "not close")]
+    ("lead", "what"), [(2e-5, "numerical tie"), (0.03, "near tie"), (1.5, "Please report"), (None, "ends where")]
 )
 def test_what_a_difference_means(lead: float | None, what: str) -> None:
-    drafted, alone = (TimedAnswer(ids, "", True, "length", {"calls": 3}) for ids in ([5, 6, 7], [5, 6, 8]))
+    drafted, alone = (TimedAnswer(ids, "", True, "length", {"calls": 3}, {}) for ids in ([5, 6, 7], [5, 6, 8]))
     out = Console(file=io.StringIO(), width=200)
     show(out, audit := Audit(kit.device().codec, drafted, alone, 2, lead))
     text = out.file.getvalue()  # type: ignore[attr-defined]

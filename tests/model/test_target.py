@@ -124,13 +124,6 @@ def test_the_head_runs_in_pieces_that_agree(monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_array_equal(step.argmax(0), step.logits(0, range(16)).argmax(-1).numpy())
 
 
-def test_margins_are_the_lead_of_the_best_logit() -> None:
-    target = Target.from_model(tiny("llama"), capacity=32)
-    step = target.forward([Row(target.pool.acquire(), [5, 6], [-1, 0])])
-    best = step.logits(0, [1]).sort(descending=True).values[0]
-    assert step.margins(0, [1]).tolist() == [float(best[0] - best[1])]
-
-
 def test_results_do_not_depend_on_the_company_in_the_batch() -> None:
     target = Target.from_model(tiny("mistral"), slots=3, capacity=64)
     rng = np.random.default_rng(3)

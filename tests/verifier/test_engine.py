@@ -247,13 +247,6 @@ def test_a_slot_is_zeroed_before_its_next_user() -> None:
     assert bench.served.target.pool.free == kit.SETTINGS.slots
 
 
-def test_near_ties_are_counted_when_asked_for() -> None:
-    bench = Bench(count_near_ties=1e9)
-    bench.submit(bench.lease(0), kit.prompt(0, 8), [5])
-    bench.run()
-    assert bench.engine._metrics.near_ties._value.get() == 1
-
-
 def test_an_idle_engine_runs_a_token_to_know_that_it_can() -> None:
     now = [0.0]
     bench = Bench(clock=lambda: now[0])

@@ -74,7 +74,6 @@ class World:
             metrics=self.metrics,
             drafting=self.drafting,
             clock=self.clock,
-            count_near_ties=0.01,
         )
 
     def clock(self) -> float:

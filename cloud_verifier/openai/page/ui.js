@@ -81,7 +81,6 @@ const GROUPS = {
     "Quarantined": [count, (r) => r.value("moa_quarantined_sessions_total")],
     "Resumes": [perSecond, (r) => r.rate("moa_session_resumes_total")],
     "API hang-ups": [count, (r) => r.value("moa_api_hang_ups_total")],
-    "Near ties": [count, (r) => r.value("moa_near_tie_total")],
   },
 };
 
