@@ -181,12 +181,12 @@ def test_cli_reference_lists_subcommands_defaults_and_choices() -> None:
     page = cli_reference([parser])
     assert "## `prog`\n\nDoes it.\n" in page
     assert page.count("### `prog run`\n\nruns it\n") == 1
-    assert "| `MODEL` (optional) |  | what to run |" in page
-    assert "| `-n, --count N` | `3` | 100% of prog run, not 3\\|4 |" in page
-    assert "| `--mode {a,b}` | required |  |" in page
-    assert "| `--fast` |  | skip checks |" in page
-    assert "| `--stop STOP` |  |  |" in page
-    assert "| `--tie N` | `0.0` |  |" in page
+    assert "* `MODEL` (optional): what to run\n" in page
+    assert "* `-n, --count N`: 100% of prog run, not 3|4 (default: 3)\n" in page
+    assert "* `--mode {a,b}` (required)\n" in page
+    assert "* `--fast`: skip checks\n" in page
+    assert "* `--stop STOP`\n" in page
+    assert "* `--tie N` (default: 0.0)\n" in page
     assert "secret" not in page
 
 

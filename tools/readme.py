@@ -155,10 +155,9 @@ def _command(
 
 
 def _row(action: argparse.Action, program: str) -> str:
-    text = " ".join(_help(action, program).split())
-    if (default := _default(action)) and "(default" not in text:
-        text += f" ({default})"
-    return f"* {_usage(action)}" + (f": {text}" if text else "")
+    told = " ".join(_help(action, program).split())
+    default = "" if "(default" in told else _default(action)
+    return f"* {_usage(action)}" + (f": {told}" if told else "") + default
 
 
 def _usage(action: argparse.Action) -> str:
@@ -177,11 +176,11 @@ def _usage(action: argparse.Action) -> str:
 
 def _default(action: argparse.Action) -> str:
     if action.required and action.option_strings:
-        return "required"
+        return " (required)"
     off = action.default is None or action.default is False or action.default is argparse.SUPPRESS
     if off or action.default in ("", [], ()):
         return ""
-    return f"default: {action.default}"
+    return f" (default: {action.default})"
 
 
 def _help(action: argparse.Action, program: str) -> str:
