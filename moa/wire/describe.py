@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections.abc import Sequence
@@ -12,24 +11,18 @@ from typing import get_args
 
 import msgspec
 
-from moa.wire import codes, limits, messages
+from moa.wire import codes, messages
 
 
-def message_tables(direction: UnionType) -> str:
-    """Every message of one direction: its tag, what it is for, and its fields in order."""
+def message_lists(direction: UnionType) -> str:
+    """Every message of one direction: its tag, what it is for, and its fields in order, with defaults."""
     return "\n\n".join(_message(kind) for kind in get_args(direction))
 
 
-def structure_tables() -> str:
+def structure_lists() -> str:
     """The structures inside messages."""
     kinds = (messages.Sampling, messages.RecordContract, messages.WireLimits)
     return "\n\n".join(_message(kind) for kind in kinds)
-
-
-def limit_table() -> str:
-    """All limits and their defaults."""
-    rows = [f"| `{f.name}` | {f.default} |" for f in dataclasses.fields(limits.Limits)]
-    return "\n".join(["| limit | default |", "|---|---|", *rows])
 
 
 def code_table() -> str:
@@ -53,10 +46,9 @@ def close_table() -> str:
 def filled(document: str) -> str:
     """The document with its generated parts written anew."""
     parts = {
-        "client": message_tables(messages.ClientMessage),
-        "server": message_tables(messages.ServerMessage),
-        "structures": structure_tables(),
-        "limits": limit_table(),
+        "client": message_lists(messages.ClientMessage),
+        "server": message_lists(messages.ServerMessage),
+        "structures": structure_lists(),
         "codes": code_table(),
         "closes": close_table(),
     }
@@ -73,14 +65,14 @@ def _message(kind: type[msgspec.Struct]) -> str:
     rows = []
     for field in info:
         if field.default is not msgspec.NODEFAULT:
-            default = f"`{field.default!r}`" if not isinstance(field.default, msgspec.Struct) else "its defaults"
+            default = f" = {field.default!r}" if not isinstance(field.default, msgspec.Struct) else ", its defaults"
         elif field.default_factory is not msgspec.NODEFAULT:
-            default = f"`{field.default_factory()!r}`"
+            default = f" = {field.default_factory()!r}"
         else:
-            default = "required"
-        rows.append(f"| `{field.name}` | `{_annotation(kind, field.name)}` | {default} |")
+            default = ""
+        rows.append(f"* `{field.name}: {_annotation(kind, field.name)}{default}`")
     note = " ".join((kind.__doc__ or "").split())
-    return "\n".join([title, "", note, "", "| field | type | default |", "|---|---|---|", *rows])
+    return "\n".join([title, "", note, "", *rows])
 
 
 def _annotation(kind: type, name: str) -> str:

@@ -17,7 +17,7 @@ def test_the_generated_parts_are_up_to_date() -> None:
 
 def test_everything_is_described() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    for part in ("client", "server", "structures", "limits", "codes", "closes"):
+    for part in ("client", "server", "structures", "codes", "closes"):
         assert f"<!-- generated: {part} -->" in text
     assert all(f"| `{code.value}` |" in text for code in Code)
     assert '### Verify `"verify"`' in text
