@@ -1,6 +1,6 @@
 """What the model runs next. Pure: no torch, no lock, no clock; `thread.py` has these.
 
-    schedule(now) -> Step, or the seconds to wait
+    schedule(now) -> EngineStep, or the seconds to wait
     finished(step, outcome, now)
 
 A step is one forward: all rounds that are ready (`queue.py`), and beside them pieces of waiting prompts, as long as

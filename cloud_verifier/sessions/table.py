@@ -1,4 +1,5 @@
-"""All sessions of a process, and the budgets that they share. Runs in the event loop; no I/O, no clock and no torch.
+"""All sessions of a process, and the budgets that they share. Runs in the event loop; no I/O and no torch; the clock
+is passed in.
 
     live        a connection is attached
     detached    no connection; the slot is kept for a while

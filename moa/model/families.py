@@ -49,7 +49,7 @@ _REASON_BY_FAMILY = {  # whose config files may leave this setting to the librar
     "recurrent_gemma": _RECURRENT,
     "rwkv": _RECURRENT,
 }
-_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope", "su")  # su: the name of longrope in older files
 
 
 @dataclass(frozen=True)

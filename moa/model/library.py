@@ -1,5 +1,5 @@
-"""The library's own model over the paged KV cache: the reference for all families, and the only way for most of
-them."""
+"""The library's own model over the paged KV cache: the reference for all families, and the only way for
+Gemma."""
 
 from __future__ import annotations
 

@@ -103,6 +103,7 @@ def test_what_cannot_branch_is_refused_by_name_and_reason(family: str, settings:
         ({"use_bidirectional_attention": True}, "bidirectional"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "longest row"),
         ({"rope_scaling": {"type": "longrope"}}, "longest row"),
+        ({"rope_scaling": {"type": "su"}}, "longest row"),
         ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "longest row"),
         ({"model_type": "somebody_elses", "auto_map": {"AutoModelForCausalLM": "code.Model"}}, "not a family"),
     ],
