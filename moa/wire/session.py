@@ -3,7 +3,7 @@
     session = ClientSession(ids, max_new_tokens=200)
     send(session.open())
     send(session.verify(tokens, parents))        # may follow at once, before `Opened`
-    event = session.receive(message)             # Ready, Advanced, RecordsArrived, Refused, Recovered, or None for a repetition
+    event = session.receive(message)             # of moa/wire/events.py; None for a repetition
     # after a new connection (hello and welcome are done):
     for message in session.recover(): send(message)
     ... and after the event `Recovered`: for message in event.resend: send(message)
