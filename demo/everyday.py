@@ -20,13 +20,13 @@ class Question:
     accept: str
     skill: str = ""
 
-    def declined(self, reply: str) -> bool:
-        """Whether the reply says that the demo cannot do this."""
-        return re.search(DECLINES, reply) is not None
+    def refused(self, reply: str) -> bool:
+        """Whether a listed skill is refused."""
+        return bool(self.skill) and re.search(DECLINES, reply) is not None
 
     def acceptable(self, reply: str) -> bool:
         """Whether the reply is right, or for no skill: fitting small talk or an honest refusal."""
-        if self.skill and self.declined(reply):
+        if self.refused(reply):
             return False
         return re.search(self.accept, reply.strip(), re.DOTALL) is not None
 

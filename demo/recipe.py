@@ -74,6 +74,12 @@ COURSES = (
         LoopSettings(steps=75, batch=16, learning_rate=5e-4, warmup=4, checkpoint_every=10),
     ),
 )
+REVISION = Course(
+    "revise",
+    Mix(666_000, 15_000, 15_000, ("arithmetic", "word_problem", "date", "filter", "edit", "function"), 12, plain=0.3),
+    COURSES[-1].settings,
+)
+"""Mostly old exercises, for the drafter alone: the target keeps what `settle` left."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +138,16 @@ DRAFTER_COURSES = (
         LoopSettings(steps=60, batch=16, learning_rate=6e-4, warmup=4, checkpoint_every=10),
         ALONE,
     ),
+    DrafterCourse(
+        "revise",
+        REVISION,
+        LoopSettings(steps=170, batch=16, learning_rate=1e-3, warmup=6, checkpoint_every=5),
+        DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.4), Spacing(32, 64, 0.06)), cold=0.5)),
+    ),
 )
 """The embedded drafter came the way of the first two courses. Of the first, its first 480 steps ran beside earlier
-stages of the target, which are not kept: a repetition learns from the finished target throughout. `everyday` and
-`settle`, the target's and the drafter's, go on from the embedded weights, which do not have them (docs/log)."""
+stages of the target, which are not kept: a repetition learns from the finished target throughout. The target's
+`everyday` and `settle`, and the drafter's after them, went on from these weights (docs/log)."""
 
 
 def plan() -> str:

@@ -43,6 +43,7 @@ from demo.recipe import (
     plan,
 )
 from demo.skills import Example
+from demo.strangers import STRANGERS
 from export.embedded import MOST_PROMPTS
 from moa.config import DrafterConfig
 from moa.demo import paths
@@ -83,7 +84,7 @@ def turns(mix: Mix) -> Iterator[Example]:
     streams = [corpus.talk(mix.seed), corpus.mixed("train", mix.seed)]
     streams += [corpus.examples("train", mix.seed, mix.more, times=2), corpus.plain(mix.seed)]
     shares = (TALK, MIXED, 1 - TALK - MIXED, mix.plain / (1 - mix.plain))
-    held_out = {question.prompt for question in EVERYDAY} if mix.plain else set()
+    held_out = {question.prompt for question in (*EVERYDAY, *STRANGERS)} if mix.plain else set()
     while True:
         turn = next(rng.choices(streams, shares)[0])
         if turn.prompt not in held_out:
@@ -222,7 +223,7 @@ def write_prompts(out: Path) -> None:
 
 def _write_rows(args: argparse.Namespace) -> None:
     tokens = AutoTokenizer.from_pretrained(args.target)
-    for course in COURSES:
+    for course in {course.name: course for course in (*COURSES, *(lesson.rows for lesson in DRAFTER_COURSES))}.values():
         if args.course in (None, course.name):
             chosen = course if args.tokens is None else course.of(args.tokens)
             if args.own is None:

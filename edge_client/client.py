@@ -145,7 +145,7 @@ class EdgeClient:
 
     def encode(self, prompt: str | Messages, *, raw: bool = False) -> list[int]:
         """The ids of a prompt in a new conversation."""
-        return prompt_ids(self.device.codec, prompt, raw=raw)
+        return prompt_ids(self.device.codec, prompt, raw=raw)[0]
 
 
 def _link_to(address: str, settings: ClientSettings, device: Device) -> VerifierLink:

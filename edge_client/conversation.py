@@ -63,15 +63,19 @@ class Conversation:
     ) -> AsyncGenerator[Event, None]:
         """Answer a prompt: a text, chat messages, or ids as they are. Ends with a `Done` event.
 
-        Ids that begin with the conversation so far continue it, with the KV caches of both ends. `prediction` is a text
-        that the answer is expected to resemble; it is used as a draft. The answer matches the `grammar`, also
-        without a verifier. Closing the generator cancels the turn.
+        A chat that outgrows the context loses its oldest turns, with a `Notice`. Ids that begin with the conversation
+        so far continue it, with the KV caches of both ends; too many of them are refused. `prediction` is a text that
+        the answer is expected to resemble; it is used as a draft. The answer matches the `grammar`, also without a
+        verifier. Closing the generator cancels the turn.
         """
         settings = dataclasses.replace(self._shared.settings, **changes) if changes else self._shared.settings
         self._check_free()
-        self._chatting = False
+        self._chatting, left_out, most = False, 0, self._shared.max_context
         with _named("the tokenizer"):
-            context = list(ids) if ids is not None else self.encode(prompt or "", raw=raw)
+            if ids is not None:
+                context = list(ids)
+            else:
+                context, left_out = self._encoded(prompt or "", raw, most - min(settings.max_new_tokens, most // 2))
         self._check(context)
         if grammar is not None and settings.ignore_eos:
             raise UsageError("a grammar says where the text ends: it cannot be used with ignore_eos")
@@ -80,6 +84,8 @@ class Conversation:
             shell = self._prepare(context, settings, prediction, grammar)
             shell.worker.matcher = compiled.matcher(len(context)) if compiled is not None else None
             yield Prompt(ids=context)
+            if left_out:
+                yield Notice(message=f"the context is full: the {left_out} oldest messages are no longer sent")
             async with aclosing(self._run(shell)) as events:
                 async for event in events:
                     yield event
@@ -98,9 +104,12 @@ class Conversation:
 
     def encode(self, prompt: str | Messages, *, raw: bool = False) -> list[int]:
         """The ids of a prompt: a text is the user's next message, unless `raw`; a list is the whole chat."""
+        return self._encoded(prompt, raw, None)[0]
+
+    def _encoded(self, prompt: str | Messages, raw: bool, room: int | None) -> tuple[list[int], int]:
         codec = self._shared.device.codec
         self._chatting = not isinstance(prompt, str) or (codec.can_chat and not raw)
-        return prompt_ids(codec, prompt, raw=raw, chat=self.chat)
+        return prompt_ids(codec, prompt, raw=raw, chat=self.chat, room=room)
 
     @property
     def unverified(self) -> bool:

@@ -1,11 +1,11 @@
-"""What people ask a demo first: one-digit sums and sixty everyday questions, online and offline.
+"""What people ask a demo first: one-digit sums and two lists of sixty everyday questions, online and offline.
 
 Online is the target's own text; offline is the device alone, from the first token on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,12 @@ from benchmarks.device.replay import TargetAnswer
 from benchmarks.kit.figures import table
 from benchmarks.kit.lab import Asking, open_lab
 from benchmarks.kit.progress import steps
-from demo.everyday import EVERYDAY, SUM_WORDINGS, right_sum, sums
+from demo.everyday import EVERYDAY, SUM_WORDINGS, Question, right_sum, sums
+from demo.strangers import STRANGERS, Asked
 from edge_client.tools.compare import ask
+
+LISTS: dict[str, Sequence[Question | Asked]] = {"own": EVERYDAY, "strangers": STRANGERS}
+"""Questions by who then wrote the training's wordings, and by somebody who trained nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +36,10 @@ class Options(Asking):
 
 async def measure(options: Options) -> dict[str, Any]:
     """Acceptable answers and right sums by way."""
-    questions = EVERYDAY[:: options.every]
+    lists = {name: questions[:: options.every] for name, questions in LISTS.items()}
     asked = {wording: sums(wording)[:: options.every] for wording in SUM_WORDINGS}
-    prompts = [question.prompt for question in questions] + [p for some in asked.values() for p, _ in some]
+    prompts = [question.prompt for questions in lists.values() for question in questions]
+    prompts += [prompt for some in asked.values() for prompt, _ in some]
     heard: dict[str, dict[str, str]] = {"online": {}, "offline": {}}
     with open_lab(options) as lab:
         finish = alone(lab.device, options.tokens, records=False)
@@ -49,20 +54,25 @@ async def measure(options: Options) -> dict[str, Any]:
     for way, replies in heard.items():
         runs.append({
             "way": way,
-            "acceptable": sum(question.acceptable(replies[question.prompt]) for question in questions),
-            "refused": sum(bool(q.skill) and q.declined(replies[q.prompt]) for q in questions),
+            "acceptable": {name: sum(q.acceptable(replies[q.prompt]) for q in some) for name, some in lists.items()},
+            "refused": {name: sum(q.refused(replies[q.prompt]) for q in some) for name, some in lists.items()},
             "sums": {w: sum(right_sum(total, replies[p]) for p, total in some) for w, some in asked.items()},
-            "replies": {question.prompt: replies[question.prompt] for question in questions},
+            "replies": {q.prompt: replies[q.prompt] for some in lists.values() for q in some},
         })  # fmt: skip
-    return {"questions": len(questions), "sums": len(asked[SUM_WORDINGS[0]]), "runs": runs}
+    questions = {name: len(some) for name, some in lists.items()}
+    return {"questions": questions, "sums": len(asked[SUM_WORDINGS[0]]), "runs": runs}
 
 
 def tables(result: Mapping[str, Any]) -> str:
     """Counts by way."""
-    heads = ["way", f"acceptable of {result['questions']}", "listed skills refused"]
+    heads = ["way"]
+    for name, count in result["questions"].items():
+        heads += [f"{name}: acceptable of {count}", "listed skills refused"]
     heads += [f"`{wording}` of {result['sums']}" for wording in SUM_WORDINGS]
     rows = [
-        [str(cell) for cell in (run["way"], run["acceptable"], run["refused"], *run["sums"].values())]
+        [run["way"]]
+        + [str(run[what][name]) for name in result["questions"] for what in ("acceptable", "refused")]
+        + [str(right) for right in run["sums"].values()]
         for run in result["runs"]
     ]
     return table(heads, rows)

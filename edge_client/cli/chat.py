@@ -118,21 +118,12 @@ class ChatLoop:
     async def _answer(self) -> None:
         """One answer; Ctrl-C stops it."""
         dialogue, pieces = self._dialogue, Pieces()
-        most = self._client.shared.max_context
-        wanted = dialogue.changes.get("max_new_tokens", dialogue.settings.max_new_tokens)
-        messages, left_out = dialogue.to_send(
-            lambda chat: len(self._client.encode(chat)), most - min(wanted, most // 2)
-        )
-        if left_out:
-            self._console.print(
-                f"the context is full: the first {left_out} messages are no longer sent", style="yellow"
-            )
         done: Done | None = None
 
         async def show() -> None:
             nonlocal done
-            events = self._conversation.generate(messages, **dialogue.changes)
-            with make_view(console=self._console, context=most) as view:
+            events = self._conversation.generate(dialogue.to_send(), **dialogue.changes)
+            with make_view(console=self._console, context=self._client.shared.max_context) as view:
                 async with contextlib.aclosing(events):
                     async for event in events:
                         view.take(event)

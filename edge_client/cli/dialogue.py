@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -72,8 +71,6 @@ class Dialogue:
     messages: list[DialogueMessage] = field(default_factory=list)
     """Without the system message."""
     changes: dict[str, Any] = field(default_factory=dict)
-    _forgotten: int = 0
-    """Messages from the beginning that are no longer sent because the context is full."""
     _files: set[Path] = field(default_factory=set)
     """Files that this chat has saved or loaded, which `/save` may replace."""
 
@@ -106,17 +103,9 @@ class Dialogue:
         if self.messages and self.messages[-1]["role"] == "user":
             self.messages.pop()
 
-    def to_send(
-        self, length: Callable[[Sequence[DialogueMessage]], int], room: int
-    ) -> tuple[list[DialogueMessage], int]:
-        """The messages to send, at most `room` tokens, and how many were newly left out for that. A few more than
-        necessary are left out, so that both ends can keep their KV caches for the next turns.
-        """
-        before = self._forgotten
-        if length(self._sent()) > room:
-            while len(self.messages) - self._forgotten > 2 and length(self._sent()) > 3 * room // 4:
-                self._forgotten += 2
-        return self._sent(), self._forgotten - before
+    def to_send(self) -> list[DialogueMessage]:
+        """The whole conversation, with the system message."""
+        return self._opening() + self.messages
 
     def completions(self, text: str) -> list[str]:
         """Completions of the last word typed."""
@@ -126,9 +115,6 @@ class Dialogue:
         if words[0] == "/set" and len(words) == 2:
             return [name for name in SETTABLE if name.startswith(words[1])]
         return []
-
-    def _sent(self) -> list[DialogueMessage]:
-        return self._opening() + self.messages[self._forgotten :]
 
     def _opening(self) -> list[DialogueMessage]:
         return [{"role": "system", "content": self.system}] if self.system else []
@@ -141,7 +127,6 @@ class Dialogue:
 
     def _new(self, _: str) -> NextStep:
         self.messages.clear()
-        self._forgotten = 0
         return Say("a new conversation")
 
     def _system(self, text: str) -> NextStep:
@@ -200,7 +185,7 @@ class Dialogue:
         self._files.add(path)
         messages = [{"role": one.role, "content": one.content} for one in said]
         self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
-        self.messages, self._forgotten = messages, 0
+        self.messages = messages
         return Say("\n\n".join(f"{m['role']}: {m['content']}" for m in messages) or "an empty conversation")
 
     def _quit(self, _: str) -> NextStep:

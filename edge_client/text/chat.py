@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from edge_client.text.codec import TextCodec
@@ -21,18 +22,37 @@ class ChatLog:
         """The text of the ids, special tokens included."""
         self._start, self._prompt, self._question = 0, "", False
         """Start of the latest answer, the text before it, and whether it is still missing."""
+        self._left_out: list[dict[str, str]] = []
+        """The oldest messages after a system message, which are no longer sent because the context is full."""
 
-    def ask(self, messages: Messages) -> list[int]:
-        """The ids up to the start of the assistant's next answer."""
+    def ask(self, messages: Messages, room: int | None = None) -> tuple[list[int], int]:
+        """The ids up to the start of the assistant's next answer, and how many messages were newly left out.
+
+        The oldest turns are left out while there are more than `room` ids: then as many that a quarter of the room
+        becomes free, so that both ends keep their KV caches for the next turns.
+        """
         self.messages = [dict(message) for message in messages]
-        text = self._codec.render_chat(messages)
-        if self._text and text.startswith(self._text):
-            ids = self._ids + self._codec.encode_rendered(text[len(self._text) :])
-        else:
-            ids = self._codec.encode_rendered(text)
+        first = 1 if self.messages and self.messages[0]["role"] == "system" else 0
+        if self.messages[first : first + len(self._left_out)] != self._left_out:
+            self._left_out = []  # another conversation
+        before = first + len(self._left_out)
+        ids, text = self._prompt_from(before)
+        turns = [at for at in range(before, len(self.messages)) if self.messages[at]["role"] == "user"]
+        if room is not None and len(ids) > room and turns and turns[-1] > before:
+            place = bisect_left(turns[:-1], True, key=lambda at: len(self._prompt_from(at)[0]) <= 3 * room // 4)
+            self._left_out = self.messages[first : turns[place]]
+            ids, text = self._prompt_from(turns[place])
         self._ids, self._text = ids, text
         self._start, self._question = len(ids), True
-        return list(ids)
+        return list(ids), first + len(self._left_out) - before
+
+    def _prompt_from(self, start: int) -> tuple[list[int], str]:
+        """The prompt with the messages from this one on, after the system message, in ids and as text."""
+        opening = self.messages[:1] if start and self.messages[0]["role"] == "system" else []
+        text = self._codec.render_chat(opening + self.messages[start:])
+        if self._text and text.startswith(self._text):
+            return self._ids + self._codec.encode_rendered(text[len(self._text) :]), text
+        return self._codec.encode_rendered(text), text
 
     def answered(self, ids: Sequence[int], text: str) -> None:
         """Add the assistant's answer as shown, or as corrected later; `ids` are all ids of the chat."""
@@ -45,17 +65,18 @@ class ChatLog:
 
 
 def prompt_ids(
-    codec: TextCodec, prompt: str | Messages, *, raw: bool = False, chat: ChatLog | None = None
-) -> list[int]:
-    """The ids of a prompt: a text is the user's next message in `chat`, unless `raw`; a list is the whole chat."""
+    codec: TextCodec, prompt: str | Messages, *, raw: bool = False, chat: ChatLog | None = None, room: int | None = None
+) -> tuple[list[int], int]:
+    """The ids of a prompt, and how many messages were left out for the `room`: a text is the user's next message in
+    `chat`, unless `raw`; a list is the whole chat."""
     chat = chat or ChatLog(codec)
     if not isinstance(prompt, str):
-        return chat.ask(prompt)
+        return chat.ask(prompt, room)
     if not prompt.strip():
         raise empty_prompt()
     if raw or not codec.can_chat:
-        return codec.encode(prompt)
-    return chat.ask([*chat.messages, {"role": "user", "content": prompt}])
+        return codec.encode(prompt), 0
+    return chat.ask([*chat.messages, {"role": "user", "content": prompt}], room)
 
 
 def empty_prompt() -> UsageError:

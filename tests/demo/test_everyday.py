@@ -10,14 +10,17 @@ from demo.everyday import EVERYDAY, Question, right_sum, sums
 from demo.recipe import COURSES
 from demo.skills.plain import plain
 from demo.skills.talk import DECLINED
+from demo.strangers import STRANGERS
 from demo.train import turns
 
-BY_PROMPT = {question.prompt: question for question in EVERYDAY}
+BY_PROMPT = {question.prompt: question for question in (*EVERYDAY, *STRANGERS)}
+DOUBLE = "Write a Python function that doubles a number."
 _JSON_REPLY = '{"name": "Anna", "age": 30}'
 
 
-def test_there_are_sixty_different_questions() -> None:
-    assert len(BY_PROMPT) == len(EVERYDAY) == 60
+def test_there_are_two_lists_of_sixty_different_questions() -> None:
+    assert len(EVERYDAY) == len(STRANGERS) == 60
+    assert len({asked.prompt for asked in EVERYDAY}) == len({asked.prompt for asked in STRANGERS}) == 60
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,19 @@ def test_there_are_sixty_different_questions() -> None:
         ("Tell me a short story", DECLINED, False),
         ("Tell me a joke", DECLINED, True),
         ("Tell me a joke", "Counting: 1 joke. The answer is 1.", False),
+        ("What is 8 plus 7?", "First, 8 + 7 = 15. The answer is 15.", True),
+        ("What is 8 plus 7?", "The answer is 115.", False),
+        ("What is 8 plus 7?", DECLINED, False),
+        ("What is 2 plus 2 plus 2?", DECLINED, True),
+        ("Can you write me a little story?", "Ada met a fox. They shared a map. They were friends.", True),
+        ("Can you write me a little story?", "A fox. A fox fox fox fox. The end.", False),
+        ("Write JSON with name Eve and age 30.", '{"name": "Eve", "age": 30}', True),
+        ("Write JSON with name Eve and age 30.", '{"name": "Eve", "age": 3', False),
+        (DOUBLE, "```python\ndef double(x):\n    return x * 2\n```", True),
+        (DOUBLE, "```python\ndef double(x):\n    return x + 2\n```", False),
+        (DOUBLE, "```python\ndef double(x):\n    return __import__('os')\n```", False),
+        ("Wie spät ist es?", DECLINED, True),
+        ("Wie spät ist es?", "The answer is 12.", False),
         ("???", "I cannot clearly clearly clearly clearly clearly", False),
     ],
 )

@@ -109,7 +109,6 @@ async def talk(played: Played, *lines: Keys, online: Sequence[bool] = (True,)) -
     client = SimpleNamespace(
         link=Link(),
         shared=SimpleNamespace(max_context=100),
-        encode=lambda chat: [0] * (10 * len(chat)),
         wait_online=wait_online,
     )
     screen = io.StringIO()
@@ -175,10 +174,3 @@ async def test_a_turn_that_cannot_be_had_leaves_the_conversation_as_it_was() -> 
     assert "there is no /nonsense" in screen
     assert [message["content"] for message in dialogue.messages] == ["two", "c"]
     assert played.changes[-1] == {"top_k": 3, "seed": 1}
-
-
-async def test_a_full_context_is_trimmed_with_a_word() -> None:
-    questions = [f"q{n}" for n in range(8)]
-    dialogue, screen = await talk(Played([done("a", verified=True)] * 8), *questions)
-    assert "the context is full: the first" in screen
-    assert len(dialogue.messages) == 16

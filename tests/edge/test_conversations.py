@@ -13,7 +13,7 @@ from websockets.typing import Subprotocol
 
 from edge_client import ask
 from edge_client.client import EdgeClient
-from edge_client.events import Done, Token
+from edge_client.events import Done, Notice, Token
 from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import UsageError
 from moa.wire import SUBPROTOCOL, encode
@@ -144,6 +144,18 @@ async def test_the_next_turn_of_a_chat_only_adds_ids() -> None:
         whole = client.encode([*conversation.chat.messages, {"role": "user", "content": "x"}])
         codec = client.device.codec
         assert codec.decode_all(whole).startswith(codec.decode_all(said).removesuffix("<|end|>"))
+
+
+async def test_a_chat_that_outgrows_the_context_goes_on_without_its_oldest_turns() -> None:
+    question = "Count these words: " + "apple, pen, lamp, " * 60
+    async with EdgeClient(offline=True, max_new_tokens=4) as client, client.conversation() as conversation:
+        notices, most = [], client.shared.max_context
+        for _ in range(9):
+            notices += [e.message async for e in conversation.generate(question) if isinstance(e, Notice)]
+            assert len(conversation.ids) <= most
+        assert len(conversation.chat.messages) == 18
+    assert [notice for notice in notices if "the context is full" in notice]
+    assert "oldest messages are no longer sent" in notices[0]
 
 
 async def test_what_stayed_provisional_is_checked_later() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from edge_client.cli.dialogue import COMMANDS, Ask, Dialogue, DialogueMessage, Quit, Say
+from edge_client.cli.dialogue import COMMANDS, Ask, Dialogue, Quit, Say
 from edge_client.screen.reader import EditingReader, PlainReader
 from edge_client.settings import ClientSettings
 from moa.errors import UsageError
@@ -58,11 +57,9 @@ def test_system(dialogue: Dialogue) -> None:
     assert said(dialogue, "/system") == "nothing is said first"
     said(dialogue, "/system Be brief.")
     dialogue.take("hi")
-    sent, left_out = dialogue.to_send(lambda chat: 1, 10)
-    assert sent == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-    assert left_out == 0
+    assert dialogue.to_send() == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     said(dialogue, "/new")
-    assert dialogue.to_send(lambda chat: 1, 10)[0] == [{"role": "system", "content": "Be brief."}]
+    assert dialogue.to_send() == [{"role": "system", "content": "Be brief."}]
 
 
 def test_help_tells_how_the_reader_in_use_takes_many_lines(dialogue: Dialogue) -> None:
@@ -147,28 +144,6 @@ def test_what_is_no_conversation_changes_nothing(dialogue: Dialogue, tmp_path: P
         with pytest.raises(UsageError, match=what):
             dialogue.take(line)
     assert len(dialogue.messages) == 1
-
-
-def test_a_full_context_is_trimmed_and_not_with_every_turn(dialogue: Dialogue) -> None:
-    def length(chat: Sequence[DialogueMessage]) -> int:
-        return 10 * len(chat)
-
-    trims, sent = [], []
-    for turn in range(40):
-        dialogue.take(f"question {turn}")
-        sent, left_out = dialogue.to_send(length, 100)
-        assert length(sent) <= 100
-        assert sent[0]["role"] == "user"
-        assert sent[-1]["content"] == f"question {turn}"
-        trims.append(left_out)
-        dialogue.answered("answer")
-    assert sum(map(bool, trims)) < 25
-    assert len(dialogue.messages) == 80, "nothing is lost for /save"
-
-
-def test_one_message_that_is_too_long_is_sent_as_it_is(dialogue: Dialogue) -> None:
-    dialogue.take("long")
-    assert dialogue.to_send(lambda chat: 1000, 100) == ([{"role": "user", "content": "long"}], 0)
 
 
 def test_completions(dialogue: Dialogue) -> None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from edge_client.text.chat import ChatLog
 from edge_client.text.codec import TextCodec, TextStream
 from edge_client.text.tokenizer import tokenizer_errors
 from moa.errors import BundleError, UsageError
@@ -39,6 +40,37 @@ def codec(tmp_path: Path) -> TextCodec:
 
 def chat_ids(codec: TextCodec, messages: Sequence[Mapping[str, str]]) -> list[int]:
     return codec.encode_rendered(codec.render_chat(messages))
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("opening", [[], [SYSTEM]])
+def test_a_full_context_loses_its_oldest_turns_and_not_with_every_turn(
+    codec: TextCodec, opening: list[dict[str, str]]
+) -> None:
+    chat, said, room = ChatLog(codec), list(opening), 400
+    trims = []
+    for turn in range(40):
+        said.append({"role": "user", "content": f"question {turn}"})
+        ids, left_out = chat.ask(said, room)
+        trims.append(left_out)
+        sent = opening + said[len(opening) + sum(trims) :]
+        assert ids == chat_ids(codec, sent)
+        assert len(ids) <= room
+        assert sent[len(opening)]["role"] == "user"
+        assert chat.messages == said, "nothing is lost for those who keep it"
+        said.append({"role": "assistant", "content": "an answer"})
+        chat.answered([*ids, *codec.encode_rendered("an answer")], "an answer")
+    assert 4 < sum(map(bool, trims)) < 12
+    assert len(chat.ask(said[:-1], 10**6)[0]) <= room, "what was left out stays out"
+    other = [*opening, {"role": "user", "content": "something else"}]
+    assert chat.ask(other, room) == (chat_ids(codec, other), 0)
+
+
+def test_one_message_that_is_too_long_is_kept_whole(codec: TextCodec) -> None:
+    said = [{"role": "user", "content": "long" * 20}]
+    assert ChatLog(codec).ask(said, 10) == (chat_ids(codec, said), 0)
 
 
 def test_pieces_join_to_the_text(codec: TextCodec) -> None:
