@@ -15,6 +15,7 @@ _COMMANDS = {
     "generate": "answer one prompt",
     "chat": "talk",
     "serve": "serve an OpenAI-compatible endpoint and a chat page",
+    "page": "write the device as a web app",
     "pull": "get a bundle",
     "list": "list the bundles on this device",
     "use": "set the default bundle and verifier",

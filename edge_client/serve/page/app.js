@@ -4,7 +4,7 @@ import { Answer, ChatView } from "./chat.js";
 import { Figures } from "./figures.js";
 import { add, asMarkdown, matches, newConversation, path, sound, Store } from "./store.js";
 import { script } from "./script.js";
-import { ApiError, chunks, model as modelName, setLink, status as linkStatus, stop } from "./stream.js";
+import { ApiError, chunks, MODES, model as modelName, setLink, status as linkStatus, stop } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
 const SAMPLING = ["temperature", "top_p", "max_tokens", "seed"];
@@ -231,6 +231,7 @@ async function write(conversation, node, how) {
 // The speed is that of the writing: an answer without a verifier waits for one at its end.
 function settle(node, live, seconds) {
   node.verified = live.allVerified && live.verified === live.characters.length;
+  node.lost = !node.verified && $("link").dataset.state === "none";  // nobody will check it
   const { completion_tokens: tokens, total_tokens: total, moa } = live.usage ?? {};
   if (tokens) node.usage = { tokens, total, context, seconds: seconds || (moa?.seconds ?? 0) };
 }
@@ -392,6 +393,7 @@ function bind() {
     });
   }
   $("system").addEventListener("change", () => { current.system = $("system").value; if (conversations.includes(current)) keep(current); });
+  $("mode").parentElement.hidden = !MODES;
   $("settings").addEventListener("close", look);
   document.documentElement.dataset.theme = settings.theme;
 }

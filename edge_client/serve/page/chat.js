@@ -133,6 +133,7 @@ export class ChatView {
     who.textContent = node.role === "user" ? "You" : node.model || "Assistant";
     const body = document.createElement("div");
     body.className = "body";
+    body.dir = "auto";
     const note = document.createElement("div");
     note.className = "note";
     const figures = document.createElement("div");

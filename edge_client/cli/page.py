@@ -1,0 +1,50 @@
+"""`edge-client page`: the device as a web app."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from edge_client.bundles.store import locate
+from edge_client.device import embedded_bundle
+from moa.safe_text import safe_line
+
+
+def add(command: argparse.ArgumentParser) -> None:
+    """The subcommand's flags."""
+    command.description = (
+        "Write a folder of static files: the chat page, with a bundle and what runs it in a browser. Any web server "
+        "can serve it. It gets three packages with npm."
+    )
+    command.add_argument("out", type=Path, help="the folder; one of an earlier call is replaced")
+    command.add_argument("--bundle", default="", metavar="NAME_OR_DIR", help="default: the embedded one")
+    command.add_argument("--variant", default="", metavar="NAME", help="default: web, or else cpu-int8")
+    command.add_argument(
+        "--verifier", default="", metavar="ADDRESS", help="wss://HOST; without one the page only writes alone"
+    )
+    command.add_argument(
+        "--packages", type=Path, metavar="DIR", help="the packages' archives, if npm shall not be asked"
+    )
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the app."""
+    from edge_client.tools.web_app import WebAppSettings, build_web_app
+
+    def say(line: str) -> None:
+        print(f"edge-client: {safe_line(line)}", file=sys.stderr, flush=True)
+
+    bundle = locate(arguments.bundle)
+    settings = WebAppSettings(
+        out=arguments.out,
+        bundle=Path(bundle) if bundle else embedded_bundle(),
+        demo=not bundle,
+        variant=arguments.variant,
+        verifier=arguments.verifier,
+        packages=arguments.packages,
+    )
+    size = build_web_app(settings, say)
+    say(f"{arguments.out} is the app: {size / 1e6:.1f} MB for a first visit, none for the next")
+    return 0

@@ -1,0 +1,272 @@
+"""Writes the web app: a folder of static files, with the chat page, a bundle, and what runs it in a browser.
+
+The chat page's files are copied, and those of `edge_client/web` over them. What others wrote comes from npm, by hash.
+Large files are packed, whatever the host compresses, and named by their contents.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import importlib.resources
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import numpy as np
+
+from moa.api.policy import policy
+from moa.bundle import Bundle, sha256
+from moa.errors import BundleError, MoaError, UsageError
+from moa.manifest import KVHeads, RecordFormat, Variant
+
+CONFIG = "config.json"
+_SUITED = ("web", "cpu-int8")
+"""Variants for a browser, the best first: wasm has no fast four-bit product."""
+_KINDS = {
+    "css": "text/css",
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript",
+    "json": "application/json",
+    "svg": "image/svg+xml",
+    "webmanifest": "application/manifest+json",
+}
+_UNSERVED = ("sw.js", "LICENSE")
+"""Ends of names that the service worker does not keep."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of npm: `integrity` is the SHA-512 of its archive, `files` what we take of it and the names here."""
+
+    name: str
+    version: str
+    integrity: str
+    files: dict[str, str]
+
+    @property
+    def archive(self) -> str:
+        """The archive's name, as `npm pack` has it."""
+        return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}.tgz"
+
+
+RUNTIME = "ort.wasm"
+PACKAGES = (
+    Package(
+        "onnxruntime-web",
+        "1.30.0",
+        "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ==",
+        {"dist/ort.wasm.bundle.min.mjs": "ort.js", "dist/ort-wasm-simd-threaded.wasm": RUNTIME},
+    ),
+    Package(
+        "@huggingface/tokenizers",
+        "0.2.0",
+        "LidMHe1FpcSYH4vcSjXooda34pC0M8m1gmDOv7SQi6Iv+ib1zX7J3sHBCC9/3FPCkn2k1b55FneVqMRxrr99pg==",
+        {"dist/tokenizers.min.mjs": "tokenizers.js", "LICENSE": "tokenizers.LICENSE"},
+    ),
+    Package(
+        "@huggingface/jinja",
+        "0.5.11",
+        "YzEzwM5oQf4r0vs7ifWQ+yuVR1YkAHrjERQ+a8WRsStHHp4NRBg+NesjiFc+X2AFUpRvvrIeHDS1xFy9jY/IjQ==",
+        {"dist/index.js": "jinja.js", "LICENSE": "jinja.LICENSE"},
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebAppSettings:
+    """What the app is made of. Without a `verifier` it only writes alone."""
+
+    out: Path
+    bundle: Path
+    demo: bool = False
+    """Whether the bundle is the embedded one: the page says what it can do."""
+    variant: str = ""
+    verifier: str = ""
+    packages: Path | None = None
+    """A folder with the archives of `PACKAGES`; None: `npm pack` gets them."""
+    max_new_tokens: int = 256
+
+
+def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda _: None) -> int:
+    """Write the app; returns the bytes of a first visit."""
+    connect = _origin(settings.verifier)
+    bundle = Bundle.open(settings.bundle)
+    name = settings.variant or next((name for name in _SUITED if name in bundle.manifest.variants), "")
+    variant = _usable(bundle, name)
+    bundle.verify([name or bundle.manifest.default_variant])
+    out = settings.out.absolute()
+    if out.exists() and any(out.iterdir()) and not (out / CONFIG).is_file():
+        raise UsageError(f"{out} is not empty", hint="name a new folder, or one that this command wrote")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as work:
+        folder = Path(work) / out.name
+        for package, part in (("edge_client.serve", "page"), ("moa.api", "assets"), ("edge_client", "web")):
+            _copy(importlib.resources.files(package) / part, folder)
+        runtime = _vendor(settings.packages, folder / "vendor", say)
+        config = _config(settings, bundle, variant, folder, runtime)
+        runtime.unlink()
+        (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+        _secure(folder, connect)
+        size = _service_worker(folder, policy(connect, wasm=True))
+        if out.exists():
+            shutil.rmtree(out)
+        folder.replace(out)
+    return size
+
+
+def _usable(bundle: Bundle, name: str) -> Variant:
+    variant = bundle.variant(name)
+    if variant.form != "dynamic" or len(variant.files) > 2:
+        raise BundleError(
+            f"no browser can run variant {name or bundle.manifest.default_variant}",
+            hint="build one with `moa-export build --variant web`",
+        )
+    return variant
+
+
+def _origin(verifier: str) -> list[str]:
+    """The verifier's address, as a content security policy names it."""
+    if not verifier:
+        return []
+    address = urlsplit(verifier)
+    if address.scheme not in ("ws", "wss") or not address.hostname or set(verifier) & set("; ,'\""):
+        raise UsageError(f"{verifier!r} is no address of a verifier", hint="wss://HOST or wss://HOST:PORT")
+    return [f"{address.scheme}://{address.netloc.rpartition('@')[2]}"]
+
+
+def _copy(source: Traversable, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in source.iterdir():
+        if entry.is_dir():
+            _copy(entry, folder / entry.name)
+        else:
+            (folder / entry.name).write_bytes(entry.read_bytes())
+
+
+def _vendor(packages: Path | None, folder: Path, say: Callable[[str], None]) -> Path:
+    """Unpack what is needed of the packages; returns the runtime's program."""
+    folder.mkdir()
+    with tempfile.TemporaryDirectory() as fetched:
+        for package in PACKAGES:
+            archive = (packages or _fetch(package, Path(fetched), say)) / package.archive
+            if not archive.is_file():
+                raise UsageError(f"no {package.archive} in {archive.parent}", hint=f"npm pack {package.name}")
+            digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+            if digest != package.integrity:
+                raise UsageError(f"{archive} is not {package.name} {package.version}: its hash differs")
+            with tarfile.open(archive) as content:
+                for inside, name in package.files.items():
+                    file = content.extractfile(f"package/{inside}")
+                    assert file is not None, inside
+                    (folder / name).write_bytes(file.read())
+    return folder / RUNTIME
+
+
+def _fetch(package: Package, folder: Path, say: Callable[[str], None]) -> Path:
+    say(f"getting {package.name} {package.version} by npm")
+    npm = shutil.which("npm")
+    if npm is None:
+        raise UsageError("npm is not installed", hint=f"put {package.archive} into a folder, and name it: --packages")
+    command = [npm, "pack", f"{package.name}@{package.version}", "--pack-destination", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise MoaError(f"npm could not get {package.name}: {lines[-1] if lines else done.returncode}")
+    return folder
+
+
+def _config(settings: WebAppSettings, bundle: Bundle, variant: Variant, folder: Path, runtime: Path) -> dict[str, Any]:
+    """What the page reads first: of the manifest what it needs, and its files with their hashes."""
+    manifest, codec = bundle.manifest, bundle.manifest.tokenizer
+    if codec.file is None:
+        raise BundleError(f"{bundle.folder} has no tokenizer", hint="build it again with one")
+    rest = [name for name in variant.files if name != variant.model]
+    files = {"runtime": runtime, "model": bundle.path(variant.model), "tokenizer": bundle.path(codec.file)}
+    if rest:
+        files["data"] = bundle.path(rest[0])
+    if codec.chat_template:
+        files["template"] = bundle.path(codec.chat_template)
+    if manifest.vocabulary.map:
+        files["map"] = bundle.path(manifest.vocabulary.map)
+    records = manifest.records
+    return {
+        "model": manifest.target.source.rstrip("/").rpartition("/")[2] or "target",
+        "demo": settings.demo,
+        "verifier": settings.verifier,
+        "context": manifest.target.facts.max_positions,
+        "max_tokens": settings.max_new_tokens,
+        "eos": codec.eos_ids,
+        "special": codec.special_tokens,
+        "identities": {"tokenizer": codec.hash, "target": "", "drafter": manifest.drafter.weights_id},
+        "calibration": msgspec.to_builtins(manifest.calibration),
+        "graph": {
+            "cache": [_heads(heads) for heads in manifest.cache],
+            "records": _heads(records) if records is not None else None,
+            "borrowed": len(records.borrowed) if records is not None else 0,
+            "vocabulary": manifest.vocabulary.target,
+            "data": Path(rest[0]).name if rest else "",
+            "map": _npy_header(files["map"]) if "map" in files else 0,
+        },
+        "files": {part: _pack(path, folder) for part, path in files.items()},
+    }
+
+
+def _heads(heads: KVHeads | RecordFormat) -> dict[str, int]:
+    return {"count": heads.kv_heads, "width": heads.head_dim}
+
+
+def _npy_header(path: Path) -> int:
+    """Where the numbers begin."""
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        np.lib.format.read_array_header_1_0(file)
+        return file.tell()
+
+
+def _pack(path: Path, folder: Path) -> dict[str, Any]:
+    digest = sha256(path)
+    name = f"packed/{digest[:16]}"
+    (folder / "packed").mkdir(exist_ok=True)
+    (folder / name).write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
+    return {"name": name, "sha256": digest, "size": path.stat().st_size}
+
+
+def _secure(folder: Path, connect: list[str]) -> None:
+    """The policy as a tag, for a host that sends no headers."""
+    page = folder / "index.html"
+    tag = f'<meta http-equiv="Content-Security-Policy" content="{policy(connect, wasm=True, header=False)}">'
+    marked = '<meta charset="utf-8">\n'
+    html = page.read_text(encoding="utf-8")
+    assert marked in html
+    page.write_text(html.replace(marked, f"{marked}{tag}\n"), encoding="utf-8")
+
+
+def _service_worker(folder: Path, rules: str) -> int:
+    """Tell the service worker its files; returns their bytes, compressed."""
+    files: dict[str, str] = {}
+    hashes, size = hashlib.sha256(rules.encode()), 0
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if name.endswith(_UNSERVED):
+            continue
+        content = path.read_bytes()
+        hashes.update(name.encode() + content)
+        size += len(content) if name.startswith("packed/") else len(gzip.compress(content))
+        kind = _KINDS.get(name.rpartition(".")[2], "application/octet-stream")
+        files["./" if name == "index.html" else name] = kind
+    script = folder / "sw.js"
+    known = {"VERSION": f"moa-app-{hashes.hexdigest()[:16]}", "FILES": files, "POLICY": rules}
+    head = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in known.items())
+    script.write_text(head + script.read_text(encoding="utf-8"), encoding="utf-8")
+    return size

@@ -1,0 +1,133 @@
+// The page's back end in the app: the same functions as in edge_client/serve/page/stream.js, over a worker of this page
+// instead of an endpoint. Copied over it when the app is built.
+
+import { script } from "./script.js";
+
+const config = await (await fetch("config.json")).json();
+const waiting = new Map();  // call's id -> what takes its messages
+const LINKS = { none: "none", up: "online", down: "offline", refused: "refused" };
+let calls = 0, loaded = false, cut = false, failed = "", token = sessionStorage.getItem("key") ?? "";
+
+export const MODES = false;  // unverified text is shown, and corrected
+
+export class ApiError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// ---- the worker
+
+const worker = start();
+
+// It is loaded through the service worker, so that its files come over the network once; without one, directly.
+async function start() {
+  if (!isSecureContext) throw new ApiError(0, "a browser runs the device only from https, or from this machine");
+  await controlled();
+  const made = new Worker(script("worker.js"), { type: "module" });
+  made.onmessage = ({ data }) => waiting.get(data.id)?.(data);
+  made.onerror = ({ message }) => { failed = message || "its program could not be loaded"; };
+  return made;
+}
+
+async function controlled() {
+  const workers = navigator.serviceWorker;
+  if (!workers || workers.controller) return;
+  await Promise.race([
+    new Promise((resolve) => { workers.addEventListener("controllerchange", resolve, { once: true }); }),
+    workers.ready.then(() => new Promise((resolve) => { setTimeout(resolve, 2000); })),  // a reload past the service worker
+    new Promise((resolve) => { setTimeout(resolve, 60000); }),
+  ]);
+}
+
+// Yields the chunks of a call; returns its result.
+async function* call(name, more = {}) {
+  const id = ++calls, messages = [];
+  let wake = () => {};
+  waiting.set(id, (message) => { messages.push(message); wake(); });
+  try {
+    (await worker).postMessage({ call: name, id, ...more });
+    for (;;) {
+      while (messages.length) {
+        const { chunk, error, ...message } = messages.shift();
+        if (error) throw new ApiError(error.status, error.message);
+        if (!chunk) return message.end;
+        yield chunk;
+      }
+      await new Promise((resolve) => { wake = resolve; });
+    }
+  } finally {
+    waiting.delete(id);
+  }
+}
+
+const result = async (name, more) => (await call(name, more).next()).value;
+
+const opened = result("open", { config, token }).then(() => { loaded = true; }, (error) => { failed = error.message; });
+
+// ---- what the page asks for
+
+export function model() { return config.model; }
+
+export async function status(key = "") {
+  if (key !== token) { token = key; result("token", { token }); }
+  const about = { demo: config.demo, context: config.context, max_tokens: config.max_tokens };
+  if (failed) throw new ApiError(0, `the drafter could not be loaded: ${failed}`);
+  if (!loaded) return { link: "connecting", detail: "loading the drafter", ...about };
+  const { state, ...figures } = await result("status");
+  return { ...figures, ...about, link: LINKS[state], ...(config.verifier && { cut }) };
+}
+
+export async function setLink(connected) {
+  cut = !connected;
+  await result("cut", { connected });
+}
+
+export async function* chunks({ body, id = "", signal, started = () => {} }) {
+  const turn = id || crypto.randomUUID();
+  if (!id) started(turn);
+  navigator.storage?.persist?.();
+  signal.addEventListener("abort", () => stop(turn), { once: true });
+  await opened;
+  if (failed) throw new ApiError(0, `the drafter could not be loaded: ${failed}`);
+  // One tab answers a turn; another one that shows it waits for its end.
+  const release = await lock(turn);
+  try {
+    yield* id ? call("takeUp", { turn }) : call("begin", { turn, request: { messages: body.messages, settings: settings(body) } });
+  } finally {
+    release();
+  }
+}
+
+export async function stop(turn) { await result("stop", { turn }); }
+
+function settings({ max_tokens, temperature, top_p, seed, moa }) {
+  const given = { maxNewTokens: max_tokens ?? config.max_tokens, temperature, topP: top_p, seed: seed ?? (temperature ? random() : undefined),
+    settleSeconds: moa.patience, guessAhead: !sparing() };
+  return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined));
+}
+
+const random = () => crypto.getRandomValues(new Uint32Array(1))[0];
+
+function lock(turn) {
+  return new Promise((resolve) => {
+    if (!navigator.locks) { resolve(() => {}); return; }
+    navigator.locks.request(`turn-${turn}`, () => new Promise((release) => { resolve(release); }));
+  });
+}
+
+// ---- the phone
+
+let battery = null;
+navigator.getBattery?.().then((found) => { battery = found; }, () => {});
+
+// No guesses ahead on a low battery, or where data is saved: they cost both.
+function sparing() { return Boolean(navigator.connection?.saveData || (battery && !battery.charging && battery.level < 0.2)); }
+
+const tell = (name) => { if (loaded) result(name); };
+addEventListener("online", () => tell("awake"));
+addEventListener("pageshow", () => tell("awake"));
+addEventListener("pagehide", () => tell("hidden"));
+document.addEventListener("freeze", () => tell("hidden"));
+document.addEventListener("visibilitychange", () => tell(document.hidden ? "hidden" : "awake"));

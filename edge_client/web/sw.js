@@ -1,0 +1,34 @@
+// Keeps the whole app, drafter included: a second visit loads nothing. Stands in the app after a line that each build
+// writes anew: VERSION, FILES (address: kind of contents) and POLICY, so that a browser notices a new build.
+
+const KEPT = /^packed\//;  // named by their contents: those of an older build are as good
+
+async function install() {
+  const cache = await caches.open(VERSION);
+  await Promise.all(Object.entries(FILES).map(async ([file, kind]) => {
+    if (KEPT.test(file)) {
+      const old = await caches.match(file);
+      if (old) return cache.put(file, old);
+    }
+    const response = await fetch(file, { cache: "no-cache" });
+    if (!response.ok) throw new Error(`${file}: ${response.status}`);
+    // The policy comes with each file: a static host sends none, and a worker does not inherit the page's.
+    return cache.put(file, new Response(response.body, { headers: { "Content-Type": kind, "Content-Security-Policy": POLICY } }));
+  }));
+  await self.skipWaiting();
+}
+
+async function activate() {
+  for (const name of await caches.keys()) if (name !== VERSION) await caches.delete(name);
+  await self.clients.claim();
+}
+
+self.addEventListener("install", (event) => event.waitUntil(install()));
+self.addEventListener("activate", (event) => event.waitUntil(activate()));
+
+self.addEventListener("fetch", (event) => {
+  const { request } = event, url = new URL(request.url);
+  const file = url.href.slice(self.registration.scope.length).split(/[?#]/)[0] || "./";
+  if (request.method !== "GET" || !url.href.startsWith(self.registration.scope) || !Object.hasOwn(FILES, file)) return;
+  event.respondWith(caches.match(file, { cacheName: VERSION }).then((kept) => kept ?? fetch(request)));
+});

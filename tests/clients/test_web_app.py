@@ -1,0 +1,424 @@
+"""The web app in Chromium, from a static host that sends no headers: the device in a page, alone and with a verifier.
+
+`MOA_NPM=DIR` names a folder with the archives of `edge_client/tools/web_app.py:PACKAGES`; without it npm gets them.
+`MOA_PICTURES=docs/pictures` writes the documentation's pictures anew. Figures are printed (`pytest -s`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import http.server
+import json
+import os
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from cloud_verifier.app import Verifier
+from edge_client import Done, EdgeClient, Token
+from edge_client.device import Device, embedded_bundle
+from edge_client.tools.web_app import WebAppSettings, build_web_app
+from moa import demo
+from moa.graph.drafter import run
+from moa.process.listening import Port
+from moa.sampling import SamplingSettings
+from tests.clients.conftest import PATIENCE
+from tests.clients.test_browser import CHROMIUM, STORY, ask, complete, picture, playwright, written
+from tests.edge.serve.pair import SETTINGS, served
+
+NPM = os.environ.get("MOA_NPM", "")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
+    pytest.mark.skipif(not (NPM or shutil.which("npm")), reason="needs npm"),
+    pytest.mark.filterwarnings("default"),
+]
+FIRST_VISIT = 6.1e6
+"""Bytes over the wire with the embedded bundle."""
+Opened = Callable[..., Any]
+
+
+class Host(http.server.ThreadingHTTPServer):
+    """A static host; counts what it sends, by path."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        self.sent: Counter[str] = Counter()
+        super().__init__(("127.0.0.1", 0), functools.partial(_Files, directory=str(folder)))
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Files(http.server.SimpleHTTPRequestHandler):
+    extensions_map = MappingProxyType({**http.server.SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript"})
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        content = source.read()
+        self.server.sent[self.path] += len(content)  # type: ignore[attr-defined]
+        outputfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Cloud:
+    """A verifier in a thread, which can be stopped and started again on its port."""
+
+    def __init__(self) -> None:
+        self.pause = 0.0
+        """Seconds that each forward of the target takes longer."""
+        self.forwards = 0
+        self._pair = served()
+        self._port = Port("127.0.0.1", 0)
+        self.url = self._port.url("ws")
+        self.origin = ""
+        self._loop = asyncio.new_event_loop()
+        self._over: asyncio.Event | None = None
+        self._up = threading.Event()
+        forward = self._pair.target.forward
+
+        def slowly(*rows: Any) -> Any:
+            self.forwards += 1
+            time.sleep(self.pause)
+            return forward(*rows)
+
+        self._pair.target.forward = slowly  # type: ignore[method-assign]
+
+    def start(self) -> None:
+        threading.Thread(target=asyncio.run, args=(self._run(),), daemon=True).start()
+        assert self._up.wait(PATIENCE)
+
+    def stop(self) -> None:
+        assert self._over is not None
+        self._loop.call_soon_threadsafe(self._over.set)
+
+    async def _run(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        async with self._open():
+            self._up.set()
+            await self._over.wait()
+
+    @contextlib.asynccontextmanager
+    async def _open(self) -> AsyncIterator[None]:
+        async with Verifier(self._pair, replace(SETTINGS, origins=(self.origin,))).open(self._port):
+            yield
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Builds the app for a verifier; the packages are fetched once."""
+
+    def build(verifier: str) -> Path:
+        out = tmp_path_factory.mktemp("app") / "page"
+        settings = WebAppSettings(
+            out=out, bundle=embedded_bundle(), demo=True, verifier=verifier, packages=Path(NPM) if NPM else None
+        )
+        size = build_web_app(settings)
+        print(f"\na first visit: {size:,} bytes")
+        return out
+
+    return functools.cache(build)
+
+
+@contextlib.contextmanager
+def hosted(folder: Path) -> Iterator[Host]:
+    with Host(folder) as host:
+        threading.Thread(target=host.serve_forever, daemon=True).start()
+        yield host
+        host.shutdown()
+
+
+@pytest.fixture(scope="module")
+def alone(built: Callable[[str], Path]) -> Iterator[Host]:
+    """The app without a verifier."""
+    with hosted(built("")) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Cloud]:
+    running = Cloud()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def app(built: Callable[[str], Path], cloud: Cloud) -> Iterator[Host]:
+    """The app of that verifier."""
+    with hosted(built(cloud.url)) as host:
+        cloud.origin = host.address
+        cloud.start()
+        yield host
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium: Any) -> Iterator[Opened]:
+    """Opens a host's page in a browser that knows nothing yet. No test may leave errors in its console."""
+    errors: list[str] = []
+    contexts: list[Any] = []
+
+    def visit(host: Host, state: str, width: int = 1280, height: int = 720, context: Any = None, **how: Any) -> Any:
+        if context is None:
+            context = chromium.new_context(viewport={"width": width, "height": height}, **how)
+            context.set_default_timeout(1000 * PATIENCE)
+            contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(host.address)
+        page.wait_for_selector(f"#link[data-state={state}]")
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    harmless = ("ERR_INTERNET_DISCONNECTED", "ERR_CONNECTION_REFUSED", "WebSocket connection to")
+    assert not [error for error in errors if not any(one in error for one in harmless)]
+
+
+KEPT = """async () => {
+  const wish = (request) => new Promise((resolve) => { request.onsuccess = () => resolve(request.result); });
+  const database = await wish(indexedDB.open("moa-device"));
+  return wish(database.transaction("turns").objectStore("turns").getAll());
+}"""
+
+
+def kept(page: Any) -> list[dict[str, Any]]:
+    """The turns in the page's database, the oldest first."""
+    return sorted(page.evaluate(KEPT), key=lambda turn: float(turn["at"]))
+
+
+def setting(page: Any, name: str, value: object) -> None:
+    page.evaluate(
+        "([name, value]) => { const field = document.querySelector(`#${name}`); field.value = value;"
+        " field.dispatchEvent(new Event('change')); }",
+        [name, str(value)],
+    )
+
+
+def answer(page: Any, question: str) -> str:
+    """The text of an answer in a new conversation, when it is all there."""
+    page.click("#new")
+    page.evaluate("() => { document.querySelector('#status').textContent = ''; }")
+    ask(page, question)
+    complete(page)
+    return str(kept(page)[-1]["shown"]["text"])
+
+
+QUESTIONS = json.loads(demo.paths().prompts.read_text(encoding="utf-8"))["heldout"]
+
+
+def device(verifier: str, questions: list[str], **changes: Any) -> list[tuple[list[int], str]]:
+    """Ids and text of the Python device's answers; in a thread, for Playwright has this one's event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, _device(verifier, questions, **changes)).result()
+
+
+async def _device(verifier: str, questions: list[str], **changes: Any) -> list[tuple[list[int], str]]:
+    answers = []
+    async with EdgeClient(verifier=verifier, variant="cpu-int8", max_new_tokens=64) as client:
+        if verifier:
+            await client.wait_online(PATIENCE)
+        for question in questions:
+            ids, text = [], ""
+            async for event in client.conversation().generate(question, **changes):
+                if isinstance(event, Token):
+                    ids.append(event.id)
+                if isinstance(event, Done):
+                    text = event.text
+            answers.append((ids, text))
+    return answers
+
+
+def test_the_first_visit_is_small_and_the_second_loads_nothing(opened: Opened, alone: Host) -> None:
+    page = opened(alone, "none")
+    page.evaluate("navigator.serviceWorker.ready.then(() => true)")
+    packed = {path: size for path, size in alone.sent.items() if path.startswith("/packed/")}
+    assert len(packed) == 5
+    assert sum(packed.values()) < FIRST_VISIT - 200_000, "each came once"
+    before = alone.sent.copy()
+    again = opened(alone, "none", context=page.context)
+    assert alone.sent - before == Counter(), "not even the service worker's program"
+    policy = again.evaluate("fetch('worker.js').then((found) => found.headers.get('Content-Security-Policy'))")
+    assert "default-src 'none'" in policy, "a static host sends no policy: the service worker does"
+
+
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.8, "seed": 11}], ids=["greedy", "sampled"])
+def test_offline_from_the_start_it_writes_what_the_python_device_writes(
+    opened: Opened, alone: Host, changes: dict[str, float]
+) -> None:
+    questions = QUESTIONS[:20]
+    theirs = device("", questions, **changes)
+    page = opened(alone, "none")
+    page.context.set_offline(True)
+    for name, value in {"max_tokens": 64, **changes}.items():
+        setting(page, name, value)
+    ours = [answer(page, question) for question in questions]
+    same = sum(text == mine for (_, text), mine in zip(theirs, ours, strict=True))
+    print(f"\n{same} of {len(questions)} answers alike")
+    # Eight-bit products are rounded to the same integers only if no sum before them differs in its last bit.
+    assert same >= len(questions) - 1
+    for turn, (ids, text) in zip(kept(page), theirs, strict=True):
+        mine = turn["snapshot"]["ids"][turn["shown"]["prompt"] :]
+        assert (mine == ids) is (turn["shown"]["text"] == text)
+
+
+def test_a_click_to_the_first_token_offline(opened: Opened, alone: Host) -> None:
+    page = opened(alone, "none")
+    page.context.set_offline(True)
+    page.reload()
+    page.wait_for_selector("#link[data-state=none]")
+    began = time.monotonic()
+    ask(page, QUESTIONS[0])
+    written(page, 1)
+    seconds = time.monotonic() - began
+    print(f"\nfrom the click to the first token, offline: {seconds:.2f} s")
+    assert seconds < 3 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), (
+        "beside other work: its share of the processor"
+    )
+    complete(page)
+
+
+def test_a_page_that_is_killed_in_mid_answer_goes_on(opened: Opened, alone: Host) -> None:
+    page = opened(alone, "none")
+    whole = answer(page, STORY)
+    for ending in ("reload", "kill"):
+        page.click("#new")
+        ask(page, STORY)
+        written(page, 12)
+        if ending == "kill":
+            context = page.context
+            page.close(run_before_unload=False)
+            page = opened(alone, "none", context=context)
+            page.click("#conversations .open >> nth=0")
+        else:
+            page.reload()
+        page.wait_for_function(f"() => document.querySelector('.assistant .body')?.textContent === {json.dumps(whole)}")
+
+
+def test_with_a_verifier_the_text_is_the_targets(opened: Opened, app: Host, cloud: Cloud) -> None:
+    questions = [STORY, *QUESTIONS[:10]]
+    theirs = device(cloud.url, questions)
+    page = opened(app, "online")
+    setting(page, "max_tokens", 64)
+    cloud.forwards = 0
+    for question, (ids, text) in zip(questions, theirs, strict=True):
+        assert answer(page, question) == text
+        assert page.text_content(".assistant .note") in ("", "ended at the settings' longest answer")
+        assert len(ids) > 1
+    tokens = sum(len(ids) for ids, _ in theirs)
+    print(f"\n{cloud.forwards / tokens:.2f} forwards a token, {tokens} tokens")
+    assert cloud.forwards < 0.8 * tokens, "drafts are accepted"
+
+
+def test_a_cut_link_and_a_reload_in_mid_answer_change_nothing(opened: Opened, app: Host, cloud: Cloud) -> None:
+    ((_, text),) = device(cloud.url, [STORY], max_new_tokens=128)
+    page = opened(app, "online")
+    setting(page, "max_tokens", 128)
+    cloud.pause = 0.15
+    try:
+        for reload in (False, True):
+            page.click("#new")
+            page.evaluate("() => { document.querySelector('#status').textContent = ''; }")
+            ask(page, STORY)
+            written(page, 8)
+            page.context.set_offline(True)
+            page.click("#cut-switch")
+            written(page, 20, ".provisional")
+            picture(page, "web-app")
+            if reload:
+                page.reload()
+            page.context.set_offline(False)
+            if not reload:
+                page.click("#cut-switch")
+            cloud.pause = 0.0
+            page.wait_for_function(
+                f"() => document.querySelector('.assistant .body')?.textContent.trim() === {json.dumps(text.strip())}"
+            )
+            page.wait_for_function("() => !document.querySelector('.provisional')")
+    finally:
+        cloud.pause = 0.0
+
+
+@pytest.mark.parametrize(("width", "height"), [(360, 740), (390, 844), (1280, 720)])
+def test_sizes_and_accessibility(opened: Opened, alone: Host, width: int, height: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs `make clients`").Axe()
+    page = opened(alone, "none", width, height)
+    ask(page, STORY)
+    complete(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing to scroll sideways"
+    picture(page, f"web-app-{width}")
+    found = axe.run(page).response["violations"]
+    assert [(v["id"], v["nodes"]) for v in found if v["impact"] in ("serious", "critical")] == []
+
+
+STEP = """async () => {
+  const [{ loadGraph }, { Drafter }] = await Promise.all([import("./bundle.js"), import("./drafter.js")]);
+  const drafter = new Drafter(await loadGraph(await (await fetch("config.json")).json()));
+  const ids = [1];
+  let best = Infinity;
+  while (ids.length < 250) {
+    const before = drafter.runSeconds, steps = drafter.guess(ids, { temperature: 0 });
+    let step = await steps.next();
+    while (!step.done) step = await steps.next();
+    best = Math.min(best, drafter.runSeconds - before);
+    ids.push(step.value);
+  }
+  return best;
+}"""
+
+
+def test_a_step_takes_at_most_four_times_the_native_ones_time(opened: Opened, alone: Host) -> None:
+    drafter, ids, native = Device.load(variant="cpu-int8", threads=1).new_drafter(), [1], 1.0
+    while len(ids) < 250:
+        before = drafter.run_seconds
+        ids.append(run(drafter.guess(ids, SamplingSettings())))
+        native = min(native, drafter.run_seconds - before)
+    ours = opened(alone, "none").evaluate(STEP)
+    print(f"\na step, best of {len(ids)}: {1000 * ours:.2f} ms, native {1000 * native:.2f} ms")
+    assert ours < 4 * native
+
+
+def _resident() -> int:
+    """Bytes of the largest renderer: Chromium runs a page and its workers in one process."""
+    most = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"--type=renderer" in (process / "cmdline").read_bytes():
+                lines = (process / "smaps_rollup").read_text().splitlines()
+                most = max(most, *(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")))
+    return most
+
+
+def test_memory_stays_flat(opened: Opened, alone: Host) -> None:
+    page = opened(alone, "none")
+    setting(page, "max_tokens", 24)
+    sizes = []
+    for number in range(50):
+        answer(page, QUESTIONS[number % len(QUESTIONS)])
+        if number % 10 == 9:
+            sizes.append(_resident())
+    print("\nMB after each ten answers:", [size >> 20 for size in sizes])
+    assert sizes[-1] < 250 << 20
+    assert sizes[-1] < 1.2 * sizes[1]

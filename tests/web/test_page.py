@@ -1,0 +1,98 @@
+"""What the web app adds to the turn machine: events as the page's chunks, the folder and its refusals."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_client.device import embedded_bundle
+from edge_client.tools.web_app import PACKAGES, WebAppSettings, build_web_app
+from moa.errors import UsageError
+from tests.web.node import Node
+
+IMPORTS = 'import { Chunks } from "./../chunks.js"; import { Answer } from "./../../serve/page/answer.js";'
+HANDLE = """
+    let chunks = new Chunks(), answer = new Answer();
+    const seen = [];
+    for (const event of ask.events) {
+      if (event === "killed") {
+        chunks = new Chunks(structuredClone(chunks.state));
+        answer = new Answer();
+        answer.take(chunks.replay());
+        continue;
+      }
+      const chunk = chunks.take(event);
+      if (chunk) answer.take(chunk);
+      seen.push([answer.text, answer.verified, answer.done && answer.allVerified]);
+    }
+    return seen;
+"""
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with Node(IMPORTS, HANDLE) as running:
+        yield running
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_page_shows_what_the_events_say_also_after_a_kill(node: Node, seed: int) -> None:
+    rng = random.Random(seed)
+    start, texts, verified = rng.randrange(1, 9), list[str](), 0
+    events: list[Any] = [{"event": "prompt", "ids": [7] * start}]
+    wanted: list[list[Any]] = [["", 0, False]]
+    for _ in range(60):
+        kind = rng.choice(["token", "token", "token", "confirm", "retract", "killed"])
+        if kind == "killed":
+            events.append(kind)
+            continue
+        if kind == "token":
+            sure = verified == len(texts) and rng.random() < 0.5
+            texts.append(rng.choice(["", "a", " word", "é", "👩‍🚀", "\n"]))
+            verified += sure
+            status = "verified" if sure else "provisional"
+            events.append(
+                {"event": kind, "position": start + len(texts) - 1, "id": 5, "text": texts[-1], "status": status}
+            )
+        elif verified == len(texts):
+            continue
+        elif kind == "confirm":
+            before, verified = verified, rng.randint(verified + 1, len(texts))
+            events.append({"event": kind, "start": start + before, "stop": start + verified})
+        else:
+            stop, kept = len(texts), rng.randint(verified, len(texts) - 1)
+            del texts[kept:]
+            left = len("".join(texts))
+            events.append({"event": kind, "start": start + kept, "stop": start + stop, "characters": left})
+        wanted.append(["".join(texts), len("".join(texts[:verified])), False])
+    texts.append(" held back")
+    done = {"event": "done", "reason": "eos", "verified": True, "text": "".join(texts), "stats": {}}
+    wanted.append(["".join(texts), len("".join(texts)), True])
+    assert node.ask({"events": [*events, done]}) == wanted
+
+
+def test_a_folder_of_others_an_unknown_address_and_a_missing_package_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "theirs").touch()
+    for out, verifier, words in (
+        ("full", "", "is not empty"),
+        ("new", "https://server.example", "no address of a verifier"),
+        ("new", "ws://server.example; script-src *", "no address of a verifier"),
+        ("new", "wss://server.example", f"no {PACKAGES[0].archive}"),
+    ):
+        settings = WebAppSettings(
+            out=tmp_path / out, bundle=embedded_bundle(), verifier=verifier, packages=tmp_path / "none"
+        )
+        with pytest.raises(UsageError, match=words):
+            build_web_app(settings)
+    assert [path.name for path in tmp_path.iterdir()] == ["full"], "nothing is left behind"
+
+
+def test_a_changed_package_is_refused(tmp_path: Path) -> None:
+    (tmp_path / PACKAGES[0].archive).write_bytes(b"something else")
+    with pytest.raises(UsageError, match="its hash differs"):
+        build_web_app(WebAppSettings(out=tmp_path / "new", bundle=embedded_bundle(), packages=tmp_path))
