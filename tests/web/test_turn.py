@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from edge_client.link import retry
-from edge_client.turn import actions, ahead, connection_state, controller, guard, records, rounds
+from edge_client.turn import actions, ahead, controller, guard, reachability, records, rounds
 from edge_client.turn.deadlines import Patience
 from edge_client.turn.machine import TurnMachine
 from moa.speculation.guess_tree import GuessTreeGrower
@@ -282,13 +282,19 @@ def test_histories(node: Node, tape: Tape, seed: int) -> None:
     replayed(node, tape)
 
 
+def test_the_modules_that_are_named_exist() -> None:
+    for file in FOLDER.glob("*.js"):
+        for name in re.findall(r"[a-z_]+(?:/[a-z_]+)+\.py", file.read_text(encoding="utf-8")):
+            assert (FOLDER.parents[2] / name).exists() or (FOLDER.parents[1] / name).exists(), f"{name} in {file.name}"
+
+
 def test_numbers_are_pythons() -> None:
     """The constants of both machines, which few scenarios would tell apart."""
     modules = {
         "ahead": [ahead],
         "controller": [controller],
         "deadlines": [guard],
-        "reach": [connection_state, retry],
+        "reach": [reachability, retry],
         "records": [records],
         "rounds": [rounds],
     }

@@ -207,6 +207,16 @@ export class Transcript {
     this.known = this.session.log.length;
   }
 
+  /** Be where an interrupted turn was, whose verified tokens are in the log. @param {number[]} provisional @param {string} finish */
+  restore(provisional, finish) {
+    const { log } = this.session, { start } = this.rules;
+    this.session.finish = finish;
+    for (const token of log.slice(start)) this.stream.add(token);
+    this.sure = log.slice(start).map(() => true);
+    for (const token of provisional) this.extend(token);
+    this.drain(); // the reader has them
+  }
+
   /** Make events for the tokens without one. */
   write() {
     for (const [position, id, status] of this.untold) {
