@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import edge_client
+from moa.wire.codes import CloseCode, Code
 from tools.api import api_page
 from tools.readme import PARSERS, between, cli_reference, digest, programs, rendered, results_page, table
+from tools.wire import close_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -188,6 +190,19 @@ def test_cli_reference_lists_subcommands_defaults_and_choices() -> None:
     assert "* `--stop STOP`\n" in page
     assert "* `--tie N` (default: 0.0)\n" in page
     assert "secret" not in page
+
+
+def test_the_protocol_is_described() -> None:
+    text = (ROOT / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
+    assert all(f"<!-- generated: {part} -->" in text for part in ("client", "server", "structures", "codes", "closes"))
+    assert all(f"| `{code.value}` |" in text for code in Code)
+    assert '### Verify `"verify"`' in text
+
+
+def test_what_python_adds_to_a_class_is_no_close_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CloseCode, "__firstlineno__", 7, raising=False)  # as Python 3.13 does
+    assert "__firstlineno__" not in close_table()
+    assert "`RESTART`" in close_table()
 
 
 def test_a_table_is_found_by_its_caption() -> None:

@@ -1,4 +1,4 @@
-"""Write the generated parts of the documentation: the references of commands and API, the results.
+"""Write the generated parts of the documentation: the references of commands, API and protocol, the results.
 
     python -m tools.readme            # or: make docs
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from moa.cli.moa_edge import PROGRAMS
 from tools.api import api_page
+from tools.wire import filled
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADLINE = ("client_links", "Tokens a second")
@@ -54,6 +55,8 @@ def rendered(root: Path) -> Iterator[tuple[Path, str]]:
     readme, docs = root / "README.md", root / "docs"
     yield docs / "cli.md", cli_reference(programs())
     yield docs / "api.md", api_page(root)
+    protocol = docs / "wire-protocol.md"
+    yield protocol, filled(protocol.read_text(encoding="utf-8"))
     if tables := sorted((root / "benchmarks" / "results").glob("*.md")):
         yield docs / "results.md", results_page(tables, sorted((docs / "pictures").glob("*.svg")))
     text = readme.read_text(encoding="utf-8")

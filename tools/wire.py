@@ -1,10 +1,8 @@
-"""Writes the generated parts of `docs/wire-protocol.md`: `python -m moa.wire.describe docs/wire-protocol.md`."""
+"""The generated parts of docs/wire-protocol.md: messages, error codes and close codes."""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
 from typing import get_args
@@ -85,14 +83,3 @@ def _member_notes(source: str) -> dict[str, str]:
     """Docstrings below assignments, which Python does not keep."""
     found = re.findall(r'^    ([A-Z_]+) = [^\n]*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL)
     return {name: " ".join(note.split()) for name, note in found}
-
-
-def main(argv: Sequence[str]) -> None:
-    """Rewrite the given documents."""
-    for name in argv:
-        path = Path(name)
-        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
