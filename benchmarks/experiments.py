@@ -40,6 +40,7 @@ _ON_REQUEST = (
                {"ways": ["auto"], "repeats": 5}),
     Experiment("server_load", "the verifier under load", "server.load", 3),
     Experiment("forward", "a verification beside its bare arithmetic", "server.forward", 1),
+    Experiment("masks", "what a grammar costs, and what it wins", "server.masks", 1),
     Experiment("export_steps", "step time of the CPU forms", "export.steps", 8),
     Experiment("client_slow", "the same as client_links with a slow target: who wins where", "device.grid", 12,
                {"steps": [10.0, 30.0, 60.0, 120.0]}),

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece, StepOutcome
@@ -40,6 +40,7 @@ from cloud_verifier.engine.work import (
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError, NumericalError
+from moa.grammar.matcher import Bits
 from moa.grammar.spec import GrammarError
 from moa.model.choosing import Judged, accept_rows, log_probabilities
 from moa.model.target import Row, Step, Target
@@ -50,6 +51,8 @@ from moa.wire.messages import Stream, Verify
 
 _PAUSE = 0.001
 """Seconds without work before records are made: a nearby client has sent its next draft before that."""
+_MASK_SECONDS = 0.01
+"""For the masks of a batch: what has no mask by then is dropped from its draft, or the row waits for the next batch."""
 _FULL_RETRY_SECONDS = 0.25
 PROBE_SECONDS = 5.0
 """Where no forward has succeeded for so long, one token is run to see whether one can."""
@@ -187,19 +190,14 @@ class Engine:
             drafts = self._drafts(jobs, pieces, guesses)
             drafted = self._clock()
             rows = [self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
-            masks = {
-                job: self._masks.submit(_judged, job, draft)  # beside the forward
-                for job, draft in zip(jobs, drafts, strict=True)
-                if job.matcher is not None
-            }
+            grammars = any(job.matcher is not None for job in jobs)
+            until = time.perf_counter() + _MASK_SECONDS
+            masking = self._masks.submit(_masked, jobs, drafts, until) if grammars else None  # beside the forward
             try:
                 step = self.target.forward([*rows, *map(_piece_row, pieces)])
             finally:
-                wait(masks.values())  # matchers are used again, whatever happens
-            judged = [
-                masks[job].result() if job in masks else _judged(job, draft)
-                for job, draft in zip(jobs, drafts, strict=True)
-            ]
+                wait([masking] if masking else [])  # matchers are used again, whatever happens
+            judged, late, failed = masking.result() if masking else _masked(jobs, drafts, until)
             for lease in [*(job.lease for job in jobs), *(piece.lease for piece in pieces)]:
                 self._note_held(lease)
             accepted = accept_rows(step, judged)
@@ -221,6 +219,12 @@ class Engine:
         reports: list[Report] = []
         won: dict[Job, int] = {}
         for b, (job, draft) in enumerate(zip(jobs, drafts, strict=True)):
+            if job in late:
+                outcome.again.append(job)
+                continue
+            if job in failed:
+                self._fail_row(job.lease, job, failed[job], outcome)
+                continue
             began = drafted if isinstance(job.request, Verify) else started
             timing = Timing(1000 * (began - job.enqueued), 1000 * (ended - began), len(jobs))
             try:
@@ -496,10 +500,37 @@ def _piece_row(piece: PrefillPiece) -> Row:
     return Row.chain(piece.lease.slot, piece.ids[start : min(piece.goal, start + piece.size)], judged="none")
 
 
-def _judged(job: Job, draft: FlatTree) -> Judged:
-    """A row's draft as the accept rule takes it; under a grammar with the masks of its nodes."""
-    tokens, parents = draft
-    if (mask := job.mask) is None:
-        return Judged(tokens, parents, job.ids, job.sampling)
-    tokens, masks = mask.judge(tokens, parents)
-    return Judged(tokens, parents, job.ids, job.sampling, masks)
+class _Masked(NamedTuple):
+    """The rows of a batch as the accept rule takes them, and those that are not to be judged: their mask was late, or
+    their grammar is given up."""
+
+    rows: list[Judged]
+    late: set[Job]
+    failed: dict[Job, GrammarError]
+
+
+def _masked(jobs: Sequence[Job], drafts: Sequence[FlatTree], until: float) -> _Masked:
+    """Make the masks of a batch: first of each pending token, then of the drafts, as far as these are there by `until`.
+    A row without the first is run again, so that no crowd of dear grammars holds up the rounds of others."""
+    late, failed, roots = set[Job](), dict[Job, GrammarError](), dict[Job, Bits]()
+    for job in jobs:
+        if (mask := job.mask) is not None:
+            if (roots or failed) and time.perf_counter() >= until:
+                late.add(job)
+                continue
+            try:
+                roots[job] = mask.allowed()
+            except GrammarError as error:
+                failed[job] = error
+    rows = []
+    for job, (tokens, parents) in zip(jobs, drafts, strict=True):
+        found: list[Bits | None] | None = None
+        if job in late or job in failed:
+            tokens, parents, found = tokens[:1], parents[:1], [None]
+        elif job in roots and (mask := job.mask) is not None:
+            try:
+                tokens, found = mask.judge(tokens, parents, root=roots[job], until=until)
+            except GrammarError:  # a node's: the draft ends before it
+                tokens, parents, found = tokens[:1], parents[:1], [roots[job]]
+        rows.append(Judged(tokens, parents, job.ids, job.sampling, found))
+    return _Masked(rows, late, failed)

@@ -64,7 +64,7 @@ class RoundQueue:
         self._principal(job.lease.principal).ready.append(job)
 
     def again(self, job: Job) -> None:
-        """A stream that runs wants its next forward: it is not refused."""
+        """A round that has begun wants its next forward: it is not refused."""
         self._count(job, 1)
         self.add(job)
 

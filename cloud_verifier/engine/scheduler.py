@@ -66,7 +66,7 @@ class StepOutcome:
     ran: bool = True
     """Whether it ran as planned: else nothing is learned of its time."""
     again: list[Job] = field(default_factory=list)
-    """Streams that want their next forward."""
+    """Rounds that want their next forward: streams, and rounds whose masks were late."""
     full: list[Lease] = field(default_factory=list)
     """Prompts that found no memory: they are given up."""
 

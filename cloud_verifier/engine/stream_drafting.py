@@ -127,6 +127,8 @@ class TreeDrafting:
         for job, levels in zip(asked, wanted, strict=True):
             text, mask = self._round[job.lease], job.mask
             text.levels = 0
+            if mask is not None and mask.matcher.dear:
+                continue
             room = self._target.pool.capacity - job.base - 1
             forced = forced_draft(mask, job.ids[-1], least=levels, most=min(self._shape.nodes, room))
             if room > 0 and forced is not None:

@@ -14,7 +14,7 @@ from cloud_verifier.sessions.handshake import answer_hello
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import BYTES_PER_TOKEN
-from moa.grammar.matcher import CompiledGrammar
+from moa.grammar.matcher import MATCHER_BYTES, CompiledGrammar
 from moa.grammar.spec import Grammar
 from moa.wire.codec import check, decode_client
 from moa.wire.codes import CloseCode, Code, Refusal
@@ -225,7 +225,8 @@ class Channel:
     def _append(self, message: Append, compiled: CompiledGrammar | None) -> None:
         session = self._own(message.session)
         self.service.admit(self.principal, len(message.ids))
-        self.table.check_logs(session, BYTES_PER_TOKEN * len(message.ids))
+        more = MATCHER_BYTES if compiled is not None and session.matcher is None else 0
+        self.table.check_logs(session, BYTES_PER_TOKEN * len(message.ids) + more)
         before = len(session.log)
         outputs = session.append(message, compiled)
         if len(session.log) > before:

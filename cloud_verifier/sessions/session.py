@@ -36,7 +36,7 @@ from cloud_verifier.engine.work import (
 from cloud_verifier.sessions.handshake import sampling_settings
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.record_sender import OutgoingRecords
-from moa.grammar.matcher import CompiledGrammar
+from moa.grammar.matcher import MATCHER_BYTES, CompiledGrammar
 from moa.logprobs import row_bytes
 from moa.wire.codec import chain_hash
 from moa.wire.codes import Code, Refusal
@@ -172,7 +172,7 @@ class ServerSession:
     @property
     def log_bytes(self) -> int:
         """Approximate memory of the session."""
-        log = BYTES_PER_TOKEN * len(self.log) + len(self._rows)
+        log = BYTES_PER_TOKEN * len(self.log) + len(self._rows) + MATCHER_BYTES * (self.matcher is not None)
         return _BYTES_PER_SESSION + log + _BYTES_PER_RUN * max(0, self.records.held.runs - _USUAL_RUNS)
 
     @property

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 from rich.console import Console
 from rich.text import Text
 
-from edge_client.cli import options
+from edge_client.cli import options, structure
 from edge_client.cli.dialogue import Ask, Dialogue, Quit
+from edge_client.cli.structure import Structure
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import Done, Link
@@ -25,6 +26,7 @@ from moa.safe_text import safe_text
 
 _HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends"
 _RETRY_SECONDS = 1.0
+_FREE = Structure()
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -34,6 +36,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--no-history", action="store_true", help="keep no file of what you type")
     options.add_connection(command)
     options.add_generation(command)
+    structure.add(command, tools=True)
     command.set_defaults(run=run)
 
 
@@ -44,10 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     # A correction comes while the next message is typed, so an answer need not wait for it.
     settings = options.settings_from(arguments, seed=seed, settle_seconds=1.0)
     options.tell_seed(settings, seed)
-    return asyncio.run(_talk(Dialogue(settings, arguments.system), history=not arguments.no_history))
+    shape = Structure.of(arguments)
+    return asyncio.run(_talk(Dialogue(settings, arguments.system), shape, history=not arguments.no_history))
 
 
-async def _talk(dialogue: Dialogue, *, history: bool) -> int:
+async def _talk(dialogue: Dialogue, shape: Structure, *, history: bool) -> int:
     reader, console = make_reader(dialogue.completions, history=history), make_console()
     dialogue.keys = reader.keys
     async with EdgeClient(dialogue.settings) as client, client.conversation() as conversation:
@@ -57,7 +61,7 @@ async def _talk(dialogue: Dialogue, *, history: bool) -> int:
             console.print(_HINT, style="dim")
             if client.link is None:
                 console.print("no verifier: this device answers alone, and nothing is verified", style="yellow")
-        chat = ChatLoop(client, conversation, dialogue, reader, console)
+        chat = ChatLoop(client, conversation, dialogue, reader, console, shape)
         await chat.run()
         if reader.interactive:
             return 0
@@ -70,10 +74,17 @@ class ChatLoop:
     """Reads messages, asks, shows answers; between answers, offline text is checked."""
 
     def __init__(
-        self, client: EdgeClient, conversation: Conversation, dialogue: Dialogue, reader: Reader, console: Console
+        self,
+        client: EdgeClient,
+        conversation: Conversation,
+        dialogue: Dialogue,
+        reader: Reader,
+        console: Console,
+        shape: Structure = _FREE,
     ) -> None:
         self._client, self._conversation, self._dialogue = client, conversation, dialogue
         self._reader, self._console, self._ctrl_c = reader, console, CtrlC()
+        self._shape = shape
         self.mistakes = 0
         """Lines that could not be asked or done."""
         self.refused = ""
@@ -117,13 +128,14 @@ class ChatLoop:
 
     async def _answer(self) -> None:
         """One answer; Ctrl-C stops it."""
-        dialogue, pieces = self._dialogue, Pieces()
+        dialogue, pieces, client = self._dialogue, Pieces(), self._client
         done: Done | None = None
 
         async def show() -> None:
             nonlocal done
-            events = self._conversation.generate(dialogue.to_send(), **dialogue.changes)
-            with make_view(console=self._console, context=self._client.shared.max_context) as view:
+            prompt, shape = self._shape.question(client, dialogue.to_send())
+            events = self._conversation.generate(prompt, **shape, **dialogue.changes)
+            with make_view(console=self._console, context=client.shared.max_context) as view:
                 async with contextlib.aclosing(events):
                     async for event in events:
                         view.take(event)
@@ -139,7 +151,9 @@ class ChatLoop:
         except MoaError:
             dialogue.unanswered()
             raise
-        dialogue.answered(done.text if done is not None else pieces.text(0))
+        dialogue.answered(text := done.text if done is not None else pieces.text(0))
+        if name := self._shape.called(client, text):
+            self._console.print(f"it calls {safe_text(name)}: your next line is what that returns", style="dim")
 
     # ---- what was written offline
 

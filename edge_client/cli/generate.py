@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
-from edge_client.cli import options
+from edge_client.cli import options, structure
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Prompt, Retract, Token
 from edge_client.screen.terminal import PipeView, QuietView, View, refused, rescue
@@ -38,6 +38,7 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     options.add_connection(command)
     options.add_generation(command)
+    structure.add(command)
     command.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev")
     command.set_defaults(run=run)
 
@@ -48,11 +49,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--logprobs has no place in plain text", hint="add --json or --jsonl")
     if arguments.trace is not None and (arguments.trace.is_dir() or not arguments.trace.parent.is_dir()):
         raise UsageError(f"no trace can be written to {arguments.trace}", hint="name a file in a folder that exists")
+    grammar = structure.Structure.of(arguments).schema
     prompt = options.read_prompt(arguments.prompt, arguments.file)
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed)
     trace = Trace(enabled=arguments.trace is not None)
-    record = asyncio.run(_answer(settings, _messages(arguments, prompt), _view(arguments), arguments.raw, trace))
+    asked: dict[str, Any] = {"prompt": _messages(arguments, prompt), "raw": arguments.raw, "grammar": grammar}
+    record = asyncio.run(_answer(settings, asked, _view(arguments), trace))
     if arguments.json:
         _print(msgspec.json.encode(record.report() | {"seed": settings.seed}))
     if arguments.trace is not None:
@@ -84,9 +87,7 @@ def _view(arguments: argparse.Namespace) -> View:
     return make_view(quiet=arguments.json)
 
 
-async def _answer(
-    settings: ClientSettings, prompt: str | list[dict[str, str]], view: View, raw: bool, trace: Trace
-) -> Record:
+async def _answer(settings: ClientSettings, asked: dict[str, Any], view: View, trace: Trace) -> Record:
     record, task = Record(), asyncio.current_task()
     if task is not None:
         with contextlib.suppress(NotImplementedError):  # not on every system: there it ends the program
@@ -95,7 +96,7 @@ async def _answer(
         async with EdgeClient(settings, trace=trace) as client:
             with view:
                 try:
-                    async for event in client.generate(prompt, raw=raw):
+                    async for event in client.generate(**asked):
                         record.take(event)
                         view.take(event)
                 except asyncio.CancelledError:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -37,12 +39,15 @@ _LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000,  # 4 ms of reading regular expressions
     step_lexer_fuel=50_000,  # 4 ms for a mask
     step_max_items=20_000,  # 1 ms for a mask
-    max_lexer_states=20_000,  # 40 MB
+    max_lexer_states=2_000,  # 4 MB; none of 841 schemas that others wrote needs 250
     max_grammar_size=100_000,
     verbose_errors=False,
 )
+MATCHER_BYTES = 2**18
+"""What following a text is counted with: schemas of others take 70 kB, hostile ones up to 3 MB within 30 tokens."""
 _STEP_SECONDS, _TOKEN_SECONDS = 0.05, 0.0005
 """Processor time of one look at a text, and for each new token of it: what the limits do not bound, this ends."""
+_DEAR_SECONDS = 0.002
 _JSON = cast("JsonCompileOptions", {**JSON_STYLE, "lenient": False})
 _TRIES = 100
 """Parts of a schema that are compiled to find the place of an error."""
@@ -161,6 +166,8 @@ class Matcher:
         self.start = start
         self._at: list[int] = []
         """The tokens that it has consumed."""
+        self.dear = False
+        """Whether the latest mask took so long that drafts cost more than they win."""
 
     def after(self, log: Sequence[int]) -> TextMask:
         """The masks of this text and of what may follow it."""
@@ -188,14 +195,20 @@ class Matcher:
     def _bits(self) -> Bits:
         began = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self.dear = time.thread_time() - began > _DEAR_SECONDS
         self._raise_error(began)
         return bits
+
+    def _forced(self) -> list[int]:
+        tokens = list(self._matcher.compute_ff_tokens())
+        self._raise_error(time.thread_time())
+        return tokens
 
     def _raise_error(self, began: float, tokens: int = 0) -> None:
         if (took := time.thread_time() - began) > _STEP_SECONDS + _TOKEN_SECONDS * tokens:
             raise GrammarError(f"the grammar needs too much work here: {1000 * took:.0f} ms for a token")
         if self._matcher.is_error():
-            error, self._at = _line(self._matcher.get_error()), []
+            error, self._at, self.dear = _line(self._matcher.get_error()), [], True
             self._matcher.reset()
             raise GrammarError(f"the grammar needs too much work here: {error}")
 
@@ -212,32 +225,35 @@ class TextMask(NamedTuple):
             raise GrammarError("the text does not match its grammar")
         return self.matcher._bits()
 
-    def forced(self, path: Sequence[int] = ()) -> list[int]:
+    def forced(self) -> list[int]:
         """The tokens that must follow, in the tokenizer's own division of their text. Other divisions may be allowed:
         so it is a draft, and a good one."""
-        if not self.matcher._follow([*self.output, *path]):
-            return []
-        return list(self.matcher._matcher.compute_ff_tokens())
+        with suppress(GrammarError):
+            if self.matcher._follow(self.output):
+                return self.matcher._forced()
+        return []
 
     def guesses(self, path: Sequence[int] = ()) -> Bits | None:
-        """What a draft may go on with: what is forced, else what is allowed; None behind the grammar's end."""
-        if not self.matcher._follow([*self.output, *path]):
-            return None
-        bits = self.matcher._bits()
-        if forced := self.matcher._matcher.compute_ff_tokens():
-            only = np.zeros_like(bits)
-            only[forced[0] >> 3] = 1 << (forced[0] & 7)
-            return only
-        return bits
+        """What a draft may go on with: what is forced, else what is allowed; None behind the grammar's end, and where
+        it is given up."""
+        with suppress(GrammarError):
+            if self.matcher._follow([*self.output, *path]):
+                bits = self.matcher._bits()
+                if forced := self.matcher._forced():
+                    only = np.zeros_like(bits)
+                    only[forced[0] >> 3] = 1 << (forced[0] & 7)
+                    return only
+                return bits
+        return None
 
     def judge(
-        self, tokens: Sequence[int], parents: Sequence[int], *, seconds: float = 0.01
+        self, tokens: Sequence[int], parents: Sequence[int], *, root: Bits | None = None, until: float = math.inf
     ) -> tuple[list[int], list[Bits | None]]:
         """The masks after each node of a draft, and its tokens with -1 in place of those that nothing may be accepted
-        of: forbidden ones, and those whose turn did not come within the time. A shorter draft changes no text."""
-        until = time.perf_counter() + seconds
-        kept, masks, paths = [tokens[0]], [self.allowed()], [list[int]()]
-        found: list[Bits | None] = list(masks)
+        of: forbidden ones, and those whose turn did not come by `until` (of `time.perf_counter`). A shorter draft
+        changes no text. `root`: the first mask, where it is known."""
+        kept, paths = [tokens[0]], [list[int]()]
+        found: list[Bits | None] = [self.allowed() if root is None else root]
         for token, parent in zip(tokens[1:], list(parents)[1:], strict=True):
             above = found[parent]
             paths.append([*paths[parent], token])

@@ -181,6 +181,7 @@ class OnnxDrafter:
             rows[node] = first + at
             above = rows[parents[node]] if node else -1
             self._nodes[above, growth.tree.tokens[node]] = first + at
+        growth = self._growth = growth.copy()  # the event loop may read the earlier one: this can be a thread's step
         self._expand(growth, nodes, call, breadth, least)
         return growth
 

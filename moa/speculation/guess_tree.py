@@ -188,6 +188,13 @@ class GuessTreeGrower:
     def __post_init__(self) -> None:
         self.tree, self.depths, self.open = DraftTree([self.root], [-1], [0.0]), [0], {0: None}
 
+    def copy(self) -> GuessTreeGrower:
+        """The same tree, to be grown while another thread reads this one."""
+        new = GuessTreeGrower(self.root)
+        new.tree = DraftTree(list(self.tree.tokens), list(self.tree.parents), list(self.tree.scores))
+        new.depths, new.open = list(self.depths), dict(self.open)
+        return new
+
     @property
     def likeliest_open(self) -> float:
         """Log-probability of the likeliest open node."""

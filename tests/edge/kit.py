@@ -30,6 +30,7 @@ from moa.config import DrafterConfig
 from moa.grammar.matcher import TextMask
 from moa.graph.cache import RecordBuffer
 from moa.model.checkpoint import new_drafter, save_drafter
+from moa.model.drafter import Drafter
 from moa.model.loading import load_model
 from moa.sampling import SamplingSettings
 from moa.speculation.guess_tree import GuessTreeGrower
@@ -55,7 +56,12 @@ def make_pair(folder: Path, **shape: Any) -> None:
     save_tiny("llama", folder / "target")
     loaded = load_model(folder / "target")
     torch.manual_seed(0)
-    save_drafter(new_drafter(DrafterConfig.for_target(loaded.facts, **shape), loaded.model), folder / "drafter")
+    export_drafter(new_drafter(DrafterConfig.for_target(loaded.facts, **shape), loaded.model), folder)
+
+
+def export_drafter(drafter: Drafter, folder: Path) -> None:
+    """Save a drafter of the folder's target, and export its bundle."""
+    save_drafter(drafter, folder / "drafter")
     settings = BuildSettings(
         target=str(folder / "target"),
         drafter=str(folder / "drafter"),

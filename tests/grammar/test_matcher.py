@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -55,14 +56,14 @@ def test_a_draft_is_judged_node_by_node(vocabulary: GrammarCompiler) -> None:
     compiled = vocabulary.compile(Grammar("regex", "[ab]{3}"))
     a, b, c = (tokens_of(vocabulary.compile(Grammar("regex", one)).matcher(0).after([]).allowed())[0] for one in "abc")
     mask = compiled.matcher(1).after([5])
-    tokens, masks = mask.judge([5, a, b, c, b, b, EOS, a], [-1, 0, 1, 1, 2, 3, 4, 6], seconds=1e9)
+    tokens, masks = mask.judge([5, a, b, c, b, b, EOS, a], [-1, 0, 1, 1, 2, 3, 4, 6], until=math.inf)
     assert tokens == [5, a, b, -1, b, -1, -1, -1], "forbidden tokens, and those behind them or behind the end"
     assert [one is None for one in masks] == [token < 0 for token in tokens]
     for path, bits in (([], masks[0]), ([a], masks[1]), ([a, b], masks[2]), ([a, b, b], masks[4])):
         assert bits is not None
         assert (bits == mask.allowed(path)).all()
     assert tokens_of(masks[4]) == [EOS]  # type: ignore[arg-type]
-    assert mask.judge([5, a, b], [-1, 0, 1], seconds=0)[0] == [5, -1, -1], "no time: only what must be known"
+    assert mask.judge([5, a, b], [-1, 0, 1], until=0)[0] == [5, -1, -1], "no time: only what must be known"
 
 
 def test_what_must_follow_is_drafted_for_nothing(vocabulary: GrammarCompiler) -> None:

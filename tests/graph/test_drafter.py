@@ -190,3 +190,13 @@ def test_a_run_that_computed_no_numbers_spoils_none_that_comes_after(monkeypatch
     monkeypatch.undo()
     other = [*ids[:8], *verifier_kit.prompt(5, 12)]
     same(run(drafter.draft(other, SHAPES[1], GREEDY)), run(fresh().draft(other, SHAPES[1], GREEDY)))
+
+
+def test_a_tree_of_guesses_that_was_handed_out_does_not_change() -> None:
+    """The event loop reads it while the drafter's thread grows it on."""
+    drafter, ids = fresh(), verifier_kit.prompt(0, 12)
+    first = run(drafter.grow(ids, 3, -1e9, GREEDY))
+    before = list(first.tree.tokens), dict(first.open)
+    second = run(drafter.grow(ids, 3, -1e9, GREEDY))
+    assert (first.tree.tokens, first.open) == before
+    assert len(second.tree) > len(first.tree)

@@ -20,6 +20,7 @@ from tests.torture.parts import PARTS
 
 _FULL = {"frames": 2_000_000, "messages": 200_000, "kills": 1000, "cuts": 10_000, "seconds": 20.0, "hours": 2.0}
 _SHORT = {"frames": 20_000, "messages": 2_000, "kills": 20, "cuts": 200, "seconds": 5.0, "hours": 0.05}
+_FULL["schemas"], _SHORT["schemas"] = 1000, 40
 
 
 def main() -> None:

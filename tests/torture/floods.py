@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -19,7 +20,22 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from moa.wire import chain_hash
-from moa.wire.messages import Ack, Cancel, Message, Open, Resume, Sampling, Stream, Sync, Verify
+from moa.wire.messages import (
+    Ack,
+    Cancel,
+    Close,
+    Error,
+    Message,
+    Open,
+    Resume,
+    Sampling,
+    ServerMessage,
+    Stream,
+    StreamTokens,
+    Sync,
+    Verify,
+)
+from tests.grammar.hostile import hostile
 from tests.torture.raw import BINARY, PING, PONG, Raw, binary, frame
 
 _CONNECTIONS = 4
@@ -240,6 +256,42 @@ def _hosed(blob: Blob, *, reads: bool = True, connections: int = _CONNECTIONS, p
 
 
 Flood = Callable[[int, str, float, Report], Awaitable[None]]
+
+
+async def hostile_grammars(port: int, token: str, until: float, report: Report) -> None:
+    """Sessions under each of the hostile grammars, as many at once as a batch has room for; each asks for a stream."""
+    grammars, number = list(hostile()), itertools.count()
+
+    async def lane() -> None:
+        while time.monotonic() < until:
+            try:
+                raw = await Raw.greeted(port, token)
+            except (ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
+                report.refused += 1
+                await asyncio.sleep(0.2)
+                continue
+            report.connections += 1
+            with contextlib.suppress(ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
+                while time.monotonic() < until:
+                    session, grammar = os.urandom(16), grammars[next(number) % len(grammars)]
+                    raw.write(binary(Open(session=session, ids=[40] * 20, grammar=grammar, max_new_tokens=40)))
+                    raw.write(binary(Stream(session=session, round=1, base=19)))
+                    report.sent += len(grammar.text)
+                    while not _ends(message := await raw.message(), session):
+                        pass
+                    report.closes["refused" if isinstance(message, Error) else "answered"] += 1
+                    raw.write(binary(Close(session=session)))
+            raw.abort()
+
+    await asyncio.gather(*(lane() for _ in range(32)))
+
+
+def _ends(message: ServerMessage, session: bytes) -> bool:
+    """Whether a session's only answer is over."""
+    over = isinstance(message, Error) or (isinstance(message, StreamTokens) and message.done)
+    return over and getattr(message, "session", b"") == session
+
+
 FLOODS: dict[str, Flood] = {
     "pings": _hosed(_pings),
     "pings unread": _hosed(_full_pings, reads=False),
@@ -257,6 +309,7 @@ FLOODS: dict[str, Flood] = {
     "slow readers": slow_readers,
     "half handshakes": half_handshakes,
     "penalty chains": penalty_chains,
+    "hostile grammars": hostile_grammars,
 }
 
 

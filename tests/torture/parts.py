@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cloud_verifier.settings import Settings
-from tests.torture import clients, codes, kills, messages, neighbours_http, sharing, soak
+from tests.grammar import corpus
+from tests.torture import clients, codes, kills, messages, neighbours_http, schemas, sharing, soak
 from tests.torture.device import beside, demo_device
 from tests.torture.fake_verifier import BEHAVIOURS
 from tests.torture.fuzz import UNBOUNDED, fuzz
@@ -162,6 +163,14 @@ async def _codes(options: argparse.Namespace) -> Found:
     return {"cells": [dataclasses.asdict(one) for one in cells]}, [problem for one in cells for problem in one.problems]
 
 
+async def _schemas(options: argparse.Namespace) -> Found:
+    known = corpus.schemas()
+    count = min(len(known), options.schemas)
+    checked = await schemas.check([known[n * len(known) // count] for n in range(count)])
+    counts = {name: dict(one) for name, one in checked.counts.items()}
+    return {"schemas": count, "counts": counts}, checked.wrong[:20]
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "fuzz": _fuzz,
     "messages": _messages,
@@ -173,5 +182,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "clients": _clients,
     "device": _device,
     "codes": _codes,
+    "schemas": _schemas,
     "soak": _soak,
 }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from cloud_verifier.engine import core
 from cloud_verifier.engine.core import PROBE_SECONDS, Engine
 from cloud_verifier.engine.guesses import Guesses
 from cloud_verifier.engine.recording import Recorder
@@ -19,7 +20,10 @@ from cloud_verifier.engine.stream_drafting import MoaServerDrafting, NoDrafting,
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
 from cloud_verifier.model import Served, serve_model
+from moa import demo
+from moa.grammar.spec import Grammar
 from moa.model.drafting import DraftRequest
+from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Step, Target
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
@@ -492,3 +496,32 @@ def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(
     bench.run()
     for memory in (bench.served.target.pool.k, bench.served.target.pool.v):
         assert memory.isfinite().all(), "the next to have these pages finds nothing"
+
+
+def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any time for masks a batch makes the first of one row: the others' rows run again."""
+    faults: list[str] = []
+    monkeypatch.setattr(core, "_MASK_SECONDS", 0.0)
+    monkeypatch.setattr(Engine, "_fault", lambda _, where, error: faults.append(where))
+    target = Target.load(str(demo.paths().target), slots=8, capacity=256)
+    bench = Bench(serve_model(target))
+    prompt = target.tokenizer("Once upon a time")["input_ids"]
+    choice = target.grammars.compile(Grammar.of_choices(["alpha", "omega"]))
+    expected = Speculator(target).generate([prompt], GenerationSettings(grammar=Grammar.of_choices(["alpha", "omega"])))
+    plain = bench.submit(bench.lease(0), prompt, [])
+    held = [bench.submit(bench.lease(name), prompt, []) for name in range(1, 5)]
+    for job in held:
+        job.matcher = choice.matcher(len(prompt))
+    while not bench.of(Settled):
+        bench.engine.turn(0)
+    assert plain in {report.job for report in bench.of(Settled)}
+    assert len(bench.of(Settled)) == 2, "one row's mask is always made"
+    broken = bench.submit(bench.lease(5), prompt, [])
+    broken.matcher = choice.matcher(0)  # as if the prompt had to match
+    bench.run()
+    settled = {report.job: report for report in bench.of(Settled)}
+    assert {settled[job].next_token for job in held} == {expected[0].ids[0]}
+    (dropped,) = bench.of(Dropped)
+    assert (dropped.job, dropped.refusal.code) == (broken, Code.GRAMMAR)
+    assert not bench.of(Failed)
+    assert faults == []

@@ -8,6 +8,9 @@ import pytest
 from cloud_verifier.engine.work import Lease, ModelFacts
 from cloud_verifier.sessions.session import ServerSession
 from cloud_verifier.sessions.table import SessionTable
+from moa import demo
+from moa.grammar.matcher import MATCHER_BYTES, GrammarCompiler
+from moa.grammar.spec import Grammar
 from moa.wire import FEATURES, Code, Limits, Refusal
 from moa.wire.messages import RecordContract
 from tests.verifier.sessions import outbox, session, works
@@ -228,3 +231,15 @@ def test_ranges_of_records_that_come_between_two_rounds_use_no_budget_up_to_a_nu
         world.table.account(one)
         assert one.records.held.runs == runs
         assert world.table.log_bytes - before == 80 * max(0, runs - 8)
+
+
+def test_what_follows_a_grammar_counts_as_memory() -> None:
+    world, read = World(), (demo.paths().tokenizer / "tokenizer.json").read_text
+    compiled = GrammarCompiler(read, size=4096, eos_ids=[4]).compile(Grammar.of_choices(["yes", "no"]))
+    one = world.session(1)
+    before = world.table.log_bytes
+    one.matcher = compiled.matcher(len(one.log))
+    world.table.account(one)
+    assert world.table.log_bytes - before == MATCHER_BYTES
+    world.table.remove(one, "closed")
+    assert world.table.log_bytes == 0

@@ -1,0 +1,74 @@
+"""`--json-schema` and `--tools`: what the command line makes of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge_client.cli.structure import Structure
+from edge_client.device import Device
+from moa.errors import UsageError
+from tests.edge.test_cli import run
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": True}}]
+
+
+def structure(folder: Path, **given: Any) -> Structure:
+    files: dict[str, Any] = {"json_schema": None, "tools": None}
+    for name, content in given.items():
+        files[name] = folder / name
+        files[name].write_text(content if isinstance(content, str) else json.dumps(content))
+    return Structure.of(argparse.Namespace(**files))
+
+
+def test_an_answer_fits_the_schema_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "schema").write_text(json.dumps(SCHEMA))
+    question = "Can you find name and age and answer in JSON: At the age of 32, Sofia moved to Denver."
+    told = run("generate", "--offline", "-q", "--json-schema", str(tmp_path / "schema"), question)
+    assert set(json.loads(told.stdout)) == {"name", "age"}, told.stderr
+    (tmp_path / "schema").write_text(json.dumps({"properties": {"a": {"not": {}}}}))
+    told = run("generate", "--offline", "-q", "--json-schema", str(tmp_path / "schema"), question)
+    assert told.returncode == 2
+    assert b"#/properties/a: Unimplemented keys" in told.stderr
+
+
+def test_the_line_after_a_call_is_its_result(tmp_path: Path) -> None:
+    shape, client = structure(tmp_path, tools=TOOLS), SimpleNamespace(device=Device.load())
+    call = '{"name": "weather", "parameters": {"city": "Rome"}}'
+    chat = [{"role": "user", "content": "How warm is it?"}, {"role": "assistant", "content": call}]
+    prompt, asked = shape.question(client, [*chat, {"role": "user", "content": "20 degrees"}])  # type: ignore[arg-type]
+    assert prompt is None
+    text = client.device.codec.decode_all(asked["ids"])
+    assert text.index('"weather"') < text.index("How warm is it?") < text.index(call) < text.index("20 degrees")
+    compiled = client.device.grammars.compile(asked["grammar"])
+    accepts = {one: compiled.matcher(0).accepts(client.device.codec.encode(one)) for one in (call, '{"name": "x"')}
+    assert accepts == {call: True, '{"name": "x"': False}
+    assert shape.called(client, call) == "weather"  # type: ignore[arg-type]
+    assert shape.called(client, "It is warm.") == ""  # type: ignore[arg-type]
+    assert Structure().question(client, chat) == (chat, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("json_schema", "[]", "not a JSON schema"),
+        ("json_schema", "{", "not a JSON schema"),
+        ("json_schema", '"' + "x" * 70_000 + '"', "too large"),
+        ("tools", {"type": "function"}, "not a list of tools"),
+        ("tools", [{"type": "function", "function": {"name": "a b"}}], "not a list of tools"),
+    ],
+)
+def test_a_file_that_is_none_is_one_line(name: str, content: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=why):
+        structure(tmp_path, **{name: content})
