@@ -38,7 +38,7 @@ newest: ## export and model tests beside transformers 5, in an environment of th
 clients: $(STAMP) ## clients that others wrote, a browser, and OpenAI's specification, against the endpoint
 	test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > "$$($(VENV)-clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
-	$(VENV)-clients/bin/python -m pip install --quiet -c constraints.txt axe-playwright-python langchain-openai litellm llm playwright schemathesis
+	$(VENV)-clients/bin/python -m pip install --quiet -c constraints.txt axe-playwright-python langchain langchain-openai litellm llm playwright schemathesis
 	$(VENV)-clients/bin/python -m pytest --numprocesses 0 tests/clients
 
 # Ray brings a hundred packages of which nothing else needs one: an environment of its own, as for `clients`.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from statistics import mean
 from typing import Any
@@ -112,7 +113,7 @@ def _beside(matchers: list[Matcher], text: list[int], nodes: int, options: Optio
     times: dict[str, list[float]] = {"masks": [], "forward": [], "both": []}
     with ThreadPoolExecutor(1) as thread:
         for at in list(range(len(text) - nodes)) * max(1, options.repeats // 4):
-            times["masks"].append(_timed(lambda at=at: judge(at)))
+            times["masks"].append(_timed(partial(judge, at)))
             times["forward"].append(_timed(forward))
 
             def both(at: int = at) -> None:
@@ -135,9 +136,9 @@ def _rounds(options: Options) -> list[dict[str, Any]]:
         won: dict[str, list[int]] = {"without": [], "with": []}
         same = 0
         for question in questions[: options.questions]:
-            prompt = target.tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
-            )
+            chat = [{"role": "user", "content": question}]
+            text = target.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+            prompt = target.tokenizer(text, add_special_tokens=False)["input_ids"]
             answers = []
             for how, grammar in (("without", None), ("with", Grammar.of_schema(_ASKED))):
                 settings = GenerationSettings(max_new_tokens=64, sampling=sampling, adapt=False, grammar=grammar)

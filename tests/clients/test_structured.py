@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]
 QUESTION = "What is the weather in Rome?"
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 
+_STRICT = {"strict": True, "parallel_tool_calls": False}
 _CALL: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
 
 
@@ -98,11 +99,10 @@ def ask_agent(address: str) -> list[str]:
 
     @middleware.wrap_model_call
     def one_after_another(request: Any, handler: Callable[[Any], Any]) -> Any:
-        return handler(request.override(tool_choice=("weather", "clock", "none")[len(ran)]))
+        choice = ("weather", "clock", "none")[len(ran)]
+        return handler(request.override(tool_choice=choice, model_settings=_STRICT))
 
-    chat = langchain.ChatOpenAI(
-        model=MODEL, base_url=f"{address}/v1", api_key="any", model_kwargs={"parallel_tool_calls": False}
-    )
+    chat = langchain.ChatOpenAI(model=MODEL, base_url=f"{address}/v1", api_key="any")
     agent = agents.create_agent(chat, [weather, clock], middleware=[one_after_another])
     state = agent.invoke({"messages": [{"role": "user", "content": QUESTION}]})
     assert [one.split()[0] for one in ran] == ["weather", "clock"]

@@ -23,7 +23,7 @@ from cloud_verifier.model import Served, load
 from cloud_verifier.settings import Settings
 from edge_client.client import EdgeClient
 from edge_client.device import Device
-from edge_client.events import Event, Retract, Token
+from edge_client.events import Confirm, Event, Retract, Token
 from edge_client.text.chat import prompt_ids
 from edge_client.tools.emulated_network import LinkProxy
 from moa import demo
@@ -51,7 +51,7 @@ _WAYS: dict[str, dict[str, Any]] = {
     "offline": {"offline": True},
 }
 _CUT_EVERY, _DOWN_SECONDS = 20, 0.5
-"""Tokens of all answers between two cuts; every third cut lasts."""
+"""Verified tokens of all answers between two cuts; every third cut lasts."""
 
 
 class Pair(NamedTuple):
@@ -70,19 +70,29 @@ class _Cuts:
         self.counts: Counter[str] = Counter()
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Retract):
-            self.counts["retracted"] += event.stop - event.start
-        if not isinstance(event, Token):
+        match event:
+            case Token(status="provisional"):
+                self.counts["provisional"] += 1
+            case Token():
+                self._verified(1)
+            case Confirm(start=start, stop=stop):
+                self._verified(stop - start)
+            case Retract(start=start, stop=stop):
+                self.counts["retracted"] += stop - start
+            case _:
+                pass
+
+    def _verified(self, tokens: int) -> None:
+        self._tokens += tokens
+        if self._tokens < _CUT_EVERY:
             return
-        self.counts[event.status] += 1
-        self._tokens += 1
-        if self._tokens % _CUT_EVERY == 0:
-            self.counts["cuts"] += 1
-            if self.counts["cuts"] % 3:
-                self._link.cut()
-            else:
-                self._link.go_down()
-                asyncio.get_running_loop().call_later(_DOWN_SECONDS, self._link.restore)
+        self._tokens = 0
+        self.counts["cuts"] += 1
+        if self.counts["cuts"] % 3:
+            self._link.cut()
+        else:
+            self._link.go_down()
+            asyncio.get_running_loop().call_later(_DOWN_SECONDS, self._link.restore)
 
 
 class Checked:

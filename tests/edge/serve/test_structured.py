@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import pytest
 from openai import pydantic_function_tool
 from pydantic import BaseModel, Field
 
+from docs import agent
 from tests.edge.serve.pair import verifier
 from tests.edge.serve.test_endpoint import MODEL, PATIENCE, Served, serving, switch
 
@@ -90,3 +92,33 @@ async def test_a_schema_that_cannot_be_followed_is_a_400_that_names_the_place() 
             await api.responses.create(
                 model=MODEL, input="x", text={"format": {"type": "json_schema", "name": "x", "schema": schema}}
             )
+
+
+async def test_an_agent_goes_on_through_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link is cut while its first tool runs, and is back while its second one does."""
+    loop, lines = asyncio.get_running_loop(), list[str]()
+
+    def between(tool: agent.Tool, *, connected: bool) -> agent.Tool:
+        def called(**given: Any) -> Any:
+            asyncio.run_coroutine_threadsafe(turn(connected), loop).result(PATIENCE)
+            return tool(**given)
+
+        called.__doc__ = tool.__doc__
+        return called
+
+    async def turn(connected: bool) -> None:
+        await switch(served[1], connected=connected)
+        if connected:
+            await served[0].wait_online(PATIENCE)
+
+    async with verifier() as address, serving(verifier=address, max_offline_tokens=500) as served:
+        await served[0].wait_online(PATIENCE)
+        for name, connected in zip(list(agent.TOOLS), (False, True), strict=True):
+            tool, properties = agent.TOOLS[name]
+            monkeypatch.setitem(agent.TOOLS, name, (between(tool, connected=connected), properties))
+        with openai.OpenAI(base_url=str(served[1].base_url), api_key="any", max_retries=0) as api:
+            question, steps = "Is it hot in Rome?", list(agent.TOOLS)
+            answer = await asyncio.to_thread(agent.run, api, question, steps=steps, say=lines.append)
+    assert answer
+    assert len(lines) == 3
+    assert lines[1].endswith("[the device alone]")

@@ -1,0 +1,74 @@
+"""An agent that goes on through a cut: `edge-client serve --verifier ADDRESS`, then `python docs/agent.py`.
+
+While the link is down the device answers, in the same shapes; what it wrote alone is counted in `usage.moa`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from openai import OpenAI
+
+CITIES = {"Rome": 31, "Paris": 24}
+Tool = Callable[..., Any]
+
+
+def temperature(city: str) -> int:
+    """The temperature of a city, in degrees."""
+    return CITIES[city]
+
+
+def colder(degrees: int, limit: int) -> bool:
+    """Whether a temperature is below a limit."""
+    return degrees < limit
+
+
+TOOLS: dict[str, tuple[Tool, dict[str, Any]]] = {
+    "temperature": (temperature, {"city": {"enum": list(CITIES)}}),
+    "colder": (colder, {"degrees": {"enum": list(CITIES.values())}, "limit": {"enum": [20, 30]}}),
+}
+
+
+def listed(name: str) -> dict[str, Any]:
+    """A tool as OpenAI's API takes it."""
+    tool, properties = TOOLS[name]
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    function = {"name": name, "description": tool.__doc__, "parameters": schema, "strict": True}
+    return {"type": "function", "function": function}
+
+
+def run(
+    api: OpenAI,
+    question: str,
+    *,
+    steps: Sequence[str] = (),
+    model: str = "demo",
+    say: Callable[[str], None] = print,
+) -> str:
+    """Call tools for as long as the model wants to. `steps` demands tools by name: the demo model knows none."""
+    messages: list[Any] = [{"role": "user", "content": question}]
+    for step in range(10):
+        forced = bool(steps) and step < len(steps)
+        choice: Any = {"type": "function", "function": {"name": steps[step]}} if forced else "none" if steps else "auto"
+        answer = api.chat.completions.create(
+            model=model, messages=messages, tools=[*map(listed, TOOLS)], tool_choice=choice, parallel_tool_calls=False
+        )
+        marks: Mapping[str, Any] = (answer.usage.model_extra or {}).get("moa", {}) if answer.usage else {}
+        where = "the device alone" if marks.get("offline_tokens") else "verified"
+        message = answer.choices[0].message
+        messages.append(message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True))
+        if not message.tool_calls:
+            say(f"{message.content}  [{where}]")
+            return message.content or ""
+        for call in message.tool_calls:
+            given = json.loads(call.function.arguments)  # type: ignore[union-attr]
+            result = TOOLS[call.function.name][0](**given)  # type: ignore[union-attr]
+            say(f"{call.function.name}({call.function.arguments}) = {result}  [{where}]")  # type: ignore[union-attr]
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)})
+    return ""
+
+
+if __name__ == "__main__":
+    run(OpenAI(base_url="http://127.0.0.1:8080/v1", api_key="any"), "Is it hot in Rome?", steps=list(TOOLS))
