@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,6 @@ import pytest
 from edge_client.cli.structure import Structure
 from edge_client.device import Device
 from moa.errors import UsageError
-from tests.edge.test_cli import run
 
 SCHEMA = {
     "type": "object",
@@ -32,13 +33,18 @@ def structure(folder: Path, **given: Any) -> Structure:
     return Structure.of(argparse.Namespace(**files))
 
 
+def generate(*arguments: str) -> Any:
+    command = [sys.executable, "-c", "from edge_client.cli import main; main()", "generate", "--offline", *arguments]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
+
+
 def test_an_answer_fits_the_schema_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "schema").write_text(json.dumps(SCHEMA))
     question = "Can you find name and age and answer in JSON: At the age of 32, Sofia moved to Denver."
-    told = run("generate", "--offline", "-q", "--json-schema", str(tmp_path / "schema"), question)
+    told = generate("-q", "--json-schema", str(tmp_path / "schema"), question)
     assert set(json.loads(told.stdout)) == {"name", "age"}, told.stderr
     (tmp_path / "schema").write_text(json.dumps({"properties": {"a": {"not": {}}}}))
-    told = run("generate", "--offline", "-q", "--json-schema", str(tmp_path / "schema"), question)
+    told = generate("-q", "--json-schema", str(tmp_path / "schema"), question)
     assert told.returncode == 2
     assert b"#/properties/a: Unimplemented keys" in told.stderr
 
