@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+TSC := npx --yes --package typescript@7.0.2 tsc
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
@@ -48,11 +49,12 @@ ray: $(STAMP) ## the example of deploy/ray, on this machine
 	$(VENV)-ray/bin/python -m pip install --quiet -c constraints.txt "ray[serve]"
 	$(VENV)-ray/bin/python -m pytest --numprocesses 0 -m slow tests/ray
 
-check: $(STAMP) ## formatting, lint, types, import arrows
+check: $(STAMP) ## formatting, lint, types, import arrows; the types of the browser's modules where npm is
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	if $(TSC) --version > /dev/null 2>&1; then $(TSC) --project tests/web/jsconfig.json; else echo "skipped: no TypeScript"; fi
 	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml moa edge_client cloud_verifier export
 
 fix: $(STAMP) ## repair formatting and what lint can repair

@@ -54,6 +54,7 @@ async def transcribe(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("prompts", [3, MANY(200)])
 async def test_the_text_is_the_targets(way: str, sampling: dict[str, Any], prompts: int) -> None:
+    accepted = rows = 0
     async with kit.verifier() as running, browser() as page:
         for seed in range(prompts):
             ids = verifier_kit.prompt(seed, 12)
@@ -65,10 +66,9 @@ async def test_the_text_is_the_targets(way: str, sampling: dict[str, Any], promp
             assert all(reader.verified)
             assert reader.done is not None
             assert reader.done.reason == ("eos" if expected[-1] == EOS else "length")
-            if way == "device":
-                assert reader.done.stats["accepted"] > 0
-                assert reader.done.stats["record_rows"] > 0
+            accepted, rows = accepted + reader.done.stats["accepted"], rows + reader.done.stats["record_rows"]
             page.ask(id, end=True)
+        assert way != "device" or (accepted > 0 and rows > 0)
 
 
 async def test_turns_of_a_conversation_share_a_session() -> None:

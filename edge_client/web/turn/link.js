@@ -341,7 +341,10 @@ export class VerifierLink {
         if (!(data instanceof ArrayBuffer) || data.byteLength > MAX_FRAME) throw new ProtocolError("not a frame of the protocol");
         this.receivedBytes += data.byteLength;
         this.heardAt = now();
-        this.probed = null;
+        if (this.probed) {
+          this.probed = null;
+          this.schedule();
+        }
         const answer = decodeServer(new Uint8Array(data));
         if (this.up) this.take(now(), answer, data.byteLength);
         else this.begin(answer, now() - said);
