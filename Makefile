@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-TSC := npx --yes --package typescript@7.0.2 tsc
+TSC ?= tsc
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
@@ -41,6 +41,7 @@ clients: $(STAMP) ## clients that others wrote, a browser, and OpenAI's specific
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > "$$($(VENV)-clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
 	$(VENV)-clients/bin/python -m pip install --quiet -c constraints.txt axe-playwright-python langchain langchain-openai litellm llm playwright schemathesis
 	$(VENV)-clients/bin/python -m pytest --numprocesses 0 tests/clients
+	npx --yes --package typescript@7.0.2 tsc --project tests/web/jsconfig.json
 
 # Ray brings a hundred packages of which nothing else needs one: an environment of its own, as for `clients`.
 ray: $(STAMP) ## the example of deploy/ray, on this machine
@@ -49,7 +50,7 @@ ray: $(STAMP) ## the example of deploy/ray, on this machine
 	$(VENV)-ray/bin/python -m pip install --quiet -c constraints.txt "ray[serve]"
 	$(VENV)-ray/bin/python -m pytest --numprocesses 0 -m slow tests/ray
 
-check: $(STAMP) ## formatting, lint, types, import arrows; the types of the browser's modules where npm is
+check: $(STAMP) ## formatting, lint, types, import arrows, and the types of the browser's modules where tsc is
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
