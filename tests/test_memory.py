@@ -30,6 +30,22 @@ def test_the_peak_stands_in_where_the_present_is_not_told(monkeypatch: pytest.Mo
     assert memory.resident_bytes() == memory.peak_bytes()
 
 
+_HOLES = """
+import sys
+from moa.process import memory
+kept = [bytes(50_000) for _ in range(2000)][::9]
+before = memory.resident_bytes()
+memory.give_back_free_memory()
+print(before - memory.resident_bytes())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_free_memory_between_what_is_kept_is_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", _HOLES], capture_output=True, timeout=300, check=True)
+    assert int(done.stdout) > 50e6
+
+
 def test_no_program_needs_the_unix_module() -> None:
     done = subprocess.run([sys.executable, "-c", _WINDOWS], capture_output=True, timeout=300, check=False)
     assert done.stdout == b"0\n", done.stderr

@@ -31,9 +31,13 @@ from moa.api.requests import Defaults, ParsedRequest, parse_chat, parse_completi
 from moa.api.responses import ResponseShape, StoredMessages
 from moa.api.stream import chunks, response_events, whole
 from moa.errors import MoaError
+from moa.process.memory import give_back_free_memory
 
 log = logging.getLogger("moa.api")
 _RECHECK_SECONDS = 0.5
+_LARGE_BODY = 2**16
+_TRIM_SECONDS = 10.0
+"""After a large request memory is given back to the system, so often at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,8 @@ class Api:
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: Counter[str] = Counter()
+        self._large = False
+        """Whether there was a large request since memory was given back."""
         self._created = int(time.time())
 
     def app(self, more: Sequence[BaseRoute] = (), origins: Sequence[str] = ()) -> Guard:
@@ -98,7 +104,7 @@ class Api:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Api]:
         """Remove expired streams while the body runs; then end every stream."""
-        helpers = [asyncio.create_task(self._sweep()), asyncio.create_task(self._correct_all())]
+        helpers = [asyncio.create_task(each) for each in (self._sweep(), self._trim(), self._correct_all())]
         try:
             yield self
         finally:
@@ -201,6 +207,13 @@ class Api:
             await asyncio.sleep(min(1.0, self.limits.alone_seconds))
             self._kept.sweep()
 
+    async def _trim(self) -> None:
+        while True:
+            await asyncio.sleep(_TRIM_SECONDS)
+            if self._large:
+                self._large = False
+                await asyncio.to_thread(give_back_free_memory)
+
     async def _correct_all(self) -> None:
         """Whenever the verifier is there, check what the device has finished alone."""
         while True:
@@ -295,7 +308,9 @@ class Api:
             raise ApiError(429, "too many requests are being received", code="busy", retry_after=1.0)
         self._reading[principal] += 1
         try:
-            return await read_body(request, most)
+            body = await read_body(request, most)
+            self._large = self._large or len(body) > _LARGE_BODY
+            return body
         finally:
             self._reading[principal] -= 1
             self._reading += Counter()  # removes entries at zero

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moa.api import app
 from moa.api.answer import Began, Cut, LinkNews, Piece, Scored
 from moa.api.app import Api, ApiLimits
 from moa.api.http import serving
@@ -266,6 +267,20 @@ async def test_another_website_is_refused_before_anything_else() -> None:
     assert reply.status_code == 403
     assert not answerer.asks
     assert "access-control-allow-origin" not in reply.headers
+
+
+async def test_memory_is_given_back_after_a_large_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(app, "_TRIM_SECONDS", 0.02)
+    monkeypatch.setattr(app, "give_back_free_memory", lambda: loop.call_soon_threadsafe(given.set))
+    async with served(says("x")) as (_, address), browser(address) as client:
+        await client.post("/v1/chat/completions", json=chat())
+        await asyncio.sleep(0.1)
+        assert not given.is_set()
+        await client.post("/v1/chat/completions", json=chat(user="x" * 2**17))
+        async with asyncio.timeout(PATIENCE):
+            await given.wait()
 
 
 async def test_a_stream_whose_client_leaves_before_its_first_token_ends() -> None:
