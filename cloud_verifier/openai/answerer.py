@@ -136,7 +136,8 @@ class VerifierAnswerer:
         line.put(session.open())
         await exchange.next(Ready)  # a round sent at the same time would also be refused without a slot
         while not session.finish:
-            guess = prediction.after(session.log[start:], most) if lost < _LOST else []
+            room = min(most, session.max_new_tokens - (len(session.log) - start) - 1)
+            guess = prediction.after(session.log[start:], room) if lost < _LOST else []
             lost = 0 if guess else lost + 1
             line.put(session.verify([session.log[-1], *guess]) if lost < _LOST else session.stream())
             calls += 1

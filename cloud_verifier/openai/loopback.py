@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from cloud_verifier.serving.conversation import converse
 from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.service import Service
+from moa.api.fairness import charged
 from moa.errors import CapacityError, RemoteError
 from moa.wire import FEATURES, PROTOCOL_VERSIONS, decode_server, encode, remote_error
 from moa.wire.messages import ClientMessage, Error, Hello, ServerMessage, Welcome
@@ -67,7 +68,7 @@ class Loopback:
 async def connected(service: Service, principal: str) -> AsyncIterator[Loopback]:
     """A connection of this principal, after hello and welcome, while the body runs."""
     line = Loopback(service)
-    task = asyncio.create_task(converse(service, line, principal))
+    task = asyncio.create_task(charged(converse(service, line, principal)))
     try:
         line.put(Hello(versions=list(PROTOCOL_VERSIONS), features=sorted(FEATURES), client="openai"))
         match await line.get():

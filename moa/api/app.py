@@ -21,6 +21,7 @@ from moa.api import responses, shapes, sse
 from moa.api.access import Access
 from moa.api.answer import Answerer, AnswerRequest
 from moa.api.errors import ApiError
+from moa.api.fairness import Fairness, charged
 from moa.api.guard import Guard
 from moa.api.http import ClientDisconnected, EventStream, Json, read_body, while_connected
 from moa.api.load import Counted
@@ -74,6 +75,7 @@ class Api:
         self._kept = Recordings(
             time.monotonic, self.limits.keep_seconds, self.limits.alone_seconds, self.limits.keep_bytes
         )
+        self.fairness = Fairness()
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: Counter[str] = Counter()
         self._large = False
@@ -99,7 +101,7 @@ class Api:
             Route("/v1/responses/{id}/cancel", keyed(self._cancel), methods=["POST"]),
             Route("/moa/status", keyed(self._status)),
         ]
-        return Guard(Router(routes), self.access, self.metrics, origins)
+        return Guard(Router(routes), self.access, self.metrics, self.fairness, origins)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Api]:
@@ -170,7 +172,7 @@ class Api:
 
     def _record(self, frames: AsyncGenerator[bytes, None], recording: Recording) -> Recording:
         """Run the work behind these frames independently of the client's connection."""
-        task = asyncio.create_task(_drain(frames))
+        task = asyncio.create_task(charged(_drain(frames)))
         self._tasks.add(task)
         recording.cancel = task.cancel
         task.add_done_callback(self._tasks.discard)
@@ -329,8 +331,9 @@ class Api:
 
         async def checked(request: Request) -> Response:
             principal = self.access.principal(request.headers.getlist("authorization"))
+            await self.fairness.turn(principal)
             try:
-                response: Response = await endpoint(request, principal)
+                response: Response = await charged(endpoint(request, principal))
             except ClientDisconnected:
                 self.metrics.hang_ups.inc()
                 return Response(status_code=499)  # the client has left

@@ -14,6 +14,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from moa.api.fairness import Fairness
 from moa.process.half_open import HalfOpen, room_for_connections
 from moa.process.secured import Secured
 from moa.token_bucket import TokenBucket
@@ -32,6 +33,7 @@ class Connections:
     """The connections of one server. Those that wait for a request give way to new ones."""
 
     def __init__(self, ports: int) -> None:
+        self.fairness = Fairness()
         self.most, waiting = room_for_connections(_MOST, _MOST_WAITING, ports=ports)
         self.waiting = HalfOpen(waiting, self._dropped)
         self.open: set[HttpConnection] = set()
@@ -86,6 +88,7 @@ class HttpConnection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """The connection is established."""
         super().connection_made(transport)
+        self.app_state = {**self.app_state, "abort": self.abort}
         self._wait("head", _HEAD_SECONDS)
         self._connections.enter(self)
 
@@ -104,6 +107,19 @@ class HttpConnection(H11Protocol):
         """A response was written."""
         super().on_response_complete()
         self._follow()
+
+    def send_400_response(self, msg: str) -> None:
+        """No request: refused, later the more of these there were."""
+        self.transport.pause_reading()
+        held = self.loop.create_task(self._refuse(msg))
+        self.tasks.add(held)
+        held.add_done_callback(self.tasks.discard)
+
+    async def _refuse(self, words: str) -> None:
+        if not await self._connections.fairness.hold(self.peer.rpartition(":")[0]):
+            self.abort()
+        elif not self.transport.is_closing():
+            super().send_400_response(words)
 
     def _unsupported_upgrade_warning(self) -> None:
         pass  # anybody can ask for one, as often as they like

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moa.api.access import Access
 from moa.api.errors import ApiError, from_error
+from moa.api.fairness import Fairness
 from moa.api.http import Json
 from moa.api.metrics import ApiMetrics
 from moa.errors import MoaError
@@ -39,7 +40,9 @@ def error_response(error: ApiError) -> Response:
 class Guard:
     """An ASGI application around another."""
 
-    def __init__(self, app: ASGIApp, access: Access, metrics: ApiMetrics, origins: Sequence[str] = ()) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, metrics: ApiMetrics, fairness: Fairness, origins: Sequence[str] = ()
+    ) -> None:
         self._app: ASGIApp = app
         if origins:  # without CORS headers no other website can read an answer
             self._app = CORSMiddleware(
@@ -49,7 +52,7 @@ class Guard:
                 allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
                 expose_headers=["X-Request-Id", "Retry-After"],
             )
-        self._access, self._metrics = access, metrics
+        self._access, self._metrics, self._fairness = access, metrics, fairness
         self._defects = TokenBucket(_DEFECTS_PER_SECOND, 10.0, time.monotonic())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +80,11 @@ class Guard:
         except Exception as error:
             if status:  # too late for an error response: close the connection
                 raise
-            await error_response(self._shaped(error, scope["path"]))(scope, receive, told)
+            shaped = self._shaped(error, scope["path"])
+            stranger = shaped.status in (401, 403, 404, 405)
+            if stranger and not await self._fairness.hold(scope["client"][0] if scope.get("client") else ""):
+                scope["state"]["abort"]()
+            await error_response(shaped)(scope, receive, told)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()

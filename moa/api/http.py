@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from moa.api import sse
 from moa.api.connections import Connections, connection_class
 from moa.api.errors import ApiError
+from moa.api.fairness import charged
 from moa.process.listening import Port
 
 Result = TypeVar("Result")
@@ -49,7 +50,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of the work; `ClientDisconnected`, and the work cancelled, if the client disconnects first."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(charged(work))
     watch = asyncio.ensure_future(_hang_up(receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)

@@ -108,6 +108,19 @@ async def test_a_prediction_changes_the_work_and_not_the_text(both: Both) -> Non
         assert ((details.accepted_prediction_tokens or 0) > 10) == accepted
 
 
+async def test_no_more_of_a_prediction_is_verified_than_the_answer_may_have(both: Both) -> None:
+    _, client = both
+    answer = await client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,  # type: ignore[arg-type]
+        max_tokens=4,
+        prediction={"type": "content", "content": truth(40)},
+    )
+    details = answer.usage and answer.usage.completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (3, 0)
+
+
 async def test_log_probabilities_are_the_models_own(both: Both) -> None:
     _, client = both
     how: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}

@@ -1,0 +1,112 @@
+"""Who keeps the event loop busy waits. The processor time that the requests of a key take on it is measured and charged
+to the key, and a key that has used more than its share waits before its next request. A refusal of somebody without a
+key is charged to the address, and comes later the more of them there were: neither delays anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
+
+from moa.api.access import ANONYMOUS
+from moa.api.errors import ApiError
+from moa.token_bucket import TokenBucket
+
+Result = TypeVar("Result")
+_SHARE, _BURST_SECONDS = 0.4, 1.0
+"""Of the event loop's time, for one key: on average, and at once. Answers that run are never slowed down."""
+_LONGEST_WAIT = 5.0
+_REFUSALS_PER_SECOND = 50.0
+"""For one address without a key; each takes about a millisecond, its connection included."""
+_MOST_HELD = 32
+"""Refusals of one address that wait to be sent; more are not sent at all."""
+_MOST_ACCOUNTS = 4096
+_CHARGED: ContextVar[TokenBucket] = ContextVar("_CHARGED")
+
+
+class Accounts:
+    """A token bucket for each name. Pure; full ones are forgotten when there are many."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate, self._burst = rate, burst
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def of(self, name: str, now: float) -> TokenBucket:
+        """The bucket of this name."""
+        if name not in self._buckets:
+            if len(self._buckets) >= _MOST_ACCOUNTS:
+                used = {one: bucket for one, bucket in self._buckets.items() if bucket.level(now) < self._burst}
+                self._buckets = dict(list(used.items())[-_MOST_ACCOUNTS // 2 :])
+            self._buckets[name] = TokenBucket(self._rate, self._burst, now)
+        return self._buckets[name]
+
+
+class Fairness:
+    """The accounts of one endpoint, and who waits."""
+
+    def __init__(self) -> None:
+        self._keys = Accounts(_SHARE, _BURST_SECONDS)
+        self._addresses = Accounts(_REFUSALS_PER_SECOND, _REFUSALS_PER_SECOND)
+        self._held = Counter[str]()
+
+    async def turn(self, principal: str) -> None:
+        """Wait for the key's share of the event loop, and charge it for what this task does from now on. Without keys
+        nobody shares the endpoint."""
+        if principal == ANONYMOUS:
+            return
+        bucket = self._keys.of(principal, time.monotonic())
+        if (wait := bucket.wait(0, time.monotonic())) > _LONGEST_WAIT:
+            raise ApiError(429, "this key keeps the server busy: send less at once", code="busy", retry_after=wait)
+        if wait > 0:
+            await asyncio.sleep(wait)
+        _CHARGED.set(bucket)
+
+    async def hold(self, address: str) -> bool:
+        """Wait before a refusal is sent; False if it is not worth sending: the address has too many that wait."""
+        bucket = self._addresses.of(address, time.monotonic())
+        bucket.spend(1)
+        if (wait := bucket.wait(0, time.monotonic())) <= 0:
+            return True
+        if self._held[address] >= _MOST_HELD:
+            return False
+        self._held[address] += 1
+        try:
+            await asyncio.sleep(min(wait, _LONGEST_WAIT))
+        finally:
+            self._held[address] -= 1
+            self._held += Counter()  # removes entries at zero
+        return True
+
+
+async def charged(work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of the work; the processor time that it takes on the event loop is charged to the key of this task."""
+    bucket = _CHARGED.get(None)
+    return await work if bucket is None else await _Charged(work, bucket)
+
+
+class _Charged(Generic[Result]):
+    def __init__(self, work: Coroutine[Any, Any, Result], bucket: TokenBucket) -> None:
+        self._work, self._bucket = work, bucket
+
+    def __await__(self) -> Generator[Any, Any, Result]:
+        step: Callable[[Any], Any] = self._work.send
+        given: Any = None
+        while True:
+            began = time.thread_time()
+            try:
+                awaited = step(given)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+            finally:
+                self._bucket.spend(time.thread_time() - began)
+            try:
+                given = yield awaited
+                step = self._work.send
+            except BaseException as error:  # a cancellation, for the work to see
+                step, given = self._work.throw, error
