@@ -2,8 +2,6 @@
 
 A flood is a coroutine that runs for some seconds and knows only the server's port and a token. It records errors and
 closes in a `Report`, and reconnects at once when it is closed.
-
-    python -m tests.torture.floods NAME PORT TOKEN SECONDS        (prints the report as JSON)
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import contextlib
 import itertools
 import json
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -313,12 +310,6 @@ FLOODS: dict[str, Flood] = {
 }
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run one flood."""
-    name, port, token, seconds = argv
-    run_flood(FLOODS[name], int(port), token, float(seconds))
-
-
 def run_flood(flood: Flood, port: int, token: str, seconds: float) -> None:
     """The body of a process: a flood for so long, then its report on standard output."""
     report = Report()
@@ -330,7 +321,3 @@ async def _run(flood: Flood, port: int, token: str, seconds: float, report: Repo
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds + 30):
             await flood(port, token, time.monotonic() + seconds, report)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

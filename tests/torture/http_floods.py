@@ -1,6 +1,6 @@
 """Hostile clients of the endpoint. A flood knows the endpoint's port and a key, as those of `floods` know a verifier's.
 
-python -m tests.torture.http_floods NAME PORT KEY SECONDS        (prints `ready`, then the report as JSON)
+python -m tests.torture.http_floods NAME PORT KEY SECONDS        (any flood; prints `ready`, then the report as JSON)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.api.large import large_requests
-from tests.torture.floods import Flood, Report, held_open, run_flood
+from tests.torture.floods import FLOODS, Flood, Report, held_open, run_flood
 from tests.torture.raw import PATIENCE, Raw
 
 _MODEL = "target"
@@ -118,13 +118,14 @@ HTTP_FLOODS: dict[str, Flood] = {
     "uncounted fields": _again_and_again(_uncounted_fields, lanes=4),
     "malformed heads": _again_and_again(_malformed_heads, lanes=4, keyed=False),
 }
+EVERY_FLOOD = FLOODS | HTTP_FLOODS
 
 
 def main(argv: Sequence[str]) -> None:
     """Run one flood."""
     name, port, key, seconds = argv
     print("ready", flush=True)
-    run_flood(HTTP_FLOODS[name], int(port), key, float(seconds))
+    run_flood(EVERY_FLOOD[name], int(port), key, float(seconds))
 
 
 if __name__ == "__main__":

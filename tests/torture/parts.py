@@ -13,12 +13,12 @@ from typing import Any
 
 from cloud_verifier.settings import Settings
 from tests.grammar import corpus
-from tests.torture import clients, codes, kills, messages, neighbours_http, schemas, sharing, soak
+from tests.torture import clients, codes, kills, messages, schemas, sharing, soak
 from tests.torture.device import beside, demo_device
 from tests.torture.fake_verifier import BEHAVIOURS
 from tests.torture.fuzz import UNBOUNDED, fuzz
 from tests.torture.neighbour import neighbour, problems
-from tests.torture.neighbours import all_floods
+from tests.torture.neighbours import all_beside
 from tests.torture.server import server
 from tests.torture.tally import Tally
 
@@ -59,18 +59,8 @@ async def _fuzz(options: argparse.Namespace) -> Found:
 
 
 async def _floods(options: argparse.Namespace) -> Found:
-    async with server() as running:
-        results = await all_floods(running, options.seconds, [])
-        problems = [f"{one.flood}: the neighbour's text changed" for one in results if not one.right]
-        problems += [f"{one.flood}: {one.megabytes:.0f} MB" for one in results if one.megabytes > 100]
-        log = len(running.said)
-        problems += log_problems(running.said)
-    return {"floods": [dataclasses.asdict(one) for one in results], "log_bytes": log}, problems
-
-
-async def _neighbours_http(options: argparse.Namespace) -> Found:
     async with server("--slots", str(_SOAKED_SLOTS), "--openai", "0") as running:
-        results = await neighbours_http.all_beside(running, 2 * options.seconds)
+        results = await all_beside(running, options.seconds)
         problems = [problem for one in results for problem in one.problems] + log_problems(running.said)
     return {"floods": [dataclasses.asdict(one) for one in results]}, problems
 
@@ -175,7 +165,6 @@ PARTS: dict[str, Callable[[argparse.Namespace], Awaitable[Found]]] = {
     "fuzz": _fuzz,
     "messages": _messages,
     "floods": _floods,
-    "neighbours_http": _neighbours_http,
     "shares": _shares,
     "overload": _overload,
     "kills": _kills,
