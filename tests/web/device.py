@@ -48,7 +48,7 @@ class Browser:
         assert records is not None
         manifest = kit.device().bundle.manifest
         id, snapshot = next(self._ids), how.pop("snapshot", None)
-        oracle = {"truth": list(truth), "right": right, "seed": id, "heads": vars_of(records.heads)}
+        oracle = {"truth": list(truth), "right": right, "seed": id, "heads": named(records.heads)}
         identities = {"tokenizer": manifest.tokenizer.hash, "drafter": manifest.drafter.weights_id}
         told = {"verifier": verifier, "settings": how, "oracle": oracle, "identities": identities, "eosIds": [EOS]}
         self._turns[id] = asyncio.Queue()
@@ -149,7 +149,7 @@ class Browser:
         await self._process.wait()
 
 
-def vars_of(heads: Any) -> dict[str, int]:
+def named(heads: Any) -> dict[str, int]:
     return {"count": heads.count, "width": heads.width}
 
 
