@@ -1,7 +1,7 @@
 """The web app in Chromium, from a static host that sends no headers: the device in a page, alone and with a verifier.
 
 `MOA_NPM=DIR` names a folder with the archives of `edge_client/tools/web_app.py:PACKAGES`; without it npm gets them.
-`MOA_PICTURES=docs/pictures` writes the documentation's pictures anew. Figures are printed (`pytest -s`).
+`MOA_PICTURES=docs/pictures` writes the pictures anew, `MOA_ROUNDS=50` ends answers so often; `pytest -s` shows figures.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import http.server
 import json
 import os
+import random
 import shutil
 import threading
 import time
@@ -34,7 +35,7 @@ from moa.graph.drafter import run
 from moa.process.listening import Port
 from moa.sampling import SamplingSettings
 from tests.clients.conftest import PATIENCE
-from tests.clients.test_browser import CHROMIUM, STORY, ask, complete, picture, playwright, written
+from tests.clients.test_browser import CHROMIUM, SLOW, STORY, ask, complete, picture, playwright, written
 from tests.edge.serve.pair import SETTINGS, served
 
 NPM = os.environ.get("MOA_NPM", "")
@@ -45,6 +46,8 @@ pytestmark = [
 ]
 FIRST_VISIT = 6.1e6
 """Bytes over the wire with the embedded bundle."""
+ROUNDS = int(os.environ.get("MOA_ROUNDS", "1"))
+"""Of a cut, a reload, a kill and a reload without network."""
 Opened = Callable[..., Any]
 
 
@@ -332,33 +335,41 @@ def test_with_a_verifier_the_text_is_the_targets(opened: Opened, app: Host, clou
     assert cloud.forwards < 0.8 * tokens, "drafts are accepted"
 
 
-def test_a_cut_link_and_a_reload_in_mid_answer_change_nothing(opened: Opened, app: Host, cloud: Cloud) -> None:
+def test_cuts_reloads_and_kills_in_mid_answer_change_nothing(opened: Opened, app: Host, cloud: Cloud) -> None:
     ((_, text),) = device(cloud.url, [STORY], max_new_tokens=128)
     page = opened(app, "online")
     setting(page, "max_tokens", 128)
-    cloud.pause = 0.15
-    try:
-        for reload in (False, True):
+    rng = random.Random(7)
+    for number in range(ROUNDS):
+        for ending in ("cut", "reload", "kill", "reload offline"):
             page.click("#new")
-            page.evaluate("() => { document.querySelector('#status').textContent = ''; }")
+            cloud.pause = SLOW
             ask(page, STORY)
-            written(page, 8)
-            page.context.set_offline(True)
-            page.click("#cut-switch")
-            written(page, 20, ".provisional")
-            picture(page, "web-app")
-            if reload:
+            written(page, rng.randrange(1, len(text) // 2))
+            if ending in ("cut", "reload offline"):
+                page.context.set_offline(True)
+                page.click("#cut-switch")  # Chromium leaves an open websocket alone
+                written(page, 20, ".provisional")
+                if number == 0 and ending == "cut":
+                    picture(page, "web-app")
+            if ending == "cut":
+                page.click("#cut-switch")
+            elif ending == "kill":
+                context = page.context
+                page.close(run_before_unload=False)
+                page = opened(app, "online", context=context)
+                page.click("#conversations .open >> nth=0")
+            else:
                 page.reload()
             page.context.set_offline(False)
-            if not reload:
-                page.click("#cut-switch")
             cloud.pause = 0.0
-            page.wait_for_function(
-                f"() => document.querySelector('.assistant .body')?.textContent.trim() === {json.dumps(text.strip())}"
-            )
-            page.wait_for_function("() => !document.querySelector('.provisional')")
-    finally:
-        cloud.pause = 0.0
+            whole = "(text) => document.querySelector('.assistant .body')?.textContent === text"
+            page.wait_for_function(whole, arg=text)
+            page.wait_for_function("() => !document.querySelector('.provisional, .caret')")
+    page.wait_for_selector("#link[data-state=online]")
+    turns = kept(page)
+    assert [turn["shown"]["text"] for turn in turns] == [text] * 4 * ROUNDS
+    assert all(turn["verified"] for turn in turns)
 
 
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (390, 844), (1280, 720)])

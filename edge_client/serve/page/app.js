@@ -335,6 +335,7 @@ async function look() {
     linkState(status.link, status.detail);
     $("cut-switch").hidden = status.cut === undefined;
     $("connected").checked = !status.cut;
+    $("figures").hidden = status.link === "none";  // all of them are the verifier's
     figures.take(status, performance.now());
   } catch (error) {
     const locked = error instanceof ApiError && error.status === 401;
