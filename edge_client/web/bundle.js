@@ -14,7 +14,10 @@ export async function content({ name, sha256, size }, from = "./") {
     at += piece.length;
   }
   const hash = Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-  if (at !== size || hash !== sha256) throw new Error(`${name} is damaged: load the page again, or build it again`);
+  if (at !== size || hash !== sha256) {
+    for (const cache of await caches.keys()) await (await caches.open(cache)).delete(from + name);
+    throw new Error(`${name} is damaged: load the page again, or build it again`);
+  }
   return bytes;
 }
 

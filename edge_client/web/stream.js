@@ -73,7 +73,7 @@ export function model() { return config.model; }
 export async function status(key = "") {
   if (key !== token) { token = key; result("token", { token }); }
   const about = { demo: config.demo, context: config.context, max_tokens: config.max_tokens };
-  if (failed) throw new ApiError(0, `the drafter could not be loaded: ${failed}`);
+  if (failed) return { link: "broken", detail: failed, ...about };
   if (!loaded) return { link: "connecting", detail: "loading the drafter", ...about };
   const { state, ...figures } = await result("status");
   return { ...figures, ...about, link: LINKS[state], ...(config.verifier && { cut }) };

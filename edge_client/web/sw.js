@@ -5,17 +5,23 @@ const KEPT = /^packed\//;  // named by their contents: those of an older build a
 
 async function install() {
   const cache = await caches.open(VERSION);
-  await Promise.all(Object.entries(FILES).map(async ([file, kind]) => {
+  await Promise.all(Object.keys(FILES).map(async (file) => {
     if (KEPT.test(file)) {
       const old = await caches.match(file);
       if (old) return cache.put(file, old);
     }
-    const response = await fetch(file, { cache: "no-cache" });
-    if (!response.ok) throw new Error(`${file}: ${response.status}`);
-    // The policy comes with each file: a static host sends none, and a worker does not inherit the page's.
-    return cache.put(file, new Response(response.body, { headers: { "Content-Type": kind, "Content-Security-Policy": POLICY } }));
+    return get(cache, file);
   }));
   await self.skipWaiting();
+}
+
+async function get(cache, file) {
+  const response = await fetch(file, { cache: "no-cache" });
+  if (!response.ok) throw new Error(`${file}: ${response.status}`);
+  // The policy comes with each file: a static host sends none, and a worker does not inherit the page's.
+  const kept = new Response(response.body, { headers: { "Content-Type": FILES[file], "Content-Security-Policy": POLICY } });
+  await cache.put(file, kept.clone());
+  return kept;
 }
 
 async function activate() {
@@ -30,5 +36,5 @@ self.addEventListener("fetch", (event) => {
   const { request } = event, url = new URL(request.url);
   const file = url.href.slice(self.registration.scope.length).split(/[?#]/)[0] || "./";
   if (request.method !== "GET" || !url.href.startsWith(self.registration.scope) || !Object.hasOwn(FILES, file)) return;
-  event.respondWith(caches.match(file, { cacheName: VERSION }).then((kept) => kept ?? fetch(request)));
+  event.respondWith(caches.open(VERSION).then(async (cache) => await cache.match(file) ?? get(cache, file)));
 });

@@ -299,6 +299,7 @@ const LINKS = {
   refused: ["refused", "the verifier refused this device"],
   none: ["device only", "there is no verifier: nothing is verified"],
   locked: ["key needed", "the endpoint asks for an API key: see the settings"],
+  broken: ["not loaded", "the drafter could not be loaded"],
   unreachable: ["no endpoint", "the endpoint does not answer"],
 };
 
