@@ -80,9 +80,10 @@ class Conversation:
         if grammar is not None and settings.ignore_eos:
             raise UsageError("a grammar says where the text ends: it cannot be used with ignore_eos")
         with self._turn():
-            compiled = await self._shared.device.grammars.compiled(grammar) if grammar is not None else None
+            grammars = self._shared.device.grammars
+            matcher = await grammars.matcher(grammar, len(context)) if grammar is not None else None
             shell = self._prepare(context, settings, prediction, grammar)
-            shell.worker.matcher = compiled.matcher(len(context)) if compiled is not None else None
+            shell.worker.matcher = matcher
             yield Prompt(ids=context)
             if left_out:
                 yield Notice(message=f"the context is full: the {left_out} oldest messages are no longer sent")

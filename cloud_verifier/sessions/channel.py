@@ -14,8 +14,7 @@ from cloud_verifier.sessions.handshake import answer_hello
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import BYTES_PER_TOKEN
-from moa.grammar.matcher import MATCHER_BYTES, CompiledGrammar
-from moa.grammar.spec import Grammar
+from moa.grammar.matcher import MATCHER_BYTES, Matcher
 from moa.wire.codec import check, decode_client
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.messages import (
@@ -90,11 +89,11 @@ class Channel:
                 case Foresee():
                     self._foresee(message, arrived)
                 case Open():
-                    self._open(message, await self._compiled(message.grammar))
+                    self._open(message, await self._matcher(message, len(message.ids) - message.generated))
                 case Resume():
                     self._resume(message)
                 case Append():
-                    self._append(message, await self._compiled(message.grammar))
+                    self._append(message, await self._matcher(message, message.base + len(message.ids)))
                 case Cancel():
                     session = self._own(message.session)
                     self.service.perform(session, session.cancel(message.round))
@@ -129,12 +128,13 @@ class Channel:
         if not self.welcomed.is_set():
             raise CloseConnection(CloseCode.PROTOCOL_ERROR, "hello was refused") from None
 
-    async def _compiled(self, grammar: Grammar | None) -> CompiledGrammar | None:
-        """The grammar of an opening or a turn. Frames behind it wait, those of other connections do not."""
-        if grammar is None:
+    async def _matcher(self, message: Open | Append, start: int) -> Matcher | None:
+        """What follows the answer of an opening or a turn, which begins at `start`. Frames behind it wait, those of
+        other connections do not."""
+        if message.grammar is None:
             return None
         self._agreed("grammar", "answers that match a grammar")
-        return await self.service.compile(grammar)
+        return await self.service.matcher(message.grammar, start, message.ids if isinstance(message, Open) else ())
 
     # ---- message by message
 
@@ -180,12 +180,12 @@ class Channel:
             if useful:
                 self._meter.give_back(FRAMES)
 
-    def _open(self, message: Open, compiled: CompiledGrammar | None) -> None:
+    def _open(self, message: Open, matcher: Matcher | None) -> None:
         session = self.table.find(message.session, self.principal)
         if session is None:
             if (own := len(self.outbox.sessions)) >= self.limits.max_sessions_per_connection:
                 raise Refusal(Code.LIMIT, f"{own} sessions on this connection", limit="max_sessions_per_connection")
-            session = self.service.open(message, self.principal, self.features, compiled)
+            session = self.service.open(message, self.principal, self.features, matcher)
             self._meter.give_back(FRAMES)
             log.info(
                 "session opened",
@@ -222,13 +222,13 @@ class Channel:
         metrics.resumes.labels("reprefilled" if work else "resumed").inc()
         self.service.prepare(session, [answer] if self.service.draining else [answer, *work])
 
-    def _append(self, message: Append, compiled: CompiledGrammar | None) -> None:
+    def _append(self, message: Append, matcher: Matcher | None) -> None:
         session = self._own(message.session)
         self.service.admit(self.principal, len(message.ids))
-        more = MATCHER_BYTES if compiled is not None and session.matcher is None else 0
+        more = MATCHER_BYTES if matcher is not None and session.matcher is None else 0
         self.table.check_logs(session, BYTES_PER_TOKEN * len(message.ids) + more)
         before = len(session.log)
-        outputs = session.append(message, compiled)
+        outputs = session.append(message, matcher)
         if len(session.log) > before:
             self._meter.give_back(FRAMES)
         self.service.prepare(session, outputs)

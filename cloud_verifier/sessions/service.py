@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import (
@@ -29,7 +29,7 @@ from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.session import PREFILL, Output, Prefill, Run, ServerSession
 from cloud_verifier.sessions.table import SessionTable
 from moa.errors import ConfigError, UsageError
-from moa.grammar.matcher import CompiledGrammar, GrammarCompiler
+from moa.grammar.matcher import GrammarCompiler, Matcher
 from moa.grammar.spec import Grammar
 from moa.token_bucket import TokenBucket
 from moa.wire.codes import CloseCode, Code, Refusal
@@ -147,17 +147,18 @@ class Service:
             )
         budget.spend(tokens)
 
-    async def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """What an answer must match, compiled beside the event loop; a `Refusal` says what is wrong with it."""
+    async def matcher(self, grammar: Grammar, start: int, log: Sequence[int]) -> Matcher:
+        """What follows an answer that begins at `start`, behind what the log has of it; a `Refusal` says what is wrong
+        with its grammar."""
         if self._grammars is None:
             raise Refusal(Code.UNSUPPORTED, "there is no tokenizer here to follow a grammar with")
         try:
-            return await self._grammars.compiled(grammar)
+            return await self._grammars.matcher(grammar, start, log)
         except UsageError as error:
             raise Refusal(Code.GRAMMAR, error.line()) from None
 
     def open(
-        self, message: Open, principal: str, features: Collection[str], compiled: CompiledGrammar | None = None
+        self, message: Open, principal: str, features: Collection[str], matcher: Matcher | None = None
     ) -> ServerSession:
         """A new session, whose prompt is queued to run; a `Refusal` when there is no room for it."""
         tokens = len(message.ids)
@@ -175,7 +176,7 @@ class Service:
             principal=principal,
             features=features,
             now=self.clock(),
-            compiled=compiled,
+            matcher=matcher,
         )
         self.table.check_room(session)
         self.admit(principal, tokens)

@@ -36,7 +36,7 @@ from cloud_verifier.engine.work import (
 from cloud_verifier.sessions.handshake import sampling_settings
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.record_sender import OutgoingRecords
-from moa.grammar.matcher import MATCHER_BYTES, CompiledGrammar
+from moa.grammar.matcher import MATCHER_BYTES, Matcher
 from moa.logprobs import row_bytes
 from moa.wire.codec import chain_hash
 from moa.wire.codes import Code, Refusal
@@ -103,9 +103,9 @@ class ServerSession:
         principal: str = "",
         features: Collection[str] = (),
         now: float = 0.0,
-        compiled: CompiledGrammar | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
-        """`compiled` is the message's grammar."""
+        """`matcher` follows the message's grammar."""
         self.id, self.principal, self._limits = message.session, principal, limits
         self.log = list(message.ids)
         self.round_number = message.round
@@ -137,10 +137,8 @@ class ServerSession:
             eos_ids=frozenset() if message.ignore_eos else eos_ids,
             stop=tuple(message.stop),
         )
-        self.matcher = compiled.matcher(self.rules.start) if compiled is not None else None
+        self.matcher = matcher
         """Follows the grammar of the turn's answer."""
-        if self.matcher is not None and not self.matcher.accepts(self.log):
-            raise Refusal(Code.BAD_MESSAGE, "the generated ids do not match their grammar", session=self.id)
         self._eos_ids = eos_ids
         self._rows = bytearray()
         """Log-probabilities of the log's last tokens."""
@@ -224,7 +222,7 @@ class ServerSession:
             raise Refusal(Code.CONFLICT, "a session of this id is open with another prompt", session=self.id)
         return [Opened(self.id, len(message.ids), self.records.epoch)]
 
-    def append(self, message: Append, compiled: CompiledGrammar | None = None) -> list[Output]:
+    def append(self, message: Append, matcher: Matcher | None = None) -> list[Output]:
         """Start the next turn, whose answer must match a grammar if there is one; a repetition changes nothing."""
         ids, base = message.ids, message.base
         answer = Opened(self.id, base + len(ids), self.records.epoch)
@@ -245,7 +243,7 @@ class ServerSession:
         self.log += ids
         self.finish = ""
         self.logprobs, self._rows = message.logprobs, bytearray()
-        self.matcher = compiled.matcher(len(self.log)) if compiled is not None else None
+        self.matcher = matcher
         self.rules = replace(
             self.rules,
             start=len(self.log),

@@ -48,6 +48,8 @@ MATCHER_BYTES = 2**18
 _STEP_SECONDS, _TOKEN_SECONDS = 0.05, 0.0005
 """Processor time of one look at a text, and for each new token of it: what the limits do not bound, this ends."""
 _DEAR_SECONDS = 0.002
+_PIECE = 64
+"""Tokens of a text between two looks at the time."""
 _JSON = cast("JsonCompileOptions", {**JSON_STYLE, "lenient": False})
 _TRIES = 100
 """Parts of a schema that are compiled to find the place of an error."""
@@ -66,9 +68,17 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
-    async def compiled(self, grammar: Grammar) -> CompiledGrammar:
-        """The same for an event loop, which must not wait."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self.compile, grammar)
+    async def matcher(self, grammar: Grammar, start: int, log: Sequence[int] = ()) -> Matcher:
+        """What follows a text whose answer begins at `start`, behind what the log has of it; made beside the event
+        loop."""
+
+        def made() -> Matcher:
+            matcher = self.compile(grammar).matcher(start)
+            if not matcher._follow(list(log[start:])):
+                raise GrammarError("the answer so far does not match its grammar")
+            return matcher
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, made)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar, or take one that was compiled before; a `GrammarError` says what is wrong with it."""
@@ -98,8 +108,8 @@ def _compiled(tokens: LLTokenizer, grammar: Grammar) -> LLMatcher:
         place = _place(tokens, grammar, found) if grammar.kind == "json_schema" else ""
         raise GrammarError(f"{grammar.kind}{place}: {found}")
     matcher = found
-    if not any(matcher.compute_bitmask()):
-        raise GrammarError(f"{grammar.kind}: it allows no text at all")
+    if not any(matcher.compute_bitmask()) or matcher.is_error():
+        raise GrammarError(f"{grammar.kind}: it allows no text at all {_line(matcher.get_error())}".strip())
     return matcher
 
 
@@ -184,13 +194,19 @@ class Matcher:
             self._matcher.reset()
             same = 0
         new = output[same:]
+        self._raise_error(began)
         if any(token in self._eos_ids for token in new):
             del self._at[same:]
             return False
-        taken = self._matcher.try_consume_tokens(new) if new else 0
-        self._at[same:] = new[:taken]
-        self._raise_error(began, len(new))
-        return taken == len(new)
+        del self._at[same:]
+        for at in range(0, len(new), _PIECE):
+            piece = new[at : at + _PIECE]
+            taken = self._matcher.try_consume_tokens(piece)
+            self._at += piece[:taken]
+            self._raise_error(began, at + taken)
+            if taken < len(piece):
+                return False
+        return True
 
     def _bits(self) -> Bits:
         began = time.thread_time()

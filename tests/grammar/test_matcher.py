@@ -118,6 +118,9 @@ def test_host_and_accelerator_choose_the_same_allowed_token(settings: SamplingSe
         (Grammar("json_schema", "{"), "json_schema"),
         (Grammar.of_schema(False), "object"),
         (Grammar("regex", "(("), "unclosed group"),
+        (Grammar("regex", "[^\\x00-\\x{10FFFF}]"), "no text at all"),
+        (Grammar.of_schema({"$ref": "#"}), "no text at all"),
+        (Grammar("lark", "start: a\na: a"), "no text at all"),
         (Grammar("lark", "start: x"), "lark"),
         (Grammar("regex", "a" * (MAX_BYTES + 1)), "at most"),
         (Grammar("regex", "(" * 100 + ")" * 100), "brackets"),
@@ -157,3 +160,13 @@ def test_a_tokenizer_that_cannot_be_used(broken: Callable[[], str]) -> None:
         GrammarCompiler(broken, size=10, eos_ids=[0]).compile(SCHEMA)
     with pytest.raises(UsageError, match="end token"):
         GrammarCompiler(broken, size=10, eos_ids=[]).compile(SCHEMA)
+
+
+async def test_an_answer_that_has_begun_is_followed_before_it_goes_on(vocabulary: GrammarCompiler) -> None:
+    matcher = await vocabulary.matcher(SCHEMA, 2)
+    begun = matcher.after([7, 8]).forced()
+    assert begun
+    again = await vocabulary.matcher(SCHEMA, 2, [7, 8, *begun])
+    assert (again.after([7, 8, *begun]).allowed() == matcher.after([7, 8, *begun]).allowed()).all()
+    with pytest.raises(GrammarError, match="so far does not match"):
+        await vocabulary.matcher(SCHEMA, 2, [7, 8, 17, 18])
