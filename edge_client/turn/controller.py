@@ -21,7 +21,7 @@ from edge_client.link.estimates import Pace, RoundTrip, Smoothed, Streak
 from moa.speculation.cost import Cost
 from moa.speculation.policy import LevelRates
 from moa.tree import DraftTree, TreeShape
-from moa.wire.messages import Welcome
+from moa.wire.messages import MOST_IN_A_DRAFT, Welcome
 
 WhoDrafts = Literal["auto", "device", "server", "none", "single"]
 
@@ -163,7 +163,10 @@ class Controller:
     def agreed(self, welcome: Welcome) -> None:
         """What this verifier can do, and its limits."""
         self.can_stream, self.can_tree = "stream" in welcome.features, "tree" in welcome.features
-        self.max_nodes, self.max_chain = welcome.limits.max_tree_nodes - 1, welcome.limits.max_chain_tokens - 1
+        limits = welcome.limits
+        self.max_nodes, self.max_chain = (
+            min(most, MOST_IN_A_DRAFT) - 1 for most in (limits.max_tree_nodes, limits.max_chain_tokens)
+        )
 
     def drafted(self, width: int, seconds: float) -> None:
         """One step of the drafter over `width` tokens."""

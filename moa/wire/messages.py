@@ -37,6 +37,8 @@ from msgspec import Meta
 from moa.grammar.spec import Grammar
 from moa.logprobs import MAX_TOP
 
+MOST_IN_A_DRAFT = 4096
+"""Tokens of a draft in a frame, whatever a verifier allows."""
 SessionId = Annotated[bytes, Meta(min_length=16, max_length=16)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Position = Annotated[int, Meta(ge=0, lt=2**31)]

@@ -83,27 +83,6 @@ def test_it_settles_what_the_target_says() -> None:
     assert max(report.timing.batch for report in settled.values()) > 1
 
 
-def test_a_row_that_raises_is_quarantined_and_the_others_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-    leases = [bench.lease(i) for i in range(3)]
-    jobs = [bench.submit(lease, kit.prompt(i, 6), [5]) for i, lease in enumerate(leases)]
-    real = bench.served.target.forward
-
-    def forward(rows: Any) -> Any:
-        if any(list(row.tokens)[:1] == [jobs[1].ids[-1]] and len(row.tokens) == 2 for row in rows):
-            raise RuntimeError("a kernel failed")
-        return real(rows)
-
-    monkeypatch.setattr(bench.served.target, "forward", forward)
-    bench.run()
-    assert {report.job for report in bench.of(Settled)} == {jobs[0], jobs[2]}
-    (failed,) = bench.of(Failed)
-    assert failed.job is jobs[1]
-    bench.work.release(leases[1])
-    bench.run()
-    assert bench.served.target.pool.free == kit.SETTINGS.slots - 2
-
-
 def test_a_prompt_that_raises_is_quarantined_too(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     good, bad = bench.lease(1), bench.lease(2)
@@ -131,19 +110,6 @@ def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(monk
     bench.engine.turn(0)
     assert bench.engine._metrics.forward_seconds.labels("prompt")._sum.get() == 3.0
     assert bench.engine.alive_at == 3.0
-
-
-def test_records_that_cannot_be_made_cost_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-
-    def project(*_: Any) -> Any:
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(bench.served.drafter, "project", project)
-    bench.submit(bench.lease(0), kit.prompt(0, 20), [5])
-    bench.run()
-    assert len(bench.of(Settled)) == 1
-    assert bench.of(Recorded) == bench.of(Failed) == []
 
 
 def test_a_verdict_comes_before_the_records_of_its_tokens_and_prompts_newest_first() -> None:

@@ -9,6 +9,8 @@ import pytest
 from edge_client.link.estimates import RoundTrip, Smoothed
 from edge_client.turn.controller import Controller, Usefulness
 from moa.tree import DraftTree
+from moa.wire import Refusal, decode_client, encode
+from moa.wire.messages import Verify, Welcome, WireLimits
 
 
 def measured(*, rtt: float, forward: float, step: float, accepted: int, depth: int = 8, **how: object) -> Controller:
@@ -24,6 +26,16 @@ def measured(*, rtt: float, forward: float, step: float, accepted: int, depth: i
 
 def test_a_slow_link_and_a_server_that_drafts() -> None:
     assert measured(rtt=0.2, forward=0.02, step=0.002, accepted=4).plan(200).draft == "server"
+
+
+def test_no_draft_is_larger_than_a_frame_may_carry() -> None:
+    limits = WireLimits(2**20, 8192, 8192, 4096, max_tree_nodes=2**20, max_chain_tokens=2**20)
+    controller = Controller()
+    controller.agreed(Welcome(2, ["tree"], "", "", "", "", "", 128, [2], limits))
+    for most in (controller.max_nodes, controller.max_chain):
+        assert decode_client(encode(Verify(bytes(16), 1, 0, [5] * (most + 1)))), "node 0 is the pending token"
+        with pytest.raises(Refusal):
+            decode_client(encode(Verify(bytes(16), 1, 0, [5] * (most + 2))))
 
 
 def test_on_the_same_machine_the_device_drafts() -> None:
