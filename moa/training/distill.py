@@ -66,6 +66,16 @@ PAPER = DistillSettings(loss_weight=0.1, feature_weight=1.0, staircase=True, anc
 
 TOKENS_AT_ONCE = 2048
 """Tokens per LSA chunk with gradient checkpointing."""
+TOKENS_STEP = 256
+"""Numbers of tokens that LSA is run for are multiples of this, or all."""
+
+
+def in_steps(read: Tensor) -> Tensor:
+    """`read` with more positions, up to a multiple of `TOKENS_STEP`: a CPU's bf16 kernels keep memory for every shape
+    that they have seen, and without this each step brings a new one. No query sees the additional records."""
+    flat = read.flatten()
+    more = (~flat).nonzero().flatten()[: -int(flat.sum()) % TOKENS_STEP]
+    return flat.index_fill(0, more, True).view_as(read)
 
 
 class Distillation:
@@ -121,7 +131,7 @@ class Distillation:
         tokens = additive(token_mask(batch, latest if stairs else None, device=device)).unsqueeze(1)
         records: tuple[Tensor, ...] = ()
         if drafter.config.use_ca and seen.any():
-            rows = self._records(lesson, positions, seen.any(1))
+            rows = self._records(lesson, positions, in_steps(seen.any(1)))
             records = *rows, additive(seen).unsqueeze(1)
         ids = torch.from_numpy(batch.ids).to(device)
         past = drafter.empty_rows(ids)

@@ -87,8 +87,12 @@ class _ThroughHead(torch.autograd.Function):
         # Tables of one vocabulary may be padded differently.
         size = min(len(own.head), len(their.head))
         head, goal_head, cap = own.head[:size].to(lower), their.head[:size].to(lower), own.logit_softcap
-        rows = max(1, _CHUNK.get(device, _CHUNK["cuda"]) // size)
+        count = len(mine)
+        rows = max(1, min(count, _CHUNK.get(device, _CHUNK["cuda"]) // size))
         losses, agreed, shared, gradients = [], [], [], []
+        # The last chunk is as large as the others: a CPU's bf16 kernels keep memory for every shape.
+        missing = -count % rows
+        mine, theirs = F.pad(mine, (0, 0, 0, missing)), F.pad(theirs, (0, 0, 0, missing))
         with torch.autocast(device, enabled=False):
             for x, y in zip(mine.detach().to(lower).split(rows), theirs.to(lower).split(rows), strict=True):
                 logits, goal = F.linear(x, head).float(), F.linear(y, goal_head).float()
@@ -103,12 +107,12 @@ class _ThroughHead(torch.autograd.Function):
                         slope = slope * (1 - (logits / cap) ** 2)
                     gradients.append(slope.to(lower) @ head)
         none = mine.new_zeros(0, dtype=torch.float32)
-        agree = torch.cat(agreed).float() if agreed else none
-        overlap = torch.cat(shared) if shared else none.clone()
+        agree = torch.cat(agreed)[:count].float() if agreed else none
+        overlap = torch.cat(shared)[:count] if shared else none.clone()
         ctx.mark_non_differentiable(agree, overlap)
         ctx.dtype = mine.dtype
-        ctx.save_for_backward(torch.cat(gradients) if gradients else torch.zeros_like(mine))
-        return torch.cat(losses) if losses else none.clone(), agree, overlap
+        ctx.save_for_backward(torch.cat(gradients)[:count] if gradients else torch.zeros_like(mine[:count]))
+        return torch.cat(losses)[:count] if losses else none.clone(), agree, overlap
 
     @staticmethod
     @once_differentiable
