@@ -158,6 +158,7 @@ def _link_to(address: str, settings: ClientSettings, device: Device) -> Verifier
             tokenizer=manifest.tokenizer.hash,
             target=manifest.target.facts.weights_id,
             drafter=manifest.drafter.weights_id,
+            records=manifest.records is not None,
         ),
         tls=tls_context(settings.tls_ca) if address.startswith("wss://") else None,
         connect_seconds=settings.connect_seconds,

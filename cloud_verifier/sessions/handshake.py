@@ -22,11 +22,12 @@ def answer_hello(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context
         raise Refusal(Code.TOKENIZER, "the target here has another tokenizer than this client's drafter")
     if hello.target and facts.target and hello.target != facts.target:
         raise Refusal(Code.TARGET, "another target is served here")
-    records, notices = facts.records, []
-    if records is None:
+    wanted, notices = "records" in hello.features, []
+    fitting = not (hello.drafter and facts.drafter) or hello.drafter == facts.drafter
+    records = facts.records if wanted and fitting else None
+    if wanted and facts.records is None:
         notices.append("no_records: this verifier has no drafter to make activation records with")
-    elif hello.drafter and facts.drafter and hello.drafter != facts.drafter:
-        records = None
+    elif wanted and not fitting:
         notices.append("drafter_mismatch: tokens are verified, but activation records would not fit this drafter")
     lacking = {"records": records is None, "tree": not facts.trees, "grammar": not facts.grammars}
     features = agree_features(hello.features, without=[name for name, lacks in lacking.items() if lacks])
@@ -41,7 +42,7 @@ def answer_hello(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context
         vocab_size=facts.vocab_size,
         eos_ids=list(facts.eos_ids),
         limits=wire_limits(limits, max_context_tokens=max_context),
-        records=records if "records" in features else None,
+        records=records,
         notices=notices,
     )
 

@@ -377,11 +377,12 @@ class _Connect(connect):
         return exc
 
 
-def hello(*, client: str, tokenizer: str, target: str, drafter: str) -> Hello:
-    """The first message: versions, features, and the identities of drafter and tokenizer."""
+def hello(*, client: str, tokenizer: str, target: str, drafter: str, records: bool = True) -> Hello:
+    """The first message: versions, features, and the identities of drafter and tokenizer; `records`: the drafter reads
+    activation records."""
     return Hello(
         versions=list(PROTOCOL_VERSIONS),
-        features=sorted(FEATURES),
+        features=sorted(FEATURES if records else FEATURES - {"records"}),
         client=client,
         tokenizer=tokenizer,
         target=target,

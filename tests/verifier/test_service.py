@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from edge_client.link.websocket import hello
 from moa import records
 from moa.wire import ClientSession
 from moa.wire.messages import (
@@ -92,6 +93,18 @@ async def test_another_drafter_gets_tokens_but_no_records() -> None:
         await _rest(edge, session)
         assert session.log[len(IDS) :] == kit.generated(IDS, 4)
         assert edge.rows == []
+
+
+async def test_a_drafter_that_reads_no_records_gets_no_notice_about_them() -> None:
+    async with kit.verifier() as running, kit.connection(running) as raw:
+        edge = kit.Client(raw)
+        asked = hello(client="", tokenizer="", target="", drafter="another", records=False)
+        assert "records" not in asked.features
+        await edge.send(asked)
+        welcome = await edge.receive()
+        assert isinstance(welcome, Welcome)
+        assert welcome.records is None
+        assert welcome.notices == []
 
 
 async def test_open_and_verify_may_be_sent_in_one_breath() -> None:
