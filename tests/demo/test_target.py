@@ -11,7 +11,6 @@ from demo import held_out
 from demo.corpus import talk
 from demo.skills import Example, is_right
 from edge_client.cli import bench, demo
-from edge_client.tools import startup
 from moa.demo import paths
 from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Target
@@ -60,7 +59,7 @@ def test_every_printed_prompt_is_known() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
     printed = set(re.findall(r'(?:generate\(|edge-client (?:generate|audit)[a-z -]* )"([^"]+)"', pages))
     assert "What is 17 plus 25?" in printed
-    assert {*printed, *bench._PROMPTS, *demo._PROMPTS, demo._CUT_PROMPT, startup._PROMPT} == set(PRINTED)
+    assert {*printed, *bench._PROMPTS, *demo._PROMPTS, demo._CUT_PROMPT} == set(PRINTED)
 
 
 @pytest.mark.parametrize("expected", [PRINTED, TYPED], ids=["printed", "typed"])
