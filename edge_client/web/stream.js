@@ -27,7 +27,10 @@ async function start() {
   await controlled();
   const made = new Worker(script("worker.js"), { type: "module" });
   made.onmessage = ({ data }) => waiting.get(data.id)?.(data);
-  made.onerror = ({ message }) => { failed = message || "its program could not be loaded"; };
+  made.onerror = ({ message }) => {
+    failed = message || "its program could not be loaded";
+    for (const take of [...waiting.values()]) take({ error: { message: failed, status: 0 } });
+  };
   return made;
 }
 
@@ -64,6 +67,9 @@ async function* call(name, more = {}) {
 
 const result = async (name, more) => (await call(name, more).next()).value;
 
+// A call whose answer does not matter.
+const tell = (name, more) => { if (loaded) result(name, more).catch(() => {}); };
+
 const opened = result("open", { config, token }).then(() => { loaded = true; }, (error) => { failed = error.message; });
 
 // ---- what the page asks for
@@ -71,7 +77,7 @@ const opened = result("open", { config, token }).then(() => { loaded = true; }, 
 export function model() { return config.model; }
 
 export async function status(key = "") {
-  if (key !== token) { token = key; result("token", { token }); }
+  if (loaded && key !== token) tell("token", { token: token = key });
   const about = { demo: config.demo, context: config.context, max_tokens: config.max_tokens };
   if (failed) return { link: "broken", detail: failed, ...about };
   if (!loaded) return { link: "connecting", detail: "loading the drafter", ...about };
@@ -86,7 +92,6 @@ export async function setLink(connected) {
 
 export async function* chunks({ body, id = "", signal, started = () => {} }) {
   const turn = id || crypto.randomUUID();
-  if (!id) started(turn);
   navigator.storage?.persist?.();
   signal.addEventListener("abort", () => stop(turn), { once: true });
   await opened;
@@ -94,13 +99,18 @@ export async function* chunks({ body, id = "", signal, started = () => {} }) {
   // One tab answers a turn; another one that shows it waits for its end.
   const release = await lock(turn);
   try {
-    yield* id ? call("takeUp", { turn }) : call("begin", { turn, request: { messages: body.messages, settings: settings(body) } });
+    if (signal.aborted) return;
+    const request = body && { messages: body.messages, settings: settings(body) };
+    for await (const chunk of id ? call("takeUp", { turn }) : call("begin", { turn, request })) {
+      if (chunk.kept) started(turn);
+      else yield chunk;
+    }
   } finally {
     release();
   }
 }
 
-export async function stop(turn) { await result("stop", { turn }); }
+export function stop(turn) { tell("stop", { turn }); }
 
 function settings({ max_tokens, temperature, top_p, seed, moa }) {
   const given = { maxNewTokens: max_tokens ?? config.max_tokens, temperature, topP: top_p, seed: seed ?? (temperature ? random() : undefined),
@@ -125,7 +135,6 @@ navigator.getBattery?.().then((found) => { battery = found; }, () => {});
 // No guesses ahead on a low battery, or where data is saved: they cost both.
 function sparing() { return Boolean(navigator.connection?.saveData || (battery && !battery.charging && battery.level < 0.2)); }
 
-const tell = (name) => { if (loaded) result(name); };
 addEventListener("online", () => tell("awake"));
 addEventListener("pageshow", () => tell("awake"));
 addEventListener("pagehide", () => tell("hidden"));

@@ -61,6 +61,8 @@ function forget(device, conversation) {
 
 async function begin({ id, turn, request }) {
   const device = await ready;
+  await device.turns.put({ id: turn, request, done: false, verified: false, at: Date.now() });
+  post(id, { kept: true });
   const ids = device.codec.encode(device.codec.render(request.messages));
   const conversation = conversationFor(device, ids);
   await run(device, { id, turn, conversation, chunks: new Chunks() }, () => conversation.generate(ids, request.settings));
@@ -71,12 +73,10 @@ async function takeUp({ id, turn }) {
   const device = await ready;
   const kept = await device.turns.get(turn);
   if (!kept) throw Object.assign(new Error("this answer is no longer kept"), { status: 404 });
+  if (!kept.snapshot) return begin({ id, turn, request: kept.request });  // killed before its first token
   const chunks = new Chunks(kept.shown);
   post(id, chunks.replay());
-  if (kept.done && (kept.verified || device.client.link?.state !== "up")) {
-    post(id, chunks.state.end);
-    return;
-  }
+  if (kept.done && (kept.verified || device.client.link?.state !== "up")) return post(id, chunks.state.end);
   const conversation = device.client.conversation(kept.snapshot);
   try {
     await run(device, { id, turn, conversation, chunks }, () => (kept.done ? conversation.recheck() : conversation.resume()));

@@ -325,10 +325,13 @@ def test_a_click_to_the_first_token_offline(opened: Opened, alone: Host) -> None
 def test_a_page_that_is_killed_in_mid_answer_goes_on(opened: Opened, alone: Host) -> None:
     page = opened(alone, "none")
     whole = answer(page, STORY)
-    for ending in ("reload", "kill"):
+    for ending in ("at once", "reload", "kill"):
         page.click("#new")
         ask(page, STORY)
-        written(page, 12)
+        if ending == "at once":
+            page.wait_for_selector(".assistant")
+        else:
+            written(page, 12)
         if ending == "kill":
             context = page.context
             page.close(run_before_unload=False)

@@ -187,6 +187,7 @@ async function write(conversation, node, how) {
   const work = { abort: new AbortController(), node, conversation, answer: live };
   running.set(node.id, work);
   node.state = "running";
+  keep(conversation);
   buttons();
   list();
   say("Answering");
@@ -411,7 +412,7 @@ async function start() {
   for (const conversation of conversations) {
     for (const node of Object.values(conversation.nodes)) {
       if (node.state !== "running") continue;
-      if (node.stream) { write(conversation, node); } else { node.state = "done"; node.error = "the page closed before the answer began: ask again"; }
+      write(conversation, node, { onward: Boolean(node.before) });  // one that the page closed before has no stream yet: it is asked for again
     }
   }
   setInterval(() => { if (!document.hidden) look(); }, 1000);
