@@ -146,8 +146,8 @@ DRAFTER_COURSES = (
     ),
 )
 """The embedded drafter came the way of the first two courses. Of the first, its first 480 steps ran beside earlier
-stages of the target, which are not kept: a repetition learns from the finished target throughout. The target's
-`everyday` and `settle`, and the drafter's after them, went on from these weights (docs/log)."""
+stages of the target, which are not kept: a repetition learns from the finished target throughout. `everyday`,
+`settle` and `revise` go on from the embedded weights, which do not have them (docs/log)."""
 
 
 def plan() -> str:
