@@ -43,4 +43,3 @@ async def test_answers_are_the_same_and_valid_however_they_are_drafted_and_cut()
     total = sum(checked.counts.values(), Counter())
     assert total["finished"] > total["unfinished"]
     assert total["cuts"]
-    assert total["provisional"]
