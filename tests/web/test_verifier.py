@@ -59,7 +59,7 @@ async def test_the_text_is_the_targets(way: str, sampling: dict[str, Any], promp
         for seed in range(prompts):
             ids = verifier_kit.prompt(seed, 12)
             expected = truth(ids, sampling)
-            settings = {**WAYS[way], **camel(sampling), "maxNewTokens": COUNT}
+            settings = {**WAYS[way], **camel(sampling), "maxNewTokens": COUNT, "offlineAfter": 20.0}
             id = await page.client(running.transport.url, [*ids, *expected], **settings)
             reader = await transcribe(page, id, ids, kit.Transcript())
             assert reader.tokens == expected
@@ -74,7 +74,7 @@ async def test_the_text_is_the_targets(way: str, sampling: dict[str, Any], promp
 async def test_turns_of_a_conversation_share_a_session() -> None:
     async with kit.verifier() as running, browser() as page:
         ids = verifier_kit.prompt(1, 12)
-        id = await page.client(running.transport.url, ids, maxNewTokens=10)
+        id = await page.client(running.transport.url, ids, maxNewTokens=10, offlineAfter=20.0)
         for _ in range(3):
             reader = await transcribe(page, id, ids, kit.Transcript())
             assert reader.tokens == verifier_kit.generated(ids, 10)
@@ -160,7 +160,9 @@ async def test_a_turn_that_is_cancelled() -> None:
     async with kit.verifier() as running, browser() as page:
         ids = verifier_kit.prompt(2, 12)
         expected = truth(ids, {})
-        id = await page.client(running.transport.url, [*ids, *expected], maxNewTokens=COUNT, draft="single")
+        id = await page.client(
+            running.transport.url, [*ids, *expected], maxNewTokens=COUNT, draft="single", offlineAfter=20.0
+        )
         reader = kit.Transcript()
         async for event in page.turn(id, ids):
             reader.take(event)
