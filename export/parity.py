@@ -15,6 +15,7 @@ from moa.errors import MoaError
 from moa.tree import ancestors
 
 TOLERANCE = 1e-4
+"""Of the largest number of an output, where that is above one: float32 keeps so many digits, not so many decimals."""
 # (tokens, queries, past, records): no past, no records, one of each, sizes the trace did not see
 _SIZES = (
     (1, 1, 0, 0),
@@ -51,8 +52,12 @@ def random_steps(
         )
 
 
+def _difference(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    return float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
+
+
 def parity(reference: TorchRunner, model: Path, vocabulary: int, draft_to_target: NDArray[np.int64] | None) -> float:
-    """Largest difference of a logit or a new cache row; raises above the tolerance."""
+    """Largest difference of a logit or a new cache row, as `TOLERANCE` counts it; raises above that."""
     beside = model.with_name("parity.onnx")
     proto = onnx.load(model, load_external_data=False)
     proto.graph.output.append(onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, None))
@@ -64,9 +69,8 @@ def parity(reference: TorchRunner, model: Path, vocabulary: int, draft_to_target
             wanted, rest = reference.logits(step)
             *_, logits = found = runner.run(step)
             chosen = wanted.numpy() if draft_to_target is None else wanted.numpy()[:, draft_to_target]
-            differences = [np.abs(logits[0] - chosen).max()]
-            differences += [np.abs(a[0] - b).max() for a, b in zip(found[2:-1], rest, strict=True) if b.size]
-            worst = max(worst, *map(float, differences))
+            pairs = [(logits[0], chosen), *((a[0], np.asarray(b)) for a, b in zip(found[2:-1], rest, strict=True))]
+            worst = max(worst, *(_difference(a, b) for a, b in pairs if b.size))
     finally:
         beside.unlink()
     if not worst <= TOLERANCE:

@@ -135,6 +135,14 @@ def test_an_independent_drafter_needs_no_records(pair: Pair, tmp_path: Path) -> 
     assert not [v.name for v in OrtRunner(path, source.spec).session.get_inputs() if v.name.startswith("record")]
 
 
+def test_large_logits_may_differ_by_their_last_digits(pair: Pair, tmp_path: Path) -> None:
+    """A trained model's numbers are larger than random ones, and so is float32's rounding."""
+    source = load_source(str(pair.target), f"independent:{save_tiny('llama', tmp_path / 'small')}")
+    with torch.no_grad():
+        source.shared.head.mul_(2.0**14)
+    assert parity(TorchRunner(source, 8), saved(workshop(source, tmp_path)), source.vocabulary, None) <= TOLERANCE
+
+
 def test_a_sibling_with_records_is_exported_too(pair: Pair, tmp_path: Path) -> None:
     """A body of another family and width, with its own embedding and head."""
     body = load_model(save_tiny("qwen3", tmp_path / "sibling", num_hidden_layers=2, hidden_size=32, seed=5))
