@@ -26,7 +26,7 @@ from moa.wire.messages import Error
 _LEAST_PAUSE = 1.0
 """Seconds between two attempts, however often the user asks for one."""
 _SETTLED_SECONDS = 5.0
-"""A connection that lasted this long has worked; a shorter one counts as a failed attempt."""
+"""A connection that lasted this long, or brought tokens, has worked; another one counts as a failed attempt."""
 _FINAL = frozenset({"unauthorized", Code.VERSION, Code.TOKENIZER, Code.TARGET})
 """Wrong credentials, a wrong pair, a wrong version: the same attempt fails until somebody changes something."""
 _HINTS = {
@@ -53,6 +53,8 @@ class Dialling:
     _ended_at: float = float("-inf")
     _up_since: float | None = None
     _asked_wait: float = 0.0
+    _won: bool = False
+    """Whether the connection has brought tokens."""
 
     def due(self) -> float | None:
         """When the next attempt may begin; None: not before `new_turn`, or while cut off."""
@@ -62,6 +64,10 @@ class Dialling:
         """The verifier has sent its welcome."""
         self._up_since, self.last_error = now, None
 
+    def won(self) -> None:
+        """Tokens arrived: however soon the connection ends, the next one may begin at once."""
+        self._won = True
+
     def goaway(self, seconds: float) -> None:
         """The verifier is about to stop, and asked us to wait for this long."""
         self._asked_wait = seconds
@@ -70,8 +76,9 @@ class Dialling:
         """An attempt failed, or a connection ended."""
         if self._up_since is not None:
             self.down_since = now
-            if now - self._up_since >= _SETTLED_SECONDS:
+            if self._won or now - self._up_since >= _SETTLED_SECONDS:
                 self.retry.progressed()
+        self._won = False
         self._up_since, self.last_error, self._ended_at = None, error, now
         self.failures += 1
         if isinstance(error, RemoteError) and error.code in _FINAL:

@@ -38,6 +38,7 @@ from moa.wire.messages import (
     Open,
     ServerMessage,
     Stream,
+    Verdict,
     Verify,
     Welcome,
 )
@@ -353,6 +354,8 @@ class VerifierLink:
             self._asking.pop(session, None)
         if isinstance(message, Activations):
             self.flow.arrived(len(message.payload), arrived)
+        elif isinstance(message, Verdict) or getattr(message, "tokens", None) or getattr(message, "tail", None):
+            self.dialling.won()
         box = self._mailboxes.get(session)
         if box is None:
             self._throw_away(message)

@@ -30,9 +30,12 @@ from moa.wire.messages import (
     Hello,
     Open,
     Opened,
+    Resumed,
     Sampling,
     ServerMessage,
     Stream,
+    StreamTokens,
+    Verdict,
     Verify,
 )
 from tests.edge import kit
@@ -320,6 +323,28 @@ async def test_a_round_that_the_verifier_cannot_read_costs_its_session_only() ->
             async with asyncio.timeout(30):
                 while link.connections < 2:
                     await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("message", "longest"),
+    [
+        (Verdict(b"n" * 16, 1, 1, [0], 5), 1.0),
+        (StreamTokens(b"n" * 16, 1, 1, [5]), 1.0),
+        (Resumed(b"n" * 16, "resumed", tail=[5]), 1.0),
+        (StreamTokens(b"n" * 16, 1, 1, [], True), 16.0),
+        (Resumed(b"n" * 16, "resumed"), 16.0),
+    ],
+    ids=["verdict", "tokens", "tail", "no tokens", "no tail"],
+)
+def test_a_connection_that_brings_tokens_is_followed_by_another_at_once(message: Any, longest: float) -> None:
+    """However soon it is cut: a link that is cut after every 800 bytes would rest for 5 s after each token."""
+    dialling = Dialling(Retry(1.0, 64.0, jitter=lambda: 1.0))
+    link = VerifierLink(Endpoint(url="ws://127.0.0.1:9", hello=HELLO), dialling)
+    for now in range(0, 500, 100):
+        dialling.welcomed(now)
+        link.take(now, message, 10)
+        dialling.ended(LinkError("cut"), now)
+    assert dialling.retry.not_before == now + longest
 
 
 async def test_a_pause_ends_when_the_user_asks_for_a_connection() -> None:
