@@ -125,15 +125,16 @@ def _widen_head(target: Target) -> None:
 def warm_up(target: Target, most: int, *, seconds: float = _WARM_SECONDS) -> None:
     """Have oneDNN make its kernels for every number of tokens up to `most` now, small ones first: else the first
     requests wait for them, and memory grows for hours, whenever a number comes up for the first time. Kernels of one
-    layer serve all. A large target on a slow machine does as much of it as there are `seconds` for."""
+    layer serve all. A large target on a slow machine does as much of it as there are `seconds` of
+    processor time for: on a busy machine, too, the kernels are there when the port opens."""
     if target.device.type != "cpu" or not target.packed:
         return
-    until = time.monotonic() + seconds
+    until = time.process_time() + seconds
     hidden = torch.zeros(most, target.head_weight.shape[1], dtype=target.dtype)
     slot = target.pool.acquire()
     try:
         for tokens in sizes_up_to(min(most, target.pool.capacity, PAGE * target.pool.pages)):
-            if time.monotonic() > until:
+            if time.process_time() > until:
                 break
             target.run_first_layer([Row.chain(slot, [0] * tokens, judged="none")])
             target.most_likely(hidden[:tokens])

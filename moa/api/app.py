@@ -213,7 +213,7 @@ class Api:
         while True:
             await asyncio.sleep(_TRIM_SECONDS)
             if self._large:
-                self._large = False
+                self._large = self._counted.running > 0  # they will leave more behind
                 await asyncio.to_thread(give_back_free_memory)
 
     async def _correct_all(self) -> None:
