@@ -7,6 +7,7 @@ device, by the server, through cuts, and by the device alone.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -30,6 +31,7 @@ from moa import demo
 from moa.config import DrafterConfig
 from moa.model.checkpoint import new_drafter
 from moa.model.loading import load_model
+from moa.model.target import Target
 from tests.edge.kit import Transcript, export_drafter
 from tests.grammar.corpus import Schema
 from tests.tiny import tiny
@@ -105,8 +107,10 @@ class Checked:
     async def pair(self, pair: Pair, schemas: Sequence[Schema]) -> None:
         """Answer all schemas in all ways."""
         settings = Settings(port=0, slots=4 * _LANES, kv_tokens=_LANES * 1024, device="cpu", dtype="float32")
+        known = pair.served.target  # with slots of its own: a verifier that ends keeps those of its sessions
+        target = Target.from_model(known.model, slots=settings.slots, capacity=512, folder=known.folder)
         async with (
-            Verifier(pair.served, settings).open() as running,
+            Verifier(dataclasses.replace(pair.served, target=target), settings).open() as running,
             LinkProxy("127.0.0.1", running.transport.port) as link,
         ):
             for sampled, sampling in _SAMPLINGS.items():
