@@ -33,9 +33,8 @@ class Experiment:
 _ON_REQUEST = (
     Experiment("acceptance_long", "tokens won per verification, with room for sixteen", "drafters.acceptance", 2,
                {"shapes": ["long-chain"], "temperatures": [0.0]}),
-    Experiment("drafters_natural", "drafters of equal training on natural text, by kind", "drafters.natural", 8),
-    Experiment("drafters_witness", "the same on a real model: see benchmarks.witness", "drafters.natural", 30,
-               {"witness": True, "per_kind": 34}),
+    Experiment("drafters_witness", "drafters of equal training on a real model: see benchmarks.witness",
+               "drafters.witness", 5),
     Experiment("speed_auto", "as deep as it pays beside plain decoding, on one machine", "drafters.speed", 8,
                {"ways": ["auto"], "repeats": 5}),
     Experiment("server_load", "the verifier under load", "server.load", 3),

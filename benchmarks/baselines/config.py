@@ -11,8 +11,9 @@ from typing import Any, Literal, Self, get_args
 from moa.config import TargetFacts
 from moa.errors import ConfigError, UsageError
 
-Kind = Literal["eagle2", "eagle3"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = Literal["eagle2", "eagle3", "anyhow"]
+KINDS: tuple[Kind, ...] = ("eagle2", "eagle3")
+"""Those that the engine drafts with; `anyhow` is an experiment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,8 @@ class BaselineConfig:
     """Baselines have no confidence head; the trainer reads this."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"baseline config: kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        if self.kind not in get_args(Kind):
+            raise ConfigError(f"baseline config: kind must be one of {', '.join(get_args(Kind))}, not {self.kind!r}")
         for name in ("hidden_size", "heads", "kv_heads", "intermediate_size", "vocab_size", "target_layers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"baseline config: {name} must be at least 1, not {getattr(self, name)}")
@@ -73,8 +74,8 @@ class BaselineConfig:
         """Read `config.json`, and refuse a drafter of another target."""
         values = read_config(folder)
         kind = values.pop("model_type", None)
-        if kind not in KINDS:
-            raise ConfigError(f"{folder}: model_type is {kind!r}, a baseline's is one of {', '.join(KINDS)}")
+        if kind not in get_args(Kind):
+            raise ConfigError(f"{folder}: model_type is {kind!r}, a baseline's is one of {', '.join(get_args(Kind))}")
         try:
             config = cls(kind=kind, **values)
         except TypeError as error:

@@ -65,7 +65,7 @@ class BaselineModel(nn.Module):
         )
 
 
-BESIDE_TARGET = ("layer_self_attention.", "Ekv2E.", "final_state.", "tap_norms.", "fuse.")
+BESIDE_TARGET = ("layer_self_attention.", "Ekv2E.", "final_state.", "tap_norms.", "fuse.", "absent")
 """Parts that run on the server, beside the target."""
 
 

@@ -67,7 +67,8 @@ PRESETS: dict[str, Preset] = {
     "eagle2-kl-feature": Preset(
         "EAGLE-2, KL + smooth-L1", kind="eagle2", distill=replace(PUBLIC_LOSS, loss_weight=1.0)
     ),
-    "eagle3": Preset("EAGLE-3.1, 7 steps of training-time test", kind="eagle3"),
+    "eagle3": Preset("EAGLE-3.1, 7 steps of training-time test from every 7th token", kind="eagle3"),
+    "anyhow": Preset("EAGLE-3.1 with states that may be late or absent", kind="anyhow"),
     "independent": Preset("independent: the body without records, KL", kind="independent"),
     # What the drafter is made of.
     "moa0-final-state": Preset("with the target's final state", shape={"final_state": True}),
@@ -128,12 +129,12 @@ def build(
     given."""
     chosen = preset(name)
     if start:
-        shape = {**shape, "layers": len(start)}
+        shape = {**shape, "layers": len(start), "scaled_embedding": True}
     like = moa_config(facts, {**shape, "tli": 0})
     size = parameter_count(new_drafter(like, target), device_only=True)
     teacher = teacher or Teacher(target)
     settings = _changed(chosen.distill, distill) if chosen.kind == "moa" else chosen.distill
-    if chosen.kind == "eagle2" or chosen.kind == "eagle3":
+    if chosen.kind in ("eagle2", "eagle3", "anyhow"):
         model = _eagle(chosen.kind, like, size, target, facts)
         return model, training_task(model, teacher, settings, seed)
     if chosen.kind == "moa":

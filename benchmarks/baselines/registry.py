@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from benchmarks.baselines.chains import ANYHOW, ChainTraining
 from benchmarks.baselines.config import KINDS, BaselineConfig, Kind, read_config
 from benchmarks.baselines.eagle import PUBLIC_LOSS, Eagle, EagleTraining
-from benchmarks.baselines.eagle3 import Eagle3, Eagle3Training, TappedTarget
+from benchmarks.baselines.eagle3 import Anyhow, Eagle3, TappedTarget
 from benchmarks.baselines.features import FeatureBaseline
 from benchmarks.baselines.layers import BaselineModel, parameter_count
 from moa.bundle import Bundle
@@ -29,7 +30,7 @@ from moa.model.target import Target
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.teacher import Teacher
 
-_MODELS: dict[Kind, type[BaselineModel]] = {"eagle2": Eagle, "eagle3": Eagle3}
+_MODELS: dict[Kind, type[BaselineModel]] = {"eagle2": Eagle, "eagle3": Eagle3, "anyhow": Anyhow}
 
 
 def new_baseline(config: BaselineConfig, target: PreTrainedModel) -> BaselineModel:
@@ -63,8 +64,10 @@ def training_task(
     """A drafter's training objective; without settings, its authors' recipe."""
     if isinstance(model, Eagle):
         return EagleTraining(model, teacher, settings or PUBLIC_LOSS, seed)
+    if isinstance(model, Anyhow):
+        return ChainTraining(model, teacher, settings or DistillSettings(), seed, ANYHOW)
     if isinstance(model, Eagle3):
-        return Eagle3Training(model, teacher, settings or DistillSettings(), seed)
+        return ChainTraining(model, teacher, settings or DistillSettings(), seed)
     if isinstance(model, Drafter):
         return Distillation(model, teacher, settings or DistillSettings(), seed)
     raise TypeError(f"no training is known for {type(model).__name__}")
@@ -125,6 +128,13 @@ def open_drafting(folder: Path, target: Target, *, graph: str = "", threads: int
     else:
         raise ConfigError(f"{folder}: model_type {kind!r} is neither a MoA drafter's nor a baseline's")
     return drafting_with(model, slots=target.pool.slots, capacity=target.pool.capacity)
+
+
+def load_any(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> Drafter | BaselineModel:
+    """A drafter of any kind."""
+    if read_config(folder).get("model_type") == MODEL_TYPE:
+        return load_drafter(folder, target, facts)
+    return load_baseline(folder, target, facts)
 
 
 def drafting_with(model: Drafter | BaselineModel, *, slots: int, capacity: int) -> Drafting:

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from benchmarks.witness.gguf_model import TERMS, Words, gguf_file, read_model, trimmed
-from benchmarks.witness.rows import write_rows
+from benchmarks.witness.rows import write_heldout, write_rows
 from demo import natural
 from moa.errors import UsageError, run_cli
 from moa.model.loading import load_model
@@ -37,8 +37,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows.add_argument("rows", type=Path, help="folder that is written, or gone on with")
     rows.add_argument("--tokens", type=int, default=1_000_000, help="24 kB each on disk (default 1000000)")
     rows.add_argument("--length", type=int, default=512, help="tokens of a row (default 512)")
+    held = verbs.add_parser(
+        "heldout", help="its own continuations of held-out beginnings, for benchmarks.drafters.witness"
+    )
+    held.add_argument("target", type=Path)
+    held.add_argument("out", type=Path)
+    held.add_argument("--temperature", type=float, default=0.0)
+    held.add_argument("--per-kind", type=int, default=34)
+    held.add_argument("--tokens", type=int, default=64)
+    held.add_argument("--length", type=int, default=320)
     args = parser.parse_args(argv)
-    if args.verb == "rows":
+    if args.verb == "heldout":
+        write_heldout(
+            args.target,
+            args.out,
+            temperature=args.temperature,
+            per_kind=args.per_kind,
+            tokens=args.tokens,
+            length=args.length,
+        )
+    elif args.verb == "rows":
         write_rows(load_model(args.target), args.rows, tokens=args.tokens, length=args.length)
     else:
         prepare(args.target, args.vocabulary)

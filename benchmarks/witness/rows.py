@@ -22,10 +22,15 @@ from transformers import PreTrainedModel
 
 from benchmarks.baselines.config import BaselineConfig
 from benchmarks.kit.progress import say
-from benchmarks.witness.texts import documents
+from benchmarks.witness.texts import documents, prompts
+from demo.held_out import encode
+from demo.skills import Example
 from moa.errors import UsageError
-from moa.model.loading import LoadedModel, load_tokenizer
-from moa.training.data import Batch, PackedRows, pack
+from moa.model.generate import GenerationSettings, Speculator
+from moa.model.loading import LoadedModel, load_model, load_tokenizer
+from moa.model.target import Target
+from moa.sampling import SamplingSettings
+from moa.training.data import Batch, Document, PackedRows, pack
 from moa.training.teacher import Lesson, Teacher
 
 AT_ONCE = 4
@@ -33,10 +38,39 @@ AT_ONCE = 4
 _STATES = "states"
 
 
+def write_heldout(target: Path, out: Path, *, temperature: float, per_kind: int, tokens: int, length: int) -> None:
+    """The target's own continuations of held-out beginnings, and their lessons: a folder for each kind of text."""
+    asked: dict[str, list[Example]] = {}
+    for kind, example in prompts(per_kind):
+        asked.setdefault(kind, []).append(example)
+    writer = Speculator(Target.load(target, slots=17, capacity=length))
+    sampling = SamplingSettings(temperature=temperature)
+    settings = GenerationSettings(max_new_tokens=tokens, sampling=sampling, shape=None, ignore_eos=True)
+    loaded = load_model(target)
+    for kind, examples in asked.items():
+        folder = out / f"{kind}-{temperature:g}"
+        found = [encode(load_tokenizer(target), example)[: length - tokens] for example in examples]
+        made = [g.ids for at in range(0, len(found), 17) for g in writer.generate(found[at : at + 17], settings)]
+        if not (folder / "tokens.npy").exists():
+            pack((Document.answer(a, b) for a, b in zip(found, made, strict=True)), length, folder)
+        write_lessons(loaded, folder)
+
+
+def heldout_folders(out: Path) -> list[tuple[str, float, Path]]:
+    """Kind, temperature and place of the texts."""
+    parts = [(*path.name.rsplit("-", 1), path) for path in sorted(out.iterdir())]
+    return [(kind, float(temperature), path) for kind, temperature, path in parts]
+
+
 def write_rows(loaded: LoadedModel, out: Path, *, tokens: int, length: int) -> None:
     """Pack so many tokens, and write the lessons that are not there yet."""
     if not (out / "tokens.npy").exists():
         pack(documents(load_tokenizer(loaded.folder), tokens, length), length, out)
+    write_lessons(loaded, out)
+
+
+def write_lessons(loaded: LoadedModel, out: Path) -> None:
+    """The lessons of packed rows that are not there yet."""
     rows = PackedRows(out)
     teacher = Teacher(loaded.model, torch.bfloat16)
     eagle = BaselineConfig.for_target("eagle3", loaded.facts, intermediate_size=1, heads=1, kv_heads=1)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.baselines.chains import chains, visible
 from benchmarks.baselines.config import KINDS, Kind
-from benchmarks.baselines.eagle3 import ahead_mask
 from benchmarks.baselines.features import FeatureBaseline, shifted
 from moa.model.blocks import additive
 from moa.model.drafting import DraftRequest, Level
@@ -67,7 +67,7 @@ def test_drafting_on_true_features_is_the_forward_of_training(kind: Kind) -> Non
     target, model, ids, features = build(kind)
     drafting, slot = observed(target, model, ids)
     tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
-    causal = additive(torch.ones(1, 1, len(ids), len(ids), dtype=torch.bool).tril())
+    causal = additive(visible(model, positions, torch.ones_like(tokens))).unsqueeze(1)
     hidden, _ = model.step(tokens, shifted(features, positions), positions, causal, model.empty_rows(tokens))
     wanted = model.logits(hidden)[0]
     for at, logits in enumerate(levels(drafting, slot, ids, features), start=KNOWN):
@@ -79,23 +79,24 @@ def test_the_training_time_test_is_what_drafting_does() -> None:
     target, model, ids, features = build("eagle3")
     drafting, slot = observed(target, model, ids)
     tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
-    past, fed = model.empty_rows(tokens), shifted(features, positions)
-    wanted = []
-    for ahead in range(4):
-        mask = additive(ahead_mask(torch.ones_like(tokens), ahead)).unsqueeze(1)
-        hidden, new = model.step(tokens, fed, positions, mask, past)
-        wanted.append(model.logits(hidden)[0, KNOWN + ahead])
-        past = (torch.cat([past[0], new[0]], -2), torch.cat([past[1], new[1]], -2))
-        fed = shifted(hidden, positions)
+    fed = shifted(features, positions)
+    steps = chains(model, tokens, positions, torch.ones_like(tokens), fed, KNOWN, 4)
+    wanted = [model.logits(hidden)[0, at[0].tolist().index(KNOWN + lag)] for lag, hidden, at, _ in steps]
     for found, expected in zip(levels(drafting, slot, ids, None), wanted, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_features_do_not_cross_documents() -> None:
-    features = torch.arange(1.0, 7.0).view(1, 6, 1)
-    before = shifted(features, torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    before = shifted(torch.arange(1.0, 7.0).view(1, 6, 1), torch.tensor([[0, 1, 2, 0, 1, 2]]))
     assert before.flatten().tolist() == [0, 1, 2, 0, 4, 5]
-    mask = ahead_mask(torch.tensor([[1, 1, 1, 2, 2, 2]]), 1)
-    assert mask.shape == (1, 6, 12)
-    assert not mask[0, 3:, :3].any()
-    assert mask[0, 5].nonzero().flatten().tolist() == [3, 4, 11]
+
+
+def test_chains_stay_in_their_document() -> None:
+    _, model, ids, features = build("eagle3")
+    segments = torch.tensor([[1] * 7 + [2] * 7])
+    positions = torch.tensor([[*range(7), *range(7)]])
+    tokens = torch.tensor([ids])
+    for lag, _, at, valid in chains(model, tokens, positions, segments, shifted(features, positions), 2, 4):
+        if lag:
+            inside = [place for place, good in zip(at[0].tolist(), valid[0].tolist(), strict=True) if good]
+            assert inside == [2 + lag, 10 + lag], "the chain from token 6 leaves its document"

@@ -11,10 +11,9 @@ from transformers import LlamaConfig
 from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import save
 from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
-from benchmarks.drafters import acceptance, natural, speed
+from benchmarks.drafters import acceptance, speed
 from benchmarks.drafters.race import PLAIN, Run, Way, race
 from benchmarks.kit.exactness import count_ties
-from benchmarks.kit.seeds import methods
 from demo import held_out
 from demo.skills import SKILLS, Example
 from moa.errors import MoaError
@@ -112,21 +111,6 @@ def test_acceptance_of_every_drafter_shape_and_temperature(pair: Path) -> None:
     assert len(result["runs"]) == 8
     assert set(result["runs"][0]["categories"]) == {"arithmetic", "code"}
     assert "All 32 texts equal plain decoding" in acceptance.tables(result)
-
-
-def test_natural_text_by_kind_with_a_seed_more_and_a_yardstick(pair: Path) -> None:
-    (pair / "moa0-1").symlink_to(pair / "moa0")
-    drafters = ("moa0", "moa0-1", "independent")
-    result = natural.measure(options(pair, natural.Options, *drafters, tokens=6, batch=2))
-    for run in result["runs"]:
-        run["steps"] = 100
-    first, other = methods(result, 0.7)
-    assert (first["drafter"], first["seeds"], list(first["kinds"])) == ("moa0", 2, ["code", "exercises"])
-    assert first["vs independent"] == pytest.approx(first["mean"] / other["mean"])
-    assert first["vs eagle2"] is None
-    assert natural.tables(result).count("| independent | 100 | 1 |") == 3
-    result["runs"][-1]["steps"] = 200
-    assert methods(result, 1.0)[0]["vs independent"] is None
 
 
 def test_every_way_takes_part_in_the_race(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.baselines import train
+from benchmarks.drafters import witness
 from benchmarks.witness import rows, texts
 from benchmarks.witness.__main__ import main
 from benchmarks.witness.rows import StoredTeacher, write_rows, written
@@ -87,3 +88,31 @@ def test_texts_are_of_every_kind_and_held_out_ones_are_others() -> None:
         some = {next(stream) for _ in range(5)}
         assert len(some) == 5
         assert not any(example.prompt in text for _, example in found for text in some)
+
+
+def test_drafters_are_measured_along_the_targets_own_texts(target: Path, tmp_path: Path) -> None:
+    texts_, made = tmp_path / "heldout", tmp_path / "out"
+    for temperature in ("0", "1"):
+        flags = ["--temperature", temperature, "--per-kind", "2", "--tokens", "12", "--length", "48"]
+        assert main(["heldout", str(target), str(texts_), *flags]) == 0
+    assert main(["rows", str(target), str(tmp_path / "rows"), "--tokens", "600", "--length", "48"]) == 0
+    names = ["moa0", "eagle2", "eagle3", "anyhow", "independent"]
+    flags = ["--target", str(target), "--steps", "1", "--batch", "2", "--warmup", "1", "--head-words", "8"]
+    flags += ["--shape", "self_attention_intermediate_size=600", "--states", str(tmp_path / "rows")]
+    assert train.main([*names, *flags, "--out", str(made)]) == 0
+    drafters = tuple(str(made / name) for name in names)
+    result = witness.measure(
+        witness.Options(target=str(target), texts=str(texts_), drafters=drafters, behind=("0", "2", "none"))
+    )
+    found = {(r["drafter"], r["behind"], r["kind"], r["temperature"]): r["won"] for r in result["runs"]}
+    assert len(found) == 5 * 3 * 3 * 2
+    assert all(1 <= won <= 7 for won in found.values())
+    for (name, _, kind, temperature), won in found.items():
+        if name == "independent":
+            assert won == found[name, "none", kind, temperature]
+    assert found["eagle3", "0", "code", 1.0] != found["eagle3", "2", "code", 1.0]
+    assert "| anyhow | none |" in witness.tables(result)
+
+
+def test_greedy_rounds_follow_each_other() -> None:
+    assert witness.greedy_rounds(torch.tensor([3.0, 9.0, 9.0, 1.0, 2.0, 9.0])) == 6 / 3

@@ -1,0 +1,200 @@
+"""Drafters on the witness, along its own held-out texts: tokens won a round with its newest state at hand, with states
+that are some tokens late, and with none.
+
+From every token of a greedy text, and from every `stride`-th of a sampled one, a chain of `depth` tokens is drafted.
+The k-th counts by the chance that it and all before it are accepted: 1 or 0 in greedy texts, where rounds follow each
+other; in sampled ones the overlap of both distributions, averaged over all places.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.baselines.chains import before, drafted, visible
+from benchmarks.baselines.registry import load_any
+from benchmarks.baselines.train import finished
+from benchmarks.kit.figures import table, titled, values_of
+from benchmarks.kit.progress import say
+from benchmarks.witness.rows import StoredTeacher, heldout_folders, written
+from moa.model.blocks import additive
+from moa.model.drafter import Drafter
+from moa.model.loading import load_model
+from moa.training.data import Batch
+from moa.training.masks import same_document
+from moa.training.teacher import Lesson
+
+NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is drafted."""
+
+    target: str = ""
+    """The prepared model."""
+    drafters: tuple[str, ...] = ()
+    """Folders."""
+    texts: str = ""
+    """Its own texts: `python -m benchmarks.witness heldout`."""
+    behind: tuple[str, ...] = ("0", "8", NONE)
+    """How many tokens the newest state is late, or none."""
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    depth: int = 6
+    """Tokens of a draft."""
+    stride: int = 4
+    """In sampled texts."""
+    rows: int = 100
+    """Of each kind of text at most."""
+
+
+class Row:
+    """A row of texts, and what the target computed on it."""
+
+    def __init__(self, batch: Batch, lesson: Lesson) -> None:
+        self.batch, self.lesson = batch, lesson
+        self.ids, self.positions, self.segments = (
+            torch.from_numpy(part) for part in (batch.ids, batch.positions, batch.segments)
+        )
+
+    def starts(self, document: int, stride: int) -> Tensor:
+        """The tokens before the target's own, of one document."""
+        inside = self.batch.segments[0] == document
+        own = (self.batch.wanted[0] & inside)[1:] & inside[:-1]
+        return torch.from_numpy(own.nonzero()[0][::stride])
+
+
+def states_of(model: Any, row: Row, starts: Tensor, behind: str, depth: int) -> Iterator[Tensor]:
+    """The drafter's states at the tokens `starts`, then at the next ones."""
+    if isinstance(model, Drafter):
+        return _with_records(model, row, starts, behind, depth)
+    return _with_features(model, row, starts, behind, depth)
+
+
+def _with_features(model: Any, row: Row, starts: Tensor, behind: str, depth: int) -> Iterator[Tensor]:
+    late = 0 if behind == NONE else int(behind)
+    features = before(model, None if behind == NONE else model.states(row.lesson), row.positions)
+    causal = visible(model, row.positions, row.segments)
+    hidden, past = model.step(
+        row.ids, features, row.positions, additive(causal).unsqueeze(1), model.empty_rows(row.ids)
+    )
+    anchors = starts - late
+    if not late:
+        yield hidden[0, anchors]
+    for lag, last in drafted(model, row.ids, row.positions, causal, hidden, past, anchors, late + depth):
+        if lag >= late:
+            yield last[0]
+
+
+def _with_records(model: Drafter, row: Row, starts: Tensor, behind: str, depth: int) -> Iterator[Tensor]:
+    index, same = torch.arange(row.ids.shape[1]), same_document(row.segments)
+    causal = same & (index.view(1, 1, -1) <= index.view(1, -1, 1))
+    records: tuple[Tensor, ...] = ()
+    if model.config.use_ca and behind != NONE:
+        lesson = row.lesson
+        key, value = model.project(lesson.keys[:, 0], lesson.values[:, 0], lesson.hidden[0], row.positions[0])
+        known = same[:, starts] & (index < (starts - int(behind)).unsqueeze(1))
+        records = key.transpose(0, 1)[None], value.transpose(0, 1)[None], additive(known).unsqueeze(1)
+    _, past = model.features(row.ids, row.positions, additive(causal).unsqueeze(1), model.empty_rows(row.ids))
+    own = torch.eye(len(starts), dtype=torch.bool).unsqueeze(0)
+    seen = causal[:, starts] & (index < starts.unsqueeze(1))
+    for lag in range(depth):
+        place = (starts + lag).clamp(max=len(index) - 1)
+        mask = additive(torch.cat([seen, *[own] * (lag + 1)], -1)).unsqueeze(1)
+        hidden, rows = model.features(row.ids[:, place], row.positions[:, place], mask, past, *records)
+        past = [(torch.cat([a, k], -2), torch.cat([b, v], -2)) for (a, b), (k, v) in zip(past, rows, strict=True)]
+        yield hidden[0]
+
+
+@torch.inference_mode()
+def won(model: Any, row: Row, starts: Tensor, behind: str, depth: int, temperature: float, head: Tensor) -> Tensor:
+    """Expected tokens of a round from each of the tokens `starts`."""
+    last = row.ids.shape[1] - 1
+    likely, total = torch.ones(len(starts)), torch.ones(len(starts))
+    for lag, hidden in enumerate(states_of(model, row, starts, behind, depth)):
+        at = (starts + lag).clamp(max=last)
+        after = (at + 1).clamp(max=last)
+        mine = (hidden.to(head.dtype) @ head.T).float()
+        if temperature:
+            theirs = (row.lesson.hidden[0, at].to(head.dtype) @ head.T).float()
+            chance = torch.minimum((mine / temperature).softmax(-1), (theirs / temperature).softmax(-1)).sum(-1)
+        else:
+            chance = (mine.argmax(-1) == row.ids[0, after]).float()
+        inside = (starts + lag < last) & (row.segments[0, after] == row.segments[0, starts])
+        likely = likely * chance * inside
+        total = total + likely
+    return total
+
+
+def greedy_rounds(tokens: Tensor) -> float:
+    """Tokens a round where each begins behind the one before it."""
+    rounds, at = 0, 0
+    while at < len(tokens):
+        at += round(float(tokens[at]))
+        rounds += 1
+    return len(tokens) / rounds
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Run every drafter over every kind of text, temperature and lateness."""
+    loaded = load_model(options.target)
+    head = loaded.model.get_output_embeddings().weight.detach().bfloat16()
+    runs = []
+    for folder in map(Path, options.drafters):
+        model, trained = load_any(folder, loaded.model, loaded.facts), finished(folder) or {}
+        for behind in options.behind:
+            for kind, temperature, place in heldout_folders(Path(options.texts)):
+                if temperature not in options.temperatures:
+                    continue
+                each = []
+                for row in _rows(loaded.model, place, options.rows):
+                    for document in range(1, int(row.batch.segments.max()) + 1):
+                        starts = row.starts(document, options.stride if temperature else 1)
+                        found = won(model, row, starts, behind, options.depth, temperature, head)
+                        if len(found):
+                            each.append(float(found.mean()) if temperature else greedy_rounds(found))
+                run = {
+                    "drafter": folder.name, "steps": trained.get("steps"), "parameters": trained.get("parameters"),
+                    "behind": behind, "kind": kind, "temperature": temperature, "texts": len(each),
+                    "won": float(np.mean(each)), "se": float(np.std(each) / math.sqrt(len(each))),
+                }  # fmt: skip
+                say(f"{folder.name} {behind} late, {kind}, T={temperature:g}: {run['won']:.3f} ± {run['se']:.3f}")
+                runs.append(run)
+    return {"runs": runs}
+
+
+def _rows(model: Any, place: Path, most: int) -> Iterator[Row]:
+    rows, teacher = written(place), StoredTeacher(model, place)
+    for number in range(min(most, len(rows))):
+        batch = rows.rows(np.array([number]))
+        lesson = teacher(batch)
+        parts = (lesson.keys, lesson.values, lesson.hidden, lesson.tapped)
+        yield Row(batch, Lesson(*(None if part is None else part.float() for part in parts)))  # type: ignore[arg-type]
+
+
+def tables(result: Mapping[str, Any]) -> str:
+    """Tokens a round, one table for each temperature."""
+    parts = []
+    kinds = values_of(result["runs"], "kind")
+    for temperature in values_of(result["runs"], "temperature"):
+        cells = {
+            (run["drafter"], run["behind"], run["kind"]): run
+            for run in result["runs"]
+            if run["temperature"] == temperature
+        }
+        rows = []
+        for drafter, behind in dict.fromkeys(key[:2] for key in cells):
+            mine = [cells[drafter, behind, kind] for kind in kinds]
+            error = math.sqrt(sum(run["se"] ** 2 for run in mine)) / len(mine)
+            mean = f"**{np.mean([run['won'] for run in mine]):.2f}** ± {error:.2f}"
+            rows.append([drafter, behind, *(f"{run['won']:.2f} ± {run['se']:.2f}" for run in mine), mean])
+        header = ["drafter", "tokens late", *kinds, "**mean**"]
+        parts.append((f"Tokens a round (± standard error), chain, T = {temperature:g}", table(header, rows)))
+    return titled(*parts)
