@@ -36,7 +36,7 @@ LAST = 50
 def train_preset(
     name: str, target: str, data: PackedRows, settings: LoopSettings, out: Path, *, shape: Mapping[str, Any],
     distill: Mapping[str, Any], start: Sequence[int] = (), init: Path | None = None, device: str = "cpu",
-    stop: int | None = None, states: Path | None = None, head_words: int = 0, norm_start: float = 0.0,
+    stop: int | None = None, states: Path | None = None, head_words: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Train one preset from its checkpoint to its end, or to the step `stop` of its schedule; returns its summary. With
     `states` the target's results on the data are read from there."""
@@ -48,10 +48,11 @@ def train_preset(
         "distill": dict(distill),
     }
     recipe["start"] = list(start)
+    if head_words:
+        recipe["head_words"] = head_words
     if init is not None:
         recipe["init"] = init.name
     if (done := finished(out)) is not None:
-        recipe |= {name: done["recipe"][name] for name in ("head_words", "norm_start") if name in done["recipe"]}
         if done["recipe"] != recipe:
             raise UsageError(f"{out} holds a finished run with other settings", hint="use another --out")
         if done["steps"] >= last:
@@ -65,12 +66,6 @@ def train_preset(
         name, loaded.model, loaded.facts, shape, distill, settings.seed, start=start, init=init,
         data=data, teacher=teacher,
     )  # fmt: skip
-    if norm_start:
-        with torch.no_grad():
-            drafter.norm.weight.fill_(norm_start)
-        recipe["norm_start"] = norm_start
-    if head_words:
-        recipe["head_words"] = head_words
     identity = {name: recipe[name] for name in ("preset", "shape", "distill", "start")}
     loop = Loop(
         SampledHead(task, head_words) if head_words else task,
@@ -175,7 +170,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="losses over the batch's words and N others at random, not over all",
     )
-    parser.add_argument("--norm-start", type=float, default=0.0, metavar="X", help="the last norm's weight at first")
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     return parser
 
@@ -197,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         summary = train_preset(
             name, args.target, data, settings, args.out / folder, shape=shape, distill=distill, start=args.start,
             init=args.init, device=args.device, stop=args.stop,
-            states=args.states, head_words=args.head_words, norm_start=args.norm_start,
+            states=args.states, head_words=args.head_words,
         )  # fmt: skip
         lines.append(line(name, summary))
         print(lines[-1], flush=True)

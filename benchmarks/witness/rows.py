@@ -58,8 +58,8 @@ def write_heldout(target: Path, out: Path, *, temperature: float, per_kind: int,
 
 def heldout_folders(out: Path) -> list[tuple[str, float, Path]]:
     """Kind, temperature and place of the texts."""
-    parts = [(*path.name.rsplit("-", 1), path) for path in sorted(out.iterdir())]
-    return [(kind, float(temperature), path) for kind, temperature, path in parts]
+    parts = [(path.name.rpartition("-"), path) for path in sorted(out.iterdir())]
+    return [(kind, float(temperature), path) for (kind, _, temperature), path in parts]
 
 
 def write_rows(loaded: LoadedModel, out: Path, *, tokens: int, length: int) -> None:
