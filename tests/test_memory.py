@@ -13,7 +13,7 @@ _WINDOWS = """
 import sys
 sys.modules["resource"] = None
 from moa.process import memory
-import edge_client.tools.startup, edge_client.tools.doctor, moa.training.loop
+import edge_client.tools.doctor, moa.training.loop
 print(memory.peak_bytes())
 """
 

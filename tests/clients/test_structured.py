@@ -15,9 +15,10 @@ from pydantic import BaseModel, Field
 from benchmarks.kit.verifier import Emulated, verifier
 from moa.process.listening import Port
 from tests.clients.conftest import MODEL, PATIENCE, Device, online
-from tests.clients.test_packages import client
 
-langchain = pytest.importorskip("langchain_openai", reason="needs `make clients`")
+pytest.importorskip("langchain_openai", reason="needs `make clients`")
+from tests.clients.test_packages import client, langchain
+
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]
 QUESTION = "What is the weather in Rome?"
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]

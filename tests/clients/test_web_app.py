@@ -36,8 +36,10 @@ from moa.graph.drafter import run
 from moa.process.listening import Port
 from moa.sampling import SamplingSettings
 from tests.clients.conftest import PATIENCE
-from tests.clients.test_browser import CHROMIUM, SLOW, STORY, ask, complete, picture, playwright, written
 from tests.edge.serve.pair import SETTINGS, served
+
+pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
+from tests.clients.test_browser import CHROMIUM, SLOW, STORY, ask, complete, picture, playwright, written
 
 NPM = os.environ.get("MOA_NPM", "")
 pytestmark = [
