@@ -60,8 +60,8 @@ class Ahead:
     """The stream that they were sent for."""
     _waits: bool = False
     """Whether the verifier is to wait for guesses."""
-    _waits_there: bool = False
-    """The same, as the verifier has it."""
+    _waits_there: bool | None = False
+    """The same, as the verifier has it; None: unknown, since the connection was lost."""
     _changed_at: float = 0.0
     """Until then answers may be from before the latest change of that."""
     _tree: GuessTreeGrower | None = None
@@ -83,14 +83,15 @@ class Ahead:
         self._agreed = {"foresee", "stream"} <= set(welcome.features)
 
     def lost(self) -> None:
-        """A new connection or session: the verifier has no guesses any more."""
+        """A new connection or session: the verifier may have no guesses any more, or still wait for them."""
         self._sent.clear()
-        self._round, self._tree, self._asked_at = None, None, None
+        self._round, self._waits_there, self._tree, self._asked_at = None, None, None, None
 
     def begin(self, plan: Plan) -> Stream:
         """The stream to ask for."""
         self._shape, self._answered_at, self._server_drafts = plan.shape, None, plan.draft == "server"
-        return self.transcript.session.stream(speculate=self._server_drafts, waits=plan.draft == "device")
+        self._waits_there = plan.draft == "device"
+        return self.transcript.session.stream(speculate=self._server_drafts, waits=self._waits_there)
 
     def grew(self, action: Grow, tree: GuessTreeGrower) -> None:
         """The drafter has grown the tree."""
@@ -154,12 +155,13 @@ class Ahead:
         if not self.on or stream is None:
             return None
         if self._round != (session.id, stream.round):
+            there = self._waits_there
             self.lost()
-            self._round, self._waits, self._waits_there = (session.id, stream.round), stream.waits, stream.waits
+            self._round, self._waits, self._waits_there = (session.id, stream.round), stream.waits, there
             self._expect(now)
         if self.chooses:
             self._choose(now)
-            if self._waits_there != self._waits and (self._waits_there or len(self._sent)):
+            if self._waits_there != self._waits and (self._waits_there is not False or len(self._sent)):
                 return self._send(DraftTree([session.log[-1]], [-1], [0.0]), (), now)
         if not self._waits and self.controller.usefulness.rests:
             return None

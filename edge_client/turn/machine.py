@@ -42,7 +42,18 @@ from moa.errors import DeviceError, MoaError, ProtocolError
 from moa.safe_text import safe_line
 from moa.speculation.prediction import Prediction
 from moa.wire import Advanced, ClientSession, Ready, Recovered
-from moa.wire.messages import Activations, ClientMessage, Close, Error, Foresee, ServerMessage, Stream, Verify, Welcome
+from moa.wire.messages import (
+    Activations,
+    Cancel,
+    ClientMessage,
+    Close,
+    Error,
+    Foresee,
+    ServerMessage,
+    Stream,
+    Verify,
+    Welcome,
+)
 
 
 @dataclass
@@ -69,6 +80,8 @@ class TurnMachine:
     """The plan for the next round, if it is already made."""
     _outbox: list[ClientMessage] = field(default_factory=list)
     _no_drafter: bool = False
+    _unguessed: Stream | None = None
+    """The stream under way when the drafter failed: it may wait for guesses, and the next one does not."""
     _state: LinkState | None = None
     _events: list[Event] = field(default_factory=list)
 
@@ -103,6 +116,8 @@ class TurnMachine:
         """The connection is down; `refused`: no attempt before the next turn."""
         if self.reach.lost(why.line() if why else "", refused=refused):
             self._give_up("the connection is lost again and again")
+        self.left += self.unsent_closes()
+        self._outbox.clear()  # before its resume, another connection would refuse the session's messages
         self.deadlines.lost(since)
         self.session_state.lost()
         self.ahead.lost()
@@ -162,9 +177,9 @@ class TurnMachine:
         self._events.append(Notice(message=f"{why}: the verifier drafts the rest of this answer"))
         self.draft = "server" if self.controller.can_stream else "single"
         self._no_drafter, self.ahead.wanted, self._plan = True, False, None
-        stream = self.session.streaming
-        if self._usable and stream is not None and (cancel := self.session.cancel()) is not None:
-            self._outbox.append(cancel)  # it may wait for guesses; the next one does not
+        self._unguessed = self.session.streaming
+        if self._usable:
+            self._cancel_unguessed()
 
     # ---- what to do
 
@@ -257,6 +272,14 @@ class TurnMachine:
         """Send messages again; this does not restart `offline_after`."""
         self._outbox += messages
         self.deadlines.asked_at = now
+        if self.session_state.established:
+            self._cancel_unguessed()
+
+    def _cancel_unguessed(self) -> None:
+        """End the stream that may wait for guesses, on each connection until it has ended."""
+        stream, before = self.session.streaming, self._unguessed
+        if stream and before and (stream.session, stream.round) == (before.session, before.round):
+            self._outbox.append(Cancel(stream.session, stream.round))
 
     def _bring_up(self, connection: int, now: float) -> None:
         self._agree()

@@ -86,11 +86,13 @@ def test_it_dials_when_python_does(node: Node) -> None:
         dialling, now, verbs, wanted = Dialling(Retry(0.25, 5.0, iter(jitter).__next__)), 0.0, [], []
         for _ in range(40):
             now += rng.choice([0.01, 0.5, 3.0, 10.0])
-            verb = rng.choice(["welcomed", "ended", "ended", "newTurn", "cut", "goaway"])
+            verb = rng.choice(["welcomed", "won", "ended", "ended", "newTurn", "cut", "goaway"])
             verbs.append([verb, now])
             match verb:
                 case "welcomed":
                     dialling.welcomed(now)
+                case "won":
+                    dialling.won()
                 case "ended":
                     dialling.ended(LinkError(""), now)
                 case "newTurn":
@@ -160,6 +162,23 @@ def test_messages_go_to_the_session_that_asked(node: Node) -> None:
     )
     assert of(told, "box")[0][1] == ["opened", "error"]
     assert of(told, "state")[-1] == [5, "up"], "an error without a session is of the only one that asked"
+
+
+@pytest.mark.parametrize(
+    ("answer", "pause"),
+    [
+        (m.Verdict(bytes(16), 1, 1, [0], 5), 0.125),
+        (m.StreamTokens(bytes(16), 1, 1, [5]), 0.125),
+        (m.Resumed(bytes(16), "resumed", tail=[5]), 0.125),
+        (m.StreamTokens(bytes(16), 1, 1, [], True), 2.0),
+        (m.Resumed(bytes(16), "resumed"), 2.0),
+    ],
+    ids=["verdict", "tokens", "tail", "no tokens", "no tail"],
+)
+def test_a_connection_that_brings_tokens_is_followed_by_another_at_once(node: Node, answer: Any, pause: float) -> None:
+    connection = [[0, "opened"], [0, "frame", encode(WELCOME)], [0, "frame", encode(answer)], [0, "closed"]]
+    told = node.ask([[0, "open"], *([at + 10 * n, *what] for n in range(5) for at, *what in connection), [43, ""]])
+    assert of(told, "dial")[-1][0] == 40 + pause
 
 
 def test_flight_mode(node: Node) -> None:

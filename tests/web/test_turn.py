@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import DraftTree
 from moa.wire.codec import encode
 from moa.wire.messages import Append
-from tests.edge.turn import test_history, test_machine, world
+from tests.edge.turn import test_ahead, test_history, test_machine, world
 from tests.web.node import FOLDER, Node
 
 IMPORTS = 'import { Replay } from "./../../../tests/web/replay.js";'
@@ -215,6 +216,7 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> Tape:
     return tape
 
 
+_failing = test_machine.test_a_drafter_that_fails_between_two_connections_leaves_no_stream_that_waits_for_it
 SCENARIOS: dict[str, Callable[[], None]] = {
     **{
         f"{draft}-{right}-{ahead}": lambda draft=draft, right=right, ahead=ahead: exact(
@@ -236,6 +238,10 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "silent": test_machine.test_the_device_writes_after_its_patience_on_a_silent_link,
     "known to be down": test_machine.test_a_link_that_is_known_to_be_down_is_not_waited_for_again,
     "slow": test_machine.test_a_slow_target_is_no_dead_one,
+    "between two connections": test_machine.test_what_was_not_sent_before_a_loss_is_not_sent_before_the_resume,
+    "no drafter": partial(_failing, False),
+    "no drafter, run again": partial(_failing, True),
+    "it still waits": test_ahead.test_a_verifier_that_still_waits_after_a_loss_is_told_to_go_on,
     "never": test_machine.test_an_answer_that_never_comes_ends_on_another_connection,
 }
 

@@ -33,8 +33,10 @@ export class Ahead {
     this.sent = new GuessTree();
     /** The stream that they were sent for. @type {Message | null} */
     this.stream = null;
-    /** Whether the verifier is to wait for guesses; and the same as the verifier has it. */
-    this.waits = this.waitsThere = false;
+    /** Whether the verifier is to wait for guesses. */
+    this.waits = false;
+    /** The same, as the verifier has it; null: unknown, since the connection was lost. @type {boolean | null} */
+    this.waitsThere = false;
     /** Until then answers may be from before the latest change of that. */
     this.changedAt = 0;
     /** @type {import("./guesses.js").GuessTreeGrower | null} */
@@ -58,10 +60,10 @@ export class Ahead {
     this.supported = features.includes("foresee") && features.includes("stream");
   }
 
-  /** A new connection or session: the verifier has no guesses any more. */
+  /** A new connection or session: the verifier may have no guesses any more, or still wait for them. */
   lost() {
     this.sent.clear();
-    this.stream = this.tree = this.askedAt = null;
+    this.stream = this.waitsThere = this.tree = this.askedAt = null;
   }
 
   /** The stream to ask for. @param {import("./controller.js").Plan} plan */
@@ -69,7 +71,8 @@ export class Ahead {
     this.shape = plan.shape;
     this.answeredAt = null;
     this.serverDrafts = plan.draft === "server";
-    return this.transcript.session.stream({ speculate: this.serverDrafts, waits: plan.draft === "device" });
+    this.waitsThere = plan.draft === "device";
+    return this.transcript.session.stream({ speculate: this.serverDrafts, waits: this.waitsThere });
   }
 
   /** The drafter has grown the tree. @param {number} length @param {import("./guesses.js").GuessTreeGrower} tree */
@@ -135,14 +138,16 @@ export class Ahead {
     const stream = session.streaming, { log } = session;
     if (!this.on || !stream) return null;
     if (this.stream?.round !== stream.round || this.stream?.session !== stream.session) {
+      const there = this.waitsThere;
       this.lost();
       this.stream = stream;
-      this.waits = this.waitsThere = stream.waits;
+      this.waits = stream.waits;
+      this.waitsThere = there;
       this.expect(now);
     }
     if (this.chooses) {
       this.choose(now);
-      if (this.waitsThere !== this.waits && (this.waitsThere || this.sent.size)) {
+      if (this.waitsThere !== this.waits && (this.waitsThere !== false || this.sent.size)) {
         return this.send({ tokens: [log[log.length - 1]], parents: [-1], scores: [0] }, [], now);
       }
     }

@@ -41,6 +41,8 @@ export class Dialling {
   /** @type {number | null} */
   upSince = null;
   askedWait = 0;
+  /** Whether the connection has brought tokens. */
+  hasWon = false;
 
   /** @param {Retry} retry */
   constructor(retry) {
@@ -58,12 +60,18 @@ export class Dialling {
     this.lastError = null;
   }
 
+  /** Tokens arrived: however soon the connection ends, the next one may begin at once. */
+  won() {
+    this.hasWon = true;
+  }
+
   /** An attempt failed, or a connection ended. @param {Error} error @param {number} now */
   ended(error, now) {
     if (this.upSince !== null) {
       this.downSince = now;
-      if (now - this.upSince >= SETTLED_SECONDS) this.retry.progressed();
+      if (this.hasWon || now - this.upSince >= SETTLED_SECONDS) this.retry.progressed();
     }
+    this.hasWon = false;
     this.upSince = null;
     this.lastError = error;
     this.endedAt = now;
@@ -401,6 +409,7 @@ export class VerifierLink {
     else {
       this.opening.delete(session);
       this.asking.delete(session);
+      if (answer.kind === "verdict" || answer.tokens?.length || answer.tail?.length) this.dialling.won();
     }
     const box = this.mailboxes.get(session);
     if (box) box.put(arrived, answer, size);

@@ -49,6 +49,9 @@ export class TurnMachine {
     /** @type {Message[]} */
     this.outbox = [];
     this.noDrafter = false;
+    /** The stream under way when the drafter failed: it may wait for guesses, and the next one does not.
+     * @type {Message | undefined} */
+    this.unguessed = undefined;
     /** @type {number | null} */
     this.vocabSize = null;
     /** @type {string | null} */
@@ -82,6 +85,8 @@ export class TurnMachine {
   /** The connection is down; `refused`: no attempt before the next turn. @param {number} since @param {string} why @param {boolean} refused */
   linkDown(since, why, refused = false) {
     if (this.reach.lost(why, refused)) this.giveUp("the connection is lost again and again");
+    this.left.push(...this.unsentCloses());
+    this.outbox = []; // before its resume, another connection would refuse the session's messages
     this.deadlines.lost(since);
     this.sessionState.lost();
     this.ahead.lost();
@@ -137,8 +142,8 @@ export class TurnMachine {
     this.noDrafter = true;
     this.ahead.wanted = false;
     this.plan = null;
-    const cancel = this.usable && this.session.streaming ? this.session.cancel() : null;
-    if (cancel) this.outbox.push(cancel); // it may wait for guesses; the next one does not
+    this.unguessed = this.session.streaming;
+    if (this.usable) this.cancelUnguessed();
   }
 
   // ---- what to do
@@ -238,6 +243,14 @@ export class TurnMachine {
   repeat(messages, now) {
     this.outbox.push(...messages);
     this.deadlines.askedAt = now;
+    if (this.sessionState.established) this.cancelUnguessed();
+  }
+
+  /** End the stream that may wait for guesses, on each connection until it has ended. */
+  cancelUnguessed() {
+    const stream = this.session.streaming, before = this.unguessed;
+    if (!stream || !before || stream.round !== before.round || !same(stream.session, before.session)) return;
+    this.outbox.push(message("cancel", { session: stream.session, round: stream.round }));
   }
 
   /** @param {number} connection @param {number} now */

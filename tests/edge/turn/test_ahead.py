@@ -125,6 +125,32 @@ def test_in_the_middle_of_an_answer_the_server_drafts_again() -> None:
     assert len(asked(world, Stream)) == 1
 
 
+def test_a_verifier_that_still_waits_after_a_loss_is_told_to_go_on() -> None:
+    """It has not noticed the loss, and the device no longer knows enough to let it wait: without a word it would stand
+    still until the device gives the connection up, after 109 s in all."""
+    world = World(
+        count=200,
+        draft="auto",
+        guess_ahead=True,
+        right=0.97,
+        server_right=0.5,
+        latency=0.01,
+        seed=2,
+        forward=0.02,
+        step=0.005,
+    )
+    world.verifier.abandon = lambda: None  # type: ignore[method-assign]
+    while not any(message.waits for message in asked(world, Foresee)):
+        assert not world.run(seconds=0.1)
+    world.right = 0.2
+    for _ in range(30):
+        if not world.run(seconds=0.15):
+            world.cut()
+    world.run()
+    assert world.answer == world.expected
+    assert world.now < 10
+
+
 def test_outcomes_are_counted_by_whether_they_were_foreseen() -> None:
     world = World(count=100, right=0.8, guess_ahead=True)
     world.run()

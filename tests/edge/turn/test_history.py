@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from edge_client.turn.deadlines import Patience
+from moa.wire.messages import Append, Stream, Verify
 from tests.edge.turn.world import World
 
 FAULTS = ["", "busy", "quarantined", "unknown_session", "conflict", "draining", "internal", "cancelled", "mute"]
@@ -103,6 +104,7 @@ class AnyHistory(RuleBasedStateMachine):
         assert world.run(seconds=300)
         assert world.answer == world.expected
         assert all(world.reader.verified)
+        assert not any(isinstance(message, Append | Stream | Verify) for message in world.strange)
 
     def _turn_is_over(self) -> None:
         world = self.world

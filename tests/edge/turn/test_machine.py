@@ -252,6 +252,36 @@ def test_what_stayed_unverified_can_be_checked_later() -> None:
     exact(world)
 
 
+def test_what_was_not_sent_before_a_loss_is_not_sent_before_the_resume() -> None:
+    """A round whose draft becomes ready between two connections: the next one would refuse its session, and the whole
+    text would be run again."""
+    world = World(redial=0.0, step=0.05)
+    for n in range(10):
+        world.at(0.3 + 0.11 * n, world.cut)
+    world.run()
+    exact(world)
+    assert world.machine.stats.resumes >= 8
+    assert world.strange == []
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_drafter_that_fails_between_two_connections_leaves_no_stream_that_waits_for_it(forgets: bool) -> None:
+    """The verifier has not noticed the loss, or it runs the stream again: either way nobody will send a guess."""
+    world = World(guess_ahead=True)
+    world.verifier.abandon = lambda: None  # type: ignore[method-assign]
+    world.run(seconds=0.2)
+    stream = world.machine.session.streaming
+    assert stream is not None
+    assert stream.waits
+    world.cut()
+    world.machine.drafter_failed("the drafter failed")
+    if forgets:
+        world.verifier.known.clear()
+    world.run()
+    exact(world)
+    assert world.now < 3
+
+
 @pytest.mark.parametrize("times", [5, 60])
 def test_a_link_that_flaps(times: int) -> None:
     world = World(redial=0.3, patience=Patience(settle=60.0))

@@ -12,7 +12,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from cloud_verifier.engine.work import Timing
@@ -36,7 +35,7 @@ from moa.masking import MASKED
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.speculation.prediction import Prediction
 from moa.tree import DraftTree
-from moa.wire import ClientSession
+from moa.wire import ClientSession, Code
 from moa.wire.finish import TurnRules
 from moa.wire.messages import (
     Ack,
@@ -211,9 +210,13 @@ class World:
         if self.server_right is not None:
             self.verifier.drafter = lambda ids: self._guess(ids, self.server_right)
             self.verifier.matching = sum(self.server_right**n for n in range(1, self.verifier.drafted + 1))
-        self._line_free = 0.0
+        self._line_free = self._answered_at = 0.0
         self.sent: list[tuple[float, ClientMessage]] = []
         """What the device sent; the verifier may see a message twice, or not at all."""
+        self._attached: dict[bytes, int] = {}
+        """The connection that each session was last opened or resumed on: others must not use it."""
+        self.strange: list[ClientMessage] = []
+        """Messages of sessions that were not opened or resumed before on the same connection."""
         self._streaming: set[bytes] = set()
         self._growth: tuple[list[int], GuessTreeGrower] | None = None
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -312,12 +315,22 @@ class World:
                 return
             for _ in range(2 if self.random.random() < self.repeat else 1):
                 free = self.now
-                for answer in self.verifier.handle(message, self.now):
+                for answer in self._handle(message):
                     free += self.verifier.forward
-                    self.at(free - self.now + self.latency, lambda answer=answer: self._deliver(connection, answer))
+                    self._answer(connection, answer, free + self.latency)
             self._stream(getattr(message, "session", b""))
 
         self.at(self._line_free - self.now, arrive)
+
+    def _handle(self, message: ClientMessage) -> list[Any]:
+        session: bytes = getattr(message, "session", b"")
+        if isinstance(message, Open | Resume):
+            self._attached[session] = self.connection
+        elif not isinstance(message, Ack | Close) and self._attached.get(session) != self.connection:
+            self.strange.append(message)
+            refusal = Error(Code.UNKNOWN_SESSION, "not on this connection", session, round_of(message))
+            return [] if isinstance(message, Foresee) else [refusal]
+        return self.verifier.handle(message, self.now)
 
     def _stream(self, session: bytes) -> None:
         """Let the verifier run its streams, a forward at a time."""
@@ -331,15 +344,18 @@ class World:
             if verifier.fault and Stream in verifier.refuses and verifier.streams(session):
                 if verifier.fault != "mute":  # a stream that runs is ended, and the next one is refused
                     for answer in verifier.end(session):
-                        self.at(self.latency, partial(self._deliver, self.connection, answer))
+                        self._answer(self._attached[session], answer, self.now + self.latency)
                 self.at(self.forward, lambda: self._stream(session))
             elif verifier.streams(session):
                 timing = Timing(0.0, 1000 * self.verifier.forward)
-                answer, connection = self.verifier.step(session, timing), self.connection
-                self.at(self.latency, lambda: self._deliver(connection, answer))
+                self._answer(self._attached[session], verifier.step(session, timing), self.now + self.latency)
                 self._stream(session)
 
         self.at(self.verifier.forward, forward)
+
+    def _answer(self, connection: int, answer: Any, at: float) -> None:
+        self._answered_at = max(self._answered_at, at)  # a connection keeps the order
+        self.at(self._answered_at - self.now, lambda: self._deliver(connection, answer))
 
     def _deliver(self, connection: int, answer: Any) -> None:
         if connection == self.connection and self.is_up:
