@@ -101,7 +101,7 @@ class AnyHistory(RuleBasedStateMachine):
         world.run(seconds=30)
         world.recheck()
         world.at(10.0, lambda: None)
-        assert world.run(seconds=300)
+        assert world.run(seconds=30)
         assert world.answer == world.expected
         assert all(world.reader.verified)
         assert not any(isinstance(message, Append | Stream | Verify) for message in world.strange)

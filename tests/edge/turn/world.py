@@ -427,6 +427,7 @@ class World:
                     self.cut()
                 case Wait(wake):
                     assert wake is None or wake > self.now, "a wait for what is over would be a busy loop"
+                    self._will_be_woken(wake)
                     next_event = self._queue[0][0] if self._queue else None
                     times = [t for t in (wake, next_event) if t is not None]
                     assert times, "waits for what never comes"
@@ -444,6 +445,14 @@ class World:
         raise AssertionError(f"{steps} steps, and the turn is not over at {self.now:.1f} s")
 
     # ---- what must hold
+
+    def _will_be_woken(self, wake: float | None) -> None:
+        """Whatever is not answered is sent again at its time, or given up with its connection."""
+        machine = self.machine
+        assert (machine.reach.link == "up") == self.is_up
+        if machine.reach.usable and (machine.session.unsettled or machine.session_state.again_at is not None):
+            assert wake is not None, "an answer that never comes would be waited for for ever"
+            assert wake <= (machine.session_state.again_at or math.inf), "a retry would be late"
 
     @property
     def answer(self) -> list[int]:
