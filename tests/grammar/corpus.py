@@ -50,15 +50,27 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(FILE.read_text, size=4096, eos_ids=[0])
 
 
+def _two_readings(draft: str, schema: Any) -> bool:
+    """Whether keywords stand beside a `$ref`: up to draft 7 they are ignored, and a schema that does not name its draft
+    is read as 2020-12."""
+    if isinstance(schema, list):
+        return any(_two_readings(draft, one) for one in schema)
+    if not isinstance(schema, dict) or draft.startswith("draft20"):
+        return False
+    beside = "$ref" in schema and bool(schema.keys() - {"$ref", "$comment", "$schema", "definitions"})
+    return beside or any(_two_readings(draft, one) for one in schema.values())
+
+
 @cache
 def schemas(every: int = 1) -> list[Schema]:
-    """Those that can be followed, or some of them; without the two whose patterns Python's own `re` cannot read."""
+    """Those that can be followed, or some of them; without those that have two readings, and the two whose patterns
+    Python's own `re` cannot read."""
     found = []
     for draft, schema in json.loads(gzip.decompress(Path(__file__).with_name("schemas.json.gz").read_bytes()))[::every]:
         try:
             compiler().compile(Grammar.of_schema(schema))
         except GrammarError:
             continue
-        if "\\p{" not in json.dumps(schema).replace("\\\\", "\\"):
+        if not _two_readings(draft, schema) and "\\p{" not in json.dumps(schema).replace("\\\\", "\\"):
             found.append(Schema(draft, schema))
     return found
