@@ -44,10 +44,10 @@ def run(
     question: str,
     *,
     steps: Sequence[str] = (),
-    model: str = "demo",
     say: Callable[[str], None] = print,
 ) -> str:
     """Call tools for as long as the model wants to. `steps` demands tools by name: the demo model knows none."""
+    model = api.models.list().data[0].id
     messages: list[Any] = [{"role": "user", "content": question}]
     for step in range(10):
         forced = bool(steps) and step < len(steps)
