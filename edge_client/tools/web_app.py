@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from moa.api.policy import policy
+from moa.api.static import TYPES, content_security
 from moa.bundle import Bundle, sha256
 from moa.errors import BundleError, MoaError, UsageError
 from moa.manifest import KVHeads, RecordFormat, Variant
@@ -33,14 +33,8 @@ from moa.manifest import KVHeads, RecordFormat, Variant
 CONFIG = "config.json"
 _SUITED = ("web", "cpu-int8")
 """Variants for a browser, the best first: wasm has no fast four-bit product."""
-_KINDS = {
-    "css": "text/css",
-    "html": "text/html; charset=utf-8",
-    "js": "text/javascript",
-    "json": "application/json",
-    "svg": "image/svg+xml",
-    "webmanifest": "application/manifest+json",
-}
+_HEAD = 'const VERSION = "moa-app-'
+"""How the service worker of an app begins."""
 _UNSERVED = ("sw.js", "LICENSE")
 """Ends of names that the service worker does not keep."""
 
@@ -106,8 +100,8 @@ def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda 
     variant = _usable(bundle, name)
     bundle.verify([name or bundle.manifest.default_variant])
     out = settings.out.absolute()
-    if out.exists() and any(out.iterdir()) and not (out / CONFIG).is_file():
-        raise UsageError(f"{out} is not empty", hint="name a new folder, or one that this command wrote")
+    if out.exists() and not _replaceable(out):
+        raise UsageError(f"{out} is not an empty folder", hint="name a new folder, or one that this command wrote")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as work:
         folder = Path(work) / out.name
@@ -118,11 +112,19 @@ def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda 
         runtime.unlink()
         (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
         _secure(folder, connect)
-        size = _service_worker(folder, policy(connect, wasm=True))
+        size = _service_worker(folder, content_security(connect, wasm=True))
         if out.exists():
             shutil.rmtree(out)
         folder.replace(out)
     return size
+
+
+def _replaceable(out: Path) -> bool:
+    """Whether nothing of anybody else is lost: `out` is empty, or an app of ours, by the head of its service worker."""
+    if not out.is_dir():
+        return False
+    script = out / "sw.js"
+    return not any(out.iterdir()) or (script.is_file() and script.read_bytes().startswith(_HEAD.encode()))
 
 
 def _usable(bundle: Bundle, name: str) -> Variant:
@@ -245,7 +247,7 @@ def _pack(path: Path, folder: Path) -> dict[str, Any]:
 def _secure(folder: Path, connect: list[str]) -> None:
     """The policy as a tag, for a host that sends no headers."""
     page = folder / "index.html"
-    tag = f'<meta http-equiv="Content-Security-Policy" content="{policy(connect, wasm=True, header=False)}">'
+    tag = f'<meta http-equiv="Content-Security-Policy" content="{content_security(connect, wasm=True, header=False)}">'
     marked = '<meta charset="utf-8">\n'
     html = page.read_text(encoding="utf-8")
     assert marked in html
@@ -263,10 +265,10 @@ def _service_worker(folder: Path, rules: str) -> int:
         content = path.read_bytes()
         hashes.update(name.encode() + content)
         size += len(content) if name.startswith("packed/") else len(gzip.compress(content))
-        kind = _KINDS.get(name.rpartition(".")[2], "application/octet-stream")
+        kind = TYPES.get(name.rpartition(".")[2], "application/octet-stream")
         files["./" if name == "index.html" else name] = kind
     script = folder / "sw.js"
-    known = {"VERSION": f"moa-app-{hashes.hexdigest()[:16]}", "FILES": files, "POLICY": rules}
-    head = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in known.items())
+    known = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in (("FILES", files), ("POLICY", rules)))
+    head = f'{_HEAD}{hashes.hexdigest()[:16]}";\n{known}'
     script.write_text(head + script.read_text(encoding="utf-8"), encoding="utf-8")
     return size

@@ -11,25 +11,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moa.api.policy import policy
+from moa.api.static import TYPES, content_security
 
-_TYPES = {
-    "css": "text/css; charset=utf-8",
-    "html": "text/html; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-    "webmanifest": "application/manifest+json",
-}
-POLICY = policy()
+POLICY = content_security()
 
 
 def page(package: str, folder: str, at: str) -> Iterator[Route]:
     """Routes for the files of a folder in a package; `index.html` is served at `at` itself."""
     for entry in sorted(resources.files(package).joinpath(folder).iterdir(), key=lambda entry: entry.name):
         name, _, ending = entry.name.rpartition(".")
-        if ending in _TYPES:
+        if ending in TYPES:
             path = at if entry.name == "index.html" else at.rstrip("/") + "/" + entry.name
-            yield Route(path, _File(entry.read_bytes(), _TYPES[ending]).get, name=name)
+            yield Route(path, _File(entry.read_bytes(), TYPES[ending]).get, name=name)
 
 
 class _File:

@@ -76,10 +76,14 @@ def test_the_page_shows_what_the_events_say_also_after_a_kill(node: Node, seed: 
 
 
 def test_a_folder_of_others_an_unknown_address_and_a_missing_package_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "theirs").touch()
+    for folder, file in (("full", "theirs"), ("model", "config.json"), ("page", "sw.js")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).write_text("{}")
     for out, verifier, words in (
-        ("full", "", "is not empty"),
+        ("full", "", "is not an empty folder"),
+        ("model", "", "is not an empty folder"),
+        ("page", "", "is not an empty folder"),
+        ("full/theirs", "", "is not an empty folder"),
         ("new", "https://server.example", "no address of a verifier"),
         ("new", "ws://server.example; script-src *", "no address of a verifier"),
         ("new", "wss://server.example", f"no {PACKAGES[0].archive}"),
@@ -89,7 +93,7 @@ def test_a_folder_of_others_an_unknown_address_and_a_missing_package_are_refused
         )
         with pytest.raises(UsageError, match=words):
             build_web_app(settings)
-    assert [path.name for path in tmp_path.iterdir()] == ["full"], "nothing is left behind"
+    assert {path.name for path in tmp_path.iterdir()} == {"full", "model", "page"}, "nothing is left behind"
 
 
 def test_a_changed_package_is_refused(tmp_path: Path) -> None:
