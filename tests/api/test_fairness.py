@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
+import httpx2 as httpx
 import pytest
 
 from moa.api import fairness
 from moa.api.access import ANONYMOUS
 from moa.api.errors import ApiError
 from moa.api.fairness import Accounts, Fairness, charged
-from tests.api.scripted import PATIENCE, browser, chat, says, served
+from tests.api.scripted import PATIENCE, browser, chat, endpoint, says, served
 from tests.torture.raw import Raw
 
 
@@ -112,3 +113,13 @@ async def test_refusals_of_a_stranger_come_late_and_a_request_beside_them_does_n
         assert time.monotonic() - began > 0.15
     assert b"" in answers, "what is too much is cut"
     assert any(b"HTTP/1.1 40" in answer for answer in answers)
+
+
+async def test_another_server_answers_a_refusal_that_we_would_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under Ray: nobody but our own server can cut the connection of a request."""
+    monkeypatch.setattr(fairness, "_REFUSALS_PER_SECOND", 1.0)
+    monkeypatch.setattr(fairness, "_MOST_HELD", 0)
+    async with endpoint(says("x")) as (_, _, app):
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            assert {(await client.get("/nothing")).status_code for _ in range(4)} == {404}
