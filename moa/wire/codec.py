@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +15,8 @@ from moa.wire.messages import Ack, Append, ClientMessage, Foresee, Message, Open
 
 _M = TypeVar("_M")
 _encoder = msgspec.msgpack.Encoder()
+_client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+_server_decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
 
 
 def encode(message: Message) -> bytes:
@@ -44,10 +45,14 @@ def _decode(decoder: msgspec.msgpack.Decoder[_M], frame: bytes) -> _M:
         raise Refusal(Code.BAD_MESSAGE, "not a message of this protocol: nested too deep") from None
 
 
-decode_client = partial(_decode, msgspec.msgpack.Decoder[ClientMessage](ClientMessage))
-"""Read what an edge sent. Anything malformed or out of range is a `Refusal`, whatever the bytes."""
-decode_server = partial(_decode, msgspec.msgpack.Decoder[ServerMessage](ServerMessage))
-"""Read what a verifier sent."""
+def decode_client(frame: bytes) -> ClientMessage:
+    """Read what an edge sent. Anything malformed or out of range is a `Refusal`, whatever the bytes."""
+    return _decode(_client_decoder, frame)
+
+
+def decode_server(frame: bytes) -> ServerMessage:
+    """Read what a verifier sent."""
+    return _decode(_server_decoder, frame)
 
 
 def chain_hash(ids: Sequence[int]) -> bytes:

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel, Field
 
 from benchmarks.kit.verifier import Emulated, verifier
 from moa.process.listening import Port
@@ -18,6 +17,7 @@ from tests.clients.conftest import MODEL, PATIENCE, Device, online
 
 pytest.importorskip("langchain_openai", reason="needs `make clients`")
 from tests.clients.test_packages import client, langchain
+from tests.edge.serve.test_structured import Answer, Weather
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]
 QUESTION = "What is the weather in Rome?"
@@ -25,21 +25,6 @@ MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 
 _STRICT = {"strict": True, "parallel_tool_calls": False}
 _CALL: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
-
-
-class Answer(BaseModel):
-    """What is asked for."""
-
-    colour: Literal["red", "green", "blue"]
-    age: int = Field(ge=0, le=150)
-    sure: bool
-
-
-class Weather(BaseModel):
-    """The weather of a city."""
-
-    city: Literal["Rome", "Paris"]
-    days: int = Field(ge=1, le=9)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from moa.wire import chain_hash
@@ -61,10 +61,8 @@ Blob = Callable[[Raw], Awaitable[bytes]]
 """Prepares a connection, and says what to send on it again and again."""
 
 
-async def hose(
-    port: int, token: str, until: float, report: Report, blob: Blob, *, reads: bool, pause: float = 0.0
-) -> None:
-    """One connection after another, each sending as much as it can."""
+async def greeted(port: int, token: str, until: float, report: Report) -> AsyncIterator[Raw]:
+    """One connection after another, after hello and welcome."""
     while time.monotonic() < until:
         try:
             raw = await Raw.greeted(port, token)
@@ -73,6 +71,14 @@ async def hose(
             await asyncio.sleep(0.2)
             continue
         report.connections += 1
+        yield raw
+
+
+async def hose(
+    port: int, token: str, until: float, report: Report, blob: Blob, *, reads: bool, pause: float = 0.0
+) -> None:
+    """One connection after another, each sending as much as it can."""
+    async for raw in greeted(port, token, until, report):
         with contextlib.suppress(ConnectionError, OSError, TimeoutError):
             data = await blob(raw)
             if reads:
@@ -260,14 +266,7 @@ async def hostile_grammars(port: int, token: str, until: float, report: Report) 
     grammars, number = list(hostile()), itertools.count()
 
     async def lane() -> None:
-        while time.monotonic() < until:
-            try:
-                raw = await Raw.greeted(port, token)
-            except (ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
-                report.refused += 1
-                await asyncio.sleep(0.2)
-                continue
-            report.connections += 1
+        async for raw in greeted(port, token, until, report):
             with contextlib.suppress(ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
                 while time.monotonic() < until:
                     session, grammar = os.urandom(16), grammars[next(number) % len(grammars)]

@@ -267,23 +267,7 @@ def test_histories(node: Node, tape: Tape, seed: int) -> None:
         seed, ["device", "server", "auto"][seed % 3], seed % 4 > 0, rng.choice([0.7, 0.98]), [None, 0.7][seed % 2]
     )
     for _ in range(60):
-        match rng.randrange(12):
-            case 0:
-                history.the_verifier_has_trouble(rng.choice(test_history.FAULTS), rng.choice([0, 250]))
-            case 1:
-                history.the_verifier_forgets()
-            case 2:
-                history.the_connection_is_lost()
-            case 3:
-                history.the_network_goes_or_comes(rng.random() < 0.3)
-            case 4:
-                history.it_gets_slow_or_fast(rng.choice([0.0, 0.02, 0.5]), rng.choice([0.001, 0.05, 1.0]))
-            case 5:
-                history.messages_are_lost_or_repeated(rng.choice([0.0, 0.3]), rng.choice([0.0, 0.5]))
-            case 6:
-                history.the_next_turn_is_asked_for(rng.choice(["device", "server", "none", "auto"]))
-            case _:
-                history.time_passes(rng.choice([0.01, 0.05, 0.3, 1.0]))
+        test_history.anything(history, rng)
     history.teardown()
     replayed(node, tape)
 

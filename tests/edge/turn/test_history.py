@@ -131,6 +131,27 @@ AnyHistory.TestCase.settings = settings(
 TestAnyHistory = AnyHistory.TestCase
 
 
+def anything(history: AnyHistory, rng: random.Random) -> None:
+    """One step of a random history."""
+    match rng.randrange(12):
+        case 0:
+            history.the_verifier_has_trouble(rng.choice(FAULTS), rng.choice([0, 250]))
+        case 1:
+            history.the_verifier_forgets()
+        case 2:
+            history.the_connection_is_lost()
+        case 3:
+            history.the_network_goes_or_comes(rng.random() < 0.3)
+        case 4:
+            history.it_gets_slow_or_fast(rng.choice([0.0, 0.02, 0.5]), rng.choice([0.001, 0.05, 1.0]))
+        case 5:
+            history.messages_are_lost_or_repeated(rng.choice([0.0, 0.3]), rng.choice([0.0, 0.5]))
+        case 6:
+            history.the_next_turn_is_asked_for(rng.choice(["device", "server", "none", "auto"]))
+        case _:
+            history.time_passes(rng.choice([0.01, 0.05, 0.3, 1.0]))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_ten_thousand_steps(seed: int) -> None:
     """The same, with luck for a guide instead of Hypothesis: 500 steps a seed."""
@@ -140,23 +161,7 @@ def test_ten_thousand_steps(seed: int) -> None:
         seed, rng.choice(["device", "server", "auto"]), seed % 4 > 0, rng.choice([0.7, 0.98]), rng.choice([None, 0.7])
     )
     for _ in range(500):
-        match rng.randrange(12):
-            case 0:
-                history.the_verifier_has_trouble(rng.choice(FAULTS), rng.choice([0, 250]))
-            case 1:
-                history.the_verifier_forgets()
-            case 2:
-                history.the_connection_is_lost()
-            case 3:
-                history.the_network_goes_or_comes(rng.random() < 0.3)
-            case 4:
-                history.it_gets_slow_or_fast(rng.choice([0.0, 0.02, 0.5]), rng.choice([0.001, 0.05, 1.0]))
-            case 5:
-                history.messages_are_lost_or_repeated(rng.choice([0.0, 0.3]), rng.choice([0.0, 0.5]))
-            case 6:
-                history.the_next_turn_is_asked_for(rng.choice(["device", "server", "none", "auto"]))
-            case _:
-                history.time_passes(rng.choice([0.01, 0.05, 0.3, 1.0]))
+        anything(history, rng)
         if rng.random() < 0.1:
             history.the_verifier_is_not_pressed()
     history.teardown()
