@@ -14,7 +14,7 @@ import pytest
 import edge_client
 from moa.wire.codes import CloseCode, Code
 from tools.api import api_page
-from tools.readme import PARSERS, between, cli_reference, digest, programs, rendered, results_page, table
+from tools.readme import PARSERS, between, cli_reference, digest, programs, remarks, rendered, results_page, table
 from tools.wire import close_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,6 +147,8 @@ def test_the_api_page_has_every_public_name_and_says_something_of_each() -> None
     for line in page.splitlines():
         if line.startswith("| `"):
             assert line.rsplit("|", 2)[1].strip(), line
+    assert "* `max_kbps: float = 0.0`\n" in page, "the page of commands explains it"
+    assert "* `connect_seconds: float = 10.0`: Longest" in page
     assert "`llama`" in page
     assert "'verified' | 'provisional'" in page
 
@@ -161,6 +163,7 @@ def test_results_page_joins_the_tables(tmp_path: Path) -> None:
 
 def test_a_digest_is_the_first_table_and_the_closing_words() -> None:
     assert digest("**A**\n\n| a |\n| - |\n\n**B**\n\n| b |\n\nMedians.\n") == "**A**\n\n| a |\n| - |\n\nMedians."
+    assert remarks("**A**\n\n| a |\n| - |\n\nBest.\n\n| b |\n\nMedians.\n") == "Best.\n\nMedians."
     assert digest("| a |\n\n| b |\n") == digest("| a |\n") == "| a |"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import typing
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import edge_client
+from edge_client.cli import generate
 from edge_client.events import Event
 from edge_client.settings import ENVIRONMENT, ClientSettings
 from moa import errors
@@ -35,7 +37,8 @@ def api_page(root: Path) -> str:
         "## Events\n\nWhat `generate` yields, in order; positions count from the beginning of the prompt.\n",
         *(part for cls in sorted(events, key=lambda cls: cls.__name__) for part in _event(cls)),
         "## Settings\n\n`ClientSettings`: as a keyword, as a flag (`--max-kbps`), as a variable"
-        f" (`{ENVIRONMENT}MAX_KBPS`), and in the settings file.\n",
+        f" (`{ENVIRONMENT}MAX_KBPS`), and in the settings file."
+        " What has a flag is explained there: [commands](cli.md).\n",
         _settings(),
         "## Exceptions\n\n| exception | is a | exit code | when |\n|---|---|---|---|",
         *_exceptions(),
@@ -89,12 +92,16 @@ def _event(cls: type) -> Iterator[str]:
 
 
 def _settings() -> str:
+    """All fields; only those without a flag are explained, the page of commands has the others."""
+    command = argparse.ArgumentParser()
+    generate.add(command)
+    flags = vars(command.parse_args([]))
     words = described(ClientSettings)
     rows = []
     for field in _fields(ClientSettings):
         name, kind = ast.unparse(field.target), _kind(ClientSettings, field)
         default = f" = {ast.unparse(field.value)}" if field.value else ""
-        rows.append(f"* `{name}: {kind}{default}`: {words.get(name, '')}")
+        rows.append(f"* `{name}: {kind}{default}`" + (f": {words[name]}" if name not in flags else ""))
     return "\n".join(rows) + "\n"
 
 

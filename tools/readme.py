@@ -40,6 +40,8 @@ TITLES = {
     "speed": "One machine",
     "speed_auto": "One machine: as deep as it pays",
 }
+DRAWN = "client_slow"
+"""The experiment whose table is only drawn: the picture has its figures."""
 PARSERS = {"moa-edge": "moa.cli.moa_edge:parser"} | {program.name: program.parser for program in PROGRAMS}
 """Where the argument parser of each console script is made."""
 
@@ -83,6 +85,11 @@ def digest(tables: str) -> str:
     return "\n\n".join(blocks[: shown[0] + 1] + blocks[shown[-1] + 1 :])
 
 
+def remarks(tables: str) -> str:
+    """What is written between tables and after them."""
+    return "\n\n".join(block for block in tables.strip().split("\n\n") if not block.startswith(("|", "**")))
+
+
 def between(text: str, name: str, content: str) -> str:
     """Replace the text between the markers `<!-- NAME:begin -->` and `<!-- NAME:end -->`."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
@@ -101,7 +108,8 @@ def results_page(tables: Iterable[Path], pictures: Iterable[Path]) -> str:
     if shown := "\n".join(f"![{p.stem.replace('-', ' ')}](pictures/{p.name})\n" for p in pictures):
         parts.append(f"## Pictures\n\n{shown}")
     for path in tables:
-        parts.append(f"## {title(path)}\n\n{digest(path.read_text(encoding='utf-8'))}\n")
+        text = path.read_text(encoding="utf-8")
+        parts.append(f"## {title(path)}\n\n{remarks(text) if path.stem == DRAWN else digest(text)}\n")
     return "\n".join(parts)
 
 
