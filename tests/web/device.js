@@ -84,7 +84,9 @@ async function turn({ conversation }, { id, ids, changes, checks }) {
 }
 
 const devices = new Map();
-for await (const line of createInterface({ input: process.stdin })) {
+// Each line is a task of its own, as a page's messages are: in a loop that awaits lines, a snapshot could be taken while
+// an event is on its way to its reader.
+createInterface({ input: process.stdin }).on("line", (line) => {
   const ask = JSON.parse(line);
   const socket = sockets.get(ask.socket);
   if (ask.opened) socket.onopen?.();
@@ -112,4 +114,4 @@ for await (const line of createInterface({ input: process.stdin })) {
     client.close();
     devices.delete(ask.id);
   }
-}
+});
