@@ -1,6 +1,6 @@
 """The experiments: `python -m benchmarks NAME... --out DIR`. Without a name all of them but those on request.
 
-A single experiment has its own options: `python -m benchmarks client_cuts --help`. Several run one
+A single experiment has its own options: `python -m benchmarks client_links --help`. Several run one
 after another, each in its own process, so that they do not affect each other. With --out each writes NAME.json,
 with hardware, commit and command, and its tables as NAME.md; `make docs` puts them into docs/results.md.
 """

@@ -38,16 +38,13 @@ _ON_REQUEST = (
     Experiment("speed_auto", "as deep as it pays beside plain decoding, on one machine", "drafters.speed", 8,
                {"ways": ["auto"], "repeats": 5}),
     Experiment("server_load", "the verifier under load", "server.load", 3),
-    Experiment("forward", "a verification beside its bare arithmetic", "server.forward", 1),
     Experiment("masks", "what a grammar costs, and what it wins", "server.masks", 1),
-    Experiment("export_steps", "step time of the CPU forms", "export.steps", 8),
     Experiment("client_slow", "the same as client_links with a slow target: who wins where", "device.grid", 12,
                {"steps": [10.0, 30.0, 60.0, 120.0]}),
     Experiment("client_loopback", "drafts of the server beside plain streams, without a link", "device.grid", 6,
                {"links": ["loopback"], "temperatures": [0.0, 0.7, 1.0], "lanes": 1, "repeats": 3, "prompts": 24,
                 "ways": ["plain API streaming", "server-drafted"]}),
     Experiment("client_everyday", "one-digit sums and everyday questions, online and offline", "device.everyday", 3),
-    Experiment("client_exact", "1,400 answers over every link", "device.exact", 5),
 )  # fmt: skip
 _USUAL = (
     Experiment("acceptance", "tokens won per verification, by category", "drafters.acceptance", 5),
@@ -55,7 +52,6 @@ _USUAL = (
     Experiment("client_links", "speed, calls and bytes by link", "device.grid", 5),
     Experiment("client_offline", "right answers after the link is cut", "device.offline", 0.5),
     Experiment("client_reconnect", "the link returns after 1, 5, 20 s", "device.reconnect", 1),
-    Experiment("client_cuts", "the link cut at random bytes", "device.cuts", 1),
     Experiment("capacity", "readers that one verifier holds", "server.capacity", 4),
 )  # fmt: skip
 

@@ -1,37 +1,29 @@
-"""Tokens per second on one device: plain, speculative, Hugging Face generate and assisted, interleaved in one run.
-
-With --random the target is larger and random, with drafters of an assumed acceptance: it shows the cost of compute, not
-acceptance.
-"""
+"""Tokens per second on one device: plain, speculative, Hugging Face generate and assisted, interleaved in one run."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.baselines.independent import as_llama
-from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import load_independent, load_target, open_drafting, reads_taps
-from benchmarks.baselines.replay import ReplayDrafting, ReplayLlama
 from benchmarks.drafters.acceptance import PAPER as SHAPES
 from benchmarks.drafters.race import PLAIN, Way, race
 from benchmarks.kit.figures import table, titled
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared, independent
 from benchmarks.kit.paired import Estimate
-from benchmarks.kit.random_pair import llama
 from cloud_verifier.settings import Settings
 from demo import held_out
 from moa.bundle import Bundle
 from moa.demo import paths
-from moa.model.checkpoint import new_drafter
 from moa.model.drafting import Drafting
 from moa.model.generate import Generation, GenerationSettings, Speculator
 from moa.model.identity import weights_id
@@ -39,9 +31,6 @@ from moa.model.loading import locate
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
-
-RIGHT = {"chain": 0.7, "tree": 0.85}
-"""Assumed acceptance of a drafted token on a random target, with one guess and with eight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +48,6 @@ class Options(Compared):
     """Ways of the trained pair beside plain decoding."""
     bundle: str = str(paths().bundle)
     """Folder of a bundle: on a CPU the drafter that it was made of drafts by its graph, as in a verifier."""
-    random: int = 0
-    """Hidden size of a random target of 8 layers, in place of the trained pair."""
-    vocabulary: int = 32000
-    """Vocabulary of the random target."""
 
 
 def speculating(
@@ -144,53 +129,10 @@ def hugging_face(options: Options) -> list[Way]:
     return ways
 
 
-def random_pair(options: Options) -> dict[str, Any]:
-    """A larger random target, with a drafter of an assumed acceptance."""
-    torch.manual_seed(options.seed)
-    none = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    config = llama(options.random, 8, options.vocabulary, max_position_embeddings=2048, **none)
-    model = LlamaForCausalLM(config).to(options.place).eval().requires_grad_(False)
-    # `Target` gives its model an attention of its own; the library's generate keeps the library's.
-    for_generate = LlamaForCausalLM(config).to(options.place).eval().requires_grad_(False)
-    for_generate.load_state_dict(model.state_dict())
-    target = Target.from_model(model, capacity=options.capacity)
-    prompts = torch.randint(0, config.vocab_size, (2, 64)).tolist()
-    plain = speculating(Speculator(target), options.tokens, None)
-    texts = [prompt + plain(prompt).ids for prompt in prompts]
-    drafter = new_drafter(moa_config(target.facts, {}), model).eval()
-    one_layer = LlamaConfig.from_dict({**config.to_dict(), "num_hidden_layers": 1})
-    assistant = ReplayLlama(one_layer, texts, RIGHT["chain"]).to(options.place).eval().requires_grad_(False)
-    ways = [
-        Way("generate", "Hugging Face generate", partial(generate, for_generate, options.tokens, None)),
-        Way(PLAIN, "our engine, no drafter", plain),
-        Way(
-            "assisted",
-            f"Hugging Face assisted generation, 1-layer assistant, right {RIGHT['chain']:.0%} by assumption",
-            partial(generate, for_generate, options.tokens, assistant),
-        ),
-    ]
-    for name, right in RIGHT.items():
-        speculator = Speculator(target, ReplayDrafting(drafter, texts, right, capacity=target.pool.capacity))
-        # An assumed acceptance has no confidence estimates, so no draft ends early.
-        run = speculating(speculator, options.tokens, replace(SHAPES[name], min_score=-1e9))
-        ways.append(
-            Way(f"replay-{name}", f"our engine, MoA-sized drafter, {name}, right {right:.0%} by assumption", run)
-        )
-    return {
-        "says": f"Random target, 8 layers, hidden {options.random} ({model.num_parameters() / 1e6:.0f}M)",
-        "races": [race(ways, target, prompts, ["random"] * len(prompts), repeats=options.repeats)],
-        "notes": [
-            "Random weights have no drafter that means anything: the drafters' and the assistant's compute is real, "
-            "their luck is the stated assumption."
-        ],
-    }
-
-
 def measure(options: Options) -> dict[str, Any]:
     """One pair."""
     logging.getLogger("transformers").setLevel(logging.ERROR)  # ignore the warnings of `generate` about settings
-    pair = random_pair(options) if options.random else embedded_pair(options)
-    return {"max_new_tokens": options.tokens, "repeats": options.repeats, "pairs": [pair]}
+    return {"max_new_tokens": options.tokens, "repeats": options.repeats, "pairs": [embedded_pair(options)]}
 
 
 def tables(result: Mapping[str, Any]) -> str:

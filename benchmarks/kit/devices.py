@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -19,11 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from benchmarks.kit.figures import percentiles
 from moa.errors import MoaError
 from moa.wire import FEATURES, ClientSession, Code
 from moa.wire.events import Advanced, Recovered, Refused
-from moa.wire.messages import Goaway, RecordDtype
+from moa.wire.messages import RecordDtype
 from tests.support.client import PATIENCE, Client, client
 
 _BACKOFF = (0.05, 1.0)
@@ -95,28 +93,17 @@ class Round(NamedTuple):
 class ScriptedDevice:
     """One device with one answer to get."""
 
-    urls: Sequence[str]
-    """Addresses to connect to, in turn."""
+    url: str
     script: Script
     way: Way = "device"
     records: RecordDtype = "off"
     think: float = 0.0
     """Seconds between two rounds."""
-    drop_every: int = 0
-    """Rounds after which it drops the connection without a close."""
     begin: Callable[[], Awaitable[None]] | None = None
     """Called once the prompt has run and the first token is known; the answer goes on when it returns."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
     rounds: list[Round] = field(default_factory=list)
-    instances: list[str] = field(default_factory=list)
-    """The process on the other end, for every connection that was welcomed."""
-    outcomes: Counter[str] = field(default_factory=Counter)
-    """How the verifier answered resumes, and what it refused."""
-    handshake_ms: list[float] = field(default_factory=list)
-    recovery_ms: list[float] = field(default_factory=list)
-    """Milliseconds from a lost connection to the next token."""
     _guessing: set[asyncio.Task[None]] = field(default_factory=set)
-    _dials: int = 0
     _lost_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -142,20 +129,14 @@ class ScriptedDevice:
         pause, longest = _BACKOFF
         features = FEATURES if self.records != "off" else FEATURES - {"records"}
         while not self.session.finish:
-            began = perf_counter()
-            url = self.urls[self._dials % len(self.urls)]
-            self._dials += 1
             with contextlib.suppress(ConnectionClosed, InvalidHandshake, OSError, EOFError):  # a timeout is an OSError
-                async with client(url, key=self.key, features=sorted(features)) as edge:
-                    self.handshake_ms.append(1000 * (perf_counter() - began))
-                    self.instances.append(edge.welcome.instance)
+                async with client(self.url, key=self.key, features=sorted(features)) as edge:
                     pause = _BACKOFF[0]
                     try:
                         await self._converse(edge)
                     finally:
                         for guess in [*self._guessing]:
                             guess.cancel()
-                        self.outcomes["goaway"] += any(isinstance(message, Goaway) for message in edge.other)
             if not self.session.finish:
                 self._lost_at = self._lost_at or perf_counter()
                 if perf_counter() - self._lost_at > PATIENCE:
@@ -164,7 +145,7 @@ class ScriptedDevice:
                 pause = min(2 * pause, longest)
 
     async def _converse(self, edge: Client) -> None:
-        session, dropped_at = self.session, len(self.rounds) + self.drop_every
+        session = self.session
         if not session.settled and not session.unsettled:
             session.open()
         resuming = session.settled > 0
@@ -172,9 +153,6 @@ class ScriptedDevice:
         sent = 0.0
         while not session.finish:
             if not session.unsettled and not resuming:
-                if self.drop_every and len(self.rounds) >= dropped_at:
-                    edge.connection.transport.abort()
-                    return
                 await self._wait()
                 sent = perf_counter()
                 await edge.send(self._next())
@@ -182,10 +160,8 @@ class ScriptedDevice:
             event = await edge.event(session)
             if isinstance(event, Recovered):
                 resuming = False
-                self.outcomes[event.outcome] += 1
                 await edge.send(*event.resend)
             elif isinstance(event, Refused):
-                self.outcomes[f"{event.error.code}, limit {event.error.limit}".removesuffix(", limit ")] += 1
                 if not event.retry:
                     raise MoaError(f"a device was refused: {event.error.message}")
                 if event.error.code == Code.DRAINING:
@@ -201,9 +177,7 @@ class ScriptedDevice:
                     guess = asyncio.create_task(self._tell_ahead(edge, self.think))
                     self._guessing.add(guess)
                     guess.add_done_callback(self._guessing.discard)
-                if self._lost_at:
-                    self.recovery_ms.append(1000 * (perf_counter() - self._lost_at))
-                    self._lost_at = 0.0
+                self._lost_at = 0.0
         await edge.send(session.close())
 
     async def _tell_ahead(self, edge: Client, think: float = 0.0) -> None:
@@ -239,28 +213,3 @@ async def together(devices: Iterable[ScriptedDevice]) -> AsyncIterator[list[asyn
             yield [group.create_task(device.run()) for device in devices]
     except ExceptionGroup as several:
         raise several.exceptions[0] from None
-
-
-async def run_all(devices: Sequence[ScriptedDevice]) -> dict[str, Any]:
-    """Run devices together, and say what they went through."""
-    began = perf_counter()
-    async with together(devices):
-        pass
-    seconds = perf_counter() - began
-    returns = [pair for device in devices for pair in zip(device.instances, device.instances[1:], strict=False)]
-    recoveries = [ms for device in devices for ms in device.recovery_ms]
-    outcomes: Counter[str] = sum((device.outcomes for device in devices), Counter())
-    tokens = sum(len(device.tokens) for device in devices)
-    return {
-        "devices": len(devices),
-        "exact": sum(device.exact for device in devices),
-        "tokens": tokens,
-        "tokens_per_second": round(tokens / seconds, 1),
-        "seconds": round(seconds, 2),
-        "round_ms": percentiles([1000 * (one.read - one.sent) for device in devices for one in device.rounds]),
-        "handshake_ms": percentiles([ms for device in devices for ms in device.handshake_ms]),
-        "returns": len(returns),
-        "same_verifier": round(sum(a == b for a, b in returns) / len(returns), 4) if returns else None,
-        "outcomes": dict(outcomes),
-        "recovery_ms": percentiles(recoveries) if recoveries else None,
-    }

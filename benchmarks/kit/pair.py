@@ -46,9 +46,3 @@ def trained() -> list[Path]:
 def independent() -> list[Path]:
     """Those that are also complete models: for answers and for assisted generation."""
     return [folder for folder in trained() if folder.name.startswith("independent")]
-
-
-def shown_name(folder: Path | str) -> str:
-    """What tables call a drafter."""
-    name = Path(folder).name
-    return "MoA" if name == "drafter" else name

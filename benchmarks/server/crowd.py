@@ -59,7 +59,7 @@ async def crowd(url: str, said: Sequence[Script], records: RecordDtype = "off") 
         await ready.wait()
         await steady.wait()
 
-    devices = [ScriptedDevice((url,), script, records=records, begin=begin) for script in said]
+    devices = [ScriptedDevice(url, script, records=records, begin=begin) for script in said]
     async with together(devices) as tasks:
         await ready.wait()
         before = await look(url)

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.kit.options import one_of
 from benchmarks.kit.progress import steps
 from benchmarks.kit.verifier import Pair, random_pair
-from benchmarks.server import endurance, latency, throughput, wire_bytes
+from benchmarks.server import latency, throughput, wire_bytes
 from moa.errors import UsageError
 
 Figures = dict[str, Any]
@@ -36,9 +36,6 @@ SCENARIOS = {
     "verdicts": Scenario("Verdicts and activation records", latency.measure_records, latency.record_tables),
     "prompts": Scenario("Verdicts beside a long prompt", latency.measure_prompt, latency.prompt_tables),
     "bytes": Scenario("Bytes on the wire", wire_bytes.measure, wire_bytes.tables),
-    "sessions": Scenario("Sessions opened and dropped", endurance.measure_sessions, endurance.session_tables),
-    "overload": Scenario("Ten times over capacity", endurance.measure_overload, endurance.overload_tables),
-    "sigterm": Scenario("Stopping under load", endurance.measure_stop, endurance.stop_tables),
 }
 
 
@@ -68,8 +65,6 @@ class Options:
     """Of batching, verdicts and prompts, interleaved."""
     long: int = 8000
     """Tokens of the prompt that others wait beside; fewer if the target holds fewer."""
-    sessions: int = 10_000
-    """Sessions of the scenario of that name."""
 
     def __post_init__(self) -> None:
         if self.tokens < 2:

@@ -106,7 +106,7 @@ async def trial(
             limit.reschedule(asyncio.get_running_loop().time() + until - asked)
 
         script = scripts[number % len(scripts)]
-        device = ScriptedDevice((url,), script, way=way, records=records, think=think, begin=begin)
+        device = ScriptedDevice(url, script, way=way, records=records, think=think, begin=begin)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as limit:
                 await device.run()
