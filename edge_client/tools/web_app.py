@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import importlib.resources
 import json
+import lzma
 import shutil
 import subprocess
 import tarfile
@@ -236,11 +237,18 @@ def _npy_header(path: Path) -> int:
         return file.tell()
 
 
+def packed(runtime: bytes) -> bytes:
+    """As `edge_client/web/lzma.js` unpacks it."""
+    how = {"id": lzma.FILTER_LZMA1, "dict_size": 1 << 24, "lc": 3, "lp": 0, "pb": 0}
+    return lzma.compress(runtime, format=lzma.FORMAT_RAW, filters=[how])
+
+
 def _pack(path: Path, folder: Path) -> dict[str, Any]:
     digest = sha256(path)
     name = f"packed/{digest[:16]}"
     (folder / "packed").mkdir(exist_ok=True)
-    (folder / name).write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
+    content = path.read_bytes()
+    (folder / name).write_bytes(packed(content) if path.name == RUNTIME else gzip.compress(content, 9, mtime=0))
     return {"name": name, "sha256": digest, "size": path.stat().st_size}
 
 

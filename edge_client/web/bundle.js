@@ -1,38 +1,51 @@
 // The page's bundle: its files are fetched, unpacked and compared with their hashes before anything reads them.
 
+import { unlzma } from "./lzma.js";
 import * as ort from "./vendor/ort.js";
 
-// Where a file lies, how it is packed and what it must be: `files` of config.json, which the page was built with.
-export async function content({ name, sha256, size }, from = "./") {
-  const response = await fetch(from + name);
+// Where a file lies and what it must be: `files` of config.json, which the page was built with.
+export async function content({ name, sha256, size }, unpack = gunzip) {
+  const bytes = await unpack(name, size);
+  const hash = Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  if (hash === sha256) return bytes;
+  for (const cache of await kept()) for (const file of [name, unpacked(name)]) await cache.delete(file);
+  throw new Error(`${name} is damaged: load the page again, or build it again`);
+}
+
+async function packed(name) {
+  const response = await fetch(name);
   if (!response.ok) throw new Error(`${name} is missing: ${response.status}`);
+  return response;
+}
+
+async function gunzip(name, size) {
   const bytes = new Uint8Array(size);
   let at = 0;
-  for await (const piece of pieces(response.body.pipeThrough(new DecompressionStream("gzip")))) {
-    if (at + piece.length > size) throw new Error(`${name} is damaged: it is longer than ${size} bytes`);
-    bytes.set(piece, at);
-    at += piece.length;
+  for (const reader = (await packed(name)).body.pipeThrough(new DecompressionStream("gzip")).getReader(); ;) {
+    const { done, value } = await reader.read();
+    if (done) return bytes.subarray(0, at);
+    if (at + value.length > size) throw new Error(`${name} is damaged: it is longer than ${size} bytes`);
+    bytes.set(value, at);
+    at += value.length;
   }
-  const hash = Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-  if (at !== size || hash !== sha256) {
-    for (const cache of await caches.keys()) await (await caches.open(cache)).delete(from + name);
-    throw new Error(`${name} is damaged: load the page again, or build it again`);
-  }
+}
+
+// The runtime, which takes half a second to unpack: it is kept beside its packed form.
+async function runtime(name, size) {
+  const found = await caches.match(unpacked(name));
+  if (found) return new Uint8Array(await found.arrayBuffer());
+  const bytes = unlzma(new Uint8Array(await (await packed(name)).arrayBuffer()), size);
+  for (const cache of await kept()) if (await cache.match(name)) await cache.put(unpacked(name), new Response(bytes));
   return bytes;
 }
 
-async function* pieces(stream) {
-  for (const reader = stream.getReader(); ;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    yield value;
-  }
-}
+const unpacked = (name) => name.replace("packed", "unpacked");
+const kept = async () => Promise.all((await caches.keys()).map((cache) => caches.open(cache)));
 
 // What a `Drafter` runs.
 export async function loadGraph({ files, graph }) {
   ort.env.wasm.numThreads = 1;
-  ort.env.wasm.wasmBinary = (await content(files.runtime)).buffer;
+  ort.env.wasm.wasmBinary = (await content(files.runtime, runtime)).buffer;
   const [model, data, map] = await Promise.all([content(files.model), files.data && content(files.data), files.map && content(files.map)]);
   const externalData = data ? [{ path: graph.data, data }] : [];
   const session = await ort.InferenceSession.create(model, { executionProviders: ["wasm"], externalData, logSeverityLevel: 4 });

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from edge_client.device import embedded_bundle
-from edge_client.tools.web_app import PACKAGES, WebAppSettings, build_web_app
+from edge_client.tools.web_app import PACKAGES, WebAppSettings, build_web_app, packed
 from moa.errors import UsageError
 from tests.web.node import Node
 
-IMPORTS = 'import { Chunks } from "./../chunks.js"; import { Answer } from "./../../serve/page/answer.js";'
+IMPORTS = """import { Chunks } from "./../chunks.js"; import { unlzma } from "./../lzma.js";
+    import { Answer } from "./../../serve/page/answer.js";"""
 HANDLE = """
+    if (ask.packed) return unlzma(ask.packed, ask.size);
     let chunks = new Chunks(), answer = new Answer();
     const seen = [];
     for (const event of ask.events) {
@@ -73,6 +75,19 @@ def test_the_page_shows_what_the_events_say_also_after_a_kill(node: Node, seed: 
     done = {"event": "done", "reason": "eos", "verified": True, "text": "".join(texts), "stats": {}}
     wanted.append(["".join(texts), len("".join(texts)), True])
     assert node.ask({"events": [*events, done]}) == wanted
+
+
+def test_the_runtime_is_unpacked_as_it_was_packed_and_damage_ends(node: Node) -> None:
+    rng = random.Random(1)
+    words = [rng.randbytes(rng.randrange(1, 300)) for _ in range(200)]
+    mixed = b"".join(rng.choice(words) + rng.randbytes(rng.choice([0, 1, 9])) for _ in range(1000))
+    for content in (b"a", b"ab" * 5000, rng.randbytes(3000), mixed, bytes(70_000) + mixed[::-1]):
+        size, small = len(content), bytearray(packed(content))
+        assert node.ask({"packed": bytes(small), "size": size}) == content
+        assert node.ask({"packed": bytes(small[: len(small) // 2]), "size": size}) != content or size < 10
+        for _ in range(5):
+            small[rng.randrange(len(small))] ^= 1 << rng.randrange(8)
+            assert len(node.ask({"packed": bytes(small), "size": size})) == size, "the hash tells that it is damaged"
 
 
 def test_a_folder_of_others_an_unknown_address_and_a_missing_package_are_refused(tmp_path: Path) -> None:
