@@ -24,6 +24,7 @@ from edge_client.turn.shell import TurnShell
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
 from edge_client.turn.worker import DrafterWorker
+from moa.chat_window import left_out_notice, prompt_room
 from moa.errors import DeviceError, UsageError
 from moa.grammar.spec import Grammar
 from moa.speculation.prediction import Prediction
@@ -75,7 +76,7 @@ class Conversation:
             if ids is not None:
                 context = list(ids)
             else:
-                context, left_out = self._encoded(prompt or "", raw, most - min(settings.max_new_tokens, most // 2))
+                context, left_out = self._encoded(prompt or "", raw, prompt_room(most, settings.max_new_tokens))
         self._check(context)
         if grammar is not None and settings.ignore_eos:
             raise UsageError("a grammar says where the text ends: it cannot be used with ignore_eos")
@@ -86,7 +87,7 @@ class Conversation:
             shell.worker.matcher = matcher
             yield Prompt(ids=context)
             if left_out:
-                yield Notice(message=f"the context is full: the {left_out} oldest messages are no longer sent")
+                yield Notice(message=left_out_notice(left_out))
             async with aclosing(self._run(shell)) as events:
                 async for event in events:
                     yield event

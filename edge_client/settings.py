@@ -90,7 +90,8 @@ class ClientSettings:
     threads: int = 0
     """Threads of the drafter; 0 is half of the cores, at most 4."""
     max_offline_tokens: int = -1
-    """Unverified tokens at which to stop: 0 is never, -1 what the bundle's calibration says."""
+    """Unverified tokens at which to stop: 0 is never, -1 what the bundle's calibration says, or where text repeats
+    itself."""
     offline_after: float = 1.0
     """Write provisionally after a wait of this many seconds beyond the usual."""
     settle_seconds: float = 5.0

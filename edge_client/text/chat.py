@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import sys
 from collections.abc import Mapping, Sequence
 
 from edge_client.text.codec import TextCodec
+from moa.chat_window import fitting
 from moa.errors import UsageError
 
 Messages = Sequence[Mapping[str, str]]
@@ -22,34 +23,22 @@ class ChatLog:
         """The text of the ids, special tokens included."""
         self._start, self._prompt, self._question = 0, "", False
         """Start of the latest answer, the text before it, and whether it is still missing."""
-        self._left_out: list[dict[str, str]] = []
-        """The oldest messages after a system message, which are no longer sent because the context is full."""
+        self._left_out = 0
+        """How many of the oldest messages are no longer sent because the context is full."""
 
     def ask(self, messages: Messages, room: int | None = None) -> tuple[list[int], int]:
-        """The ids up to the start of the assistant's next answer, and how many messages were newly left out.
-
-        The oldest turns are left out while there are more than `room` ids: then as many that a quarter of the room
-        becomes free, so that both ends keep their KV caches for the next turns.
-        """
+        """The ids up to the start of the assistant's next answer, and how many messages were newly left out so that
+        there are at most `room`."""
         self.messages = [dict(message) for message in messages]
-        first = 1 if self.messages and self.messages[0]["role"] == "system" else 0
-        if self.messages[first : first + len(self._left_out)] != self._left_out:
-            self._left_out = []  # another conversation
-        before = first + len(self._left_out)
-        ids, text = self._prompt_from(before)
-        turns = [at for at in range(before, len(self.messages)) if self.messages[at]["role"] == "user"]
-        if room is not None and len(ids) > room and turns and turns[-1] > before:
-            place = bisect_left(turns[:-1], True, key=lambda at: len(self._prompt_from(at)[0]) <= 3 * room // 4)
-            self._left_out = self.messages[first : turns[place]]
-            ids, text = self._prompt_from(turns[place])
+        before, no_limit = self._left_out, sys.maxsize
+        (ids, text), self._left_out = fitting(self.messages, no_limit if room is None else room, self._prompt_of)
         self._ids, self._text = ids, text
         self._start, self._question = len(ids), True
-        return list(ids), first + len(self._left_out) - before
+        return list(ids), max(0, self._left_out - before)
 
-    def _prompt_from(self, start: int) -> tuple[list[int], str]:
-        """The prompt with the messages from this one on, after the system message, in ids and as text."""
-        opening = self.messages[:1] if start and self.messages[0]["role"] == "system" else []
-        text = self._codec.render_chat(opening + self.messages[start:])
+    def _prompt_of(self, messages: Messages) -> tuple[list[int], str]:
+        """The prompt of these messages, in ids and as text."""
+        text = self._codec.render_chat(messages)
         if self._text and text.startswith(self._text):
             return self._ids + self._codec.encode_rendered(text[len(self._text) :]), text
         return self._codec.encode_rendered(text), text

@@ -1,12 +1,14 @@
 """Limits of offline text, as calibrated for this drafter when its bundle was made.
 
 After a lost link the drafter has the target's records of the text before; offline from the start it has none, and its
-limits are lower. If not even its first tokens are likely to be right, nothing is shown.
+limits are lower. If not even its first tokens are likely to be right, nothing is shown. Calibration knows prompts of the
+usual kind: on others, such as an app's request for a title, a drafter without an answer repeats itself up to the limit
+of tokens. So the device also stops where the latest tokens are only a few different ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,6 +18,8 @@ _WARN_AGREEMENT, _STOP_AGREEMENT = 0.6, 0.3
 """Shares of agreeing tokens below which the user is warned, and the device stops."""
 _FIRST_TOKENS = 4
 """If agreement is too low within so many tokens, the answer is not shown."""
+_REPEATED_WITHIN, _REPEATED_TOKENS = 64, 10
+"""Text repeats itself if so many tokens are so few different ones. A list of two-digit numbers has 15."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +51,17 @@ class OfflineGuard:
     """Limits without records; None: the same as with records."""
     informed: Callable[[], bool] = lambda: True
     """Whether there are records of the target's."""
+    may_repeat: bool = True
+    """Whether text that repeats itself goes on."""
     _warned: bool = False
 
     @classmethod
     def of(cls, calibration: Calibration | None, stop_at: int, informed: Callable[[], bool]) -> Self:
         """The calibrated limits; `stop_at` >= 0 overrides where it stops."""
         if calibration is None:
-            return cls(OfflineLimits(stop_at=max(0, stop_at)))
+            return cls(OfflineLimits(stop_at=max(0, stop_at)), may_repeat=stop_at >= 0)
         cold = OfflineLimits.of(calibration.cold, stop_at) if calibration.cold is not None else None
-        return cls(OfflineLimits.of(calibration.offline, stop_at), cold, informed)
+        return cls(OfflineLimits.of(calibration.offline, stop_at), cold, informed, may_repeat=stop_at >= 0)
 
     def warning(self, offline: int) -> str:
         """The warning when the unverified text has this many tokens; once for each time offline."""
@@ -65,9 +71,12 @@ class OfflineGuard:
         self._warned = True
         return f"{offline} tokens without the verifier: from here on expect mistakes"
 
-    def stops(self, offline: int) -> bool:
-        """Whether the unverified text must not grow."""
-        return self._now.worthless or (bool(self._now.stop_at) and offline >= self._now.stop_at)
+    def stops(self, offline: Sequence[int]) -> bool:
+        """Whether this unverified text must not grow."""
+        if self._now.worthless or 0 < self._now.stop_at <= len(offline):
+            return True
+        repeats = len(offline) >= _REPEATED_WITHIN and len(set(offline[-_REPEATED_WITHIN:])) <= _REPEATED_TOKENS
+        return repeats and not self.may_repeat
 
     def reset(self) -> None:
         """All text is verified: warn again next time."""

@@ -408,7 +408,7 @@ class TurnMachine:
     def _may_write(self) -> bool:
         if self._no_drafter:
             return False
-        return not self.transcript.finish and not self.guard.stops(len(self.transcript.provisional))
+        return not self.transcript.finish and not self.guard.stops(self.transcript.provisional)
 
     @property
     def _alone(self) -> bool:
@@ -476,7 +476,7 @@ class TurnMachine:
     def _reason(self) -> Reason:
         if self.transcript.finish:
             return self.transcript.finish
-        if self.guard.stops(len(self.transcript.provisional)):
+        if self.guard.stops(self.transcript.provisional):
             return "guard"
         return "budget" if self.spending.left == 0 else "link"
 

@@ -30,6 +30,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     template: Mapping[str, Any] = {}
     """Variables for the chat template, such as `enable_thinking`."""
     tools: Tools | None = None
+    may_trim: bool = True
+    """Whether a chat that outgrows the context may lose its oldest turns."""
 
 
 class Encoded(NamedTuple):
@@ -41,6 +43,8 @@ class Encoded(NamedTuple):
     """Whether the prompt ends within `<think>`, which some templates open."""
     grammar: Grammar | None = None
     """What the answer must match."""
+    left_out: int = 0
+    """The oldest messages that are not sent because the context is full."""
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):

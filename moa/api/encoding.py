@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from moa.api.answer import AnswerRequest, Encoded, Question
 from moa.api.errors import ApiError, bad
 from moa.api.reasoning import within_thinking
 from moa.api.tools import ToolFormat, Tools, listed
+from moa.chat_window import fitting, prompt_room
 from moa.wire.limits import Limits
 
 _CHARACTERS_A_TOKEN = 64
@@ -38,14 +40,16 @@ class Tokenizing(Protocol):
 
 async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vocabulary: int, longest: int) -> Encoded:
     """The question in tokens. `context` tokens fit, answer included; an answer has at most `longest`."""
-    question, thinking = ask.question, False
+    question, thinking, left_out = ask.question, False, 0
     if question.ids is None:
-        _check_size(question, context)
-        ids, thinking = await asyncio.to_thread(_prompt, tokenizer, question)
+        room = prompt_room(context, longest) if question.may_trim else sys.maxsize
+        question, unread = await asyncio.to_thread(_readable, question, context)
+        (ids, thinking), left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
         if question.tools is not None and question.tools.choice == "auto" and len(ids) > context - context // 8:
             # Apps such as Open WebUI offer dozens of tools with every message: a short context is for the messages.
             question = replace(question, tools=None)
-            ids, thinking = await asyncio.to_thread(_prompt, tokenizer, question)
+            (ids, thinking), left_out = await asyncio.to_thread(_prompt, tokenizer, question, room)
+        left_out += unread
     else:
         ids = question.ids
     _check_ids(ids, context, vocabulary)
@@ -55,12 +59,12 @@ async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vo
         free = free and question.tools.choice in ("auto", "none")
     thinking = thinking and free  # else there is no room for it
     if not question.prediction:
-        return Encoded(ids, (), thinking, grammar)
+        return Encoded(ids, (), thinking, grammar, left_out)
     # An edit may skip parts of the prediction, so it may be longer than the answer.
     most = 2 * min(longest, context - len(ids)) + 256
     text = question.prediction[: most * _PREDICTED_CHARACTERS_A_TOKEN]
     predicted = await asyncio.to_thread(tokenizer.plain, text)
-    return Encoded(ids, predicted[:most], thinking, grammar)
+    return Encoded(ids, predicted[:most], thinking, grammar, left_out)
 
 
 def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_tokens) -> int:
@@ -68,24 +72,38 @@ def answer_limit(ask: AnswerRequest, default: int, most: int = Limits.max_new_to
     return min(ask.max_tokens or default, most)
 
 
-def _prompt(tokenizer: Tokenizing, question: Question) -> tuple[Sequence[int], bool]:
-    """The prompt's ids, and whether it ends within thinking."""
+def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[tuple[Sequence[int], bool], int]:
+    """The prompt's ids, and whether it ends within thinking; and how many of its messages were left out."""
     if question.messages is None:
-        return tokenizer.encode(question.text or ""), False
+        return (tokenizer.encode(question.text or ""), False), 0
     form, tools = ToolFormat.of(tokenizer.template), question.tools or Tools(())
-    messages, begun = form.messages(question.messages, tools), ""
-    if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
-        # As llama.cpp's server and vLLM can: the model goes on with the last message.
-        messages, begun = messages[:-1], messages[-1]["content"]
     offered = [listed(tool) for tool in tools.tools if tools.choice != "none" and form.knows_tools]
-    text = tokenizer.chat(messages, {**question.template, "tools": offered or None})
-    return tokenizer.plain(text + begun), within_thinking(text, begun)
+
+    def encode(sent: Sequence[Mapping[str, Any]]) -> tuple[Sequence[int], bool]:
+        messages, begun = form.messages(sent, tools), ""
+        if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
+            # As llama.cpp's server and vLLM can: the model goes on with the last message.
+            messages, begun = messages[:-1], messages[-1]["content"]
+        text = tokenizer.chat(messages, {**question.template, "tools": offered or None})
+        return tokenizer.plain(text + begun), within_thinking(text, begun)
+
+    return fitting(question.messages, room, encode)
 
 
-def _check_size(question: Question, context: int) -> None:
-    size = len(question.text or "") + sum(len(str(message)) for message in question.messages or ())
-    if size > context * _CHARACTERS_A_TOKEN:
-        raise _too_long(f"the prompt has {size} characters", context)
+def _readable(question: Question, context: int) -> tuple[Question, int]:
+    """The question without the messages that are certain not to fit, and how many those are; refused if no shorter."""
+    most, left_out = context * _CHARACTERS_A_TOKEN, 0
+    text = question.text or ""
+    if question.messages is not None:
+        (text, sent), left_out = fitting(question.messages, most if question.may_trim else sys.maxsize, _written)
+        question = replace(question, messages=sent)
+    if len(text) > most:
+        raise _too_long(f"the prompt has {len(text)} characters", context)
+    return question, left_out
+
+
+def _written(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    return "".join(map(str, messages)), messages
 
 
 def _check_ids(ids: Sequence[int], context: int, vocabulary: int) -> None:

@@ -75,7 +75,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
-    truncation: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[str], Meta(max_length=16)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     presence_penalty: float | None = None
@@ -119,8 +119,6 @@ def parse(body: bytes) -> ResponseRequest:
     for name in ("presence_penalty", "frequency_penalty", "prompt", "conversation"):
         if getattr(request, name):
             raise unsupported(name)
-    if request.truncation not in (None, "disabled"):
-        raise unsupported("truncation")
     return request
 
 
@@ -136,6 +134,7 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
             messages=(*instructions, *conversation),
             prediction=predicted_text(request.prediction),
             template=template_variables(request.chat_template_kwargs),
+            may_trim=request.truncation != "disabled",
             tools=chosen(request.tool_choice, [Tool(one) for one in offered], request.parallel_tool_calls),
         ),
         max_tokens=request.max_output_tokens,
@@ -163,6 +162,7 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
             "tools": [{"type": "function", **msgspec.to_builtins(tool)} for tool in request.tools or ()],
             "tool_choice": request.tool_choice or "auto",
             "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "truncation": request.truncation or "auto",
             "text": {"format": (request.text or {}).get("format") if grammar else {"type": "text"}},
         },
         stream=bool(request.stream),
@@ -296,7 +296,6 @@ class ResponseShape:
             "model": self._model,
             "output": [item.snapshot(self._status) for item in self._items],
             "error": _error(self.error) if self.error is not None else None,
-            "truncation": "disabled",
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "reasoning": None,

@@ -7,12 +7,27 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Began, Counts, Ended, LinkNews, Note, Piece, Scored
+from msgspec.structs import replace
+
+from moa.api.answer import (
+    Answerer,
+    AnswerEvent,
+    AnswerRequest,
+    Began,
+    Counts,
+    Encoded,
+    Ended,
+    LinkNews,
+    Note,
+    Piece,
+    Scored,
+)
 from moa.api.errors import from_error
 from moa.api.present import Presenter
 from moa.api.requests import ParsedRequest
 from moa.api.responses import ResponseCall, ResponseShape
 from moa.api.shapes import Shape
+from moa.chat_window import left_out_notice
 from moa.errors import MoaError
 
 _WAITING = 64
@@ -26,7 +41,7 @@ async def side_by_side(
     questions = {id(ask.question): ask for ask in asks}  # choices share theirs
     encoded = {key: await answerer.encode(ask) for key, ask in questions.items()}
     if len(asks) == 1:
-        async with contextlib.aclosing(answerer.answer(asks[0], encoded[id(asks[0].question)])) as events:
+        async with contextlib.aclosing(_answer(answerer, asks[0], encoded[id(asks[0].question)])) as events:
             async for event in events:
                 yield 0, event
         return
@@ -34,7 +49,7 @@ async def side_by_side(
 
     async def feed(index: int, ask: AnswerRequest) -> None:
         try:
-            async with contextlib.aclosing(answerer.answer(ask, encoded[id(ask.question)])) as events:
+            async with contextlib.aclosing(_answer(answerer, ask, encoded[id(ask.question)])) as events:
                 async for event in events:
                     await queue.put((index, event))
             await queue.put((index, None))
@@ -56,6 +71,20 @@ async def side_by_side(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _answer(answerer: Answerer, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
+    """The answerer's events, and the news that messages were left out of the prompt."""
+    left_out = encoded.left_out
+    async with contextlib.aclosing(answerer.answer(ask, encoded)) as events:
+        async for event in events:
+            if isinstance(event, Ended) and left_out:
+                more = {**event.counts.more, "left_out_messages": left_out}
+                yield replace(event, counts=replace(event.counts, more=more))
+                continue
+            yield event
+            if isinstance(event, Began) and left_out:
+                yield Note(left_out_notice(left_out))
 
 
 async def whole(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Any:

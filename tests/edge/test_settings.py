@@ -130,9 +130,22 @@ def test_budgets_out_of_range() -> None:
 def test_the_guard_warns_once_for_each_time_offline() -> None:
     guard = OfflineGuard(OfflineLimits(warn_at=3, stop_at=5))
     assert [bool(guard.warning(n)) for n in (1, 2, 3, 4)] == [False, False, True, False]
-    assert [guard.stops(n) for n in (4, 5)] == [False, True]
+    assert [guard.stops(range(n)) for n in (4, 5)] == [False, True]
     guard.reset()
     assert guard.warning(3)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_the_guard_stops_text_that_repeats_itself(calibrated: bool) -> None:
+    """A drafter that knows no answer went on to an app's 1,000 tokens for a title."""
+    calibration = _calibrated(_curve(0.9), None) if calibrated else None
+    guard = OfflineGuard.of(calibration, -1, lambda: True)
+    varied, few = list(range(1000)), [1, 2, 3, 4, 5] * 10
+    assert not guard.stops(varied)
+    assert not guard.stops([*varied, *few])
+    assert guard.stops([*varied, *few, *few])
+    assert not guard.stops([*few, *varied])
+    assert not OfflineGuard.of(calibration, 500, lambda: True).stops(few * 5)  # the user's own limit
 
 
 def _curve(*agreement: float) -> Offline:
@@ -149,16 +162,18 @@ def test_the_guard_trusts_a_drafter_less_that_has_no_records() -> None:
     informed = True
     calibration = _calibrated(_curve(0.9, 0.9, 0.9, 0.5, 0.2), _curve(0.9, 0.5, 0.4, 0.2))
     guard = OfflineGuard.of(calibration, -1, lambda: informed)
-    assert [guard.stops(n) for n in (8, 15, 16)] == [False, False, True]
+    assert [guard.stops(range(n)) for n in (8, 15, 16)] == [False, False, True]
     informed = False
-    assert [guard.stops(n) for n in (0, 7, 8)] == [False, False, True]
+    assert [guard.stops(range(n)) for n in (0, 7, 8)] == [False, False, True]
     assert guard.warning(2)
 
 
 def test_an_answer_that_is_not_worth_showing_is_not_shown_unless_asked_for() -> None:
     calibration = _calibrated(_curve(0.9, 0.9), _curve(0.4, 0.2, 0.1))
-    assert OfflineGuard.of(calibration, -1, lambda: False).stops(0)
-    assert not OfflineGuard.of(calibration, -1, lambda: True).stops(0)
-    assert not OfflineGuard.of(calibration, 0, lambda: False).stops(500)
-    assert OfflineGuard.of(calibration, 5, lambda: False).stops(5)
-    assert not OfflineGuard.of(_calibrated(_curve(0.9), None), -1, lambda: False).stops(0)  # a bundle from before
+    assert OfflineGuard.of(calibration, -1, lambda: False).stops(range(0))
+    assert not OfflineGuard.of(calibration, -1, lambda: True).stops(range(0))
+    assert not OfflineGuard.of(calibration, 0, lambda: False).stops(range(500))
+    assert OfflineGuard.of(calibration, 5, lambda: False).stops(range(5))
+    assert not OfflineGuard.of(_calibrated(_curve(0.9), None), -1, lambda: False).stops(
+        range(0)
+    )  # a bundle from before

@@ -115,7 +115,7 @@ export class Deadlines {
   }
 }
 
-const WARN_AGREEMENT = 0.6, STOP_AGREEMENT = 0.3, FIRST_TOKENS = 4;
+const WARN_AGREEMENT = 0.6, STOP_AGREEMENT = 0.3, FIRST_TOKENS = 4, REPEATED_WITHIN = 64, REPEATED_TOKENS = 10;
 
 /** Limits of offline text, as edge_client/turn/guard.py: lengths at which to warn and to stop; 0 is never.
  * @typedef {{warnAt: number, stopAt: number, worthless: boolean}} OfflineLimits */
@@ -133,8 +133,10 @@ export function offlineLimits(curve, stopAt) {
 export class OfflineGuard {
   warned = false;
 
-  /** @param {OfflineLimits} warm @param {OfflineLimits} cold without records @param {() => boolean} informed */
-  constructor(warm, cold = warm, informed = () => true) {
+  /** @param {OfflineLimits} warm @param {OfflineLimits} cold without records @param {() => boolean} informed
+   * @param {boolean} mayRepeat whether text that repeats itself goes on */
+  constructor(warm, cold = warm, informed = () => true, mayRepeat = true) {
+    this.mayRepeat = mayRepeat;
     this.warm = warm;
     this.cold = cold;
     this.informed = informed;
@@ -142,9 +144,8 @@ export class OfflineGuard {
 
   /** From a bundle's calibration. @param {any} calibration @param {number} stopAt @param {() => boolean} informed */
   static of(calibration, stopAt, informed) {
-    if (!calibration) return new OfflineGuard({ warnAt: 64, stopAt: Math.max(0, stopAt), worthless: false });
-    const warm = offlineLimits(calibration.offline, stopAt);
-    return new OfflineGuard(warm, calibration.cold ? offlineLimits(calibration.cold, stopAt) : warm, informed);
+    const warm = calibration ? offlineLimits(calibration.offline, stopAt) : { warnAt: 64, stopAt: Math.max(0, stopAt), worthless: false };
+    return new OfflineGuard(warm, calibration?.cold ? offlineLimits(calibration.cold, stopAt) : warm, informed, stopAt >= 0);
   }
 
   get limits() {
@@ -159,9 +160,10 @@ export class OfflineGuard {
     return `${offline} tokens without the verifier: from here on expect mistakes`;
   }
 
-  /** Whether the unverified text must not grow. @param {number} offline */
+  /** Whether this unverified text must not grow. @param {number[]} offline */
   stops(offline) {
     const { worthless, stopAt } = this.limits;
-    return worthless || (stopAt > 0 && offline >= stopAt);
+    if (worthless || (stopAt > 0 && offline.length >= stopAt)) return true;
+    return !this.mayRepeat && offline.length >= REPEATED_WITHIN && new Set(offline.slice(-REPEATED_WITHIN)).size <= REPEATED_TOKENS;
   }
 }

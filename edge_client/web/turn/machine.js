@@ -383,7 +383,7 @@ export class TurnMachine {
 
   get mayWrite() {
     const { transcript } = this;
-    return !this.noDrafter && !transcript.finish && !this.guard.stops(transcript.provisional.length);
+    return !this.noDrafter && !transcript.finish && !this.guard.stops(transcript.provisional);
   }
 
   /** Write offline after `offlineAfter`; until then use the time. @param {Moment} moment @returns {Action | null} */
@@ -450,7 +450,7 @@ export class TurnMachine {
 
   reason() {
     if (this.transcript.finish) return this.transcript.finish;
-    return this.guard.stops(this.transcript.provisional.length) ? "guard" : "link";
+    return this.guard.stops(this.transcript.provisional) ? "guard" : "link";
   }
 }
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from edge_client import Done, EdgeClient
+from edge_client import Done, EdgeClient, Notice
 from edge_client.serve.app import ServeSettings, endpoint
 from moa.process.listening import Port
 from tests.api.heartbeat import heartbeat
@@ -256,6 +256,37 @@ async def test_the_model_may_be_left_out_and_the_end_ignored(alone: Served) -> N
             body = {"messages": QUESTION, "max_tokens": 60, "ignore_eos": ignored}
             choice = (await plain.post("chat/completions", json=body)).json()["choices"][0]
             assert (choice["finish_reason"] == "length") == ignored
+
+
+async def test_a_long_chat_goes_on_without_its_oldest_turns(alone: Served) -> None:
+    """As in the terminal, in every route, and no client is left to wonder why."""
+    client, api = alone
+    turn: list[Any] = [
+        {"role": "user", "content": "Count: " + "apple, pen, " * 60},
+        {"role": "assistant", "content": "120"},
+    ]
+    long = [{"role": "system", "content": "Be brief."}, *turn * 12, *QUESTION]
+    async with client.conversation() as conversation:
+        said = [event async for event in conversation.generate(long)]
+    notices, done = [event.message for event in said if isinstance(event, Notice)], said[-1]
+    assert isinstance(done, Done)
+    stream = await api.chat.completions.create(
+        model=MODEL, messages=long, stream=True, extra_body={"moa": {"mode": "provisional"}}
+    )
+    told = [chunk.model_extra["moa"].get("notice") async for chunk in stream if "moa" in (chunk.model_extra or {})]
+    assert [notices[0]] == [notice for notice in told if notice]
+    whole = await api.chat.completions.create(model=MODEL, messages=long)
+    assert whole.choices[0].message.content == done.text
+    assert whole.usage is not None
+    assert str(whole.usage.model_extra["moa"]["left_out_messages"]) in notices[0]
+    assert whole.usage.prompt_tokens + 60 <= client.shared.max_context
+    response = await api.responses.create(model=MODEL, input=long)
+    assert (response.output_text, response.truncation) == (done.text, "auto")
+    with pytest.raises(openai.BadRequestError, match="the context holds"):
+        await api.responses.create(model=MODEL, input=long, truncation="disabled")
+    longer = await api.chat.completions.create(model=MODEL, messages=[*turn * 400, *QUESTION])  # most of it is not read
+    assert longer.usage is not None
+    assert 0 < longer.usage.prompt_tokens <= client.shared.max_context - 60
 
 
 async def test_tools_that_fill_the_context_are_left_out_unless_a_call_is_demanded(alone: Served) -> None:
