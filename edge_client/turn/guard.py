@@ -1,9 +1,9 @@
 """Limits of offline text, as calibrated for this drafter when its bundle was made.
 
 After a lost link the drafter has the target's records of the text before; offline from the start it has none, and its
-limits are lower. If not even its first tokens are likely to be right, nothing is shown. Calibration knows prompts of the
-usual kind: on others, such as an app's request for a title, a drafter without an answer repeats itself up to the limit
-of tokens. So the device also stops where the latest tokens are only a few different ones.
+limits are lower. If not even its first tokens are likely to be right, nothing is shown. Calibration covers the usual
+prompts. On others, such as an app's request for a title, a drafter without an answer repeats itself up to the limit of
+tokens, so the device also stops where the latest tokens are only a few different ones.
 """
 
 from __future__ import annotations
