@@ -134,7 +134,27 @@ class Engine:
     def turn(self, timeout: float) -> bool:
         """Do the next piece of work; make records when there is none, or when they are overdue. Whether it did any."""
         try:
-            busy = self._turn(timeout)
+            step = self._work.next(timeout)
+            busy = step is not None or self._recorder.pending
+            if step is not None:
+                self._at_hand = {job.lease: job for job in [*step.expired, *step.jobs]}
+                self._at_hand |= {piece.lease: None for piece in step.prefill}
+                self._release_all(step.releases)
+                self._drop(step.expired)
+                outcome = StepOutcome()
+                self._run_batch(step.jobs, step.prefill, step, outcome)
+                for job in self._work.finished(step, outcome):
+                    self._drop_for_memory(job)
+                self._hint("records", self._recorder.report)
+            self._at_hand = {}
+            if self._clock() - self.alive_at >= PROBE_SECONDS and not self._stopping:
+                self._probe()
+            if step is None and (runner := self.target.runner) is not None and runner.graphs.unprepared:
+                self._hint("graphs", runner.graphs.prepare)
+            if self._recorder.pending and (step is None or self._recorder.overdue):
+                began, room = self._clock(), self._work.background_room()
+                if self._hint("records", lambda: self._recorder.go(room)):
+                    self._work.background_ran(began)
         except _CannotTell:
             raise
         except Exception as error:
@@ -145,30 +165,6 @@ class Engine:
             self._fail_all(error)
             return True
         self._faults_in_a_row = 0
-        return busy
-
-    def _turn(self, timeout: float) -> bool:
-        step = self._work.next(timeout)
-        busy = step is not None or self._recorder.pending
-        if step is not None:
-            self._at_hand = {job.lease: job for job in [*step.expired, *step.jobs]}
-            self._at_hand |= {piece.lease: None for piece in step.prefill}
-            self._release_all(step.releases)
-            self._drop(step.expired)
-            outcome = StepOutcome()
-            self._run_batch(step.jobs, step.prefill, step, outcome)
-            for job in self._work.finished(step, outcome):
-                self._drop_for_memory(job)
-            self._hint("records", self._recorder.report)
-        self._at_hand = {}
-        if self._clock() - self.alive_at >= PROBE_SECONDS and not self._stopping:
-            self._probe()
-        if step is None and (runner := self.target.runner) is not None and runner.graphs.unprepared:
-            self._hint("graphs", runner.graphs.prepare)
-        if self._recorder.pending and (step is None or self._recorder.overdue):
-            began, room = self._clock(), self._work.background_room()
-            if self._hint("records", lambda: self._recorder.go(room)):
-                self._work.background_ran(began)
         return busy
 
     # ---- forwards

@@ -253,26 +253,30 @@ class Service:
         if isinstance(report, Failed):
             self._quarantine(session, report)
             return
-        outputs = session.settled(report, self.clock())
         match report:
-            case Recorded():
+            case Recorded(_, start, stop):
+                session.records.ready.add(start, stop)
                 if session.outbox is not None:
                     session.outbox.offer(session.records)
                 return
             case Settled(job, path, timing=timing):
-                self.perform(session, outputs, Latency(job.enqueued, timing.forward_ms / 1000))
+                verdict = session.settle(report, self.clock())
+                self.perform(session, verdict, Latency(job.enqueued, timing.forward_ms / 1000))
                 drafted = len(job.request.tokens) - 1 if isinstance(job.request, Verify) else 0
                 self.metrics.accepted(drafted, len(path) - 1, len(path), "verify")
                 self.metrics.queue_seconds.observe(timing.queue_ms / 1000)
             case Streamed():
-                self.perform(session, outputs)
+                self.perform(session, session.stream_on(report, self.clock()))
                 self._pay(session, report)
             case Waiting():
+                outputs = session.wait(report, self.clock())
                 self.table.pass_on(session)
                 self.go_on(session, outputs)
             case Dropped(job, refusal):
-                self.count_refusal(refusal.error(session=session.id, round=job.request.round), session.principal)
-                self.perform(session, outputs)
+                session.give_up()
+                error = refusal.error(session=session.id, round=job.request.round)
+                self.count_refusal(error, session.principal)
+                self.perform(session, [error])
         if session.at_rest:
             self.table.pass_on(session)
 
@@ -294,11 +298,12 @@ class Service:
 
     def _quarantine(self, session: ServerSession, failed: Failed) -> None:
         """Forget a session whose work failed here, and say so; if even that fails its connection ends."""
+        refusal = Refusal(Code.QUARANTINED, f"this session's work failed here ({failed.reason}): open it again")
+        round = failed.job.request.round if failed.job is not None else 0
         try:
-            for error in session.settled(failed, self.clock()):
-                if isinstance(error, Error):
-                    self.count_refusal(error, session.principal)
-                self.perform(session, [error])
+            error = refusal.error(session=session.id, round=round)
+            self.count_refusal(error, session.principal)
+            self.perform(session, [error])
         except Exception:
             log.exception("an error could not be sent", extra={"session": session.id, "event": "quarantine"})
             if session.outbox is not None:

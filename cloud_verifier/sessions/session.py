@@ -7,7 +7,9 @@
     session.foresee(message, arrived)   [Run] if a waiting stream goes on with these guesses
     session.cancel(round)               [StreamTokens] if a waiting stream ends with it
     session.resume(message)             [Resumed]
-    session.settled(report, now)        [Verdict], [StreamTokens], [Error] or [Run]: what the engine reports
+    session.settle(report, now)         [Verdict]: what the engine reports of a round
+    session.stream_on(report, now)      [StreamTokens]
+    session.wait(report, now)           [Run] if guesses have come meanwhile
 
 Each verb returns messages for the edge and work for the engine, in order; `Service` carries them out. A request is run
 once: repeated while it runs it has no answer, repeated afterwards it gets the same answer. So messages may be lost or
@@ -21,18 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from cloud_verifier.engine.guesses import Guesses
-from cloud_verifier.engine.work import (
-    Dropped,
-    Failed,
-    Job,
-    Lease,
-    Recorded,
-    Report,
-    Settled,
-    Streamed,
-    Timing,
-    Waiting,
-)
+from cloud_verifier.engine.work import Job, Lease, Settled, Streamed, Timing, Waiting
 from cloud_verifier.sessions.handshake import sampling_settings
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.record_sender import OutgoingRecords
@@ -343,54 +334,12 @@ class ServerSession:
         self._may_wait = self._may_wait and not for_good
         return [self._emit([], "", Timing(), done=True)] if self._waiting else []
 
-    def settled(self, report: Report, now: float) -> list[Output]:
-        """Take in what the engine has done."""
-        match report:
-            case Settled():
-                self.used = now
-                return [self._settle(report)]
-            case Streamed():
-                self.used = now
-                if report.tokens and self.guesses is not None:
-                    self.guesses.advanced()
-                return [
-                    self._emit(
-                        report.tokens,
-                        report.finish,
-                        report.timing,
-                        done=report.done,
-                        drafted=report.drafted,
-                        foreseen=report.foreseen,
-                        logprobs=report.logprobs,
-                    )
-                ]
-            case Waiting(job):
-                self.job = None
-                if job.cancelled or not self._may_wait:
-                    return self.stop_waiting()
-                return [Run(now)] if self.guesses is not None and self.guesses.waiting else []
-            case Dropped(job, refusal):
-                self.give_up()
-                return [refusal.error(session=self.id, round=job.request.round)]
-            case Recorded(_, start, stop):
-                self.records.ready.add(start, stop)
-                return []
-            case Failed(_, job, reason):
-                round = job.request.round if job is not None else 0
-                refusal = Refusal(Code.QUARANTINED, f"this session's work failed here ({reason}): open it again")
-                return [refusal.error(session=self.id, round=round)]
-
-    # ---- helpers
-
-    @property
-    def _waiting(self) -> bool:
-        return self.running is not None and self.job is None and self.guesses is not None
-
-    def _settle(self, report: Settled) -> Verdict:
+    def settle(self, report: Settled, now: float) -> list[Output]:
         """The target's verdict on the running round, cut at the turn's end by `cut_path`, joins the log."""
         verify = self.running
         if not isinstance(verify, Verify):
             raise self._conflict("no verify round is running")
+        self.used = now
         verdict = Verdict(
             session=self.id,
             round=verify.round,
@@ -408,7 +357,37 @@ class ServerSession:
         self.finish, self.round_number = report.finish, verify.round
         self.give_up()
         self._settled = (verify, verdict)
-        return verdict
+        return [verdict]
+
+    def stream_on(self, report: Streamed, now: float) -> list[Output]:
+        """New tokens of the running stream join the log."""
+        self.used = now
+        if report.tokens and self.guesses is not None:
+            self.guesses.advanced()
+        return [
+            self._emit(
+                report.tokens,
+                report.finish,
+                report.timing,
+                done=report.done,
+                drafted=report.drafted,
+                foreseen=report.foreseen,
+                logprobs=report.logprobs,
+            )
+        ]
+
+    def wait(self, report: Waiting, now: float) -> list[Output]:
+        """The running stream has no guess to verify: it waits, ends, or runs with what has come meanwhile."""
+        self.job = None
+        if report.job.cancelled or not self._may_wait:
+            return self.stop_waiting()
+        return [Run(now)] if self.guesses is not None and self.guesses.waiting else []
+
+    # ---- helpers
+
+    @property
+    def _waiting(self) -> bool:
+        return self.running is not None and self.job is None and self.guesses is not None
 
     def _emit(
         self,

@@ -208,7 +208,7 @@ RAISING = [
     *((session, name, TOLD) for name in ("sampling_settings", "chain_hash", "Guesses", "Job")),
     *((ServerSession, name, TOLD) for name in ("open", "append", "resume", "round", "foresee", "cancel", "attach")),
     *((ServerSession, name, TOLD) for name in ("want_records", "make_job")),
-    *((ServerSession, name, DONE) for name in ("settled", "_settle", "_emit")),
+    *((ServerSession, name, DONE) for name in ("settle", "stream_on", "_emit")),
     *((Service, name, TOLD) for name in ("join", "admit", "open", "perform")),
     *((Service, name, TOLD) for name in ("go_on", "prepare")),
     *((Service, name, DONE) for name in ("_take", "_pay")),

@@ -102,7 +102,7 @@ class Histories:
         """The end of a stream that was cancelled."""
         if session is None or session.job is None or not session.job.cancelled:
             return []
-        return session.settled(Streamed(session.job, [], "", 0, True, Timing()), 0.0)
+        return session.stream_on(Streamed(session.job, [], "", 0, True, Timing()), 0.0)
 
     def job(self, session: ServerSession) -> Job:
         """The running round, handed to the engine."""
@@ -118,7 +118,7 @@ class Histories:
         assert isinstance(request, Verify)
         found = self._accept(session, request.tokens, request.parents or range(-1, len(request.tokens) - 1))
         cut = cut_path(session.rules, session.log, request.tokens, found.path, found.next_token, self._decode)
-        return session.settled(Settled(job, *cut, timing, rows(session, len(cut[0]))), 0.0)
+        return session.settle(Settled(job, *cut, timing, rows(session, len(cut[0]))), 0.0)
 
     def _accept(self, session: ServerSession, tokens: Sequence[int], parents: Sequence[int]) -> Accepted:
         return accept(tokens, parents, lambda node: self._says([*session.log, *path_to(tokens, parents, node)]))
@@ -130,7 +130,7 @@ class Histories:
             _, finish = first_finish(session.rules, session.log, new, self._decode)
             done = bool(finish) or count == self._stream_tokens
             told = rows(session, len(new))
-            answers += session.settled(Streamed(job, new, finish, 0, done, timing, told), 0.0)
+            answers += session.stream_on(Streamed(job, new, finish, 0, done, timing, told), 0.0)
             if done:
                 break
         return answers
@@ -166,7 +166,7 @@ class SteppedHistories(Histories):
             return False
         if not session.guesses.waits or len(self._guesses(session).tokens) > 1:
             return True
-        assert session.settled(Waiting(session.job), 0.0) == [], "all guesses have been looked at"
+        assert session.wait(Waiting(session.job), 0.0) == [], "all guesses have been looked at"
         return False
 
     def step(self, id: bytes, timing: Timing) -> StreamTokens:
@@ -184,7 +184,7 @@ class SteppedHistories(Histories):
         count, finish = first_finish(session.rules, session.log, new, self._decode)
         self.forwards += 1
         told = rows(session, count)
-        (answer,) = session.settled(
+        (answer,) = session.stream_on(
             Streamed(session.job, new[:count], finish, len(tokens) - 1, bool(finish), timing, told, foreseen), 0.0
         )
         assert isinstance(answer, StreamTokens)

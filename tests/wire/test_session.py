@@ -146,7 +146,7 @@ def test_a_stream_that_had_begun_goes_on_from_where_it_was_when_its_verifier_is_
     stream = pair.session.stream(speculate=False, waits=True)
     pair.ours.round(stream, 0.0)
     job = pair.server.job(pair.ours)
-    (message,) = pair.ours.settled(Streamed(job, [says([3, 1, 4])], "", 0, False, Timing()), 0.0)
+    (message,) = pair.ours.stream_on(Streamed(job, [says([3, 1, 4])], "", 0, False, Timing()), 0.0)
     pair.session.receive(message)  # type: ignore[arg-type]
     pair.server.known.clear()
     event = pair.say(pair.session.recover()[0])
