@@ -38,8 +38,9 @@ class Stream:
 
 
 IN_STEP = (Stream(7),)
+NEAR = (Stream(7, decay=0.6),)
 ANYHOW = (
-    Stream(7, 0.6),
+    Stream(7, 0.6, decay=0.6),
     Stream(20, 0.4, decay=0.9),
     Stream(1, 0.5, states=False, weight=0.7),
     Stream(7, 0.25, states=False, weight=0.7),
@@ -72,11 +73,12 @@ class ChainTraining(Distillation):
         )
         wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
         wanted = F.pad(wanted, (0, 1))
+        heads = self._heads(batch, step)
         luck = np.random.default_rng([self.seed, step, int(batch.rows[0])])
         total, weight = torch.zeros((), device=device), torch.zeros((), device=device)
         shown: dict[str, Tensor] = {}
         for stream in self._drawn(luck):
-            features = before(self.model, self.model.states(lesson) if stream.states else None, positions)
+            features = before(self.model, lesson.states if stream.states else None, positions)
             states, goals, counts = [], [], []
             start = int(luck.integers(stream.length))
             for lag, hidden, at, valid in chains(self.model, ids, positions, segments, features, start, stream.length):
@@ -87,7 +89,7 @@ class ChainTraining(Distillation):
                 )
                 each = stream.weight * (stream.decay**lag * stream.length if lag else 1.0)
                 counts.append(torch.full((len(states[-1]),), each, device=device))
-            found = self._compare(torch.cat(states), torch.cat(goals))
+            found = self._compare(torch.cat(states), torch.cat(goals), heads)
             counted, first = torch.cat(counts), len(counts[0])
             total, weight = total + (found.loss * counted).sum(), weight + counted.sum()
             name = "agree" if stream.states else "alone"
@@ -149,6 +151,6 @@ def drafted(
     for lag in range(1, length):
         place = (anchors + lag).clamp(max=ids.shape[1] - 1)
         mask = additive(torch.cat([seen, *[own] * lag], -1)).unsqueeze(1)
-        last, (key, value) = model.step(ids[:, place], last, positions[:, place], mask, (keys, values))
+        last, (key, value) = model.step(ids[:, place], model.again(last), positions[:, place], mask, (keys, values))
         keys, values = torch.cat([keys, key], -2), torch.cat([values, value], -2)
         yield lag, last

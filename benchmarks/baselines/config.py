@@ -10,10 +10,9 @@ from typing import Any, Literal, Self, get_args
 
 from moa.config import TargetFacts
 from moa.errors import ConfigError, UsageError
+from moa.model.eagle3 import authors_taps
 
-Kind = Literal["eagle2", "eagle3", "anyhow"]
-KINDS: tuple[Kind, ...] = ("eagle2", "eagle3")
-"""Those that the engine drafts with; `anyhow` is an experiment."""
+Kind = Literal["eagle2", "solved"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +28,6 @@ class BaselineConfig:
     target_layers: int
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
-    confidence: bool = False
-    """Baselines have no confidence head; the trainer reads this."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -40,8 +37,6 @@ class BaselineConfig:
                 raise ConfigError(f"baseline config: {name} must be at least 1, not {getattr(self, name)}")
         if self.hidden_size % (2 * self.heads) or self.heads % self.kv_heads:
             raise ConfigError(f"baseline config: {self.heads} heads on {self.kv_heads} KV heads do not fit its width")
-        if self.confidence:
-            raise ConfigError("baseline config: baselines have no confidence head")
 
     @property
     def head_dim(self) -> int:
@@ -50,9 +45,8 @@ class BaselineConfig:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The target layers whose inputs EAGLE-3 reads: low, middle, high, by its public code's rule."""
-        wanted = (2, self.target_layers // 2, self.target_layers - 3)
-        return tuple(min(max(layer, 0), self.target_layers - 1) for layer in wanted)
+        """The states that it reads beside the final one, or with it."""
+        return (*authors_taps(self.target_layers), self.target_layers) if self.kind == "solved" else ()
 
     @classmethod
     def for_target(cls, kind: Kind, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int) -> Self:

@@ -38,10 +38,6 @@ class Eagle(FeatureBaseline):
         self.layer = self.block()
         self.layer.input_layernorm = nn.Identity()  # type: ignore[assignment]
 
-    def states(self, lesson: Lesson) -> Tensor:
-        """What it reads of a lesson."""
-        return lesson.hidden
-
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
         """Cache rows of tokens that need no logits."""
         return self_rows(self.layer, self._join(ids, features), *self.rotary(positions))

@@ -10,10 +10,11 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.baselines.config import BaselineConfig, Kind
+from benchmarks.baselines.chains import ANYHOW, IN_STEP, NEAR, Stream
 from benchmarks.baselines.eagle import PUBLIC_LOSS
-from benchmarks.baselines.layers import BaselineModel, parameter_count
-from benchmarks.baselines.registry import baseline_size, matched, new_baseline, training_task
+from benchmarks.baselines.features import parameter_count
+from benchmarks.baselines.registry import Feature, FeatureDrafter, matched, new_baseline, shape_for, training_task
+from benchmarks.baselines.solved import Solved, solve
 from demo.recipe import ALONE
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import ConfigError, UsageError
@@ -33,12 +34,14 @@ class Preset:
     """A run's preset: the kind of drafter, changes to its shape, and its training settings."""
 
     says: str
-    kind: Kind | Literal["moa", "independent"] = "moa"
+    kind: Feature | Literal["moa", "independent"] = "moa"
     """A body with records, the same without them, or a baseline that is no such body."""
     shape: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the config of a body."""
     distill: DistillSettings | None = None
     """None: the default of the kind."""
+    streams: tuple[Stream, ...] = IN_STEP
+    """Chains of its own outputs, for drafters of features."""
 
 
 def _spaced(*spacings: Spacing) -> DistillSettings:
@@ -68,7 +71,8 @@ PRESETS: dict[str, Preset] = {
         "EAGLE-2, KL + smooth-L1", kind="eagle2", distill=replace(PUBLIC_LOSS, loss_weight=1.0)
     ),
     "eagle3": Preset("EAGLE-3.1, 7 steps of training-time test from every 7th token", kind="eagle3"),
-    "anyhow": Preset("EAGLE-3.1 with states that may be late or absent", kind="anyhow"),
+    "solved": Preset("states fused by least squares, then a layer; in step", kind="solved", streams=NEAR),
+    "anyhow": Preset("the same with states that may be late or absent", kind="solved", streams=ANYHOW),
     "independent": Preset("independent: the body without records, KL", kind="independent"),
     # What the drafter is made of.
     "moa0-final-state": Preset("with the target's final state", shape={"final_state": True}),
@@ -121,10 +125,10 @@ def build(
     name: str, target: PreTrainedModel, facts: TargetFacts, shape: Mapping[str, Any], distill: Mapping[str, Any],
     seed: int, *, start: Sequence[int] = (), init: Path | None = None, data: PackedRows | None = None,
     teacher: Teacher | None = None,
-) -> tuple[Drafter | BaselineModel, Distillation]:  # fmt: skip
+) -> tuple[Drafter | FeatureDrafter, Distillation]:  # fmt: skip
     """A preset's drafter and its task. `shape` and `distill` change the MoA drafter's settings in every preset that
     leaves them alone; all others have as many parameters on the device as the MoA drafter of TLI = 0 that comes of it.
-    A body starts as the layers `start` of the target's, measured on `data`; EAGLE's layer starts from nothing. With
+    A body starts as the layers `start` of the target's, measured on `data`. With
     `init`, a MoA drafter goes on from that trained one, in its shape. The `teacher` is the target, unless another is
     given."""
     chosen = preset(name)
@@ -134,9 +138,12 @@ def build(
     size = parameter_count(new_drafter(like, target), device_only=True)
     teacher = teacher or Teacher(target)
     settings = _changed(chosen.distill, distill) if chosen.kind == "moa" else chosen.distill
-    if chosen.kind in ("eagle2", "eagle3", "anyhow"):
-        model = _eagle(chosen.kind, like, size, target, facts)
-        return model, training_task(model, teacher, settings, seed)
+    if chosen.kind != "moa" and chosen.kind != "independent":
+        model = _of_features(chosen.kind, like, size, target, facts)
+        task = training_task(model, teacher, settings, seed, chosen.streams)
+        if isinstance(model, Solved) and data is not None:
+            solve(model, teacher, data)
+        return model, task
     if chosen.kind == "moa":
         drafter = _moa(init, {**shape, **chosen.shape}, target, facts)
     else:
@@ -157,14 +164,21 @@ def _moa(init: Path | None, shape: Mapping[str, Any], target: PreTrainedModel, f
     return drafter
 
 
-def _eagle(kind: Kind, like: DrafterConfig, size: int, target: PreTrainedModel, facts: TargetFacts) -> BaselineModel:
-    """A baseline with the heads of the drafter that it is compared with, and as large."""
+def _of_features(
+    kind: Feature, like: DrafterConfig, size: int, target: PreTrainedModel, facts: TargetFacts
+) -> FeatureDrafter:
+    """A drafter of features with the heads of the drafter that it is compared with, and as large."""
     heads, kv_heads = like.num_attention_heads, like.self_attention_num_key_value_heads
 
-    def config(width: int) -> BaselineConfig:
-        return BaselineConfig.for_target(kind, facts, intermediate_size=width, heads=heads, kv_heads=kv_heads)
+    def made(width: int, shared: SharedWeights) -> FeatureDrafter:
+        return new_baseline(shape_for(kind, facts, intermediate_size=width, heads=heads, kv_heads=kv_heads), shared)
 
-    return new_baseline(config(matched(lambda width: baseline_size(config(width)), size, kind)), target)
+    def count(width: int) -> int:
+        nothing = torch.empty(0, device="meta")
+        with torch.device("meta"):
+            return parameter_count(made(width, SharedWeights(nothing, nothing)), device_only=True)
+
+    return made(matched(count, size, kind), SharedWeights.of(target))
 
 
 def _without_records(facts: TargetFacts, shape: Mapping[str, Any], size: int, target: PreTrainedModel) -> Drafter:

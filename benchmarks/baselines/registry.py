@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from benchmarks.baselines.chains import ANYHOW, ChainTraining
-from benchmarks.baselines.config import KINDS, BaselineConfig, Kind, read_config
+from benchmarks.baselines.chains import IN_STEP, ChainTraining, Stream
+from benchmarks.baselines.config import BaselineConfig, Kind, read_config
 from benchmarks.baselines.eagle import PUBLIC_LOSS, Eagle, EagleTraining
-from benchmarks.baselines.eagle3 import Anyhow, Eagle3, TappedTarget
-from benchmarks.baselines.features import FeatureBaseline
-from benchmarks.baselines.layers import BaselineModel, parameter_count
+from benchmarks.baselines.solved import Solved
 from moa.bundle import Bundle
 from moa.config import MODEL_TYPE, TargetFacts
 from moa.errors import ConfigError
@@ -22,6 +20,7 @@ from moa.graph.load import LoadedGraph
 from moa.model.checkpoint import load_drafter, load_weights, save_drafter, save_weights
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, MoaDrafting
+from moa.model.eagle3 import PublishedConfig, PublishedEagle3, is_eagle3
 from moa.model.features import FeatureDrafting
 from moa.model.graph_drafting import GraphDrafting
 from moa.model.loading import load_model
@@ -30,16 +29,29 @@ from moa.model.target import Target
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.teacher import Teacher
 
-_MODELS: dict[Kind, type[BaselineModel]] = {"eagle2": Eagle, "eagle3": Eagle3, "anyhow": Anyhow}
+Feature = Kind | Literal["eagle3"]
+FeatureDrafter = PublishedEagle3 | Eagle | Solved
+_MODELS: dict[Kind, type[Eagle | Solved]] = {"eagle2": Eagle, "solved": Solved}
 
 
-def new_baseline(config: BaselineConfig, target: PreTrainedModel) -> BaselineModel:
-    """An untrained baseline beside its target."""
-    model = _MODELS[config.kind](config, SharedWeights.of(target))
+def shape_for(
+    kind: Feature, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int
+) -> PublishedConfig | BaselineConfig:
+    """A drafter of features for a target; the heads are the drafter's own."""
+    if kind == "eagle3":
+        return PublishedConfig.for_target(facts, intermediate_size=intermediate_size, heads=heads, kv_heads=kv_heads)
+    return BaselineConfig.for_target(kind, facts, intermediate_size=intermediate_size, heads=heads, kv_heads=kv_heads)
+
+
+def new_baseline(config: PublishedConfig | BaselineConfig, shared: SharedWeights) -> FeatureDrafter:
+    """An untrained drafter of features beside its target."""
+    if isinstance(config, PublishedConfig):
+        return PublishedEagle3.new(config, shared)
+    model = _MODELS[config.kind](config, shared)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
-    return model.to(device=target.device)
+    return model.to(device=shared.head.device)
 
 
 def matched(size: Callable[[int], int], parameters: int, what: str) -> int:
@@ -51,41 +63,43 @@ def matched(size: Callable[[int], int], parameters: int, what: str) -> int:
     return width
 
 
-def baseline_size(config: BaselineConfig) -> int:
-    """Parameters on the device of a baseline of this shape."""
-    nothing = torch.empty(0)
-    with torch.device("meta"):
-        return parameter_count(_MODELS[config.kind](config, SharedWeights(nothing, nothing)), device_only=True)
-
-
 def training_task(
-    model: Drafter | BaselineModel, teacher: Teacher, settings: DistillSettings | None, seed: int
+    model: Drafter | FeatureDrafter,
+    teacher: Teacher,
+    settings: DistillSettings | None,
+    seed: int,
+    streams: tuple[Stream, ...] = IN_STEP,
 ) -> Distillation:
     """A drafter's training objective; without settings, its authors' recipe."""
     if isinstance(model, Eagle):
         return EagleTraining(model, teacher, settings or PUBLIC_LOSS, seed)
-    if isinstance(model, Anyhow):
-        return ChainTraining(model, teacher, settings or DistillSettings(), seed, ANYHOW)
-    if isinstance(model, Eagle3):
-        return ChainTraining(model, teacher, settings or DistillSettings(), seed)
+    if isinstance(model, PublishedEagle3 | Solved):
+        return ChainTraining(model, teacher, settings or DistillSettings(), seed, streams)
     if isinstance(model, Drafter):
         return Distillation(model, teacher, settings or DistillSettings(), seed)
     raise TypeError(f"no training is known for {type(model).__name__}")
 
 
-def save(model: Drafter | BaselineModel, folder: Path) -> None:
+def save(model: Drafter | FeatureDrafter, folder: Path) -> None:
     """Write config and weights."""
-    if isinstance(model, BaselineModel):
+    if isinstance(model, PublishedEagle3):
+        model.save(folder)
+    elif isinstance(model, Drafter):
+        save_drafter(model, folder)
+    else:
         folder.mkdir(parents=True, exist_ok=True)
         save_weights(model, folder)
         model.config.write(folder)
-        return
-    save_drafter(model, folder)
 
 
-def load_baseline(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> BaselineModel:
-    """A trained baseline beside its target."""
-    model = new_baseline(BaselineConfig.read(folder, facts), target)
+def load_any(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> Drafter | FeatureDrafter:
+    """A trained drafter of any kind beside its target."""
+    values = read_config(folder)
+    if is_eagle3(values):
+        return PublishedEagle3.load(folder, facts, SharedWeights.of(target))
+    if values.get("model_type") == MODEL_TYPE:
+        return load_drafter(folder, target, facts)
+    model = new_baseline(BaselineConfig.read(folder, facts), SharedWeights.of(target))
     load_weights(model, folder)
     return model.to(dtype=target.dtype).eval()
 
@@ -103,16 +117,18 @@ def load_target(
     source: str | Path, *, slots: int, capacity: int, drafter: Path | None = None, device: str = "cpu"
 ) -> Target:
     """The target, with taps if the drafter needs them."""
-    if drafter is None or not reads_taps(drafter):
-        return Target.load(source, slots=slots, capacity=capacity, device=device)
-    target = TappedTarget.load(source, slots=slots, capacity=capacity, device=device)
-    target.tap(BaselineConfig.read(drafter, target.facts).taps)
+    target = Target.load(source, slots=slots, capacity=capacity, device=device)
+    if drafter is not None and (taps := taps_of(drafter, target.facts)):
+        target.tap(taps)
     return target
 
 
-def reads_taps(drafter: Path) -> bool:
-    """Whether this drafter reads states of the target's layers, which a target must be told to keep."""
-    return bool(read_config(drafter).get("model_type") == "eagle3")
+def taps_of(drafter: Path, facts: TargetFacts) -> tuple[int, ...]:
+    """The target's states that this drafter reads, which a target must be told to keep."""
+    values = read_config(drafter)
+    if is_eagle3(values):
+        return PublishedConfig.read(drafter, facts).taps
+    return () if values.get("model_type") == MODEL_TYPE else BaselineConfig.read(drafter, facts).taps
 
 
 def open_drafting(folder: Path, target: Target, *, graph: str = "", threads: int = 0) -> Drafting:
@@ -120,27 +136,12 @@ def open_drafting(folder: Path, target: Target, *, graph: str = "", threads: int
     if graph:
         drafter = load_drafter(folder, target.model, target.facts)
         return GraphDrafting(drafter, LoadedGraph.load(Bundle.open(graph), threads=threads), slots=target.pool.slots)
-    kind, beside = read_config(folder).get("model_type"), (target.model, target.facts)
-    if kind == MODEL_TYPE:
-        model: Drafter | BaselineModel = load_drafter(folder, *beside)
-    elif kind in KINDS:
-        model = load_baseline(folder, *beside)
-    else:
-        raise ConfigError(f"{folder}: model_type {kind!r} is neither a MoA drafter's nor a baseline's")
+    model = load_any(folder, target.model, target.facts)
     return drafting_with(model, slots=target.pool.slots, capacity=target.pool.capacity)
 
 
-def load_any(folder: Path, target: PreTrainedModel, facts: TargetFacts) -> Drafter | BaselineModel:
-    """A drafter of any kind."""
-    if read_config(folder).get("model_type") == MODEL_TYPE:
-        return load_drafter(folder, target, facts)
-    return load_baseline(folder, target, facts)
-
-
-def drafting_with(model: Drafter | BaselineModel, *, slots: int, capacity: int) -> Drafting:
+def drafting_with(model: Drafter | FeatureDrafter, *, slots: int, capacity: int) -> Drafting:
     """Any drafter in memory, for the engine."""
-    if isinstance(model, FeatureBaseline):
-        return FeatureDrafting(model, slots=slots, capacity=capacity)
     if isinstance(model, Drafter):
         return MoaDrafting(model, slots=slots, capacity=capacity)
-    raise TypeError(f"no drafting is known for {type(model).__name__}")
+    return FeatureDrafting(model, slots=slots, capacity=capacity)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.baselines.layers import parameter_count
+from benchmarks.baselines.features import parameter_count
 from benchmarks.baselines.presets import PRESETS, build, preset
 from benchmarks.baselines.registry import save
 from benchmarks.baselines.sampled import SampledHead
@@ -67,13 +67,9 @@ def train_preset(
         data=data, teacher=teacher,
     )  # fmt: skip
     identity = {name: recipe[name] for name in ("preset", "shape", "distill", "start")}
-    loop = Loop(
-        SampledHead(task, head_words) if head_words else task,
-        data,
-        settings,
-        out,
-        identity={**identity, "rows of data": len(data)},
-    )
+    if head_words:
+        task.part_of_head = SampledHead(teacher.shared, head_words, settings.seed)
+    loop = Loop(task, data, settings, out, identity={**identity, "rows of data": len(data)})
     began = time.perf_counter()
     history = loop.run(stop_after=max(0, last - loop.checkpointed_step()))
     save(drafter, out)
@@ -168,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="losses over the batch's words and N others at random, not over all",
+        help="compare over the batch's words and N others at random, not over all",
     )
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     return parser

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.baselines.independent import as_llama
-from benchmarks.baselines.registry import load_independent, load_target, open_drafting, reads_taps
+from benchmarks.baselines.registry import load_independent, load_target, open_drafting, taps_of
 from benchmarks.drafters.acceptance import PAPER as SHAPES
 from benchmarks.drafters.race import PLAIN, Way, race
 from benchmarks.kit.figures import table, titled
@@ -81,7 +81,7 @@ def embedded_pair(options: Options) -> dict[str, Any]:
     for folder in options.folders:
         # The same target where it can be: two of them differ by some percent by their places in memory alone.
         own = target
-        if reads_taps(folder):
+        if taps_of(folder, target.facts):
             own = load_target(options.target, slots=1, capacity=options.capacity, drafter=folder, device=options.device)
         speculators.append((folder.name, Speculator(own, beside(folder, own, options.bundle))))
     races = []

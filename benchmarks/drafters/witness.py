@@ -9,7 +9,7 @@ other; in sampled ones the overlap of both distributions, averaged over all plac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def states_of(model: Any, row: Row, starts: Tensor, behind: str, depth: int) -> 
 
 def _with_features(model: Any, row: Row, starts: Tensor, behind: str, depth: int) -> Iterator[Tensor]:
     late = 0 if behind == NONE else int(behind)
-    features = before(model, None if behind == NONE else model.states(row.lesson), row.positions)
+    features = before(model, None if behind == NONE else row.lesson.states, row.positions)
     causal = visible(model, row.positions, row.segments)
     hidden, past = model.step(
         row.ids, features, row.positions, additive(causal).unsqueeze(1), model.empty_rows(row.ids)
@@ -149,12 +149,13 @@ def measure(options: Options) -> dict[str, Any]:
     runs = []
     for folder in map(Path, options.drafters):
         model, trained = load_any(folder, loaded.model, loaded.facts), finished(folder) or {}
+        taps = getattr(model.config, "taps", ())
         for behind in options.behind:
             for kind, temperature, place in heldout_folders(Path(options.texts)):
                 if temperature not in options.temperatures:
                     continue
                 each = []
-                for row in _rows(loaded.model, place, options.rows):
+                for row in _rows(loaded.model, taps, place, options.rows):
                     for document in range(1, int(row.batch.segments.max()) + 1):
                         starts = row.starts(document, options.stride if temperature else 1)
                         found = won(model, row, starts, behind, options.depth, temperature, head)
@@ -170,8 +171,10 @@ def measure(options: Options) -> dict[str, Any]:
     return {"runs": runs}
 
 
-def _rows(model: Any, place: Path, most: int) -> Iterator[Row]:
-    rows, teacher = written(place), StoredTeacher(model, place)
+def _rows(target: Any, taps: Sequence[int], place: Path, most: int) -> Iterator[Row]:
+    rows, teacher = written(place), StoredTeacher(target, place)
+    if taps:
+        teacher.tap(taps)
     for number in range(min(most, len(rows))):
         batch = rows.rows(np.array([number]))
         lesson = teacher(batch)

@@ -20,12 +20,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.baselines.config import BaselineConfig
 from benchmarks.kit.progress import say
 from benchmarks.witness.texts import documents, prompts
 from demo.held_out import encode
 from demo.skills import Example
 from moa.errors import UsageError
+from moa.model.eagle3 import authors_taps
 from moa.model.generate import GenerationSettings, Speculator
 from moa.model.loading import LoadedModel, load_model, load_tokenizer
 from moa.model.target import Target
@@ -36,6 +36,7 @@ from moa.training.teacher import Lesson, Teacher
 AT_ONCE = 4
 """Rows of one forward."""
 _STATES = "states"
+_TAPS = 3
 
 
 def write_heldout(target: Path, out: Path, *, temperature: float, per_kind: int, tokens: int, length: int) -> None:
@@ -73,8 +74,7 @@ def write_lessons(loaded: LoadedModel, out: Path) -> None:
     """The lessons of packed rows that are not there yet."""
     rows = PackedRows(out)
     teacher = Teacher(loaded.model, torch.bfloat16)
-    eagle = BaselineConfig.for_target("eagle3", loaded.facts, intermediate_size=1, heads=1, kv_heads=1)
-    teacher.tap(eagle.taps)
+    teacher.tap(authors_taps(loaded.facts.layers))
     (out / _STATES).mkdir(exist_ok=True)
     missing = [row for row in range(len(rows)) if not _file(out, row).exists()]
     began, done = time.monotonic(), 0
@@ -94,15 +94,21 @@ class StoredTeacher(Teacher):
         super().__init__(model)
         self.folder = folder
 
+        self._tapped = 0
+
     def tap(self, layers: Sequence[int]) -> None:
-        """They were chosen when the rows were written."""
+        """Give the low, middle and high states, and the final ones where a fourth layer is asked for."""
+        self._tapped = len(layers)
 
     def __call__(self, batch: Batch) -> Lesson:
         device, dtype = self.model.device, torch.bfloat16
         parts = [_read(_file(self.folder, int(row))) for row in batch.rows]
         found = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in parts[0]}
         keys, values = (found.pop(name).transpose(0, 1) for name in ("keys", "values"))
-        return Lesson(keys=keys, values=values, **found)
+        tapped = found.pop("tapped") if self._tapped else None
+        if tapped is not None and self._tapped > _TAPS:
+            tapped = torch.cat([tapped, found["hidden"]], -1)
+        return Lesson(keys=keys, values=values, hidden=found["hidden"], tapped=tapped)
 
 
 def written(folder: Path) -> PackedRows:

@@ -1,4 +1,4 @@
-"""EAGLE-3 drafters that others have trained, in the layouts of the EAGLE authors, SpecForge and `speculators`.
+"""EAGLE-3 drafters in the layouts of the EAGLE authors, SpecForge and `speculators`: others', and those trained here.
 
 Low, middle and high states of the target, side by side, are fused into a feature. One decoder layer reads the normed
 embedding of token p and the normed feature of p - 1 side by side, on the feature's residual; after the first drafted
@@ -8,12 +8,14 @@ differ in the names of weights, in where the config has the layer's dimensions, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 from transformers import LlamaConfig
@@ -23,7 +25,7 @@ from moa.config import TargetFacts
 from moa.errors import ConfigError, UsageError
 from moa.model.blocks import Block, RMSNorm
 from moa.model.borrowed import Rows
-from moa.model.checkpoint import fill, stored_weights
+from moa.model.checkpoint import WEIGHTS, fill, stored_weights
 from moa.model.features import run_layer, self_rows
 from moa.model.loading import locate, read_config
 from moa.model.shared import SharedWeights
@@ -55,13 +57,37 @@ class PublishedConfig:
     """What is fed back is the output behind the last norm."""
 
     @classmethod
+    def for_target(cls, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int) -> Self:
+        """An EAGLE-3.1 of the target's width, with the authors' layers and norms."""
+        layer = LlamaConfig(
+            hidden_size=facts.hidden_size, intermediate_size=intermediate_size, num_attention_heads=heads,
+            num_key_value_heads=kv_heads, num_hidden_layers=1, vocab_size=facts.vocab_size,
+            rms_norm_eps=facts.rms_norm_eps, rope_theta=facts.rope_theta,
+        )  # fmt: skip
+        return cls(
+            layer=layer, taps=authors_taps(facts.layers), target_hidden_size=facts.hidden_size,
+            norm_before_residual=False, norm_before_fc=False, fc_norm=True, norm_output=True,
+        )  # fmt: skip
+
+    def write(self, folder: Path) -> None:
+        """Write `config.json` in SpecForge's layout."""
+        values = self.layer.to_diff_dict() | {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": self.layer.vocab_size,
+            "target_hidden_size": self.target_hidden_size,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in self.taps]},
+            **{name: getattr(self, name) for name in _NORMS},
+        }
+        (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
     def read(cls, folder: Path, facts: TargetFacts) -> Self:
         """Read `config.json`, and refuse what is no EAGLE-3 of one Llama layer for this target."""
         values = read_config(folder)
         own = values.get("eagle_config") or {}
         described = values.get("transformer_layer_config") or values
         kind = described.get("model_type", "llama") if isinstance(described, dict) else None
-        if not isinstance(own, dict) or kind != "llama" or not _is_eagle3(values):
+        if not isinstance(own, dict) or kind != "llama" or not is_eagle3(values):
             raise ConfigError(f"{folder}: config.json is not that of an EAGLE-3 drafter with a Llama layer")
         try:
             layer = LlamaConfig(**described)
@@ -96,7 +122,8 @@ class PublishedConfig:
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
-def _is_eagle3(values: Mapping[str, Any]) -> bool:
+def is_eagle3(values: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is that of an EAGLE-3 drafter."""
     names = [str(values.get("speculators_model_type")), *map(str, values.get("architectures") or ())]
     # The authors' configs are those of a plain Llama with a vocabulary for drafts.
     return any("eagle3" in name.lower() for name in names) or "draft_vocab_size" in values
@@ -109,6 +136,11 @@ def _taps(values: Mapping[str, Any], own: Mapping[str, Any], layers: int) -> tup
         return tuple(int(number) for number in inputs)
     if (outputs := own.get("eagle_aux_hidden_state_layer_ids")) is not None:
         return tuple(int(number) + 1 for number in outputs)
+    return authors_taps(layers)
+
+
+def authors_taps(layers: int) -> tuple[int, ...]:
+    """Low, middle and high, by the authors' rule."""
     return 2, layers // 2, layers - 3
 
 
@@ -140,6 +172,24 @@ class PublishedEagle3(nn.Module):
         # Kept outside the module tree: rotary frequencies stay in float32, and tables may be the target's.
         self._rotary = (LlamaRotaryEmbedding(layer),)
         self._tables: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+
+    @classmethod
+    def new(cls, config: PublishedConfig, shared: SharedWeights) -> Self:
+        """An untrained drafter with the target's embedding and head."""
+        model = cls(config, None, len(shared.head))
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+        model._tables = shared.embedding, shared.head
+        model._rotary[0].to(shared.head.device)
+        return model.to(device=shared.head.device)
+
+    def save(self, folder: Path) -> None:
+        """Write config and weights in SpecForge's layout, with the target's embedding and head left out."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config.write(folder)
+        state = {_theirs(name): value.detach().contiguous() for name, value in self.state_dict().items()}
+        save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
 
     @classmethod
     def load(cls, source: str | Path, facts: TargetFacts, shared: SharedWeights) -> Self:
@@ -175,6 +225,17 @@ class PublishedEagle3(nn.Module):
         """Width of a feature."""
         return self.config.layer.hidden_size
 
+    @property
+    def shared(self) -> SharedWeights:
+        """Its embedding and head."""
+        return SharedWeights(*self._tables)
+
+    def empty_rows(self, ids: Tensor) -> Rows:
+        """An empty past."""
+        layer = self.config.layer
+        none = self.weight.new_zeros(len(ids), layer.num_key_value_heads, 0, layer.head_dim)
+        return none, none
+
     def pool(self, slots: int, capacity: int) -> SlotPool:
         """Memory for the keys and values of `slots` sequences."""
         layer, like = self.config.layer, self.weight
@@ -192,6 +253,10 @@ class PublishedEagle3(nn.Module):
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         fused: Tensor = self.fc(features)
         return fused
+
+    def again(self, hidden: Tensor) -> Tensor:
+        """Its own output."""
+        return hidden
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
         """Cache rows of tokens that need no logits."""
@@ -240,6 +305,12 @@ def _words(folder: Path, found: Mapping[str, Tensor], vocab_size: int) -> Tensor
     if known is not None and not torch.equal(known.nonzero().flatten(), words.unique()):
         raise ConfigError(f"{folder}: t2d and d2t do not describe the same vocabulary")
     return words
+
+
+def _theirs(name: str) -> str:
+    if name.startswith("hidden_norm."):
+        return _LAYER[0] + name
+    return name.replace("layer.", _LAYER[0]) if name.startswith("layer.") else name
 
 
 def _own_name(name: str) -> str:

@@ -43,7 +43,10 @@ class FeatureModel(Protocol):
         """Memory for the keys and values of `slots` sequences."""
 
     def read(self, features: Tensor) -> Tensor:
-        """Preprocess the target's states; a drafted feature is used as it is."""
+        """The features of the target's states."""
+
+    def again(self, hidden: Tensor) -> Tensor:
+        """The features of tokens that were only drafted, by what `step` made of them."""
 
     def rows(self, ids: Tensor, features: Tensor, positions: Tensor) -> Rows:
         """Cache rows of tokens that need no logits; one layer, so they depend on nothing but their own input."""
@@ -88,7 +91,7 @@ class FeatureDrafting(LevelDrafting):
 
     def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
         """The target has run these tokens."""
-        self.take(slot, tokens, committed.hidden)
+        self.take(slot, tokens, committed.states)
 
     @torch.inference_mode()
     def take(self, slot: int, tokens: Sequence[int], states: Tensor) -> None:
@@ -109,7 +112,7 @@ class FeatureDrafting(LevelDrafting):
         hidden, rows = self.model.step(level.ids, features, level.positions, level.mask, level.past(self.pool)[0])
         level.keep(self.pool, [rows])
         for row, (slot, size) in enumerate(zip(level.slots, level.sizes, strict=True)):
-            new = hidden[row, :size]
+            new = self.model.again(hidden[row, :size])
             known = level.growers[row].fed
             self._drafted[slot] = torch.cat([self._drafted[slot], new]) if known else new
         return self.model.logits(hidden)

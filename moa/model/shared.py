@@ -21,6 +21,8 @@ class SharedWeights:
     head: Tensor
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
+    bias: Tensor | None = None
+    """Added to the logits of a part of a head."""
 
     def embed(self, ids: Tensor) -> Tensor:
         """The target's token embeddings, scaled as the target scales them."""

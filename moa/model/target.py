@@ -47,6 +47,13 @@ class Committed:
     start: int
     hidden: Tensor
     """A view into the states of the whole forward, unless pieces were joined."""
+    tapped: Tensor | None = None
+    """The states of the target's taps, side by side, where it has any."""
+
+    @property
+    def states(self) -> Tensor:
+        """What a drafter of features reads: the tapped states, or else the final ones."""
+        return self.hidden if self.tapped is None else self.tapped
 
     @property
     def stop(self) -> int:
@@ -83,7 +90,7 @@ class Committed:
         """Join consecutive pieces of a slot."""
         if len(pieces) == 1:
             return pieces[0]
-        return replace(pieces[0], hidden=torch.cat([piece.hidden for piece in pieces]))
+        return replace(pieces[0], hidden=torch.cat([piece.hidden for piece in pieces]), tapped=None)
 
 
 class Step:
@@ -119,12 +126,18 @@ class Step:
         """Final states `[t,hidden]` of row b, after the last norm."""
         return self._hidden[int(self.batch.starts[b]) : int(self.batch.starts[b + 1])]
 
+    @property
+    def taps(self) -> bool:
+        """Whether the target taps any layer."""
+        return self._tapped is not None
+
     def tapped(self, b: int, path: Sequence[int]) -> Tensor:
-        """The inputs of the tapped layers, side by side, at nodes of row b: `[len(path), taps * hidden]`."""
+        """The tapped states, side by side, at nodes of row b: `[len(path), taps * hidden]`."""
         if self._tapped is None:
             raise UsageError("this target taps no layer")
-        places = [int(self.batch.starts[b]) + node for node in path]
-        return self._tapped[torch.tensor(places, dtype=torch.long, device=self._tapped.device)]
+        places = torch.tensor([int(self.batch.starts[b]) + node for node in path], device=self._tapped.device)
+        found = self._tapped[places.long()]
+        return torch.cat([found, self._hidden[places.long()]], -1) if self._target.taps_final_state else found
 
     def logits(self, b: int, nodes: Sequence[int]) -> Tensor:
         """Logits `[len(nodes),vocab]`, float32, of row b. One call for many nodes costs little more than for one."""
@@ -225,6 +238,7 @@ class Target:
         kinds = model.config.layer_types if plan.per_layer_type else ["all"] * facts.layers
         self.runner: GraphRunner | None = None
         """The accelerator's decoder, in place of the others."""
+        self.taps_final_state = False
         self._decoder: PackedDecoder | LibraryDecoder
         if accelerator is not None:
             windows = [plan.windows[kind] for kind in kinds]
@@ -292,8 +306,10 @@ class Target:
         return Step(self, batch, versions, hidden, tapped=self._decoder.tapped)
 
     def tap(self, layers: Sequence[int]) -> None:
-        """Keep the inputs of these layers, counted from 0, in every step; before the first forward."""
-        (self._decoder if self.runner is None else self.runner).tap(layers)
+        """Keep the inputs of these layers, counted from 0, in every step; before the first forward. The number behind
+        the last layer's, which can only come last, stands for the final state."""
+        self.taps_final_state = layers[-1] == self.facts.layers
+        (self._decoder if self.runner is None else self.runner).tap(layers[: len(layers) - self.taps_final_state])
 
     @property
     def packed(self) -> bool:
@@ -343,6 +359,7 @@ class Target:
             slot=slot,
             start=start,
             hidden=hidden[: len(path)] if straight else hidden[torch.tensor(path, device=self.device)],
+            tapped=step.tapped(b, path) if step.taps else None,
         )
 
     @cached_property

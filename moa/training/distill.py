@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from moa.errors import ConfigError
 from moa.model.blocks import additive
 from moa.model.borrowed import Rows
 from moa.model.drafter import Drafter
+from moa.model.shared import SharedWeights
 from moa.training.data import Batch
 from moa.training.loop import Loss
 from moa.training.losses import Compared, LossKind, compare
@@ -98,6 +100,8 @@ class Distillation:
         self.teacher = teacher
         self.settings = settings
         self.seed = seed
+        self.part_of_head: Callable[[Batch, int], SharedWeights] | None = None
+        """For each step a part of the target's head, where drafter and target are compared over a part only."""
 
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The drafter's loss at every position whose next token is wanted."""
@@ -111,7 +115,8 @@ class Distillation:
         # No loss for a document's last token, and for a token before one that the user wrote.
         wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
         wanted = F.pad(wanted, (0, 1))
-        judged = self._compare(hidden[wanted], lesson.hidden[wanted], overlaps=self.settings.prefix_weights)
+        heads = self._heads(batch, step)
+        judged = self._compare(hidden[wanted], lesson.hidden[wanted], heads, overlaps=self.settings.prefix_weights)
         if judged.overlap is not None:
             weights = prefix_weights(judged.overlap, wanted, newest, batch)
         else:
@@ -164,15 +169,22 @@ class Distillation:
         )
         return key, value
 
-    def _compare(self, mine: Tensor, theirs: Tensor, *, overlaps: bool = False) -> Compared:
+    def _heads(self, batch: Batch, step: int) -> tuple[SharedWeights, SharedWeights]:
+        if self.part_of_head is None:
+            return self.module.shared, self.teacher.shared
+        part = self.part_of_head(batch, step)
+        return part, part
+
+    def _compare(
+        self, mine: Tensor, theirs: Tensor, heads: tuple[SharedWeights, SharedWeights], *, overlaps: bool = False
+    ) -> Compared:
         settings = self.settings
-        heads = self.module.shared, self.teacher.shared
         found = compare(mine, theirs, *heads, settings.loss, overlaps=overlaps)
         each = settings.loss_weight * found.loss
         if settings.feature_weight:
             features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)
             each = each + settings.feature_weight * features
-        if self.module.config.confidence:
+        if hasattr(self.module, "confidence_head"):
             guess = self.module.confidence_head(mine.detach()).squeeze(-1).float()
             each = each + F.binary_cross_entropy_with_logits(guess, found.agree, reduction="none")
         return found._replace(loss=each)

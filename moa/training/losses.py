@@ -100,7 +100,8 @@ class _ThroughHead(torch.autograd.Function):
                 agreed.append(logits.argmax(-1) == goal.argmax(-1))
                 if overlaps:
                     shared.append(torch.minimum(logits.softmax(-1), goal.softmax(-1)).sum(-1))
-                loss, slope = divergence(logits, goal, kind)
+                raised = 0.0 if own.bias is None else own.bias
+                loss, slope = divergence(logits + raised, goal + raised, kind)
                 losses.append(loss)
                 if ctx.needs_input_grad[0]:
                     if cap is not None:

@@ -23,12 +23,17 @@ from moa.training.masks import same_document
 @dataclass(frozen=True)
 class Lesson:
     """The target's results for a batch: post-RoPE `keys` and `values` `[layers, B, L, kv_heads, D]`, its final, normed
-    `hidden` states `[B, L, H]`, and the inputs of the tapped layers side by side, `[B, L, taps * H]`."""
+    `hidden` states `[B, L, H]`, and the tapped states side by side, `[B, L, taps * H]`."""
 
     keys: Tensor
     values: Tensor
     hidden: Tensor
     tapped: Tensor | None = None
+
+    @property
+    def states(self) -> Tensor:
+        """What a drafter of features reads: the tapped states, or else the final ones."""
+        return self.hidden if self.tapped is None else self.tapped
 
 
 class Teacher:
@@ -47,10 +52,12 @@ class Teacher:
         generation = model.generation_config
         self.eos_ids = facts_of(model.config, generation.eos_token_id if generation else None).eos_ids
         self._taps: Taps | None = None
+        self._final = False
 
     def tap(self, layers: Sequence[int]) -> None:
-        """From now on lessons have the inputs of these layers too."""
-        self._taps = Taps(self.backbone, layers)
+        """From now on lessons have the inputs of these layers too, numbered as for `Target.tap`."""
+        self._final = layers[-1] == len(self.backbone.layers)  # type: ignore[arg-type]
+        self._taps = Taps(self.backbone, layers[: len(layers) - self._final])
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Lesson:
@@ -67,7 +74,10 @@ class Teacher:
             use_cache=True,
         ).last_hidden_state
         keys, values = (torch.stack(rows).transpose(2, 3) for rows in (kept.keys, kept.values))
-        return Lesson(keys, values, hidden, self._taps.take() if self._taps else None)
+        tapped = self._taps.take() if self._taps else None
+        if tapped is not None and self._final:
+            tapped = torch.cat([tapped, hidden], -1)
+        return Lesson(keys, values, hidden, tapped)
 
     def _mask(self, allowed: Tensor, index: Tensor) -> Any:
         """One mask, or one per kind of layer where the model mixes full attention with a sliding window."""

@@ -10,37 +10,32 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from benchmarks.baselines.config import KINDS, BaselineConfig, Kind
-from benchmarks.baselines.eagle3 import TappedTarget
-from benchmarks.baselines.layers import BaselineModel
 from benchmarks.baselines.presets import NO_RECORDS, moa_config
-from benchmarks.baselines.registry import new_baseline
+from benchmarks.baselines.registry import Feature, FeatureDrafter, new_baseline, shape_for
 from moa.model.checkpoint import new_drafter
 from moa.model.drafter import Drafter
+from moa.model.shared import SharedWeights
 from moa.model.target import Target
 from moa.training.data import Batch, Document, PackedRows, pack
 from tests.tiny import tiny
 
+KINDS: tuple[Feature, ...] = ("eagle2", "eagle3", "solved")
 OPPONENTS = (*KINDS, "independent")
 
 
 def target_for(kind: str, model: PreTrainedModel, *, slots: int = 3, capacity: int = 128) -> Target:
-    """A target that commits what this kind of drafter reads."""
-    if kind != "eagle3":
-        return Target.from_model(model, slots=slots, capacity=capacity)
-    target = TappedTarget.from_model(model, slots=slots, capacity=capacity)
-    target.tap(config_for("eagle3", target).taps)
+    """A target that keeps the states that this kind of drafter reads."""
+    target = Target.from_model(model, slots=slots, capacity=capacity)
+    if kind in KINDS and (taps := baseline(kind, target).config.taps):  # type: ignore[arg-type]
+        target.tap(taps)
     return target
 
 
-def config_for(kind: Kind, target: Target) -> BaselineConfig:
-    """A shape that is unlike the target's own wherever it may be."""
-    return BaselineConfig.for_target(kind, target.facts, intermediate_size=40, heads=4, kv_heads=2)
-
-
-def baseline(kind: Kind, target: Target, *, seed: int = 0) -> BaselineModel:
-    """A baseline whose random weights are wide enough for its guesses to depend on everything it reads."""
-    model = new_baseline(config_for(kind, target), target.model)
+def baseline(kind: Feature, target: Target, *, seed: int = 0) -> FeatureDrafter:
+    """A baseline unlike the target's own shape wherever it may be, whose random weights are wide enough for its guesses
+    to depend on everything it reads."""
+    config = shape_for(kind, target.facts, intermediate_size=40, heads=4, kv_heads=2)
+    model = new_baseline(config, SharedWeights.of(target.model))
     _widen(model, seed)
     return model.eval()
 
@@ -53,7 +48,7 @@ def body(target: Target, *, seed: int = 0) -> Drafter:
     return model.eval()
 
 
-def opponent(kind: str, target: Target) -> Drafter | BaselineModel:
+def opponent(kind: str, target: Target) -> Drafter | FeatureDrafter:
     """Any of the drafters that ours is compared with."""
     return body(target) if kind == "independent" else baseline(kind, target)  # type: ignore[arg-type]
 

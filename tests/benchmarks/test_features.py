@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.baselines.chains import chains, visible
-from benchmarks.baselines.config import KINDS, Kind
-from benchmarks.baselines.features import FeatureBaseline, shifted
+from benchmarks.baselines.features import shifted
+from benchmarks.baselines.registry import Feature, FeatureDrafter, training_task
+from benchmarks.baselines.solved import Solved, solve
 from moa.model.blocks import additive
 from moa.model.drafting import DraftRequest, Level
 from moa.model.features import FeatureDrafting
-from moa.model.taps import Taps
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
 from moa.training.teacher import Teacher
 from moa.tree import TreeGrower, TreeShape
-from tests.benchmarks.pairs import baseline, prompts, target_for, tiny_target, whole
+from tests.benchmarks.pairs import KINDS, baseline, packed, prompts, target_for, tiny_target, whole
 
 KNOWN = 9
 """Tokens that the target has run; the next is pending."""
 
 
-def build(kind: Kind) -> tuple[Target, FeatureBaseline, list[int], Tensor]:
+def build(kind: Feature) -> tuple[Target, FeatureDrafter, list[int], Tensor]:
     """A target, its drafter, a text, and the target's true features of it, computed apart from the engine."""
     ids = prompts(14)[0]
     teacher = Teacher(tiny_target())
     target = target_for(kind, tiny_target())
     model = baseline(kind, target)
-    assert isinstance(model, FeatureBaseline)
-    taps = Taps(teacher.backbone, model.config.taps) if kind == "eagle3" else None
-    hidden = teacher(whole(ids)).hidden
+    if model.config.taps:
+        teacher.tap(model.config.taps)
+    states = teacher(whole(ids)).states
     with torch.inference_mode():
-        return target, model, ids, model.read(taps.take() if taps else hidden)
+        return target, model, ids, model.read(states)
 
 
-def observed(target: Target, model: FeatureBaseline, ids: list[int]) -> tuple[FeatureDrafting, int]:
+def observed(target: Target, model: FeatureDrafter, ids: list[int]) -> tuple[FeatureDrafting, int]:
     """A drafting that has seen the first tokens as an engine shows them: a chunk, then an accepted path of a tree."""
     drafting = FeatureDrafting(model, slots=2, capacity=64)
     slot, drafter_slot = target.pool.acquire(), drafting.open()
@@ -63,7 +65,7 @@ def levels(drafting: FeatureDrafting, slot: int, ids: list[int], truth: Tensor |
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_drafting_on_true_features_is_the_forward_of_training(kind: Kind) -> None:
+def test_drafting_on_true_features_is_the_forward_of_training(kind: Feature) -> None:
     target, model, ids, features = build(kind)
     drafting, slot = observed(target, model, ids)
     tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
@@ -74,9 +76,10 @@ def test_drafting_on_true_features_is_the_forward_of_training(kind: Kind) -> Non
         torch.testing.assert_close(logits, wanted[at], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "solved"])
 @torch.inference_mode()
-def test_the_training_time_test_is_what_drafting_does() -> None:
-    target, model, ids, features = build("eagle3")
+def test_the_training_time_test_is_what_drafting_does(kind: Feature) -> None:
+    target, model, ids, features = build(kind)
     drafting, slot = observed(target, model, ids)
     tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
     fed = shifted(features, positions)
@@ -100,3 +103,25 @@ def test_chains_stay_in_their_document() -> None:
         if lag:
             inside = [place for place, good in zip(at[0].tolist(), valid[0].tolist(), strict=True) if good]
             assert inside == [2 + lag, 10 + lag], "the chain from token 6 leaves its document"
+
+
+@torch.inference_mode()
+def test_a_start_by_least_squares_says_more_than_none(tmp_path: Path) -> None:
+    target = target_for("solved", tiny_target())
+    teacher, data = Teacher(target.model), packed(tmp_path)
+    model = baseline("solved", target)
+    assert isinstance(model, Solved)
+    task = training_task(model, teacher, None, 0)
+    batch = data.batch(0, 0, len(data))
+    before = float(task.loss(batch, 0, 0.0).total)
+    solve(model, teacher, data)
+    lesson = teacher(batch)
+    positions = torch.from_numpy(batch.positions)
+    found = (
+        model.read(lesson.states)[:, :-1]
+        + model.token(model.token_norm(model.embed(torch.from_numpy(batch.ids))))[:, 1:]
+    )
+    inside = torch.from_numpy(batch.segments[:, 1:] == batch.segments[:, :-1]) & (positions[:, 1:] > 0)
+    missed = (found * model.scale - lesson.hidden[:, 1:])[inside].square().mean()
+    assert missed < 0.7 * lesson.hidden[:, 1:][inside].square().mean()
+    assert float(task.loss(batch, 0, 0.0).total) < before

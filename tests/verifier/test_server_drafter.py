@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
@@ -19,7 +22,9 @@ from cloud_verifier.engine.stream_drafting import FeatureServerDrafting
 from cloud_verifier.model import load
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
-from moa.model.target import Row, Step
+from moa.model.eagle3 import PublishedConfig, PublishedEagle3
+from moa.model.shared import SharedWeights
+from moa.model.target import Row, Step, Target
 from moa.sampling import SamplingSettings
 from moa.speculation.policy import Policy
 from moa.wire.messages import Sampling
@@ -85,6 +90,29 @@ async def test_streams_are_the_targets_text_and_drafts_are_accepted(layout: str,
                 # The library stops at the end of text.
                 assert session.log[len(ids) :][: len(wanted)] == wanted
     assert len(forwards) < TOKENS * 2 * len(prompts), "no draft was accepted"
+
+
+@pytest.mark.usefixtures("always")
+async def test_one_that_was_made_here_is_written_as_it_is_read_and_drafts(tmp_path: Path) -> None:
+    settings = made(tmp_path, "specforge-3.1")
+    folder, model = tmp_path / "drafter", tiny("llama")
+    facts, shared = Target.from_model(model).facts, SharedWeights.of(model)
+    config = PublishedConfig.for_target(facts, intermediate_size=40, heads=4, kv_heads=2)
+    drafter = PublishedEagle3.new(config, shared)
+    shutil.rmtree(folder)
+    drafter.save(folder)
+    assert {name.split(".")[0] for name in load_file(folder / "model.safetensors")} == {
+        "fc", "fc_norm", "midlayer", "norm"
+    }  # fmt: skip
+    again = PublishedEagle3.load(folder, facts, shared)
+    assert replace(again.config, layer=config.layer) == config
+    torch.testing.assert_close(dict(again.state_dict()), dict(drafter.state_dict()))
+    served = load(settings)
+    async with Verifier(served, settings).open() as running, kit.client(running) as edge:
+        ids = kit.prompt(1, 20)
+        session = await edge.start(ids, max_new_tokens=TOKENS, ignore_eos=True)
+        await edge.stream(session)
+        assert session.log[len(ids) :] == kit.generated(ids, TOKENS)
 
 
 @pytest.mark.usefixtures("always")

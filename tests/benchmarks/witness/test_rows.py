@@ -50,9 +50,12 @@ def test_stored_lessons_are_the_teachers(target: Path, tmp_path: Path, monkeypat
     assert len(writes) == len(set(writes)) == len(data) == 12
     batch = data.batch(0, 0, 3)
     teacher = Teacher(load_model(target).model, torch.bfloat16)
-    teacher.tap((2, 2, 1))
+    reader = StoredTeacher(loaded.model, out)
+    assert reader(batch).tapped is None
+    for one in (teacher, reader):
+        one.tap((2, 2, 1, 4))
     with torch.no_grad():
-        theirs, stored = teacher(batch), StoredTeacher(loaded.model, out)(batch)
+        theirs, stored = teacher(batch), reader(batch)
     for name in ("keys", "values", "hidden", "tapped"):
         torch.testing.assert_close(getattr(stored, name), getattr(theirs, name), atol=0.05, rtol=0.05)
 
