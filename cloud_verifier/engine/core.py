@@ -185,14 +185,19 @@ class Engine:
         try:
             drafts = self._drafts(jobs, pieces, guesses)
             drafted = self._clock()
+            outcome.extra += drafted - started
             rows = [self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
             grammars = any(job.matcher is not None for job in jobs)
             until = time.perf_counter() + _MASK_SECONDS
             masking = self._masks.submit(_masked, jobs, drafts, until) if grammars else None  # beside the forward
             try:
                 step = self.target.forward([*rows, *map(_piece_row, pieces)])
+                if masking:
+                    step.wait()  # what the masks take longer is theirs
             finally:
+                ran = self._clock()
                 wait([masking] if masking else [])  # matchers are used again, whatever happens
+                outcome.extra += self._clock() - ran
             judged, late, failed = masking.result() if masking else _masked(jobs, drafts, until)
             for lease in [*(job.lease for job in jobs), *(piece.lease for piece in pieces)]:
                 self._note_held(lease)

@@ -1,13 +1,15 @@
 """The rounds that wait for the model: bounded, and shared fairly between principals. Pure: the caller passes times.
 
-The principal that has been served least goes first (tokens run); within one, the round that somebody has waited for
-longest. Forwards stay short while a principal with few sessions is in the middle of an answer: a hundred sessions of
-one principal leave time for the single session of another.
+The principal that has been served least goes first, in seconds of the engine: its forwards, drafts and masks; within
+one, the round that somebody has waited for longest. Forwards stay short while a principal with few sessions is in the
+middle of an answer, and it is waited for if it comes soon: a hundred sessions of one principal leave half of the time
+for the single session of another.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +24,9 @@ _OTHERS_SHARE = 0.35
 """How much longer than the rounds of the smallest principal a forward may take for each other principal."""
 _MEASURED = 8
 """One of so many forwards is as short as possible, to measure the cost of the others."""
+_CREDIT = 0.25
+"""Seconds that a principal may have been served less than another: who asked for nothing gets no more credit."""
+_GAP_WEIGHT = 0.2
 
 _priority = attrgetter("due")
 
@@ -30,9 +35,13 @@ _priority = attrgetter("due")
 class _Principal:
     ready: deque[Job] = field(default_factory=deque)
     served: float = 0.0
-    """Tokens run."""
+    """Seconds of the engine."""
     queued: int = 0
     """Rounds that are ready, or wait for their prompt."""
+    step: float = 0.0
+    """Seconds of its latest forward."""
+    gap: float = math.inf
+    """From a verdict to the session's next round, lately."""
 
 
 class RoundQueue:
@@ -86,35 +95,66 @@ class RoundQueue:
         return job in self._principal(job.lease.principal).ready
 
     def served(self, principal: str) -> float:
-        """Tokens that have run for a principal."""
+        """Seconds that the engine has worked for a principal."""
         return self._principal(principal).served
 
-    def serve(self, principal: str, tokens: int) -> None:
-        """Count tokens that run for a principal."""
-        self._principal(principal).served += tokens
+    def charge(self, seconds: Mapping[str, float], step: float) -> None:
+        """A step has worked so long for each of these principals, and took so long in all."""
+        for name, part in seconds.items():
+            principal = self._principal(name)
+            principal.served, principal.step = principal.served + part, step
+        most = max(principal.served for principal in self._principals.values())
+        for principal in self._principals.values():
+            principal.served = max(principal.served, most - _CREDIT)
 
-    def take(self, now: float, active: Mapping[Lease, int], cost: Cost) -> tuple[list[Job], list[Job]]:
+    def came_back(self, lease: Lease, gap: float) -> None:
+        """A session sends its next round, so long after its verdict."""
+        principal = self._principal(lease.principal)
+        before = gap if principal.gap == math.inf else principal.gap
+        principal.gap = before + _GAP_WEIGHT * (min(gap, 2 * before) - before)
+
+    @property
+    def step(self) -> float:
+        """Seconds of a forward like the latest one of those whose rounds are ready."""
+        return max((principal.step for principal in self._principals.values() if principal.ready), default=0.0)
+
+    def owed(self, principal: str) -> float:
+        """How soon after a verdict a principal comes back that has been served less than all whose rounds are ready;
+        infinite if it was not."""
+        found = self._principal(principal)
+        ready = [other.served for other in self._principals.values() if other.ready]
+        return found.gap if not found.ready and found.served < min(ready, default=0.0) else math.inf
+
+    def take(self, now: float, active: Mapping[Lease, int], cost: Cost, extra: float) -> tuple[list[Job], list[Job]]:
         """The rounds of the next forward, and those that have expired or were cancelled. `active` are sessions in the
-        middle of an answer, with the tokens of their rounds."""
+        middle of an answer, with the tokens of their rounds; drafts and masks of a forward take `extra` seconds."""
         demands = self._demands(active)
         # Each principal may use as much as the smallest one. More only if that hardly delays the smallest one, which
         # also waits for the forward before its own.
         least, others = min(demands.values(), default=0), len(demands) - 1
-        room = least
+        room, spare = least, _OTHERS_SHARE * others * cost.seconds(least)
         if next(self._batches) % _MEASURED:
-            room += cost.fitting(_OTHERS_SHARE * others * cost.seconds(least), self._max_tokens, beside=least)
+            room += cost.fitting(spare, self._max_tokens, beside=least)
         for principal in self._principals.values():
             principal.ready = deque(sorted(principal.ready, key=_priority))
         jobs: list[Job] = []
         expired: list[Job] = []
-        tokens, taken = 0, dict.fromkeys(demands, 0)
+        tokens, taken, plain = 0, dict.fromkeys(demands, 0), False
+
+        def fits(name: str) -> bool:
+            """Whether a principal's next round hardly delays those that have been taken."""
+            job = self._principals[name].ready[0]
+            if plain and job.aided and extra > spare:
+                return False
+            return max(least - taken[name], room - tokens) >= job.cost
+
         while len(jobs) < self._max_rows:
             names = [name for name, p in self._principals.items() if p.ready]
             if others and tokens:
-                names = [n for n in names if max(least - taken[n], room - tokens) >= self._principals[n].ready[0].cost]
+                names = [name for name in names if fits(name)]
             if not names:
                 break
-            name = min(names, key=self.served)
+            name = min(names, key=lambda name: self._principals[name].served + cost.added(taken[name]))
             principal = self._principals[name]
             job = principal.ready[0]
             if jobs and tokens + job.cost > self._max_tokens:
@@ -126,8 +166,8 @@ class RoundQueue:
                 continue
             tokens += job.cost
             taken[name] += job.cost
-            principal.served += job.cost
             jobs.append(job)
+            plain = not any(one.aided for one in jobs)
         return jobs, expired
 
     def _demands(self, active: Mapping[Lease, int]) -> dict[str, int]:

@@ -23,6 +23,10 @@ from moa.wire.limits import Limits
 
 _WORTH_WAITING = 0.25
 """How long a forward waits for rounds that are about to come, of the time of the latest one."""
+_LATE, _WORTH_SPARING = 1.5, 0.5
+"""Times its usual pause after a verdict that a principal is waited for which has been served less, and the longest of
+these waits, of the time of the forward that waits."""
+_EXTRA_WEIGHT = 0.1
 _LEAST_PIECE = 8
 """Prompt tokens: smaller pieces are not worth a place in a forward, unless the prompt ends with one."""
 _MEASURED = 8
@@ -69,6 +73,8 @@ class StepOutcome:
     """Rounds that want their next forward: streams, and rounds whose masks were late."""
     full: list[Lease] = field(default_factory=list)
     """Prompts that found no memory: they are given up."""
+    extra: float = 0.0
+    """Seconds of drafts, and of masks where the forward was over sooner."""
 
 
 @dataclass(slots=True)
@@ -104,11 +110,11 @@ class Scheduler:
         self._latest_prefill = 0
         """Prompt tokens in the latest forward where rounds waited for them."""
         self._batches = itertools.count(1)
-        self._latest = 0.0
-        """Seconds of the latest forward with rounds."""
+        self._extra = 0.0
+        """Seconds of a forward's drafts and masks, on average."""
         self._company: tuple[float, float, int] | None = None
-        """While a batch waits for more rounds: until when at the latest, until when for the next one, and the rounds
-        that were ready then."""
+        """While a batch waits for more rounds: since when, until when for the next one, and the rounds that were ready
+        then."""
         self._oldest_first = True
         """Whether of one principal's prompts the oldest goes next, or the one of which least has run."""
 
@@ -127,6 +133,8 @@ class Scheduler:
     def submit(self, job: Job, now: float) -> None:
         """Queue a round; a `Refusal` when there is no room. Tokens before its base are run first, where missing."""
         self._queue.admit(job)
+        if (seen := self._active.get(job.lease)) is not None:
+            self._queue.came_back(job.lease, now - seen[0])
         self._active[job.lease] = now, job.cost
         if job.lease.length < job.base:
             self._parked[job.lease] = job
@@ -179,10 +187,13 @@ class Scheduler:
         """The step has run; returns rounds that cannot run, because their prompts found no memory."""
         rounds, prefill = [(job.cost, job.base) for job in step.jobs], [(one.size, one.start) for one in step.prefill]
         tokens, spent = sum(tokens for tokens, _ in [*rounds, *prefill]), now - step.began
+        extra = min(outcome.extra, spent)
         if outcome.ran and tokens:
-            self._cost.observe(tokens, spent, attention_pairs([*rounds, *prefill]))
+            pairs = attention_pairs([*rounds, *prefill])
+            self._cost.observe(tokens, spent - extra, pairs)
+            forward = self._cost.seconds(tokens, pairs) if self._cost else spent - extra
+            self._queue.charge(self._parts(step, forward, extra), spent)
         if step.jobs:
-            self._latest = spent
             alone = sum(tokens for tokens, _ in rounds)
             beside = sum(self._cost.added(*piece, beside=alone) for piece in prefill)
             self._pacing.rounds_ran(max(0.0, spent - beside), min(beside, spent), now)
@@ -213,6 +224,25 @@ class Scheduler:
 
     # ---- inside
 
+    def _parts(self, step: EngineStep, forward: float, extra: float) -> dict[str, float]:
+        """The seconds of a step that each principal is charged with: drafts and masks to whose they are, of the forward
+        what an empty one takes evenly, and the rest by tokens. `forward`: what such a one takes while nothing else uses
+        the processor, for that is nobody's doing here."""
+        aided = [job.lease.principal for job in step.jobs if job.aided]
+        if aided:
+            self._extra += _EXTRA_WEIGHT * (extra - self._extra)
+        parts = [(job.lease.principal, job.cost) for job in step.jobs]
+        parts += [(piece.lease.principal, piece.size) for piece in step.prefill]
+        empty = min(self._cost.seconds(0), forward)
+        a_token = (forward - empty) / sum(size for _, size in parts)
+        names = {name for name, _ in parts}
+        seconds = dict.fromkeys(names, empty / len(names))
+        for name, size in parts:
+            seconds[name] += a_token * size
+        for name in aided:
+            seconds[name] += extra / len(aided)
+        return seconds
+
     def _give_up(self, lease: Lease) -> Job | None:
         self._prompts.pop(lease, None)
         job = self._parked.pop(lease, None)
@@ -228,24 +258,28 @@ class Scheduler:
         self._active = {lease: seen for lease, seen in self._active.items() if now - seen[0] < RECENT}
 
     def _company_wait(self, now: float) -> float:
-        """Seconds to wait for rounds that are about to come: in a large batch each costs little."""
+        """Seconds to wait for rounds that are about to come: in a large batch each costs little, and one of a principal
+        that has been served less would wait for the whole forward."""
         ready = self._queue.ready
-        longest = max(self._batch_wait, _WORTH_WAITING * self._latest)
         if self._company is None:
-            self._company = now + longest, now + self._batch_wait, ready
-        end, until, before = self._company
+            self._company = now, now + self._batch_wait, ready
+        began, until, before = self._company
+        spared = began + _WORTH_SPARING * self._queue.step
         if ready > before:  # they keep coming
-            until = min(end, now + self._batch_wait)
-            self._company = end, until, ready
-        missing = min(self._expected(), self._max_rows) - ready
-        if self._batch_wait <= 0 or missing <= 0 or now >= until:
+            until = min(began + max(self._batch_wait, _WORTH_WAITING * self._queue.step), now + self._batch_wait)
+            self._company = began, until, ready
+        if min(self._expected(), self._max_rows) <= ready:
+            until = now
+        coming = [seen + _LATE * self._queue.owed(lease.principal) for lease, (seen, _) in self._active.items()]
+        until = max([until, *(at for at in coming if at <= spared)])
+        if self._batch_wait <= 0 or now >= until:
             self._company = None
             return 0.0
         return until - now
 
     def _rounds(self, now: float) -> EngineStep:
         active = {lease: tokens for lease, (_, tokens) in self._active.items() if lease not in self._parked}
-        jobs, expired = self._queue.take(now, active, self._cost)
+        jobs, expired = self._queue.take(now, active, self._cost, self._extra)
         pieces: list[PrefillPiece] = []
         tokens = sum(job.cost for job in jobs)
         if jobs:
@@ -253,7 +287,8 @@ class Scheduler:
             # At most twice as many as before: what many tokens take is not known while all forwards are alike.
             most = max(_LEAST_PIECE, 2 * self._latest_prefill)
             if next(self._batches) % _MEASURED:
-                pieces = self._pieces(self._pacing.beside(seconds), most, beside=tokens)
+                least = min(self._queue.served(job.lease.principal) for job in jobs)
+                pieces = self._pieces(self._pacing.beside(seconds), most, beside=tokens, served=least)
                 self._latest_prefill = sum(piece.size for piece in pieces)
             if not self._prompts:
                 self._pacing.nothing_waits()
@@ -261,10 +296,12 @@ class Scheduler:
             jobs=jobs, expired=expired, prefill=pieces, worth=least_chance(self._cost, max(1, len(jobs))), began=now
         )
 
-    def _pieces(self, seconds: float, most: int | None = None, beside: float = 0) -> list[PrefillPiece]:
+    def _pieces(
+        self, seconds: float, most: int | None = None, beside: float = 0, served: float = math.inf
+    ) -> list[PrefillPiece]:
         """Pieces of waiting prompts that take so long in all. Those of principals that were served least come first,
-        and of one principal's in turn the oldest and the one of which least has run: a short one does not wait for a
-        long one."""
+        none above `served`; and of one principal's in turn the oldest and the one of which least has run: a short one
+        does not wait for a long one."""
         pieces: list[PrefillPiece] = []
         left = min(most or self._prefill_tokens, self._prefill_tokens)
         for lease, prompt in self._order()[: self._max_rows]:
@@ -272,14 +309,17 @@ class Scheduler:
             size = min(need, left)
             if seconds != math.inf:
                 size = min(size, self._cost.fitting(seconds, size, lease.length, beside))
-            if size <= 0 or (size < min(need, _LEAST_PIECE) and seconds != math.inf):
+            if (
+                self._queue.served(lease.principal) > served
+                or size <= 0
+                or (size < min(need, _LEAST_PIECE) and seconds != math.inf)
+            ):
                 break
             left -= size
             if seconds != math.inf:
                 seconds -= self._cost.added(size, lease.length, beside)
                 beside += size
             prompt.ran += size
-            self._queue.serve(lease.principal, size)
             pieces.append(PrefillPiece(lease, prompt.ids, prompt.goal, size, lease.length))
         self._oldest_first ^= bool(pieces)
         return pieces

@@ -172,6 +172,11 @@ class Job:
         return self.matcher.after(self.ids) if self.matcher is not None else None
 
     @property
+    def aided(self) -> bool:
+        """Whether it takes more than its forward: a draft of ours, or masks."""
+        return self.matcher is not None or isinstance(self.request, Stream)
+
+    @property
     def due(self) -> float:
         """When somebody begins to wait for it: the rounds of a principal go by this."""
         return max(self.enqueued, self.needed)

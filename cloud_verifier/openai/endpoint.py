@@ -34,6 +34,7 @@ async def endpoint(
         ApiLimits(max_running=settings.limits.max_connections_per_principal),
         metrics=ApiMetrics(verifier.metrics.registry),
         observe=service.observe,
+        others=service.others,
     )
     routes = [*page("cloud_verifier.openai", "page", "/ui"), *page("moa.api", "assets", "/ui")]
     async with api.running(), serving(api.app(routes, settings.origins), port, tls=tls(settings), ports=2) as address:

@@ -36,6 +36,8 @@ from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.limits import Limits
 from moa.wire.messages import Error, Goaway, Open, Verify
 
+_SERVED_SECONDS = 1.0
+
 
 class Service:
     """All connections and sessions of a process."""
@@ -107,6 +109,11 @@ class Service:
                 TokenBucket(limits.max_tokens_per_second, limits.max_burst_tokens, now),
             )
         return found
+
+    def others(self, principal: str) -> bool:
+        """Whether anybody else is served now."""
+        since = self.clock() - _SERVED_SECONDS
+        return any(session.principal != principal and session.used > since for session in self.table)
 
     def full(self, name: str) -> bool:
         """Whether there is no room for another connection of this principal."""

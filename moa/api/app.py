@@ -69,13 +69,15 @@ class Api:
     metrics: ApiMetrics = field(default_factory=ApiMetrics)
     observe: Callable[[], object] = lambda: None
     """Called before metrics are read."""
+    others: Callable[[str], bool] = lambda principal: False
+    """Whether anybody but this principal is served now, through any port."""
 
     def __post_init__(self) -> None:
         self._counted = Counted(self.answerer, self.metrics, self.limits.max_running)
         self._kept = Recordings(
             time.monotonic, self.limits.keep_seconds, self.limits.alone_seconds, self.limits.keep_bytes
         )
-        self.fairness = Fairness()
+        self._fairness = Fairness(self.others)
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: Counter[str] = Counter()
         self._large = False
@@ -101,7 +103,7 @@ class Api:
             Route("/v1/responses/{id}/cancel", keyed(self._cancel), methods=["POST"]),
             Route("/moa/status", keyed(self._status)),
         ]
-        return Guard(Router(routes), self.access, self.metrics, self.fairness, origins)
+        return Guard(Router(routes), self.access, self.metrics, self._fairness, origins)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Api]:
@@ -331,9 +333,9 @@ class Api:
 
         async def checked(request: Request) -> Response:
             principal = self.access.principal(request.headers.getlist("authorization"))
-            await self.fairness.turn(principal)
             try:
-                response: Response = await charged(endpoint(request, principal))
+                async with self._fairness.turn(principal):
+                    response: Response = await charged(endpoint(request, principal))
             except ClientDisconnected:
                 self.metrics.hang_ups.inc()
                 return Response(status_code=499)  # the client has left

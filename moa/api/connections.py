@@ -32,8 +32,8 @@ _LINES_PER_SECOND = 0.1
 class Connections:
     """The connections of one server. Those that wait for a request give way to new ones."""
 
-    def __init__(self, ports: int) -> None:
-        self.fairness = Fairness()
+    def __init__(self, fairness: Fairness, ports: int) -> None:
+        self.fairness = fairness
         self.most, waiting = room_for_connections(_MOST, _MOST_WAITING, ports=ports)
         self.waiting = HalfOpen(waiting, self._dropped)
         self.open: set[HttpConnection] = set()

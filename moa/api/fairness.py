@@ -1,13 +1,15 @@
 """Who keeps the event loop busy waits. The processor time that the requests of a key take on it is measured and charged
-to the key, and a key that has used more than its share waits before its next request. A refusal of somebody without a
-key is charged to the address, and comes later the more of them there were: neither delays anybody else."""
+to the key, a refusal more than it took, and a key that has used more than its share waits before its next request. A
+refusal of somebody without a key is charged to the address, and comes later the more of them there were: neither delays
+anybody else."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
@@ -18,13 +20,17 @@ from moa.token_bucket import TokenBucket
 Result = TypeVar("Result")
 _SHARE, _BURST_SECONDS = 0.4, 1.0
 """Of the event loop's time, for one key: on average, and at once. Answers that run are never slowed down."""
+_BESIDE_OTHERS = 4.0
+"""Times what a request took, where somebody else is served meanwhile: then a key has a tenth of the event loop."""
+_REFUSAL_SECONDS = 0.02
+"""What a refusal costs a key: 50 at once and 20 a second."""
 _LONGEST_WAIT = 5.0
 _REFUSALS_PER_SECOND = 50.0
 """For one address without a key; each takes about a millisecond, its connection included."""
 _MOST_HELD = 32
 """Refusals of one address that wait to be sent; more are not sent at all."""
 _MOST_ACCOUNTS = 4096
-_CHARGED: ContextVar[TokenBucket] = ContextVar("_CHARGED")
+_CHARGED: ContextVar[Callable[[float], None]] = ContextVar("_CHARGED")
 
 
 class Accounts:
@@ -50,22 +56,32 @@ class Accounts:
 class Fairness:
     """The accounts of one endpoint, and who waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Callable[[str], bool] = lambda principal: False) -> None:
+        """`others`: whether anybody but this principal is served now."""
+        self._others = others
         self._keys = Accounts(_SHARE, _BURST_SECONDS)
         self._addresses = Accounts(_REFUSALS_PER_SECOND, _REFUSALS_PER_SECOND)
         self._held = Counter[str]()
 
-    async def turn(self, principal: str) -> None:
-        """Wait for the key's share of the event loop, and charge it for what this task does from now on. Without keys
+    @contextlib.asynccontextmanager
+    async def turn(self, principal: str) -> AsyncIterator[None]:
+        """Wait for the key's share of the event loop, and charge it for what this task does from then on. Without keys
         nobody shares the endpoint."""
         if principal == ANONYMOUS:
+            yield
             return
         bucket = self._keys.of(principal, time.monotonic())
-        if (wait := bucket.wait(0, time.monotonic())) > _LONGEST_WAIT:
+        if (wait := bucket.wait(0, time.monotonic())) > 0:
+            await asyncio.sleep(min(wait, _LONGEST_WAIT))
+        if wait > _LONGEST_WAIT:
             raise ApiError(429, "this key keeps the server busy: send less at once", code="busy", retry_after=wait)
-        if wait > 0:
-            await asyncio.sleep(wait)
-        _CHARGED.set(bucket)
+        weight = _BESIDE_OTHERS if self._others(principal) else 1.0
+        _CHARGED.set(lambda seconds: bucket.spend(weight * seconds))
+        try:
+            yield
+        except Exception:
+            bucket.spend(_REFUSAL_SECONDS)
+            raise
 
     async def hold(self, address: str) -> bool:
         """Wait before a refusal is sent; False if it is not worth sending: the address has too many that wait."""
@@ -86,13 +102,13 @@ class Fairness:
 
 async def charged(work: Coroutine[Any, Any, Result]) -> Result:
     """The result of the work; the processor time that it takes on the event loop is charged to the key of this task."""
-    bucket = _CHARGED.get(None)
-    return await work if bucket is None else await _Charged(work, bucket)
+    charge = _CHARGED.get(None)
+    return await work if charge is None else await _Charged(work, charge)
 
 
 class _Charged(Generic[Result]):
-    def __init__(self, work: Coroutine[Any, Any, Result], bucket: TokenBucket) -> None:
-        self._work, self._bucket = work, bucket
+    def __init__(self, work: Coroutine[Any, Any, Result], charge: Callable[[float], None]) -> None:
+        self._work, self._charge = work, charge
 
     def __await__(self) -> Generator[Any, Any, Result]:
         step: Callable[[Any], Any] = self._work.send
@@ -104,7 +120,7 @@ class _Charged(Generic[Result]):
             except StopIteration as done:
                 return done.value  # type: ignore[no-any-return]
             finally:
-                self._bucket.spend(time.thread_time() - began)
+                self._charge(time.thread_time() - began)
             try:
                 given = yield awaited
                 step = self._work.send

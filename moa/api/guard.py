@@ -56,7 +56,7 @@ class Guard:
                 allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
                 expose_headers=["X-Request-Id", "Retry-After"],
             )
-        self._access, self._metrics, self._fairness = access, metrics, fairness
+        self._access, self._metrics, self.fairness = access, metrics, fairness
         self._defects = TokenBucket(_DEFECTS_PER_SECOND, 10.0, time.monotonic())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,7 +86,7 @@ class Guard:
                 raise
             shaped = self._shaped(error, scope["path"])
             stranger = shaped.status in (401, 403, 404, 405)
-            if stranger and not await self._fairness.hold(scope["client"][0] if scope.get("client") else ""):
+            if stranger and not await self.fairness.hold(scope["client"][0] if scope.get("client") else ""):
                 scope.get("state", {}).get("abort", _nothing)()  # another server closes it after the response
             await error_response(shaped)(scope, receive, told)
         finally:

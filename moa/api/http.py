@@ -8,19 +8,22 @@ import contextlib
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from moa.api import sse
 from moa.api.connections import Connections, connection_class
 from moa.api.errors import ApiError
 from moa.api.fairness import charged
 from moa.process.listening import Port
+
+if TYPE_CHECKING:
+    from moa.api.guard import Guard
 
 Result = TypeVar("Result")
 _KEEPALIVE_SECONDS = 15.0
@@ -139,10 +142,10 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, port: Port, *, tls: ssl.SSLContext | None = None, ports: int = 1) -> AsyncIterator[str]:
+async def serving(app: Guard, port: Port, *, tls: ssl.SSLContext | None = None, ports: int = 1) -> AsyncIterator[str]:
     """Serve on `port` while the body runs; yields the address. The process has so many `ports`, which share its file
     descriptors."""
-    connections = Connections(ports)
+    connections = Connections(app.fairness, ports)
     config = uvicorn.Config(
         app,
         http=connection_class(connections, tls),

@@ -49,8 +49,8 @@ async def test_a_key_waits_for_what_it_took_and_another_does_not(monkeypatch: py
 
     async def request(key: str, seconds: float) -> float:
         """How long the key would wait for its next one."""
-        await fair.turn(key)
-        assert await asyncio.create_task(charged(work(seconds))) == "done"
+        async with fair.turn(key):
+            assert await asyncio.create_task(charged(work(seconds))) == "done"
         return fair._keys.of(key, clock.now).wait(0, clock.now)
 
     assert await request("greedy", fairness._BURST_SECONDS) == 0
@@ -58,16 +58,28 @@ async def test_a_key_waits_for_what_it_took_and_another_does_not(monkeypatch: py
     assert await request("honest", 0.01) == 0
     clock.now += 0.4 / fairness._SHARE
     assert await request("greedy", 10.0) == pytest.approx(10.0 / fairness._SHARE)
+    monkeypatch.setattr(fairness, "_LONGEST_WAIT", 0.01)
     with pytest.raises(ApiError) as refused:
-        await fair.turn("greedy")
+        await request("greedy", 0.0)
     assert (refused.value.status, refused.value.code) == (429, "busy")
     assert await request(ANONYMOUS, 100.0) == 0, "without keys nobody shares the endpoint"
+    fair._others = lambda principal: principal == "beside"
+    assert await request("beside", 0.4) == pytest.approx((0.4 * fairness._BESIDE_OTHERS - 1) / fairness._SHARE)
+
+
+async def test_a_refused_request_costs_a_key_more_than_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, fair = Clock(), Fairness()
+    monkeypatch.setattr(fairness, "time", clock)
+    for _ in range(round(fairness._BURST_SECONDS / fairness._REFUSAL_SECONDS) + 1):
+        assert fair._keys.of("wrong", clock.now).wait(0, clock.now) < 1e-9
+        with pytest.raises(ApiError):
+            async with fair.turn("wrong"):
+                raise ApiError(400, "no")
+    assert fair._keys.of("wrong", clock.now).wait(0, clock.now) == pytest.approx(0.02 / fairness._SHARE)
 
 
 async def test_work_that_is_charged_is_cancelled_and_raises_as_before() -> None:
-    fair = Fairness()
-    await fair.turn("key")
-    ended = []
+    fair, ended = Fairness(), []
 
     async def work() -> None:
         try:
@@ -76,8 +88,9 @@ async def test_work_that_is_charged_is_cancelled_and_raises_as_before() -> None:
             ended.append(True)
             raise
 
-    task = asyncio.create_task(charged(work()))
-    await asyncio.sleep(0)
+    async with fair.turn("key"):
+        task = asyncio.create_task(charged(work()))
+        await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import threading
+from statistics import median
 
 import pytest
 
@@ -102,15 +103,35 @@ def test_one_busy_principal_leaves_room_for_another() -> None:
     assert sorted(j.lease.principal for j in drafts(queue.next())) == ["many", "one"]
 
 
-def test_principals_share_by_tokens_and_not_by_rounds() -> None:
-    queue = Timed(max_batch_rows=1)
+def test_principals_share_by_time_and_not_by_rounds() -> None:
+    queue, order = Timed(max_batch_rows=1), []
     for _ in range(3):
         queue.submit(job(lease("wide"), nodes=12))
     for _ in range(9):
         queue.submit(job(lease("slim"), nodes=4))
-    order = [drafts(queue.next())[0].lease.principal for _ in range(8)]
+    for _ in range(8):
+        (one,) = drafts(queue.next())
+        order.append(one.lease.principal)
+        queue.clock.now += 0.001 * one.cost
     assert order.count("wide") == 2
     assert order.count("slim") == 6
+
+
+def test_who_asked_for_nothing_has_no_more_credit() -> None:
+    queue = Timed(max_batch_rows=1)
+    for name in ("idle", "busy", "busy"):
+        queue.submit(job(lease(name)))
+    for _ in range(100):
+        queue.next()
+        queue.clock.now += 0.1
+        queue.submit(job(lease("busy")))
+    for _ in range(8):
+        queue.submit(job(lease("idle")))
+    order = []
+    for _ in range(6):
+        order.append(drafts(queue.next())[0].lease.principal)
+        queue.clock.now += 0.1
+    assert order.count("idle") < 6
 
 
 def test_a_draft_waits_until_its_prompt_has_run() -> None:
@@ -282,6 +303,28 @@ def test_one_with_a_single_session_gets_its_share_of_time_beside_one_with_many(n
     both = Machine({"modest": 1, "greedy": 48}, nodes).run(5.0)
     assert both["modest"] >= 0.4 * alone
     assert both["greedy"] >= both["modest"]
+
+
+FLOODS = {
+    "drafted streams": (48, 8, 18, {"drafted": "greedy"}),
+    "wide drafts": (24, 30, 35, {}),
+    "narrow drafts": (24, 1, 3, {}),
+    "new sessions": (4, 8, 38, {"drafted": "greedy", "brief": "greedy"}),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_neighbour_beside_a_flood_waits_half_as_long_again_at_the_median(flood: str) -> None:
+    """Its rounds have no drafts of others beside them, few of their prompts, and it is waited for: a flood has its half
+    of the time in forwards of its own."""
+    sessions, nodes, milliseconds, settings = FLOODS[flood]
+    alone = Machine({"modest": 1}, batch_wait=0.0015)
+    beside = Machine({"modest": 1, "greedy": sessions}, {"modest": 1, "greedy": nodes}, batch_wait=0.0015, **settings)
+    rounds = alone.run(4.0)["modest"]
+    both = beside.run(4.0)
+    assert median(beside.seconds["modest"][10:]) <= 1.5 * median(alone.seconds["modest"])
+    assert both["modest"] >= 0.4 * rounds
+    assert both["greedy"] * milliseconds >= 1000, "it is not starved"
 
 
 def test_principals_that_want_the_same_fill_batches_together() -> None:

@@ -350,7 +350,9 @@ async def test_open_twice_is_open_once() -> None:
         again = ClientSession(list(IDS), id=session.id)
         await edge.send(again.open())
         assert isinstance(await edge.event(again), Ready)
-        assert len(running.service.table) == 1
+        (one,) = running.service.table
+        assert running.service.others("somebody else")
+        assert not running.service.others(one.principal)
         other = ClientSession([1, 2], id=session.id)
         await edge.send(other.open())
         error = await edge.receive()

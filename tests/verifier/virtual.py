@@ -13,7 +13,7 @@ from moa.sampling import SamplingSettings
 from moa.speculation.cost import attention_pairs
 from moa.wire import Limits
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Verify
+from moa.wire.messages import Stream, Verify
 
 LIMITS = Limits(max_queue=20, max_queue_per_principal=12)
 _names = itertools.count()
@@ -72,29 +72,58 @@ def pieces(step: EngineStep | None) -> list[PrefillPiece]:
 
 
 class Machine:
-    """Rounds on a model that takes 5 ms and 1 ms a token; each session asks again 2 ms after its verdict."""
+    """Rounds on a model that takes 5 ms and 1 ms a token, and 5 ms more where it drafts; each session asks again 2 ms
+    after its verdict. Sessions of `drafted` principals are streams; those of `brief` ones have a prompt of 20 tokens
+    and one round, and a new one follows."""
 
-    def __init__(self, sessions: dict[str, int], nodes: int = 1) -> None:
-        self.queue, self.nodes = Timed(limits=Limits()), nodes
+    def __init__(
+        self,
+        sessions: dict[str, int],
+        nodes: int | dict[str, int] = 1,
+        *,
+        drafted: str = "",
+        brief: str = "",
+        **settings: Any,
+    ) -> None:
+        self.queue, self.drafted, self.brief = Timed(limits=Limits(), **settings), drafted, brief
+        self.nodes = nodes if isinstance(nodes, dict) else dict.fromkeys(sessions, nodes)
         self.clock = clock = self.queue.clock
         self.rounds = dict.fromkeys(sessions, 0)
-        self.asking = [(clock.now, lease(name)) for name, count in sessions.items() for _ in range(count)]
+        self.seconds: dict[str, list[float]] = {name: [] for name in sessions}
+        """From asking to the verdict."""
+        self.asking = [(clock.now, self.lease(name)) for name, count in sessions.items() for _ in range(count)]
+
+    def lease(self, principal: str) -> Lease:
+        return lease(principal, length=0 if principal == self.brief else 4)
+
+    def job(self, holder: Lease, asked: float) -> Job:
+        base = 20 if holder.principal == self.brief else 4
+        one = dataclasses.replace(job(holder, self.nodes[holder.principal], base), enqueued=asked)
+        if holder.principal == self.drafted:
+            one.request, one.nodes = Stream(holder.session, 1, base), one.cost
+        return one
 
     def run(self, seconds: float) -> dict[str, int]:
         until = self.clock.now + seconds
         while self.clock.now < until:
-            for _, holder in (due := [one for one in self.asking if one[0] <= self.clock.now]):
-                self.queue.submit(job(holder, self.nodes))
+            for asked, holder in (due := [one for one in self.asking if one[0] <= self.clock.now]):
+                self.queue.scheduler.submit(self.job(holder, asked), asked)
             self.asking = [one for one in self.asking if one not in due]
-            work = self.queue.next()
-            if work is None:
-                self.clock.now = min(at for at, _ in self.asking)
+            step = self.queue.next()
+            if step is None:
+                self.clock.now = min([self.clock.now + self.queue.wait, *(at for at, _ in self.asking)])
                 continue
-            ran = drafts(work)
-            self.clock.now += 0.005 + 0.001 * sum(one.cost for one in ran)
-            for one in ran:
-                self.rounds[one.lease.principal] += 1
-                self.asking.append((self.clock.now + 0.002, one.lease))
+            self.queue.outcome.extra = 0.005 * any(one.aided for one in step.jobs)
+            tokens = sum(one.cost for one in step.jobs) + sum(piece.size for piece in step.prefill)
+            self.clock.now += 0.005 + 0.001 * tokens + self.queue.outcome.extra
+            for piece in step.prefill:
+                piece.lease.length += piece.size
+            for one in step.jobs:
+                name = one.lease.principal
+                self.rounds[name] += 1
+                self.seconds[name].append(self.clock.now - one.enqueued)
+                again = self.lease(name) if name == self.brief else one.lease
+                self.asking.append((self.clock.now + 0.002, again))
         return self.rounds
 
 
@@ -114,7 +143,7 @@ class Reader(Machine):
         now = self.clock.now
         for at, holder in (due := [one for one in self.asking if one[0] <= now]):
             self.clock.now = at
-            self.queue.submit(dataclasses.replace(job(holder, self.nodes), enqueued=at))
+            self.queue.submit(self.job(holder, at))
         self.asking, self.clock.now = [one for one in self.asking if one not in due], now
         step = self.queue.next()
         if step is None:
