@@ -142,8 +142,9 @@ def run_cli(program: str, main: Callable[[], int | None], *, extra: str = "", st
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs the optional dependencies of this name. The project is on no package index yet."""
-    return f"in the checkout: pip install '.[{extra}]'"
+    """The command that installs the optional dependencies of this name, in the tested versions. The project is on no
+    package index yet."""
+    return f"in the checkout: pip install '.[{extra}]' -c constraints.txt"
 
 
 def _stand_in_for_closed_streams() -> None:

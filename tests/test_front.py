@@ -65,7 +65,7 @@ def test_what_is_not_installed_is_named_with_its_extra(words: tuple[str, ...], m
     assert done.returncode in (1, 2)
     assert done.stderr.count(b"\n") == 1, done.stderr
     assert missing in done.stderr
-    assert b"pip install '.[" + extra + b"]'" in done.stderr
+    assert b"pip install '.[" + extra + b"]' -c constraints.txt" in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

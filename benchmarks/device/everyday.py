@@ -16,11 +16,12 @@ from benchmarks.device.replay import TargetAnswer
 from benchmarks.kit.figures import table
 from benchmarks.kit.lab import Asking, open_lab
 from benchmarks.kit.progress import steps
-from demo.everyday import EVERYDAY, SUM_WORDINGS, Question, right_sum, sums
-from demo.strangers import STRANGERS, Asked
+from demo.everyday import EVERYDAY, SUM_WORDINGS, right_sum, sums
+from demo.questions import Question
+from demo.strangers import STRANGERS
 from edge_client.tools.compare import ask
 
-LISTS: dict[str, Sequence[Question | Asked]] = {"own": EVERYDAY, "strangers": STRANGERS}
+LISTS: dict[str, Sequence[Question]] = {"own": EVERYDAY, "strangers": STRANGERS}
 """Questions by who then wrote the training's wordings, and by somebody who trained nothing."""
 
 

@@ -6,7 +6,8 @@ from itertools import islice
 
 import pytest
 
-from demo.everyday import EVERYDAY, Question, right_sum, sums
+from demo.everyday import EVERYDAY, right_sum, sums
+from demo.questions import Question, holds
 from demo.recipe import COURSES
 from demo.skills.plain import plain
 from demo.skills.talk import DECLINED
@@ -58,7 +59,7 @@ def test_a_reply_is_judged(prompt: str, reply: str, acceptable: bool) -> None:
 
 
 def test_a_listed_skill_must_not_be_refused_even_where_the_pattern_fits() -> None:
-    assert not Question("sum?", "7", "sums").acceptable("I cannot work out 7")
+    assert not Question("sum?", holds("7")).acceptable("I cannot work out 7")
 
 
 def test_all_hundred_sums_are_asked_and_the_last_number_counts() -> None:
