@@ -3,9 +3,8 @@ it.
 
 Low, middle and high states and the final one, each normed, are fused beside the target. On the device a map of the
 token is added to that, and one decoder layer to their sum. The maps start as the least-squares solution from states and
-token to the next final state, the layer with nothing: on Gemma 3 270M such a start agrees with the target as often as
-EAGLE-3.1 after 120 steps. What was only drafted is fed back through a map of its own. A state may be missing: a
-learnt feature stands for it.
+token to the next final state, the layer with nothing (docs/log/2026-11-23-a-real-model.md). What was only drafted is
+fed back through a map of its own. A state may be missing: a learnt feature stands for it.
 """
 
 from __future__ import annotations
