@@ -16,6 +16,7 @@ from moa.api.guard import Guard
 from moa.api.http import serving
 from moa.api.tools import ToolFormat
 from moa.process.listening import Port
+from tests.api.heartbeat import heartbeat
 
 MODEL = "scripted"
 PATIENCE = 120.0
@@ -102,6 +103,16 @@ async def browser(address: str, **headers: str) -> AsyncIterator[httpx.AsyncClie
 async def post_from_a_thread(address: str, path: str, **request: Any) -> httpx.Response:
     """A request of a client in a thread of its own, so that the event loop has only the server's work."""
     return await asyncio.to_thread(httpx.post, address + path, timeout=PATIENCE, trust_env=False, **request)
+
+
+async def check_that_the_loop_turns(address: str, request: tuple[str, bytes]) -> None:
+    """While a request of a megabyte is answered, twice at once, the event loop is not held up."""
+    path, body = request
+    asked = {"content": body, "headers": {"Content-Type": "application/json"}}
+    async with heartbeat() as beat:
+        replies = await asyncio.gather(*(post_from_a_thread(address, path, **asked) for _ in range(2)))
+    assert {reply.status_code for reply in replies} <= {200, 400}, replies[0].text[:300]
+    assert beat.longest < beat.limit
 
 
 def chat(text: str = "hi", **more: Any) -> dict[str, Any]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 from websockets.asyncio.client import connect
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.model import Served, serve_model
-from cloud_verifier.serving.auth import Authenticator
+from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from cloud_verifier.settings import Settings
 from moa.config import DrafterConfig
 from moa.model.checkpoint import new_drafter
@@ -33,6 +37,37 @@ VOCAB = 128
 LIMITS = Limits(max_context_tokens=160, max_prompt_tokens=150, max_chain_tokens=32, max_tree_nodes=32)
 SETTINGS = Settings(port=0, slots=8, limits=LIMITS)
 PATIENCE = 100.0  # seconds; much longer than anything takes, so that only a hang reaches it
+
+
+def limited(**limits: Any) -> Settings:
+    """The tests' settings with other limits."""
+    return replace(SETTINGS, limits=replace(LIMITS, **limits))
+
+
+def principals(folder: Path, *names: str) -> tuple[Authenticator, *tuple[str, ...]]:
+    """A token file of these principals, and the token of each."""
+    tokens = [new_token() for _ in names]
+    file = folder / "tokens"
+    file.write_text("".join(f"{token_line(*pair)}\n" for pair in zip(names, tokens, strict=True)))
+    return Authenticator.read(file), *tokens
+
+
+@contextlib.contextmanager
+def held_forward(running: Verifier) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """The next forward stops before it runs: the first event is set when it does, the second lets it go on."""
+    entered, release = threading.Event(), threading.Event()
+    target = running.engine.target
+    real = target.forward
+
+    def slow(rows: Any) -> Any:
+        entered.set()
+        release.wait(PATIENCE)
+        return real(rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "forward", slow)
+        yield entered, release
+
 
 target_options: dict[str, Any] = {}
 """How targets are made beside that; a test that sets an accelerator here runs the same verifier on it."""

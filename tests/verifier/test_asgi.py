@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -30,7 +29,7 @@ IDS = kit.prompt(1, 10)
 
 @contextlib.asynccontextmanager
 async def behind_uvicorn(auth: Authenticator | None = None, **limits: Any) -> AsyncIterator[str]:
-    settings = dataclasses.replace(kit.SETTINGS, limits=dataclasses.replace(kit.LIMITS, **limits))
+    settings = kit.limited(**limits)
     verifier = Verifier(kit.served(settings), settings, auth)
     app = AsgiVerifier(verifier, ["https://here"])
     config = uvicorn.Config(app, ws="websockets-sansio", lifespan="off", log_level="error", server_header=False)

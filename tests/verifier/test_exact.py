@@ -118,8 +118,7 @@ async def test_sessions_alone_and_together_are_told_what_the_library_says(
 
 
 async def test_32_sessions_on_8_slots_lose_and_regain_them() -> None:
-    limits = dataclasses.replace(kit.LIMITS, idle_seconds=1e-6, busy_retry_seconds=0.01)
-    async with kit.verifier(dataclasses.replace(kit.SETTINGS, limits=limits)) as running:
+    async with kit.verifier(kit.limited(idle_seconds=1e-6, busy_retry_seconds=0.01)) as running:
         await all_at_once(running, [speech(seed, count=6) for seed in range(32)])
         page = running.metrics.page().decode()
     assert 'moa_session_evictions_total{reason="slot_needed"}' in page

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
-from cloud_verifier.serving.auth import Authenticator, new_token, token_line
+from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.sessions import channel
 from cloud_verifier.sessions.record_sender import OutgoingRecords
 from cloud_verifier.sessions.session import ServerSession
@@ -59,17 +59,10 @@ def few_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _settings(**limits: Any) -> kit.Settings:
-    return dataclasses.replace(kit.SETTINGS, limits=dataclasses.replace(kit.LIMITS, **limits))
-
-
 @pytest.fixture
 def two(tmp_path: Any) -> tuple[Authenticator, str, str]:
     """Two principals: a normal one and one above its share."""
-    honest, greedy = new_token(), new_token()
-    file = tmp_path / "tokens"
-    file.write_text(f"{token_line('honest', honest)}\n{token_line('greedy', greedy)}\n")
-    return Authenticator.read(file), honest, greedy
+    return kit.principals(tmp_path, "honest", "greedy")
 
 
 async def _until(what: Any) -> None:
@@ -92,7 +85,7 @@ async def _until(what: Any) -> None:
     ids=["pings", "acknowledgements", "cancels", "bytes"],
 )
 async def test_a_flood_is_slowed_down_then_told_and_cut_and_a_neighbour_goes_on(attack: bytes, limit: str) -> None:
-    settings = _settings(
+    settings = kit.limited(
         max_empty_frames_per_second=200, max_refusals_per_second=20, max_bytes_per_second=20_000, burst_seconds=0.2,
         flood_seconds=0.3, max_bad_messages=10**6, connection_budgets_per_principal=100,
     )  # fmt: skip
@@ -109,7 +102,7 @@ async def test_a_flood_is_slowed_down_then_told_and_cut_and_a_neighbour_goes_on(
 
 
 async def test_conversations_that_find_no_slot_are_no_flood(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = _settings(max_refusals_per_second=1, burst_seconds=1.0, flood_seconds=0.1)
+    settings = kit.limited(max_refusals_per_second=1, burst_seconds=1.0, flood_seconds=0.1)
     async with kit.verifier(settings) as running, kit.client(running) as client:
 
         def no_slot(session: ServerSession) -> None:
@@ -128,7 +121,10 @@ async def test_conversations_that_find_no_slot_are_no_flood(monkeypatch: pytest.
 
 async def test_pongs_do_not_pile_up_for_one_that_never_reads_and_it_is_dropped() -> None:
     limits = {"max_empty_frames_per_second": 10**9, "max_bytes_per_second": 10**9, "send_timeout": 0.5}
-    async with kit.verifier(_settings(connection_budgets_per_principal=1, **limits)) as running, Raw.of(running) as raw:
+    async with (
+        kit.verifier(kit.limited(connection_budgets_per_principal=1, **limits)) as running,
+        Raw.of(running) as raw,
+    ):
         raw.deaf()
         (ours,) = running.transport._server.connections  # type: ignore[union-attr]
         most = 0
@@ -148,7 +144,7 @@ async def test_pongs_do_not_pile_up_for_one_that_never_reads_and_it_is_dropped()
 
 async def test_one_that_asks_for_replays_and_never_reads_is_held_back_in_bounded_bytes() -> None:
     limits = {"max_empty_frames_per_second": 10**9, "max_bytes_per_second": 10**9, "send_timeout": 0.5}
-    async with kit.verifier(_settings(**limits)) as running, Raw.of(running) as raw:
+    async with kit.verifier(kit.limited(**limits)) as running, Raw.of(running) as raw:
         raw.write(binary(Open(session=bytes(16), ids=IDS, max_new_tokens=100, ignore_eos=True)))
         stream = Stream(bytes(16), 1, len(IDS) - 1)
         raw.write(binary(stream))
@@ -166,7 +162,10 @@ async def test_one_that_asks_for_replays_and_never_reads_is_held_back_in_bounded
 
 
 async def test_answers_that_nobody_reads_end_the_connection_at_their_limit() -> None:
-    async with kit.verifier(_settings(max_waiting_bytes=100_000, send_timeout=60.0)) as running, Raw.of(running) as raw:
+    async with (
+        kit.verifier(kit.limited(max_waiting_bytes=100_000, send_timeout=60.0)) as running,
+        Raw.of(running) as raw,
+    ):
         raw.deaf()
         (its,) = running.service.connections
         for _ in range(300):
@@ -242,7 +241,7 @@ async def test_a_principal_that_holds_every_slot_gives_one_to_another_between_tw
     two: tuple[Authenticator, str, str],
 ) -> None:
     auth, honest, greedy = two
-    settings = dataclasses.replace(_settings(idle_seconds=1000.0), slots=4)
+    settings = dataclasses.replace(kit.limited(idle_seconds=1000.0), slots=4)
     async with kit.verifier(settings, auth=auth) as running, kit.client(running, token=greedy) as edge:
         ended = asyncio.Event()
 
@@ -277,7 +276,7 @@ async def test_a_principal_that_holds_every_slot_gives_one_to_another_between_tw
 
 async def test_ranges_of_held_rows_count_as_the_work_they_are() -> None:
     held = [(2 * row, 2 * row + 1) for row in range(4000)]
-    async with kit.verifier(_settings(flood_seconds=0.2)) as running, Raw.of(running) as bad:
+    async with kit.verifier(kit.limited(flood_seconds=0.2)) as running, Raw.of(running) as bad:
         session = ClientSession(IDS)
         bad.write(binary(session.open()))
         bad.write(binary(Sync(session.id, held=held)) * 40)  # a megabyte: within the budget of bytes
@@ -286,7 +285,7 @@ async def test_ranges_of_held_rows_count_as_the_work_they_are() -> None:
 
 
 async def test_half_open_connections_do_not_keep_a_good_one_out() -> None:
-    async with kit.verifier(_settings(max_half_open=8)) as running:
+    async with kit.verifier(kit.limited(max_half_open=8)) as running:
         silent = [await Raw.connect(running.transport.port) for _ in range(40)]
         async with kit.client(running) as edge:
             await edge.start(IDS)
@@ -391,7 +390,7 @@ async def test_half_open_connections_are_bounded_behind_tls_too(tmp_path: Path) 
     subprocess.run(["openssl", *made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     trust = ssl.create_default_context(cafile=str(certificate))
     trust.check_hostname = False
-    settings = dataclasses.replace(_settings(max_half_open=8), tls_cert=certificate, tls_key=key)
+    settings = dataclasses.replace(kit.limited(max_half_open=8), tls_cert=certificate, tls_key=key)
     async with kit.verifier(settings) as running:
         silent = [await Raw.connect(running.transport.port) for _ in range(40)]
         wrong = await Raw.connect(running.transport.port)
@@ -410,7 +409,7 @@ async def test_half_open_connections_are_bounded_behind_tls_too(tmp_path: Path) 
 
 async def test_logs_that_grow_are_bounded_too() -> None:
     """Not only at the opening: a session that grows counts, and one of nobody's goes first."""
-    async with kit.verifier(_settings(max_log_bytes=2 * 4096 + 60 * 40)) as running, kit.client(running) as edge:
+    async with kit.verifier(kit.limited(max_log_bytes=2 * 4096 + 60 * 40)) as running, kit.client(running) as edge:
         one = await edge.start(kit.prompt(1, 20), max_new_tokens=100)
         two = await edge.start(kit.prompt(2, 20), max_new_tokens=100)
         store = running.service.table
@@ -446,7 +445,7 @@ async def test_a_temperature_that_leaves_the_range_of_numbers_is_refused() -> No
 
 
 async def test_a_session_longer_than_a_prompt_may_be_comes_back_after_a_restart() -> None:
-    settings = _settings(max_prompt_tokens=20)
+    settings = kit.limited(max_prompt_tokens=20)
     async with kit.verifier(settings) as first, kit.verifier(settings) as second:
         session = ClientSession(kit.prompt(1, 15), max_new_tokens=10, ignore_eos=True)
         async with kit.client(first) as edge:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import Sequence
 
@@ -194,9 +193,8 @@ async def test_who_has_not_agreed_to_it_may_not_use_it() -> None:
 
 
 async def test_guesses_of_a_stream_that_advances_are_work_and_no_flood() -> None:
-    limits = dataclasses.replace(kit.LIMITS, max_empty_frames_per_second=4, burst_seconds=0.5, flood_seconds=0.1)
+    settings = kit.limited(max_empty_frames_per_second=4, burst_seconds=0.5, flood_seconds=0.1)
     truth = kit.generated(IDS, COUNT)
-    settings = dataclasses.replace(kit.SETTINGS, limits=limits)
     async with kit.verifier(settings, drafter=True) as running, kit.client(running) as edge:
         session = await edge.start(IDS, max_new_tokens=COUNT)
         await edge.send(session.stream(speculate=False, waits=True))
@@ -217,8 +215,7 @@ def test_only_so_many_guesses_between_two_advances_count_as_work() -> None:
 
 
 async def test_guesses_for_a_session_that_is_not_there_are_dropped_without_an_answer() -> None:
-    limits = dataclasses.replace(kit.LIMITS, max_refusals_per_second=1, burst_seconds=1.0, flood_seconds=0.1)
-    settings = dataclasses.replace(kit.SETTINGS, limits=limits)
+    settings = kit.limited(max_refusals_per_second=1, burst_seconds=1.0, flood_seconds=0.1)
     async with kit.verifier(settings) as running, kit.client(running) as edge:
         for _ in range(20):
             await edge.send(Foresee(bytes(16), 1, 0, [1, 2], [-1, 0], [0, 8]))

@@ -21,7 +21,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.serving import conversation
 from cloud_verifier.serving.admission import Admission
-from cloud_verifier.serving.auth import Authenticator, new_token, token_line
+from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.serving.connection import Connection
 from cloud_verifier.sessions import channel, outbox, session
 from cloud_verifier.sessions.budgets import Meter
@@ -173,10 +173,8 @@ class Two:
 
 @pytest.fixture
 async def two(tmp_path: Any) -> AsyncIterator[Two]:
-    good, victim = new_token(), new_token()
-    file = tmp_path / "tokens"
-    file.write_text(f"{token_line('good', good)}\n{token_line('victim', victim)}\n")
-    async with kit.verifier(SETTINGS, auth=Authenticator.read(file)) as running:
+    auth, good, victim = kit.principals(tmp_path, "good", "victim")
+    async with kit.verifier(SETTINGS, auth=auth) as running:
         async with kit.client(running, token=good, features=["append", "resume"]) as neighbour:
             theirs = await neighbour.start(IDS, max_new_tokens=12, ignore_eos=True)
             await neighbour.advance(theirs, [theirs.log[-1]])

@@ -24,9 +24,8 @@ from cloud_verifier.settings import Settings
 from edge_client.device import Device
 from edge_client.serve.app import model_name as edge_model_name
 from moa.process.listening import Port
-from tests.api.heartbeat import heartbeat
 from tests.api.large import large_requests
-from tests.api.scripted import post_from_a_thread
+from tests.api.scripted import check_that_the_loop_turns
 from tests.edge.serve.pair import embedded, served
 from tests.verifier.kit import PATIENCE, generate
 
@@ -242,10 +241,4 @@ async def test_both_ends_give_the_embedded_target_one_name() -> None:
 @pytest.mark.parametrize("name", large_requests(MODEL))
 async def test_no_request_keeps_others_from_the_event_loop(both: Both, name: str) -> None:
     _, api = both
-    path, body = large_requests(MODEL)[name]
-    address = str(api.base_url).removesuffix("/v1/")
-    asked = {"content": body, "headers": {"Content-Type": "application/json"}}
-    async with heartbeat() as beat:
-        replies = await asyncio.gather(*(post_from_a_thread(address, path, **asked) for _ in range(2)))
-    assert {reply.status_code for reply in replies} <= {200, 400}, replies[0].text[:300]
-    assert beat.longest < beat.limit
+    await check_that_the_loop_turns(str(api.base_url).removesuffix("/v1/"), large_requests(MODEL)[name])

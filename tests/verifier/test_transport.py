@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -16,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from cloud_verifier.serving.auth import Authenticator, new_token, token_line
+from cloud_verifier.serving.auth import Authenticator
 from moa.errors import UsageError
 from moa.wire import ClientSession, chain_hash, encode
 from moa.wire.messages import Cancel, Close, Error, Goaway, Open, Opened, Resume, Sync, Verify
@@ -27,16 +26,9 @@ from tests.verifier import kit
 IDS = kit.prompt(1, 10)
 
 
-def _settings(**limits: Any) -> kit.Settings:
-    return dataclasses.replace(kit.SETTINGS, limits=dataclasses.replace(kit.LIMITS, **limits))
-
-
 @pytest.fixture
 def tokens(tmp_path: Any) -> tuple[Authenticator, str, str]:
-    alice, bob = new_token(), new_token()
-    file = tmp_path / "tokens"
-    file.write_text(f"{token_line('alice', alice)}\n{token_line('bob', bob)}\n")
-    return Authenticator.read(file), alice, bob
+    return kit.principals(tmp_path, "alice", "bob")
 
 
 async def _get(running: kit.Verifier, path: str, token: str = "") -> tuple[int, str]:
@@ -196,7 +188,7 @@ async def test_foreign_browser_origins_are_turned_away() -> None:
 
 async def test_connections_are_bounded(tokens: tuple[Authenticator, str, str]) -> None:
     auth, alice, bob = tokens
-    settings = _settings(max_connections=3, max_connections_per_principal=2)
+    settings = kit.limited(max_connections=3, max_connections_per_principal=2)
     async with kit.verifier(settings, auth=auth) as running:
         async with kit.client(running, token=alice), kit.client(running, token=alice):
             with pytest.raises(InvalidStatus) as caught:
@@ -228,7 +220,7 @@ async def test_something_else_than_our_protocol_is_turned_away() -> None:
 
 
 async def test_who_does_not_say_hello_is_hung_up_on() -> None:
-    async with kit.verifier(_settings(hello_timeout=0.2)) as running:
+    async with kit.verifier(kit.limited(hello_timeout=0.2)) as running:
         async with kit.connection(running) as raw:
             assert await _closed(raw) == 1002
         async with kit.connection(running) as raw:
@@ -237,7 +229,7 @@ async def test_who_does_not_say_hello_is_hung_up_on() -> None:
 
 
 async def test_a_handshake_that_dawdles_is_cut() -> None:
-    async with kit.verifier(_settings(handshake_timeout=0.2)) as running:
+    async with kit.verifier(kit.limited(handshake_timeout=0.2)) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.transport.port)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
         await writer.drain()
@@ -248,7 +240,7 @@ async def test_a_handshake_that_dawdles_is_cut() -> None:
 
 
 async def test_half_open_connections_are_reaped() -> None:
-    async with kit.verifier(_settings(ping_interval=0.1, ping_timeout=0.1)) as running, kit.client(running) as edge:
+    async with kit.verifier(kit.limited(ping_interval=0.1, ping_timeout=0.1)) as running, kit.client(running) as edge:
         edge.connection.transport.pause_reading()  # the network is gone, without a close
         async with asyncio.timeout(kit.PATIENCE):
             while running.service.connections:
@@ -257,7 +249,7 @@ async def test_half_open_connections_are_reaped() -> None:
 
 
 async def test_a_reader_that_is_too_slow_is_dropped() -> None:
-    settings = _settings(send_timeout=0.2, ping_interval=60.0)
+    settings = kit.limited(send_timeout=0.2, ping_interval=60.0)
     async with kit.verifier(settings) as running, kit.client(running) as edge:
         edge.connection.transport.pause_reading()
         (outbox,) = running.service.connections
@@ -306,7 +298,7 @@ async def test_the_log_of_what_went_wrong_stays_inside(monkeypatch: pytest.Monke
 
 async def test_a_rate_of_tokens_is_kept_per_principal(tokens: tuple[Authenticator, str, str]) -> None:
     auth, alice, bob = tokens
-    async with kit.verifier(_settings(max_tokens_per_second=1.0, max_burst_tokens=30), auth=auth) as running:
+    async with kit.verifier(kit.limited(max_tokens_per_second=1.0, max_burst_tokens=30), auth=auth) as running:
         async with kit.client(running, token=alice) as edge:
             session = await edge.start(kit.prompt(0, 28), max_new_tokens=5)
             await edge.send(session.verify([session.log[-1], 1, 2, 3]))
@@ -324,7 +316,7 @@ async def test_a_stream_pays_for_what_it_has_run_and_goes_on_when_it_has_paid(
 ) -> None:
     auth, alice, bob = tokens
     truth = kit.generated(IDS, 40)
-    settings = _settings(max_tokens_per_second=5.0, max_burst_tokens=len(IDS) + 10)
+    settings = kit.limited(max_tokens_per_second=5.0, max_burst_tokens=len(IDS) + 10)
     async with kit.verifier(settings, auth=auth) as running:
         now = running.service.clock()
         running.service.clock = lambda: now
@@ -347,7 +339,7 @@ async def test_a_stream_pays_for_what_it_has_run_and_goes_on_when_it_has_paid(
 
 
 async def test_more_sessions_than_slots_get_a_typed_busy() -> None:
-    async with kit.verifier(_settings(idle_seconds=100.0)) as running, kit.client(running) as edge:
+    async with kit.verifier(kit.limited(idle_seconds=100.0)) as running, kit.client(running) as edge:
         for i in range(kit.SETTINGS.slots):
             await edge.start(kit.prompt(i, 5))
         extra = ClientSession(list(IDS))
@@ -361,30 +353,21 @@ async def test_more_sessions_than_slots_get_a_typed_busy() -> None:
 
 
 async def test_a_verify_that_waited_too_long_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, release = threading.Event(), threading.Event()
     async with kit.verifier() as running, kit.client(running) as edge:
         session = await edge.start(IDS, max_new_tokens=5)
         await edge.advance(session, [session.log[-1]])
-        real = running.engine.target.forward
-
-        def slow(rows: Any) -> Any:
-            entered.set()
-            release.wait(kit.PATIENCE)
-            return real(rows)
-
-        monkeypatch.setattr(running.engine.target, "forward", slow)
-        await edge.send(ClientSession(kit.prompt(1, 30)).open())
-        assert await asyncio.to_thread(entered.wait, kit.PATIENCE)
-        brief = dataclasses.replace(kit.LIMITS, request_seconds=0.001)
-        (ours,) = (one for one in running.service.table if one.id == session.id)
-        monkeypatch.setattr(ours, "_limits", brief)
-        await edge.send(session.verify([session.log[-1]]))
-        async with asyncio.timeout(kit.PATIENCE):
-            while not running.work.queued:
-                await asyncio.sleep(0.002)
-        await asyncio.sleep(0.002)
-        release.set()
-        event = await edge.event(session)
+        with kit.held_forward(running) as (entered, release):
+            await edge.send(ClientSession(kit.prompt(1, 30)).open())
+            assert await asyncio.to_thread(entered.wait, kit.PATIENCE)
+            (ours,) = (one for one in running.service.table if one.id == session.id)
+            monkeypatch.setattr(ours, "_limits", kit.limited(request_seconds=0.001).limits)
+            await edge.send(session.verify([session.log[-1]]))
+            async with asyncio.timeout(kit.PATIENCE):
+                while not running.work.queued:
+                    await asyncio.sleep(0.002)
+            await asyncio.sleep(0.002)
+            release.set()
+            event = await edge.event(session)
         assert isinstance(event, Refused)
         assert (event.error.code, event.retry) == ("deadline", True)
         session.unsettled.clear()
@@ -392,22 +375,14 @@ async def test_a_verify_that_waited_too_long_is_not_run(monkeypatch: pytest.Monk
         assert isinstance(await edge.advance(session, [session.log[-1]]), Advanced)
 
 
-async def test_a_drain_finishes_what_runs_and_sends_everybody_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drain_finishes_what_runs_and_sends_everybody_elsewhere() -> None:
     truth = kit.generated(IDS, 12)
-    entered, release = threading.Event(), threading.Event()
     async with kit.verifier() as second, contextlib.AsyncExitStack() as stack:
         first = await stack.enter_async_context(kit.verifier())
         async with kit.client(first) as edge:
             session = await edge.start(IDS, max_new_tokens=12)
             await edge.advance(session, [session.log[-1]])
-            real = first.engine.target.forward
-
-            def slow(rows: Any) -> Any:
-                entered.set()
-                release.wait(kit.PATIENCE)
-                return real(rows)
-
-            monkeypatch.setattr(first.engine.target, "forward", slow)
+            entered, release = stack.enter_context(kit.held_forward(first))
             await edge.send(session.verify([session.log[-1], *truth[1:4]]))
             assert await asyncio.to_thread(entered.wait, kit.PATIENCE)
             drain = asyncio.create_task(first.drain())

@@ -16,9 +16,8 @@ import pytest_asyncio
 from edge_client import Done, EdgeClient, Notice
 from edge_client.serve.app import ServeSettings, endpoint
 from moa.process.listening import Port
-from tests.api.heartbeat import heartbeat
 from tests.api.large import large_requests
-from tests.api.scripted import browser, post_from_a_thread
+from tests.api.scripted import browser, check_that_the_loop_turns
 from tests.api.test_app import data_of
 from tests.edge.serve.pair import verifier
 
@@ -170,13 +169,7 @@ async def test_the_page_and_its_switch(alone: Served) -> None:
 @pytest.mark.parametrize("name", large_requests(MODEL))
 async def test_no_request_keeps_others_from_the_event_loop(alone: Served, name: str) -> None:
     _, api = alone
-    path, body = large_requests(MODEL)[name]
-    address = str(api.base_url).removesuffix("/v1/")
-    asked = {"content": body, "headers": {"Content-Type": "application/json"}}
-    async with heartbeat() as beat:
-        replies = await asyncio.gather(*(post_from_a_thread(address, path, **asked) for _ in range(2)))
-    assert {reply.status_code for reply in replies} <= {200, 400}, replies[0].text[:300]
-    assert beat.longest < beat.limit
+    await check_that_the_loop_turns(str(api.base_url).removesuffix("/v1/"), large_requests(MODEL)[name])
 
 
 async def test_by_default_an_answer_goes_on_without_the_verifier_and_says_so(linked: Served) -> None:
