@@ -17,8 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from typing import Any
 
+from cloud_verifier.engine.masks import mask_rows
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece, StepOutcome
 from cloud_verifier.engine.stream_drafting import FlatTree, NoDrafting, ServerDrafting
@@ -40,9 +41,8 @@ from cloud_verifier.engine.work import (
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from moa.errors import FullError, NumericalError
-from moa.grammar.matcher import Bits
 from moa.grammar.spec import GrammarError
-from moa.model.choosing import Judged, accept_rows, log_probabilities
+from moa.model.choosing import accept_rows, log_probabilities
 from moa.model.target import Row, Step, Target
 from moa.tree import Accepted
 from moa.wire.codes import Code, Refusal
@@ -189,7 +189,7 @@ class Engine:
             rows = [self._row(job, draft) for job, draft in zip(jobs, drafts, strict=True)]
             grammars = any(job.matcher is not None for job in jobs)
             until = time.perf_counter() + _MASK_SECONDS
-            masking = self._masks.submit(_masked, jobs, drafts, until) if grammars else None  # beside the forward
+            masking = self._masks.submit(mask_rows, jobs, drafts, until) if grammars else None  # beside the forward
             try:
                 step = self.target.forward([*rows, *map(_piece_row, pieces)])
                 if masking:
@@ -198,7 +198,7 @@ class Engine:
                 ran = self._clock()
                 wait([masking] if masking else [])  # matchers are used again, whatever happens
                 outcome.extra += self._clock() - ran
-            judged, late, failed = masking.result() if masking else _masked(jobs, drafts, until)
+            judged, late, failed = masking.result() if masking else mask_rows(jobs, drafts, until)
             for lease in [*(job.lease for job in jobs), *(piece.lease for piece in pieces)]:
                 self._note_held(lease)
             accepted = accept_rows(step, judged)
@@ -499,39 +499,3 @@ def _piece_row(piece: PrefillPiece) -> Row:
         raise RuntimeError("a row without a slot")
     start = piece.lease.length
     return Row.chain(piece.lease.slot, piece.ids[start : min(piece.goal, start + piece.size)], judged="none")
-
-
-class _Masked(NamedTuple):
-    """The rows of a batch as the accept rule takes them, and those that are not to be judged: their mask was late, or
-    their grammar is given up."""
-
-    rows: list[Judged]
-    late: set[Job]
-    failed: dict[Job, GrammarError]
-
-
-def _masked(jobs: Sequence[Job], drafts: Sequence[FlatTree], until: float) -> _Masked:
-    """Make the masks of a batch: first of each pending token, then of the drafts, as far as these are there by `until`.
-    A row without the first is run again, so that no crowd of dear grammars holds up the rounds of others."""
-    late, failed, roots = set[Job](), dict[Job, GrammarError](), dict[Job, Bits]()
-    for job in jobs:
-        if (mask := job.mask) is not None:
-            if (roots or failed) and time.perf_counter() >= until:
-                late.add(job)
-                continue
-            try:
-                roots[job] = mask.allowed()
-            except GrammarError as error:
-                failed[job] = error
-    rows = []
-    for job, (tokens, parents) in zip(jobs, drafts, strict=True):
-        found: list[Bits | None] | None = None
-        if job in late or job in failed:
-            tokens, parents, found = tokens[:1], parents[:1], [None]
-        elif job in roots and (mask := job.mask) is not None:
-            try:
-                tokens, found = mask.judge(tokens, parents, root=roots[job], until=until)
-            except GrammarError:  # a node's: the draft ends before it
-                tokens, parents, found = tokens[:1], parents[:1], [roots[job]]
-        rows.append(Judged(tokens, parents, job.ids, job.sampling, found))
-    return _Masked(rows, late, failed)
