@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from export.assemble import Ends, step_graph
 from export.body import Body, export_body
-from export.quantize import block_layers, int8_layers
+from export.quantize import block_layers, int8_layers, unpacked_layers
 from export.source import Source
 from export.storage import WeightedModel
-from export.tables import BlockTable, FloatTable, Int8Table, Table
+from export.tables import BlockTable, FloatTable, Int8Table, Table, UnpackedTable
 
 OPSET = 23
 """Has RMSNormalization and Attention as operators."""
@@ -86,6 +86,10 @@ class Workshop:
             self._int8[opset] = int8_layers(self.layers(opset), work, self.int8_cpu)
         layers, maker = self._int8[opset]
         return self._graph(onnx.load(layers), Int8Table), maker
+
+    def unpacked_graph(self, opset: int) -> WeightedModel:
+        """Weights in eight bits, products in float32."""
+        return self._graph(unpacked_layers(self.layers(opset)), UnpackedTable)
 
     def block_graph(self, opset: int, blocks: Blocks) -> WeightedModel:
         """Four bits in blocks."""

@@ -1,10 +1,12 @@
-"""Quantizes the layers: eight bits with optimum's configurations, four bits in blocks."""
+"""Quantizes the layers: eight bits with optimum's configurations or of the weights only, four bits in blocks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
@@ -56,6 +58,29 @@ def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:
         quantizer.process()
     result: onnx.ModelProto = quantizer.model.model
     return result
+
+
+def unpacked_layers(layers: Path) -> onnx.ModelProto:
+    """Weights in eight bits with a scale for each column; products in float32, for the runtime unpacks them at load."""
+    model = onnx.load(layers)
+    graph = model.graph
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    products = [node.input[1] for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights]
+    unpacking = []
+    for name in dict.fromkeys(products):
+        value = numpy_helper.to_array(weights[name])
+        scale = np.abs(value).max(axis=-2, keepdims=True) / np.float32(127)
+        scale[scale == 0] = 1
+        codes, wide, scales = f"{name}.int8", f"{name}.wide", f"{name}.scale"
+        graph.initializer.remove(weights[name])
+        graph.initializer.append(numpy_helper.from_array(np.rint(value / scale).astype(np.int8), codes))
+        graph.initializer.append(numpy_helper.from_array(scale, scales))
+        unpacking.append(helper.make_node("Cast", [codes], [wide], wide, to=TensorProto.FLOAT))
+        unpacking.append(helper.make_node("Mul", [wide, scales], [name], f"{name}.unpacked"))
+    nodes = [*unpacking, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return model
 
 
 def products_of_activations(model: onnx.ModelProto) -> list[str]:

@@ -81,6 +81,19 @@ class Int8Table:
         model.node("Mul", [wide, both], [out])
 
 
+class UnpackedTable(Int8Table):
+    """Stored in eight bits; the head is unpacked when the runtime loads, by folding constants."""
+
+    def project(self, model: WeightedModel, hidden: str, out: str) -> None:
+        """A product in float32."""
+        codes = _once(model, f"table.{self.name}.int8", self.rows)
+        wide = model.node("Cast", [codes], [f"table.{self.name}.wide"], to=TensorProto.FLOAT)
+        scale = _once(model, f"table.{self.name}.scale", self.scale)
+        rows = model.node("Mul", [wide, scale], [f"table.{self.name}.unpacked"])
+        columns = model.node("Transpose", [rows], [f"table.{self.name}.columns"], perm=[1, 0])
+        model.node("MatMul", [hidden, columns], [out])
+
+
 class BlockTable:
     """Four or eight bits with a scale for every block of a row, in the layout of MatMulNBits."""
 

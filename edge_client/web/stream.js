@@ -114,7 +114,7 @@ export function stop(turn) { tell("stop", { turn }); }
 
 function settings({ max_tokens, temperature, top_p, seed, moa }) {
   const given = { maxNewTokens: max_tokens ?? config.max_tokens, temperature, topP: top_p, seed: seed ?? (temperature ? random() : undefined),
-    settleSeconds: moa.patience, guessAhead: !sparing() };
+    settleSeconds: moa.patience, draft: moa.draft, guessAhead: !sparing() };
   return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== undefined));
 }
 

@@ -13,7 +13,7 @@ from export.parity import random_steps
 from export.quantize import products_of_activations
 from export.runner import OrtRunner, TorchRunner, open_session
 from export.storage import WeightedModel
-from export.tables import BlockTable, FloatTable, Int8Table
+from export.tables import BlockTable, FloatTable, Int8Table, UnpackedTable
 from moa.errors import UsageError
 from tests.export.conftest import Pair
 
@@ -50,6 +50,15 @@ def test_int8_is_close_and_a_quarter_of_the_size(cpu: str, tied_pair: Pair, tmp_
     kinds = {node.op_type for node in graph.proto.graph.node}
     assert "MatMul" not in kinds
     assert "Attention" in kinds
+
+
+def test_unpacked_weights_are_close_and_a_quarter_of_the_size(shop: Workshop, tmp_path: Path) -> None:
+    graph = shop.unpacked_graph(OPSET)
+    exact = sum(value.nbytes for value in shop.float_graph(OPSET).weights.values())
+    (path,) = graph.save_whole(tmp_path / "model.onnx")
+    assert worst(shop, path) < 1.0  # random weights, wide logits
+    assert sum(value.nbytes for value in graph.weights.values()) < 0.3 * exact
+    assert not {node.op_type for node in graph.proto.graph.node} & {"MatMulInteger", "DynamicQuantizeLinear"}
 
 
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)
@@ -98,13 +107,17 @@ def _embedded(table: FloatTable | Int8Table | BlockTable, folder: Path) -> tuple
     return rows[0], logits[0].T
 
 
-@pytest.mark.parametrize(("kind", "tolerance"), [("float", 1e-6), ("int8", 0.02), ("b16", 0.3), ("b16-8", 0.02)])
+@pytest.mark.parametrize(
+    ("kind", "tolerance"),
+    [("float", 1e-6), ("int8", 0.02), ("unpacked", 0.02), ("b16", 0.3), ("b16-8", 0.02)],
+)
 def test_both_uses_of_a_table_see_the_same_numbers(kind: str, tolerance: float, tmp_path: Path) -> None:
     matrix = np.random.default_rng(0).standard_normal((40, 24), np.float32)  # 24 is no multiple of the block
     matrix[7] = 0.0
     table = {
         "float": lambda: FloatTable("t", matrix),
         "int8": lambda: Int8Table("t", matrix),
+        "unpacked": lambda: UnpackedTable("t", matrix),
         "b16": lambda: BlockTable("t", matrix, bits=4, block=16),
         "b16-8": lambda: BlockTable("t", matrix, bits=8, block=16),
     }[kind]()

@@ -36,7 +36,7 @@ def forever() -> onnx.NodeProto:
 
 
 def embedded() -> onnx.ModelProto:
-    return onnx.load(demo.paths().bundle / "variants/cpu-int8/model.onnx", load_external_data=False)
+    return onnx.load(demo.paths().bundle / "variants/cpu-int4/model.onnx", load_external_data=False)
 
 
 def looping(where: str) -> bytes:

@@ -62,7 +62,7 @@ GREEDY: dict[str, Sequence[NodeProto]] = {
 
 def greedy(nodes: Sequence[NodeProto]) -> bytes:
     """The embedded drafter, whose scores depend on something big, too."""
-    model = onnx.load(demo.paths().bundle / "variants/cpu-int8/model.onnx", load_external_data=True)
+    model = onnx.load(demo.paths().bundle / "variants/web/model.onnx")
     for node in model.graph.node:
         node.output[:] = ["scores" if name == "top_logp" else name for name in node.output]
     model.graph.node.extend(nodes)
