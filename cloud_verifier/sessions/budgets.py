@@ -10,7 +10,8 @@ closed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
 from moa.token_bucket import TokenBucket
 from moa.wire.limits import Limits
@@ -47,6 +48,8 @@ class Principal:
     tokens: TokenBucket
     """Prompt and draft tokens."""
     connections: int = 0
+    compiling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Its grammars are compiled one after another: those of others come between."""
 
 
 class Meter:

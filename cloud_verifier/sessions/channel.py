@@ -134,7 +134,8 @@ class Channel:
         if message.grammar is None:
             return None
         self._agreed("grammar", "answers that match a grammar")
-        return await self.service.matcher(message.grammar, start, message.ids if isinstance(message, Open) else ())
+        log = message.ids if isinstance(message, Open) else ()
+        return await self.service.matcher(self.principal, message.grammar, start, log)
 
     # ---- message by message
 

@@ -154,13 +154,14 @@ class Service:
             )
         budget.spend(tokens)
 
-    async def matcher(self, grammar: Grammar, start: int, log: Sequence[int]) -> Matcher:
+    async def matcher(self, principal: str, grammar: Grammar, start: int, log: Sequence[int]) -> Matcher:
         """What follows an answer that begins at `start`, behind what the log has of it; a `Refusal` says what is wrong
         with its grammar."""
         if self._grammars is None:
             raise Refusal(Code.UNSUPPORTED, "there is no tokenizer here to follow a grammar with")
         try:
-            return await self._grammars.matcher(grammar, start, log)
+            async with self.principal(principal).compiling:
+                return await self._grammars.matcher(grammar, start, log)
         except UsageError as error:
             raise Refusal(Code.GRAMMAR, error.line()) from None
 

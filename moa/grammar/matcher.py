@@ -54,7 +54,7 @@ _JSON = cast("JsonCompileOptions", {**JSON_STYLE, "lenient": False})
 _TRIES = 100
 """Parts of a schema that are compiled to find the place of an error."""
 _CACHED = 64
-"""Compiled grammars that are kept."""
+"""Compiled grammars that are kept, and refusals of others."""
 
 
 class GrammarCompiler:
@@ -64,7 +64,8 @@ class GrammarCompiler:
         """`read` returns the content of `tokenizer.json`, which takes a while to prepare: at the first grammar."""
         self._read, self._size, self._eos_ids = read, size, list(eos_ids)
         self._tokens: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, CompiledGrammar | str] = OrderedDict()
+        """Or why it is refused."""
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
@@ -82,16 +83,22 @@ class GrammarCompiler:
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar, or take one that was compiled before; a `GrammarError` says what is wrong with it."""
+        grammar.check()
         with self._lock:
             if (found := self._compiled.get(grammar)) is None:
-                grammar.check()
                 if self._tokens is None:
                     self._tokens = self._load()
-                found = self._compiled[grammar] = CompiledGrammar(_compiled(self._tokens, grammar), self._eos_ids)
+                try:
+                    found = CompiledGrammar(_compiled(self._tokens, grammar), self._eos_ids)
+                except GrammarError as error:
+                    found = str(error)
+                self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
             while len(self._compiled) > _CACHED:
                 self._compiled.popitem(last=False)
-            return found
+        if isinstance(found, str):
+            raise GrammarError(found)
+        return found
 
     def _load(self) -> LLTokenizer:
         if not self._eos_ids:

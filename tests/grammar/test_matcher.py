@@ -6,6 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from moa import demo
 from moa.errors import UsageError
+from moa.grammar import matcher as matching
 from moa.grammar.drafts import forced_draft
 from moa.grammar.matcher import Bits, GrammarCompiler, has, unpacked
 from moa.grammar.spec import MAX_BYTES, Grammar, GrammarError
@@ -129,6 +131,22 @@ def test_host_and_accelerator_choose_the_same_allowed_token(settings: SamplingSe
 def test_a_grammar_that_is_refused_says_why(vocabulary: GrammarCompiler, grammar: Grammar, why: str) -> None:
     with pytest.raises(GrammarError, match=why):
         vocabulary.compile(grammar)
+
+
+def test_a_grammar_is_refused_twice_at_the_price_of_once(
+    vocabulary: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong, tried, compiled = Grammar("regex", "(only here"), [], matching._compiled
+
+    def counted(tokens: Any, one: Grammar) -> Any:
+        tried.append(one)
+        return compiled(tokens, one)
+
+    monkeypatch.setattr(matching, "_compiled", counted)
+    for _ in range(3):
+        with pytest.raises(GrammarError, match="regex"):
+            vocabulary.compile(wrong)
+    assert tried == [wrong]
 
 
 def test_a_text_that_breaks_its_grammar_is_noticed(vocabulary: GrammarCompiler) -> None:

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from typing import Any
 
 import pytest
 
+from cloud_verifier.engine.scheduler import Scheduler
+from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Lease, ModelFacts
+from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import ServerSession
 from cloud_verifier.sessions.table import SessionTable
 from moa import demo
@@ -243,3 +247,18 @@ def test_what_follows_a_grammar_counts_as_memory() -> None:
     assert world.table.log_bytes - before == MATCHER_BYTES
     world.table.remove(one, "closed")
     assert world.table.log_bytes == 0
+
+
+async def test_grammars_of_one_principal_are_compiled_one_after_another() -> None:
+    compiler = GrammarCompiler((demo.paths().tokenizer / "tokenizer.json").read_text, size=4096, eos_ids=[0])
+    service = Service(
+        FACTS, Limits(max_chain_tokens=8, max_tree_nodes=8), Workload(Scheduler(Limits())), grammars=compiler
+    )
+    done: list[str] = []
+
+    async def ask(principal: str, number: int) -> None:
+        await service.matcher(principal, Grammar("regex", f"{principal}{number}"), 0, [])
+        done.append(principal)
+
+    await asyncio.gather(*(ask("many", number) for number in range(8)), ask("one", 0))
+    assert done.index("one") <= 1
