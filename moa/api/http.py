@@ -8,7 +8,7 @@ import contextlib
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import uvicorn
@@ -19,11 +19,8 @@ from starlette.types import Receive, Scope, Send
 from moa.api import sse
 from moa.api.connections import Connections, connection_class
 from moa.api.errors import ApiError
-from moa.api.fairness import charged
+from moa.api.fairness import Fairness, charged
 from moa.process.listening import Port
-
-if TYPE_CHECKING:
-    from moa.api.guard import Guard
 
 Result = TypeVar("Result")
 _KEEPALIVE_SECONDS = 15.0
@@ -141,8 +138,19 @@ class _Server(uvicorn.Server):
         yield
 
 
+class FairApp(Protocol):
+    """An application that knows who uses how much of its event loop."""
+
+    @property
+    def fairness(self) -> Fairness:
+        """What each key and address has used."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+
+
 @contextlib.asynccontextmanager
-async def serving(app: Guard, port: Port, *, tls: ssl.SSLContext | None = None, ports: int = 1) -> AsyncIterator[str]:
+async def serving(app: FairApp, port: Port, *, tls: ssl.SSLContext | None = None, ports: int = 1) -> AsyncIterator[str]:
     """Serve on `port` while the body runs; yields the address. The process has so many `ports`, which share its file
     descriptors."""
     connections = Connections(app.fairness, ports)
