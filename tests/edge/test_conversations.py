@@ -173,12 +173,12 @@ async def test_what_stayed_provisional_is_checked_later() -> None:
         assert conversation.unverified
         proxy.restore()
         await client.wait_online(30)
-        transcript.done = None
-        async for event in conversation.recheck():
-            transcript.take(event)
+        while conversation.unverified:  # each time waits for 0.1 s, which a busy machine may need for less than all
+            transcript.done = None
+            async for event in conversation.recheck():
+                transcript.take(event)
         assert transcript.tokens == truth(ids)[:COUNT]
         assert all(transcript.verified)
-        assert not conversation.unverified
         assert conversation.ids == [*ids, *transcript.tokens]
 
 
