@@ -80,6 +80,7 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
     serve.add_argument(
         "--openai-host", action="append", default=[], metavar="NAME", help="a DNS name that requests may use"
     )
+    serve.add_argument("--app", type=Path, metavar="DIR", help="a web app of `edge-client page`, to serve below /app/")
     serve.add_argument(
         "--log-level",
         default="info",

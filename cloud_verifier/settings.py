@@ -54,6 +54,8 @@ class Settings:
     """The endpoint's name for the target; empty is the target's own name."""
     openai_hosts: tuple[str, ...] = ()
     """DNS names under which the endpoint may be called."""
+    app: Path | None = None
+    """Folder of `edge-client page`: the endpoint serves it below `/app/`."""
 
     slots: int = 256
     """Sessions with a KV cache at most."""
@@ -88,6 +90,8 @@ class Settings:
             )
         if self.openai and not self.auth_tokens and not is_loopback(self.openai_address[0]):
             raise ConfigError("refusing to serve --openai to others without authentication", hint="give --auth-tokens")
+        if self.app and not self.openai:
+            raise ConfigError("--app is served by the endpoint: give --openai, too")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be 0..65535, not {self.port}")
         if self.openai and self.port and self.openai_address == (self.host, self.port):

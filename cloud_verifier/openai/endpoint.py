@@ -15,7 +15,7 @@ from moa.api.access import Access, Principals
 from moa.api.app import Api, ApiLimits
 from moa.api.http import serving
 from moa.api.metrics import ApiMetrics
-from moa.api.pages import page
+from moa.api.pages import page, web_app
 from moa.demo import paths
 from moa.process.listening import Port
 
@@ -36,7 +36,8 @@ async def endpoint(
         observe=service.observe,
         others=service.others,
     )
-    routes = [*page("cloud_verifier.openai", "page", "/ui"), *page("moa.api", "assets", "/ui")]
+    pages = [*page("cloud_verifier.openai", "page", "/ui"), *page("moa.api", "assets", "/ui")]
+    routes = [*pages, *web_app(settings.app)]
     async with api.running(), serving(api.app(routes, settings.origins), port, tls=tls(settings), ports=2) as address:
         yield address
 

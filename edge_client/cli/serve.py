@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_client.cli import options
@@ -64,6 +65,7 @@ def add(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--origin", action="append", default=[], metavar="URL", help="a website whose pages may use it (default: none)"
     )
+    group.add_argument("--app", type=Path, metavar="DIR", help="a web app of `edge-client page`, to serve below /app/")
     group.add_argument(
         "--model-name", default="", metavar="NAME", help="the model's name for clients (default: the target's own)"
     )
@@ -93,6 +95,7 @@ def _serve_settings(arguments: argparse.Namespace) -> ServeSettings:
         api_keys=tuple(keys),
         allowed_hosts=tuple(arguments.allowed_host),
         origins=tuple(arguments.origin),
+        app=arguments.app,
         limits=ApiLimits(max_running=arguments.most_answers, keep_seconds=arguments.keep_seconds),
         defaults=Defaults(mode=arguments.mode, patience=arguments.patience),
     )

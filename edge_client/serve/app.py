@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from edge_client.serve.answerer import EdgeAnswerer
 from moa.api.access import Access, ApiKeys, is_loopback
 from moa.api.app import Api, ApiLimits
 from moa.api.http import Json, read_body, serving
-from moa.api.pages import page
+from moa.api.pages import page, web_app
 from moa.api.requests import Defaults, decode
 from moa.errors import ConfigError
 from moa.process.listening import Port
@@ -33,6 +34,8 @@ class ServeSettings:
     """Host names, beside addresses and localhost, that requests may use."""
     origins: tuple[str, ...] = ()
     """Other websites whose pages may use the endpoint."""
+    app: Path | None = None
+    """Folder of `edge-client page`, served below `/app/`."""
     limits: ApiLimits = field(default_factory=ApiLimits)
     defaults: Defaults = field(default_factory=Defaults)
 
@@ -59,6 +62,7 @@ async def endpoint(client: EdgeClient, settings: ServeSettings, model: str, port
         routes = [
             *page("edge_client.serve", "page", "/"),
             *page("moa.api", "assets", "/"),
+            *web_app(settings.app),
             _link_route(api, answerer),
         ]
         async with serving(api.app(routes, settings.origins), port) as address:

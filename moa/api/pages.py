@@ -1,19 +1,25 @@
-"""Static pages of the endpoint: all files are in the package, and the content security policy allows nothing else."""
+"""Static pages of the endpoints: those of the package, and a web app that `edge-client page` wrote. The content
+security policy allows nothing else, and for an app what it names itself."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import json
+import re
 from collections.abc import Iterator
 from importlib import resources
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from moa.api.static import TYPES, content_security
+from moa.errors import UsageError
 
 POLICY = content_security()
+_APP_POLICY = re.compile(r'^const POLICY = (".*");$', re.MULTILINE)
 
 
 def page(package: str, folder: str, at: str) -> Iterator[Route]:
@@ -25,15 +31,31 @@ def page(package: str, folder: str, at: str) -> Iterator[Route]:
             yield Route(path, _File(entry.read_bytes(), TYPES[ending]).get, name=name)
 
 
+def web_app(folder: Path | None) -> list[Route]:
+    """Routes below `/app/` for a folder of `edge-client page`; none without one."""
+    if folder is None:
+        return []
+    script = folder / "sw.js"
+    policy = _APP_POLICY.search(script.read_text(encoding="utf-8")) if script.is_file() else None
+    if policy is None:
+        raise UsageError(f"{folder} is no web app", hint=f"edge-client page {folder} --verifier URL")
+    routes = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        file = _File(path.read_bytes(), TYPES.get(name.rpartition(".")[2], ""), json.loads(policy[1]))
+        routes.append(Route("/app/" + name.removesuffix("index.html"), file.get, name=f"app {name}"))
+    return routes
+
+
 class _File:
-    def __init__(self, content: bytes, kind: str) -> None:
-        self._content, self._packed = content, gzip.compress(content, mtime=0)
+    def __init__(self, content: bytes, kind: str, policy: str = POLICY) -> None:
+        self._content, self._packed = content, gzip.compress(content, mtime=0) if kind else b""
         tag = hashlib.sha256(content).hexdigest()[:16]
         self._headers = {
-            "Content-Type": kind,
+            "Content-Type": kind or "application/octet-stream",
             "ETag": f'W/"{tag}"',
             "Cache-Control": "no-cache",
-            "Content-Security-Policy": POLICY,
+            "Content-Security-Policy": policy,
             "Vary": "Accept-Encoding",
         }
 
@@ -41,6 +63,6 @@ class _File:
         """The file, or 304 if it has not changed."""
         if request.headers.get("if-none-match") == self._headers["ETag"]:
             return Response(status_code=304, headers=self._headers)
-        if "gzip" in request.headers.get("accept-encoding", ""):
+        if self._packed and "gzip" in request.headers.get("accept-encoding", ""):
             return Response(self._packed, headers={**self._headers, "Content-Encoding": "gzip"})
         return Response(self._content, headers=self._headers)

@@ -17,6 +17,8 @@ import os
 import random
 import shutil
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -25,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -364,6 +366,25 @@ def test_with_a_verifier_the_text_is_the_targets(opened: Opened, app: Host, clou
     tokens = sum(len(truth.ids) for truth in theirs)
     print(f"\n{cloud.forwards / tokens:.2f} forwards a token, {tokens} tokens")
     assert cloud.forwards < 0.8 * tokens, "drafts are accepted"
+
+
+def test_the_verifier_s_endpoint_serves_the_app(opened: Opened, tmp_path: Path) -> None:
+    with Port("127.0.0.1", 0) as port, Port("127.0.0.1", 0) as endpoint:
+        number, other = port.number, endpoint.number
+    build(tmp_path / "app", f"ws://127.0.0.1:{number}")
+    origin = f"http://127.0.0.1:{other}"
+    command = f"serve --port {number} --openai {other} --origin {origin} --app {tmp_path / 'app'}".split()
+    program = "from cloud_verifier.cli import main; main()"
+    with subprocess.Popen([sys.executable, "-c", program, *command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            while "API at" not in (line := process.stdout.readline()):
+                assert line
+            page = opened(SimpleNamespace(address=f"{origin}/app/"), "online")
+            assert answer(page, STORY)
+            assert page.text_content(".assistant .note") == ""
+        finally:
+            process.terminate()
 
 
 ANSWER = """async ([question, changes]) => {
