@@ -58,9 +58,11 @@ async def test_a_key_waits_for_what_it_took_and_another_does_not(monkeypatch: py
     assert await request("honest", 0.01) == 0
     clock.now += 0.4 / fairness._SHARE
     assert await request("greedy", 10.0) == pytest.approx(10.0 / fairness._SHARE)
-    monkeypatch.setattr(fairness, "_LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(fairness, "_LONGEST_WAIT", 0.05)
+    began = time.monotonic()
     with pytest.raises(ApiError) as refused:
         await request("greedy", 0.0)
+    assert time.monotonic() - began > 0.04, "asking again at once wins nothing"
     assert (refused.value.status, refused.value.code) == (429, "busy")
     assert await request(ANONYMOUS, 100.0) == 0, "without keys nobody shares the endpoint"
     fair._others = lambda principal: principal == "beside"
