@@ -38,7 +38,7 @@ def web_app(folder: Path | None) -> list[Route]:
     script = folder / "sw.js"
     policy = _APP_POLICY.search(script.read_text(encoding="utf-8")) if script.is_file() else None
     if policy is None:
-        raise UsageError(f"{folder} is no web app", hint=f"edge-client page {folder} --verifier URL")
+        raise UsageError(f"{folder} is no web app", hint="write one: edge-client page NEW_FOLDER --verifier URL")
     routes = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()

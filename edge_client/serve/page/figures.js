@@ -18,13 +18,13 @@ export class Figures {
   take(status, now) {
     const past = this.before ?? { ...status, now: now - 1 };
     const seconds = Math.max(0.001, (now - past.now) / 1000);
-    const rate = (name) => Math.max(0, (status[name] ?? 0) - (past[name] ?? 0)) / seconds;
-    const drafted = (status.drafted ?? 0) - (past.drafted ?? 0);
+    const grown = (name) => Math.max(0, (status[name] ?? 0) - (past[name] ?? 0));
+    const drafted = grown("drafted");
     this.rtt.add(status.rtt_ms ?? null);
     // Checks of text that the device wrote alone are accepted too, without having been drafts.
-    if (drafted > 0) this.acceptance.add(Math.min(1, (status.accepted - past.accepted) / drafted));
+    if (drafted > 0) this.acceptance.add(Math.min(1, grown("accepted") / drafted));
     this.calls.add(status.calls ?? 0);
-    this.traffic.add(rate("sent_bytes") + rate("received_bytes"));
+    this.traffic.add((grown("sent_bytes") + grown("received_bytes")) / seconds);
     this.before = { ...status, now };
   }
 }

@@ -118,7 +118,7 @@ def parsed(texts: list[str]) -> list[list[Any]]:
     return trees
 
 
-def run(code: str, texts: list[str]) -> Any:
+def run(code: str, texts: list[Any]) -> Any:
     """What a program that has the page's parser prints."""
     node = shutil.which("node")
     if node is None:
@@ -220,6 +220,23 @@ def test_no_text_takes_the_parser_long() -> None:
         SLOW,
     )
     assert max(quick) < 500, "ms of the processor"
+
+
+def test_figures_are_numbers_though_the_first_status_has_no_counts(tmp_path: Path) -> None:
+    for file in FILES:
+        shutil.copy(file, tmp_path)
+    lines = run(
+        "const element = () => ({ append() {}, setAttribute(name, value) { this[name] = value; } });"
+        "globalThis.document = { createElement: element, createElementNS: element };"
+        f"const {{ Figures }} = await import('{tmp_path.as_uri()}/figures.js');"
+        "const figures = new Figures(element());"
+        "JSON.parse(input).forEach((status, i) => figures.take(status, 1000 * i));"
+        "const names = ['rtt', 'acceptance', 'calls', 'traffic'];"
+        "console.log(JSON.stringify(names.map((name) => figures[name].line.points)));",
+        [{}, {"drafted": 4, "accepted": 2}, {"drafted": 8, "accepted": 5}],
+    )
+    assert lines[1] == "58,7 59,1"
+    assert not any("NaN" in line for line in lines)
 
 
 def test_a_page_is_small() -> None:
