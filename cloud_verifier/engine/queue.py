@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -25,7 +25,8 @@ _OTHERS_SHARE = 0.35
 _MEASURED = 8
 """One of so many forwards is as short as possible, to measure the cost of the others."""
 _CREDIT = 0.25
-"""Seconds that a principal may have been served less than another: who asked for nothing gets no more credit."""
+"""Seconds that a principal may wait for all others together because they have been served less than it: who asked for
+nothing gets no more credit."""
 _GAP_WEIGHT = 0.2
 
 _priority = attrgetter("due")
@@ -50,6 +51,8 @@ class RoundQueue:
     def __init__(self, limits: Limits, max_rows: int, max_tokens: int) -> None:
         self._limits, self._max_rows, self._max_tokens = limits, max_rows, max_tokens
         self._principals: dict[str, _Principal] = {}
+        self._level = 0.0
+        """Seconds that those had been served that ran lately."""
         self._batches = itertools.count()
         self.queued = 0
         """Rounds that are ready, or wait for their prompt."""
@@ -61,6 +64,7 @@ class RoundQueue:
 
     def admit(self, job: Job) -> None:
         """Count a round; a `Refusal` when there is no room."""
+        self.arrive(job.lease.principal)
         principal = self._principal(job.lease.principal)
         if self.queued >= self._limits.max_queue:
             raise self._busy("max_queue", self.queued)
@@ -102,10 +106,14 @@ class RoundQueue:
         """A step has worked so long for each of these principals, and took so long in all."""
         for name, part in seconds.items():
             principal = self._principal(name)
+            self._level = max(self._level, principal.served)
             principal.served, principal.step = principal.served + part, step
-        most = max(principal.served for principal in self._principals.values())
-        for principal in self._principals.values():
-            principal.served = max(principal.served, most - _CREDIT)
+
+    def arrive(self, name: str) -> None:
+        """A principal that had nothing to run has something: what it left to others counts only up to the credit."""
+        principal = self._principal(name)
+        if not principal.queued:
+            principal.served = max(principal.served, self._level - _CREDIT / max(1, len(self._principals) - 1))
 
     def came_back(self, lease: Lease, gap: float) -> None:
         """A session sends its next round, so long after its verdict."""
@@ -118,12 +126,15 @@ class RoundQueue:
         """Seconds of a forward like the latest one of those whose rounds are ready."""
         return max((principal.step for principal in self._principals.values() if principal.ready), default=0.0)
 
-    def owed(self, principal: str) -> float:
-        """How soon after a verdict a principal comes back that has been served less than all whose rounds are ready;
-        infinite if it was not."""
-        found = self._principal(principal)
-        ready = [other.served for other in self._principals.values() if other.ready]
-        return found.gap if not found.ready and found.served < min(ready, default=0.0) else math.inf
+    def owed(self) -> dict[str, float]:
+        """The principals that have been served less than all whose rounds are ready, and how soon after a verdict each
+        comes back."""
+        least = min((principal.served for principal in self._principals.values() if principal.ready), default=0.0)
+        return {name: one.gap for name, one in self._principals.items() if not one.ready and one.served < least}
+
+    def forget(self, present: Container[str]) -> None:
+        """Only these principals still have sessions."""
+        self._principals = {n: p for n, p in self._principals.items() if p.queued or n in present}
 
     def take(self, now: float, active: Mapping[Lease, int], cost: Cost, extra: float) -> tuple[list[Job], list[Job]]:
         """The rounds of the next forward, and those that have expired or were cancelled. `active` are sessions in the
@@ -139,22 +150,21 @@ class RoundQueue:
             principal.ready = deque(sorted(principal.ready, key=_priority))
         jobs: list[Job] = []
         expired: list[Job] = []
-        tokens, taken, plain = 0, dict.fromkeys(demands, 0), False
+        tokens, taken, aided = 0, dict.fromkeys(demands, 0), False
+        level = {name: principal.served for name, principal in self._principals.items() if principal.ready}
 
         def fits(name: str) -> bool:
             """Whether a principal's next round hardly delays those that have been taken."""
             job = self._principals[name].ready[0]
-            if plain and job.aided and extra > spare:
+            if job.aided and not aided and extra > spare:
                 return False
             return max(least - taken[name], room - tokens) >= job.cost
 
         while len(jobs) < self._max_rows:
-            names = [name for name, p in self._principals.items() if p.ready]
-            if others and tokens:
-                names = [name for name in names if fits(name)]
-            if not names:
+            least_first = sorted(level, key=level.__getitem__)
+            name = next((name for name in least_first if not (others and tokens) or fits(name)), None)
+            if name is None:
                 break
-            name = min(names, key=lambda name: self._principals[name].served + cost.added(taken[name]))
             principal = self._principals[name]
             job = principal.ready[0]
             if jobs and tokens + job.cost > self._max_tokens:
@@ -163,11 +173,14 @@ class RoundQueue:
             self._count(job, -1)
             if job.cancelled or job.deadline <= now:
                 expired.append(job)
-                continue
-            tokens += job.cost
-            taken[name] += job.cost
-            jobs.append(job)
-            plain = not any(one.aided for one in jobs)
+            else:
+                tokens += job.cost
+                taken[name] += job.cost
+                level[name] = principal.served + cost.added(taken[name])
+                aided |= job.aided
+                jobs.append(job)
+            if not principal.ready:
+                del level[name]
         return jobs, expired
 
     def _demands(self, active: Mapping[Lease, int]) -> dict[str, int]:
@@ -178,12 +191,7 @@ class RoundQueue:
         return {name: sum(tokens.values()) for name, tokens in rounds.items()}
 
     def _principal(self, name: str) -> _Principal:
-        if name not in self._principals:
-            # A principal without queued work gets no credit for the past: it starts level with those that wait.
-            self._principals = {n: p for n, p in self._principals.items() if p.queued or p.ready}
-            waiting = [p.served for p in self._principals.values()]
-            self._principals[name] = _Principal(served=min(waiting, default=0.0))
-        return self._principals[name]
+        return self._principals.setdefault(name, _Principal())
 
     def _count(self, job: Job, change: int) -> None:
         self.queued += change

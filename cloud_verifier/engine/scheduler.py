@@ -146,6 +146,7 @@ class Scheduler:
     def prefill(self, lease: Lease, ids: Sequence[int], goal: int) -> None:
         """Have the slot hold the first `goal` tokens of `ids`."""
         if lease.length < goal:
+            self._queue.arrive(lease.principal)
             self._prompts[lease] = _Prompt(ids, goal)
 
     def release(self, lease: Lease) -> Job | None:
@@ -256,6 +257,7 @@ class Scheduler:
 
     def _forget_inactive(self, now: float) -> None:
         self._active = {lease: seen for lease, seen in self._active.items() if now - seen[0] < RECENT}
+        self._queue.forget({lease.principal for lease in itertools.chain(self._active, self._prompts)})
 
     def _company_wait(self, now: float) -> float:
         """Seconds to wait for rounds that are about to come: in a large batch each costs little, and one of a principal
@@ -270,7 +272,8 @@ class Scheduler:
             self._company = began, until, ready
         if min(self._expected(), self._max_rows) <= ready:
             until = now
-        coming = [seen + _LATE * self._queue.owed(lease.principal) for lease, (seen, _) in self._active.items()]
+        owed = self._queue.owed()
+        coming = [seen + _LATE * owed.get(lease.principal, math.inf) for lease, (seen, _) in self._active.items()]
         until = max([until, *(at for at in coming if at <= spared)])
         if self._batch_wait <= 0 or now >= until:
             self._company = None

@@ -6,9 +6,11 @@ from statistics import median
 
 import pytest
 
+from cloud_verifier.engine.queue import RoundQueue
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import READING_SPEED, Job
+from moa.speculation.cost import Cost
 from moa.wire import Code, Limits, Refusal
 from moa.wire.messages import Stream
 from tests.verifier.virtual import LIMITS, Clock, Machine, Timed, drafts, job, lease, pieces
@@ -132,6 +134,38 @@ def test_who_asked_for_nothing_has_no_more_credit() -> None:
         order.append(drafts(queue.next())[0].lease.principal)
         queue.clock.now += 0.1
     assert order.count("idle") < 6
+
+
+def test_who_was_served_waits_for_many_that_were_not_as_for_one() -> None:
+    queue, seconds = RoundQueue(Limits(), max_rows=1, max_tokens=2048), 0.0
+    crowd = [f"idle {number}" for number in range(50)]
+    queue.charge(dict.fromkeys(crowd, 0.0), 0.01)
+    for _ in range(1000):
+        queue.charge({"busy": 0.01}, 0.01)
+    for name in [*crowd, "busy"]:
+        queue.admit(one := job(lease(name)))
+        queue.add(one)
+    while True:
+        ((one,), _) = queue.take(0.0, {}, Cost(0.01), 0.0)
+        if one.lease.principal == "busy":
+            break
+        queue.again(one)
+        queue.charge({one.lease.principal: 0.01}, 0.01)
+        seconds += 0.01
+    assert seconds < 1.5, "each is served twice; to catch up with a quarter of a second takes each 25 times"
+
+
+def test_how_soon_a_principal_comes_back_outlasts_newcomers() -> None:
+    queue = RoundQueue(Limits(), max_rows=8, max_tokens=2048)
+    for name in ("first", "second"):
+        queue.came_back(lease(name), 0.002)
+    for number in range(3):
+        queue.admit(one := job(lease(f"newcomer {number}")))
+        queue.add(one)
+        queue.charge({one.lease.principal: 0.1}, 0.01)
+    assert queue.owed() == {"first": 0.002, "second": 0.002}
+    queue.forget({"first"})
+    assert queue.owed() == {"first": 0.002}, "the second has no session any more"
 
 
 def test_a_draft_waits_until_its_prompt_has_run() -> None:
