@@ -81,8 +81,7 @@ def solve(model: Solved, teacher: Teacher, data: PackedRows, rows: int = 160, at
     width = model.config.hidden_size
     size = model.fuse.in_features + width
     gram, goal = torch.zeros(size, size), torch.zeros(size, width)
-    between, power = torch.zeros(size - width, size - width), torch.zeros(width)
-    sums, count = torch.zeros(size), 0
+    power, sums, count = torch.zeros(width), torch.zeros(size), 0
     for at in range(0, min(rows, len(data)), at_once):
         batch = data.rows(np.arange(at, min(at + at_once, len(data))))
         lesson = teacher(batch)
