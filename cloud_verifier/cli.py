@@ -119,6 +119,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     auth = TokenFile(settings.auth_tokens) if settings.auth_tokens else Authenticator()
     logs.configure(arguments.log_level, settings.limits)
     secured.tls(settings)  # that it cannot be used is said before anything is loaded
+    if settings.app is not None:
+        from moa.api.pages import app_policy
+
+        app_policy(settings.app)
     from cloud_verifier.app import Verifier
     from cloud_verifier.model import load
 

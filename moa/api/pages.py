@@ -35,16 +35,21 @@ def web_app(folder: Path | None) -> list[Route]:
     """Routes below `/app/` for a folder of `edge-client page`; none without one."""
     if folder is None:
         return []
-    script = folder / "sw.js"
-    policy = _APP_POLICY.search(script.read_text(encoding="utf-8")) if script.is_file() else None
-    if policy is None:
-        raise UsageError(f"{folder} is no web app", hint="write one: edge-client page NEW_FOLDER --verifier URL")
-    routes = []
+    policy, routes = app_policy(folder), []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
-        file = _File(path.read_bytes(), TYPES.get(name.rpartition(".")[2], ""), json.loads(policy[1]))
+        file = _File(path.read_bytes(), TYPES.get(name.rpartition(".")[2], ""), policy)
         routes.append(Route("/app/" + name.removesuffix("index.html"), file.get, name=f"app {name}"))
     return routes
+
+
+def app_policy(folder: Path) -> str:
+    """The content security policy of a folder of `edge-client page`."""
+    script = folder / "sw.js"
+    found = _APP_POLICY.search(script.read_text(encoding="utf-8")) if script.is_file() else None
+    if found is None:
+        raise UsageError(f"{folder} is no web app", hint="write one: edge-client page NEW_FOLDER --verifier URL")
+    return str(json.loads(found[1]))
 
 
 class _File:

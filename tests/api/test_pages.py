@@ -9,6 +9,7 @@ import httpx2 as httpx
 import pytest
 from starlette.routing import Router
 
+from cloud_verifier import cli
 from cloud_verifier.settings import Settings
 from moa.api.pages import web_app
 from moa.errors import ConfigError, UsageError
@@ -43,11 +44,15 @@ async def test_an_app_is_served_whole_under_its_own_policy(folder: Path) -> None
         assert (await client.get("/app/../sw.js")).status_code == 404
 
 
-def test_what_is_no_app_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_app_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert web_app(None) == []
     (tmp_path / "sw.js").write_text("const FILES = [];")
     for folder in (tmp_path / "missing", tmp_path):
         with pytest.raises(UsageError, match="is no web app"):
             web_app(folder)
+    monkeypatch.setattr("cloud_verifier.model.load", lambda settings: pytest.fail("the model was loaded first"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--port", "0", "--openai", "0", "--app", str(tmp_path)])
+    assert ended.value.code == 2
     with pytest.raises(ConfigError, match="give --openai"):
         Settings(app=tmp_path)
