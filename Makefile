@@ -79,12 +79,14 @@ clean: ## remove the environment, builds and caches
 
 # Device and verifier alone: the tools of a developer take minutes more, and nobody needs them to look.
 $(DEMO_STAMP): pyproject.toml constraints.txt
+	@echo "Installing device and verifier into $(VENV): 1 to 4 minutes, 1.2 GB (with CUDA's torch more)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test $(STAMP) -nt pyproject.toml || $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[demo]"
 	touch $@
 
 # The stamp is older than what it was made from whenever a dependency changes, so an environment never goes stale.
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Installing into $(VENV): some minutes, 1.5 GB (with CUDA's torch more)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@

@@ -123,13 +123,13 @@ def _serve(arguments: argparse.Namespace) -> int:
         from moa.api.pages import app_policy
 
         app_policy(settings.app)
-    from cloud_verifier.app import Verifier
-    from cloud_verifier.model import load
-
-    logs.take_over_libraries()
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(Port(settings.host, settings.port))
-        api_port = stack.enter_context(Port(*settings.openai_address)) if settings.openai else None
+        api_port = stack.enter_context(Port(*settings.openai_address, flag="--openai")) if settings.openai else None
+        from cloud_verifier.app import Verifier
+        from cloud_verifier.model import load
+
+        logs.take_over_libraries()
         served = load(settings)
         beside = _no_endpoint
         if api_port is not None:

@@ -18,8 +18,9 @@ from export.atomic_folder import new_folder
 from export.card import model_card
 from export.continuations import encode_prompts, make_traces, read_prompts
 from export.describe import SharedParts, describe, public_name, tool_versions, write_shared
-from export.forms import OPSET, Workshop
+from export.forms import Workshop
 from export.golden import golden_cases
+from export.kinds import OPSET, VariantKind, choose_kinds
 from export.measure import step_times
 from export.parity import parity
 from export.plan import make_plan
@@ -29,7 +30,7 @@ from export.runner import OrtRunner, TorchRunner
 from export.source import Source, load_source
 from export.static_forms import StaticShape
 from export.static_variants import make_static
-from export.variants import Made, VariantKind, choose_kinds, make_dynamic
+from export.variants import Made, make_dynamic
 from export.vocabulary import count_files, most_frequent
 from moa.bundle import GOLDEN, SCHEMA, Bundle, sha256, write_golden, write_manifest
 from moa.errors import ConfigError

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from export.atomic_folder import clean_up_when_ended, new_folder
+from export.kinds import choose_kinds
 from moa import __version__
 from moa.bundle import Bundle
 from moa.cli.command_line import CommandParser
@@ -115,27 +117,27 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _build(args: argparse.Namespace) -> None:
-    # torch and the exporter take seconds to import: not for `inspect`.
-    from export.atomic_folder import clean_up_when_ended, new_folder
+    # Mistakes come first, and `inspect` does without: torch and the exporter take seconds to import.
+    if bool(args.target) != bool(args.drafter):
+        raise UsageError("--target and --drafter belong together", hint="leave out both for the embedded pair")
+    for file in (*args.calibration, *args.vocab_text):
+        if not file.is_file():
+            raise UsageError(f"no file at {file}")
+    if args.out is None and not args.dry_run:
+        raise UsageError("--out is missing", hint="--out DIR for the new bundle, or --dry-run")
+    _check_place(args, args.out)
     from export.build import BuildSettings, build
     from export.embedded import embedded_prompts, embedded_sources
     from export.plan import make_plan
     from export.static_forms import StaticShape
 
     clean_up_when_ended()
-    if bool(args.target) != bool(args.drafter):
-        raise UsageError("--target and --drafter belong together", hint="leave out both for the embedded pair")
     embedded = not args.target
     target, drafter = embedded_sources() if embedded else (args.target, args.drafter)
-    for file in (*args.calibration, *args.vocab_text):
-        if not file.is_file():
-            raise UsageError(f"no file at {file}")
     if args.dry_run:
         plan = make_plan(target, drafter, args.variant, args.draft_vocab)
         _show(asdict(plan) | {"disk_bytes": plan.disk}, args.json, plan.lines())
         return
-    if args.out is None:
-        raise UsageError("--out is missing")
     prompts, vocab_prompts = embedded_prompts(args.calibration_prompts) if embedded else ((), ())
     settings = BuildSettings(
         target=target,
@@ -155,18 +157,17 @@ def _build(args: argparse.Namespace) -> None:
         force=args.force,
         time_steps=not args.no_step_times,
     )
-    with new_folder(args.out, force=args.force, trial=True):
-        pass  # find out in a millisecond, not after minutes, that nothing can be written there
     bundle = build(settings, say=_say)
     _show_bundle(bundle, args.json)
 
 
 def _setup(args: argparse.Namespace) -> None:
+    if args.steps is not None and not args.records:
+        raise UsageError("--steps is for the training of --records", hint="give --records, or leave out --steps")
+    _check_place(args, args.out / "bundle")
     from export.setup import VARIANTS, Setup, make_setup_plan, next_commands, run_setup
     from moa.training.cli import main as train
 
-    if args.steps is not None and not args.records:
-        raise UsageError("--steps is for the training of --records", hint="give --records, or leave out --steps")
     variants = tuple(args.variant) or VARIANTS
     setup = Setup(args.target, args.sibling, args.out, variants, tuple(args.records), args.steps, args.force)
     plan = make_setup_plan(setup)
@@ -175,6 +176,14 @@ def _setup(args: argparse.Namespace) -> None:
     commands = next_commands(setup)
     result = {"bundle": str(setup.bundle), "plan": plan.as_json(), "commands": commands}
     _show(result, args.json, [*(plan.lines() if args.dry_run else ()), *commands])
+
+
+def _check_place(args: argparse.Namespace, out: Path) -> None:
+    """Refuse unknown variants, and at once instead of after minutes a folder where nothing can be written."""
+    choose_kinds(args.variant)
+    if not args.dry_run:
+        with new_folder(out, force=args.force, trial=True):
+            pass
 
 
 def _say(line: str) -> None:
@@ -194,9 +203,9 @@ def _show_bundle(bundle: Bundle, as_json: bool) -> None:
 
 
 def _verify(args: argparse.Namespace) -> None:
+    bundle = Bundle.open(args.bundle)
     from export.verify import verify
 
-    bundle = Bundle.open(args.bundle)
     if args.tokenizer:
         from moa.model.identity import tokenizer_hash
 
@@ -219,15 +228,15 @@ def _verify(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from export.body import spec_of
-    from export.measure import step_times
-
     if min(*args.threads, *args.tokens, 1) < 1 or args.seconds <= 0:
         raise UsageError("--threads, --tokens and --seconds must be positive")
     bundle = Bundle.open(args.bundle)
     if static := next((name for name in args.variant if bundle.variant(name).form == "static"), None):
         raise UsageError(f"{static} is a static form, which only its own runtime can time", hint="leave it out")
     names = args.variant or [name for name, entry in bundle.manifest.variants.items() if entry.form == "dynamic"]
+    from export.body import spec_of
+    from export.measure import step_times
+
     results: dict[str, Any] = {}
     lines = []
     for name in names:

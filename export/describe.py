@@ -13,9 +13,10 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
+from export.kinds import VariantKind
 from export.runner import open_session
 from export.source import INDEPENDENT, Source
-from export.variants import Made, VariantKind
+from export.variants import Made
 from moa.bundle import OPSETS
 from moa.manifest import Agreement, StepTime, TokenizerFiles, Variant, Vocabulary
 

@@ -18,11 +18,6 @@ from export.source import Source
 from export.storage import WeightedModel
 from export.tables import BlockTable, FloatTable, Int8Table, Table, UnpackedTable
 
-OPSET = 23
-"""Has RMSNormalization and Attention as operators."""
-PORTABLE_OPSET = 20
-"""The newest opset that OpenVINO's provider supports."""
-
 
 @dataclass(frozen=True)
 class Blocks:

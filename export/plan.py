@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from export.atomic_folder import gigabytes
+from export.kinds import VariantKind, choose_kinds
 from export.source import INDEPENDENT
-from export.variants import VariantKind, choose_kinds
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import UsageError
 from moa.model.identity import stored_tensors

@@ -11,6 +11,7 @@ from export.agreement import Replay
 from export.continuations import Continuation
 from export.describe import this_runtime
 from export.forms import Workshop
+from export.kinds import VariantKind
 from export.parity import random_steps
 from export.qnn_context import write_context
 from export.reference import Reference
@@ -24,7 +25,7 @@ from export.static_forms import (
     write_embedding,
 )
 from export.static_runner import Feeds, StaticRunner, session_of
-from export.variants import Made, VariantKind
+from export.variants import Made
 
 _CALIBRATION_STEPS = 64
 _COMPARED = 4

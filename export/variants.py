@@ -1,63 +1,25 @@
-"""The variants by name, and how each dynamic one is made and written."""
+"""How each dynamic variant is made and written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
 
-from export.forms import BLOCKS, DEFAULT_BLOCKS, OPSET, PORTABLE_OPSET, Blocks, Workshop
+from export.forms import BLOCKS, DEFAULT_BLOCKS, Blocks, Workshop
+from export.kinds import VariantKind
 from export.quiet import quiet
 from export.runner import OrtRunner
-from moa.errors import MoaError, UsageError
+from moa.errors import MoaError
 from moa.manifest import Agreement
 
 Judge = Callable[[OrtRunner], Agreement | None]
 """Compares a runner with the float32 drafter on held-out text; None without text."""
 
 
-@dataclass(frozen=True)
-class VariantKind:
-    """What a variant is for."""
-
-    name: str
-    runtime: str
-    form: Literal["dynamic", "static"]
-    opset: int
-    summary: str
-
-
-VARIANT_KINDS = {
-    kind.name: kind
-    for kind in (
-        VariantKind("cpu-int4", "onnxruntime", "dynamic", OPSET, "smallest and fastest on desktop and server CPUs"),
-        VariantKind("cpu-int8", "onnxruntime", "dynamic", OPSET, "closest to float32 at a quarter of its size"),
-        VariantKind("cpu-fp32", "onnxruntime", "dynamic", OPSET, "exact: the reference"),
-        VariantKind("portable", "onnxruntime-openvino", "dynamic", PORTABLE_OPSET, "older opset, standard operators"),
-        VariantKind("mobile", "onnxruntime-mobile", "dynamic", OPSET, ".ort format for reduced mobile builds"),
-        VariantKind(
-            "web",
-            "onnxruntime-web",
-            "dynamic",
-            OPSET,
-            "one file for wasm, which has no fast product of four or eight bits",
-        ),
-        VariantKind(
-            "npu-qnn",
-            "onnxruntime-qnn",
-            "static",
-            OPSET,
-            "Qualcomm HTP: fixed shapes, 16-bit activations, 8-bit weights",
-        ),
-        VariantKind("npu-openvino", "onnxruntime-openvino", "static", PORTABLE_OPSET, "Intel NPU: fixed shapes"),
-        VariantKind("coreml", "onnxruntime CoreML", "static", PORTABLE_OPSET, "Apple: fixed shapes, one partition"),
-        VariantKind("nnapi", "onnxruntime NNAPI", "static", PORTABLE_OPSET, "Android: fixed shapes, one partition"),
-    )
-}
-DEFAULT = ("cpu-int4", "cpu-int8", "cpu-fp32")
 UNPACKED_MOST = 64 << 20
 """Bytes of weights that the web variant unpacks in a browser's memory, where they take four times as many; products of
 more are in eight bits: half as fast."""
@@ -76,13 +38,6 @@ class Made:
     checked: Literal["executed", "static"] = "executed"
     checked_with: str = ""
     """Empty: the CPU provider of the ONNX Runtime here."""
-
-
-def choose_kinds(names: Sequence[str]) -> list[VariantKind]:
-    """The requested kinds, each once, in the given order."""
-    if unknown := [name for name in names if name not in VARIANT_KINDS]:
-        raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"known: {', '.join(VARIANT_KINDS)}")
-    return [VARIANT_KINDS[name] for name in dict.fromkeys(names or DEFAULT)]
 
 
 def make_dynamic(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) -> Made:

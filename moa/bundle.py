@@ -67,7 +67,8 @@ class Bundle:
         name = name or self.manifest.default_variant
         if name not in self.manifest.variants:
             raise BundleError(
-                f"{self.folder} has no variant {name!r}", hint=f"it has {', '.join(sorted(self.manifest.variants))}"
+                f"the bundle {self.folder.name} has no variant {name!r}",
+                hint=f"it has {', '.join(sorted(self.manifest.variants))}",
             )
         variant = self.manifest.variants[name]
         if variant.opset not in OPSETS:

@@ -22,7 +22,7 @@ from edge_client.screen.console import make_console
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
 from edge_client.tools.compare import TimedAnswer, ask_all, first_difference
-from moa.errors import UsageError
+from moa.errors import MoaError, UsageError
 from moa.logprobs import MAX_TOP
 from moa.sampling import SamplingSettings, gumbel
 
@@ -43,12 +43,15 @@ def add(command: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Audit a prompt; exit code 1 when the texts differ."""
+    """Audit a prompt; exit code 1 when the texts differ, and only then."""
     prompt = options.read_prompt(arguments.prompt, arguments.file)
     settings = options.settings_from(arguments)
     if not settings.verifier:
         raise UsageError("an audit needs the target", hint="pass --verifier ADDRESS, or --verifier local")
-    audit = asyncio.run(_audit(settings, prompt, raw=arguments.raw))
+    try:
+        audit = asyncio.run(_audit(settings, prompt, raw=arguments.raw))
+    except MoaError as error:
+        raise UsageError(f"nothing was compared: {error}", hint=error.hint) from error
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode(audit.report()) + b"\n")
     else:

@@ -57,6 +57,7 @@ async def _talk(dialogue: Dialogue, shape: Structure, *, history: bool) -> int:
     async with EdgeClient(dialogue.settings) as client, client.conversation() as conversation:
         if not client.device.codec.can_chat:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
+        shape.check(client.device)
         if reader.interactive:
             console.print(_HINT, style="dim")
             if client.link is None:
@@ -133,7 +134,8 @@ class ChatLoop:
 
         async def show() -> None:
             nonlocal done
-            prompt, shape = self._shape.question(client, dialogue.to_send())
+            longest = dialogue.changes.get("max_new_tokens", client.settings.max_new_tokens)
+            prompt, shape = self._shape.question(client, dialogue.to_send(), longest)
             events = self._conversation.generate(prompt, **shape, **dialogue.changes)
             with make_view(console=self._console, context=client.shared.max_context) as view:
                 async with contextlib.aclosing(events):

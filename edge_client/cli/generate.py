@@ -49,13 +49,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--logprobs has no place in plain text", hint="add --json or --jsonl")
     if arguments.trace is not None and (arguments.trace.is_dir() or not arguments.trace.parent.is_dir()):
         raise UsageError(f"no trace can be written to {arguments.trace}", hint="name a file in a folder that exists")
-    grammar = structure.Structure.of(arguments).schema
+    shape = structure.Structure.of(arguments)
     prompt = options.read_prompt(arguments.prompt, arguments.file)
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed)
     trace = Trace(enabled=arguments.trace is not None)
-    asked: dict[str, Any] = {"prompt": _messages(arguments, prompt), "raw": arguments.raw, "grammar": grammar}
-    record = asyncio.run(_answer(settings, asked, _view(arguments), trace))
+    asked: dict[str, Any] = {"prompt": _messages(arguments, prompt), "raw": arguments.raw, "grammar": shape.schema}
+    record = asyncio.run(_answer(settings, shape, asked, _view(arguments), trace))
     if arguments.json:
         _print(msgspec.json.encode(record.report() | {"seed": settings.seed}))
     if arguments.trace is not None:
@@ -87,13 +87,16 @@ def _view(arguments: argparse.Namespace) -> View:
     return make_view(quiet=arguments.json)
 
 
-async def _answer(settings: ClientSettings, asked: dict[str, Any], view: View, trace: Trace) -> Record:
+async def _answer(
+    settings: ClientSettings, shape: structure.Structure, asked: dict[str, Any], view: View, trace: Trace
+) -> Record:
     record, task = Record(), asyncio.current_task()
     if task is not None:
         with contextlib.suppress(NotImplementedError):  # not on every system: there it ends the program
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, record.stop, task)
     try:
         async with EdgeClient(settings, trace=trace) as client:
+            shape.check(client.device)
             with view:
                 try:
                     async for event in client.generate(**asked):

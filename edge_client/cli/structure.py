@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from edge_client.client import EdgeClient
+from edge_client.device import Device
 from moa.api.tools import Tool, ToolFormat, Tools, listed
+from moa.chat_window import fitting, prompt_room
 from moa.errors import UsageError
 from moa.grammar.spec import MAX_BYTES, Grammar
 from moa.safe_text import safe_line
@@ -21,6 +23,8 @@ class Structure(NamedTuple):
 
     schema: Grammar | None = None
     tools: Tools | None = None
+    file: Path | None = None
+    """Of the schema."""
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Structure:
@@ -30,20 +34,35 @@ class Structure(NamedTuple):
         return cls(
             Grammar.of_schema(_read(schema, dict[str, Any], "a JSON schema")) if schema is not None else None,
             Tools(tuple(known), parallel=False) if known else None,
+            schema,
         )
 
+    def check(self, device: Device) -> None:
+        """Refuse a schema that cannot be followed, by its file's name."""
+        try:
+            if self.schema is not None:
+                device.grammars.compile(self.schema)
+        except UsageError as error:
+            raise UsageError(f"the schema in {self.file} cannot be used: {error}", hint=error.hint) from None
+
     def question(
-        self, client: EdgeClient, messages: Sequence[Mapping[str, str]]
+        self, client: EdgeClient, messages: Sequence[Mapping[str, str]], longest: int
     ) -> tuple[Sequence[Mapping[str, str]] | None, dict[str, Any]]:
-        """Prompt and keywords of `generate`. The user's message after a call is its result."""
-        if self.tools is None:
+        """Prompt and keywords of `generate`, for an answer of so many tokens. The user's message after a call is its
+        result."""
+        tools = self.tools
+        if tools is None:
             return messages, {} if self.schema is None else {"grammar": self.schema}
         codec = client.device.codec
         form = ToolFormat.of(codec.template)
-        told = form.messages(_with_results(messages, form), self.tools)
-        offered = [listed(tool) for tool in self.tools.tools] if form.knows_tools else None
-        ids = codec.encode_rendered(codec.render_chat(told, {"tools": offered}))
-        return None, {"ids": ids, "grammar": form.grammar(self.tools, self.schema)}
+        offered = [listed(tool) for tool in tools.tools] if form.knows_tools else None
+
+        def encode(messages: Sequence[Mapping[str, str]]) -> tuple[Sequence[int], None]:
+            told = form.messages(_with_results(messages, form), tools)
+            return codec.encode_rendered(codec.render_chat(told, {"tools": offered})), None
+
+        (ids, _), _ = fitting(messages, prompt_room(client.shared.max_context, longest), encode)
+        return None, {"ids": ids, "grammar": form.grammar(tools, self.schema)}
 
     def called(self, client: EdgeClient, text: str) -> str:
         """The function that an answer calls; empty if it calls none."""

@@ -1,10 +1,9 @@
-"""The argument parser of every program: a mistake is one line, and a program without a command shows what there is."""
+"""The argument parser of every program: a mistake is one line."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-import sys
 from typing import Any, NoReturn
 
 COMMAND = "COMMAND"
@@ -22,6 +21,6 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with exit code 2."""
         if message.endswith(f"required: {COMMAND}"):
-            self.print_help(sys.stderr)
-            self.exit(2, f"\n{self.prog}: error: {message}\n")
+            commands = next(one for one in self._actions if isinstance(one, argparse._SubParsersAction))
+            message = f"name a command: {', '.join(commands.choices)}"
         self.exit(2, f"{self.prog}: error: {message} (--help shows the options)\n")

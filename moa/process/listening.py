@@ -67,10 +67,10 @@ def _any_descriptor() -> int:
 class Port:
     """A port of this machine, for as long as the body runs. It refuses connections until `listen`."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, flag: str = "--port") -> None:
         """Port 0 is one that the system chooses. A name that has addresses of both kinds, as localhost has, stands for
-        the IPv4 one, which all clients of the name try."""
-        self._host, self.number = host, port
+        the IPv4 one, which all clients of the name try. `flag` is where the user chooses another port."""
+        self._host, self.number, self._flag = host, port, flag
         try:
             families = [found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         except OSError as error:
@@ -103,7 +103,8 @@ class Port:
         return f"{scheme}://{f'[{self._host}]' if ':' in self._host else self._host}:{self.number}"
 
     def _refusal(self, error: OSError) -> UsageError:
-        return UsageError(f"cannot listen on {self._host}:{self.number}: {error.strerror or error}")
+        hint = f"{self._flag} N takes another, {self._flag} 0 any free one" if error.errno == errno.EADDRINUSE else ""
+        return UsageError(f"cannot listen on {self._host}:{self.number}: {error.strerror or error}", hint=hint)
 
     def __enter__(self) -> Self:
         return self

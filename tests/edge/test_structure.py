@@ -33,6 +33,11 @@ def structure(folder: Path, **given: Any) -> Structure:
     return Structure.of(argparse.Namespace(**files))
 
 
+def device(context: int = 1000) -> Any:
+    """As much of an open client as a prompt needs."""
+    return SimpleNamespace(device=Device.load(), shared=SimpleNamespace(max_context=context))
+
+
 def generate(*arguments: str) -> Any:
     command = [sys.executable, "-c", "from edge_client.cli import main; main()", "generate", "--offline", *arguments]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
@@ -46,23 +51,35 @@ def test_an_answer_fits_the_schema_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "schema").write_text(json.dumps({"properties": {"a": {"not": {}}}}))
     told = generate("-q", "--json-schema", str(tmp_path / "schema"), question)
     assert told.returncode == 2
-    assert b"#/properties/a: Unimplemented keys" in told.stderr
+    line = f"edge-client: error: the schema in {tmp_path}/schema cannot be used: json_schema at #/properties/a: Unimpl"
+    assert told.stderr.decode().startswith(line)
 
 
 def test_the_line_after_a_call_is_its_result(tmp_path: Path) -> None:
-    shape, client = structure(tmp_path, tools=TOOLS), SimpleNamespace(device=Device.load())
+    shape, client = structure(tmp_path, tools=TOOLS), device()
     call = '{"name": "weather", "parameters": {"city": "Rome"}}'
     chat = [{"role": "user", "content": "How warm is it?"}, {"role": "assistant", "content": call}]
-    prompt, asked = shape.question(client, [*chat, {"role": "user", "content": "20 degrees"}])  # type: ignore[arg-type]
+    prompt, asked = shape.question(client, [*chat, {"role": "user", "content": "20 degrees"}], 100)
     assert prompt is None
     text = client.device.codec.decode_all(asked["ids"])
     assert text.index('"weather"') < text.index("How warm is it?") < text.index(call) < text.index("20 degrees")
     compiled = client.device.grammars.compile(asked["grammar"])
     accepts = {one: compiled.matcher(0).accepts(client.device.codec.encode(one)) for one in (call, '{"name": "x"')}
     assert accepts == {call: True, '{"name": "x"': False}
-    assert shape.called(client, call) == "weather"  # type: ignore[arg-type]
-    assert shape.called(client, "It is warm.") == ""  # type: ignore[arg-type]
-    assert Structure().question(client, chat) == (chat, {})  # type: ignore[arg-type]
+    assert shape.called(client, call) == "weather"
+    assert shape.called(client, "It is warm.") == ""
+    assert Structure().question(client, chat, 100) == (chat, {})
+
+
+def test_a_chat_with_tools_that_outgrows_the_context_goes_on_without_its_oldest_turns(tmp_path: Path) -> None:
+    shape, client = structure(tmp_path, tools=TOOLS), device(context=400)
+    chat = [{"role": role, "content": f"Line {number}."} for number in range(100) for role in ("user", "assistant")]
+    _, asked = shape.question(client, [*chat, {"role": "user", "content": "And now?"}], 100)
+    text = client.device.codec.decode_all(asked["ids"])
+    assert len(asked["ids"]) <= 300
+    assert "weather" in text
+    assert "Line 1." not in text
+    assert text.index("Line 99.") < text.index("And now?")
 
 
 @pytest.mark.parametrize(

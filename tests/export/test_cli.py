@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import export.forms
 from export.cli import main
 from moa.bundle import Bundle
 from tests.export.conftest import Pair
@@ -77,19 +80,27 @@ def test_doctor_lists_versions_and_providers(capsys: pytest.CaptureFixture[str])
 
 
 def test_mistakes_are_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], bundle: Bundle, pair: Pair, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bundle: Bundle, pair: Pair, tmp_path: Path
 ) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "bundle").symlink_to(bundle.folder)
+    setup = ["setup", pair.target, "--sibling", pair.target, "-o", tmp_path / "ours"]
     source = ["build", "-t", pair.target, "-d", pair.drafter]
     mistakes = {
         "no bundle at": ["inspect", tmp_path / "none"],
         "must be positive": ["bench", bundle.folder, "--threads", 0],
         "belong together": ["build", "-t", pair.target, "-o", tmp_path / "b"],
-        "--out is missing": source,
+        "--out is missing (--out DIR for the new bundle, or --dry-run)": source,
         "holds a bundle already": [*source, "-o", bundle.folder],
+        "bundle holds a bundle already": setup,
+        "unknown variant 'y'": [*setup, "-v", "y"],
         "unknown variant 'x'": [*source, "-o", tmp_path / "b", "-v", "x"],
         "no model at": ["build", "-t", "./none", "-d", pair.drafter, "-o", tmp_path / "b"],
     }
     for message, arguments in mistakes.items():
+        # None makes the import fail: torch takes seconds, and only the last mistake is found with it.
+        monkeypatch.setitem(sys.modules, "torch", None if message != "no model at" else torch)
+        monkeypatch.setitem(sys.modules, "export.forms", None if message != "no model at" else export.forms)
         code, out, err = run(capsys, *arguments)
         assert (code, out) == (2, ""), arguments
         last = err.strip().splitlines()[-1]

@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from export.forms import BLOCKS, OPSET, Blocks, Workshop
+from export.forms import BLOCKS, Blocks, Workshop
+from export.kinds import OPSET
 from export.parity import random_steps
 from export.quantize import products_of_activations
 from export.runner import OrtRunner, TorchRunner, open_session

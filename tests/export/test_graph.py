@@ -10,7 +10,8 @@ import onnx
 import pytest
 import torch
 
-from export.forms import OPSET, PORTABLE_OPSET, Workshop
+from export.forms import Workshop
+from export.kinds import OPSET, PORTABLE_OPSET
 from export.parity import TOLERANCE, parity, random_steps
 from export.runner import OrtRunner, TorchRunner
 from export.source import Source, load_source

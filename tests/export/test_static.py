@@ -11,6 +11,7 @@ import pytest
 
 from export.build import BuildSettings
 from export.forms import Workshop
+from export.kinds import VARIANT_KINDS
 from export.parity import random_steps
 from export.plan import make_plan
 from export.qnn_context import write_context
@@ -18,7 +19,6 @@ from export.runner import TorchRunner
 from export.static_forms import StaticShape, export_static, partitions
 from export.static_runner import session_of
 from export.static_variants import calibration_feeds, make_static, static_runner
-from export.variants import VARIANT_KINDS
 from moa.errors import ConfigError, MoaError, UsageError
 from tests.export.conftest import Pair, make_pair
 
