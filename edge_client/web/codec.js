@@ -22,9 +22,11 @@ export class Codec {
     this.special = special;
   }
 
+  // An answer at the end is gone on with.
   render(messages) {
-    if (!this.template) return messages.at(-1).content;
-    return this.template.render({ tools: null, documents: null, add_generation_prompt: true, ...this.special, messages });
+    const last = messages.at(-1), [asked, begun] = last.role === "assistant" ? [messages.slice(0, -1), last.content] : [messages, ""];
+    if (!this.template) return asked.at(-1).content + begun;
+    return this.template.render({ tools: null, documents: null, add_generation_prompt: true, ...this.special, messages: asked }) + begun;
   }
 
   encode(text) { return Array.from(this.tokenizer.encode(text, { add_special_tokens: false }).ids); }

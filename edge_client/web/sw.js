@@ -34,7 +34,7 @@ self.addEventListener("activate", (event) => event.waitUntil(activate()));
 
 self.addEventListener("fetch", (event) => {
   const { request } = event, url = new URL(request.url);
-  const file = url.href.slice(self.registration.scope.length).split(/[?#]/)[0] || "./";
+  const file = url.href.slice(self.registration.scope.length).split(/[?#]/)[0].replace(/^index\.html$/, "") || "./";
   if (request.method !== "GET" || !url.href.startsWith(self.registration.scope) || !Object.hasOwn(FILES, file)) return;
   event.respondWith(caches.open(VERSION).then(async (cache) => await cache.match(file) ?? get(cache, file)));
 });

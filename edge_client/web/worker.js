@@ -5,6 +5,7 @@ import { Chunks } from "./chunks.js";
 import { Codec } from "./codec.js";
 import { Drafter } from "./drafter.js";
 import { EdgeClient } from "./turn/client.js";
+import { fitting, leftOutNotice, promptRoom } from "./turn/window.js";
 import { Turns } from "./turns.js";
 
 const KEPT = 4;  // conversations whose caches are kept
@@ -63,9 +64,12 @@ async function begin({ id, turn, request }) {
   const device = await ready;
   await device.turns.put({ id: turn, request, done: false, verified: false, at: Date.now() });
   post(id, { kept: true });
-  const ids = device.codec.encode(device.codec.render(request.messages));
+  const { codec, client } = device, { messages, settings } = request;
+  const room = codec.template ? promptRoom(client.maxContext, settings.maxNewTokens) : Infinity;
+  const { ids, leftOut } = fitting(messages, room, (sent) => codec.encode(codec.render(sent)));
+  if (leftOut) post(id, { moa: { notice: leftOutNotice(leftOut) } });
   const conversation = conversationFor(device, ids);
-  await run(device, { id, turn, conversation, chunks: new Chunks() }, () => conversation.generate(ids, request.settings));
+  await run(device, { id, turn, conversation, chunks: new Chunks() }, () => conversation.generate(ids, settings));
 }
 
 // A turn that was stored: shown again from its beginning, gone on with, or checked.

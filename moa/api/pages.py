@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from moa.api.static import TYPES, content_security
@@ -27,7 +27,10 @@ def page(package: str, folder: str, at: str) -> Iterator[Route]:
     for entry in sorted(resources.files(package).joinpath(folder).iterdir(), key=lambda entry: entry.name):
         name, _, ending = entry.name.rpartition(".")
         if ending in TYPES:
-            path = at if entry.name == "index.html" else at.rstrip("/") + "/" + entry.name
+            path = at.rstrip("/") + "/" + entry.name
+            if entry.name == "index.html":
+                yield Route(path, _to_folder)
+                path = at
             yield Route(path, _File(entry.read_bytes(), TYPES[ending]).get, name=name)
 
 
@@ -39,8 +42,15 @@ def web_app(folder: Path | None) -> list[Route]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         file = _File(path.read_bytes(), TYPES.get(name.rpartition(".")[2], ""), policy)
+        if name == "index.html":
+            routes.append(Route("/app/index.html", _to_folder))
         routes.append(Route("/app/" + name.removesuffix("index.html"), file.get, name=f"app {name}"))
     return routes
+
+
+async def _to_folder(_: Request) -> Response:
+    """A page has one address: what a browser keeps for it belongs to that one."""
+    return RedirectResponse("./")
 
 
 def app_policy(folder: Path) -> str:

@@ -41,6 +41,7 @@ async def test_an_app_is_served_whole_under_its_own_policy(folder: Path) -> None
             assert ("content-encoding" in answer.headers) == (not name.startswith("packed/"))
         assert (await client.get("/app/turn/machine.js")).headers["content-type"].startswith("text/javascript")
         assert (await client.get("/app")).headers["location"].endswith("/app/")
+        assert (await client.get("/app/index.html", follow_redirects=True)).url.path == "/app/"
         assert (await client.get("/app/../sw.js")).status_code == 404
 
 

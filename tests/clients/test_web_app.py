@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cloud_verifier.app import Verifier
-from edge_client import EdgeClient
+from edge_client import Done, EdgeClient, Notice
 from edge_client.device import Device, embedded_bundle
 from edge_client.tools.compare import TimedAnswer
 from edge_client.tools.compare import ask as ask_python
@@ -353,6 +353,35 @@ def test_a_page_that_is_killed_in_mid_answer_goes_on(opened: Opened, alone: Host
         page.wait_for_function(f"() => document.querySelector('.assistant .body')?.textContent === {json.dumps(whole)}")
 
 
+def test_an_answer_that_ended_at_the_limit_is_continued(opened: Opened, app: Host) -> None:
+    page = opened(app, "online")
+    whole = answer(page, STORY)
+    setting(page, "max_tokens", 12)
+    beginning = answer(page, STORY)
+    assert whole.startswith(beginning)
+    assert len(beginning) < len(whole)
+    setting(page, "max_tokens", 256)
+    page.click(".assistant .more")
+    page.wait_for_function("(text) => document.querySelector('.assistant .body').textContent === text", arg=whole)
+
+
+async def _generated(messages: list[dict[str, str]]) -> tuple[str, list[str]]:
+    async with EdgeClient(variant="web", max_new_tokens=64) as client, client.conversation() as conversation:
+        events = [event async for event in conversation.generate(messages)]
+    assert isinstance(events[-1], Done)
+    return events[-1].text, [event.message for event in events if isinstance(event, Notice)]
+
+
+def test_a_chat_beyond_the_context_loses_the_turns_that_it_loses_in_python(opened: Opened, alone: Host) -> None:
+    turn = [{"role": "user", "content": "Count: " + "apple, pen, " * 60}, {"role": "assistant", "content": "120"}]
+    messages = [{"role": "system", "content": "Be brief."}, *turn * 12, {"role": "user", "content": QUESTIONS[0]}]
+    with ThreadPoolExecutor(1) as thread:
+        text, notices = thread.submit(asyncio.run, _generated(messages)).result()
+    found = opened(alone, "none").evaluate(ANSWER, [messages, {}])
+    assert (found[0], found[3]) == (text, notices)
+    assert "no longer sent" in notices[0]
+
+
 def test_with_a_verifier_the_text_is_the_targets(opened: Opened, app: Host, cloud: Cloud) -> None:
     questions = [STORY, *QUESTIONS[:10]]
     theirs = device(cloud.url, questions)
@@ -389,16 +418,20 @@ def test_the_verifier_s_endpoint_serves_the_app(opened: Opened, tmp_path: Path) 
 
 ANSWER = """async ([question, changes]) => {
   const [{ chunks }, { Answer }] = await Promise.all([import("./stream.js"), import("./answer.js")]);
-  const answer = new Answer(), messages = [{ role: "user", content: question }];
+  const answer = new Answer(), notices = [];
+  const messages = typeof question === "string" ? [{ role: "user", content: question }] : question;
   const body = { messages, moa: {}, max_tokens: 64, ...changes };
-  for await (const chunk of chunks({ body, signal: new AbortController().signal })) answer.take(chunk);
-  return [answer.text, answer.allVerified, answer.usage];
+  for await (const chunk of chunks({ body, signal: new AbortController().signal })) {
+    answer.take(chunk);
+    if (chunk.moa?.notice) notices.push(chunk.moa.notice);
+  }
+  return [answer.text, answer.allVerified, answer.usage, notices];
 }"""
 
 
 def asked(page: Any, question: str, draft: str, **changes: float) -> tuple[str, bool, dict[str, Any]]:
     """Text of an answer, whether all of it is verified, and its figures; without the page's own elements."""
-    text, verified, usage = page.evaluate(ANSWER, [question, {"moa": {"draft": draft}, **changes}])
+    text, verified, usage, _ = page.evaluate(ANSWER, [question, {"moa": {"draft": draft}, **changes}])
     return text, verified, usage
 
 

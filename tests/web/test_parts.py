@@ -1,15 +1,16 @@
-"""Parts of the browser's turn against Python's, where its whole turns do not reach: trees, records, ranges and text."""
+"""Parts of the browser's turn that its whole turns do not reach, against Python's: trees, records, text, chats."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from moa import records
+from moa.chat_window import fitting, left_out_notice, prompt_room
 from moa.graph.cache import RecordBuffer
 from moa.graph.step import Heads
 from moa.text_stream import TextStream
@@ -23,6 +24,7 @@ import { Ranges } from "./ranges.js";
 import { RecordBuffer, decodeRecords } from "./records.js";
 import { TextStream } from "./transcript.js";
 import { TreeGrower } from "./tree.js";
+import { fitting, leftOutNotice, promptRoom } from "./window.js";
 """
 HANDLE = """
     const odd = { nan: NaN, inf: Infinity, "-inf": -Infinity };
@@ -38,6 +40,11 @@ HANDLE = """
         }
         const { tokens, parents } = grower.tree();
         return { frontiers, tokens, parents };
+    }
+    if (ask.messages) {
+        const letters = (messages) => [...messages.map(({ role, content }) => `[${role}]${content}`).join("")];
+        const { ids, leftOut } = fitting(ask.messages, promptRoom(ask.context, ask.answer), letters);
+        return [ids.join(""), leftOutNotice(leftOut)];
     }
     if (ask.ranges) return ask.ranges.map(([verb, ...about]) => {
         if (verb === "new") globalThis.ranges = new Ranges();
@@ -142,6 +149,26 @@ def test_text_is_shown_alike(node: Node) -> None:
                 told = stream.cut(count)
                 wanted.append([told, stream.text])
         assert node.ask({"text": verbs, "stop": stop}) == [*wanted, stream.flush(), stream.text]
+
+
+def _letters(messages: Sequence[dict[str, str]]) -> tuple[str, None]:
+    return "".join(f"[{message['role']}]{message['content']}" for message in messages), None
+
+
+def test_a_full_context_loses_the_same_turns(node: Node) -> None:
+    rng, trimmed = random.Random(9), 0
+    for _ in range(200):
+        messages = [{"role": "system", "content": "Be brief."}] * rng.randrange(3)
+        for turn in range(rng.randrange(12)):
+            roles = ["user", "assistant"] if rng.random() < 0.9 else ["user", "system"]
+            messages += [{"role": role, "content": f"{turn}" * rng.randrange(1, 60)} for role in roles]
+        messages += [{"role": "user", "content": "Why?" * rng.choice([1, 1, 99])}] * (rng.random() < 0.9)
+        context, answer = rng.randrange(2, 1500), rng.randrange(1, 700)
+        (text, _), left_out = fitting(messages, prompt_room(context, answer), _letters)
+        trimmed += left_out > 0
+        found = node.ask({"messages": messages, "context": context, "answer": answer})
+        assert found == [text, left_out_notice(left_out)]
+    assert 40 < trimmed < 160
 
 
 @pytest.mark.parametrize("dtype", records.DTYPES)
