@@ -4,13 +4,16 @@ that are some tokens late, and with none.
 From every token of a greedy text, and from every `stride`-th of a sampled one, a chain of `depth` tokens is drafted.
 The k-th counts by the chance that it and all before it are accepted: 1 or 0 in greedy texts, where rounds follow each
 other; in sampled ones the overlap of both distributions, averaged over all places.
+
+With --alone N each writes N tokens by itself instead, from the place --cut of every greedy text, as without a link;
+what counts is the share that the target would have written there. `none` is a cold start: no state of the prompt.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,10 @@ class Options:
     """In sampled texts."""
     rows: int = 100
     """Of each kind of text at most."""
+    alone: int = 0
+    """Tokens that each writes by itself; 0: none, rounds are measured."""
+    cut: int = 0
+    """Tokens of the target's answer before that."""
 
 
 class Row:
@@ -63,6 +70,10 @@ class Row:
         self.ids, self.positions, self.segments = (
             torch.from_numpy(part) for part in (batch.ids, batch.positions, batch.segments)
         )
+
+    def copy(self) -> Row:
+        """One whose words may be replaced."""
+        return Row(replace(self.batch, ids=self.batch.ids.copy()), self.lesson)
 
     def starts(self, document: int, stride: int) -> Tensor:
         """The tokens before the target's own, of one document."""
@@ -133,6 +144,23 @@ def won(model: Any, row: Row, starts: Tensor, behind: str, depth: int, temperatu
     return total
 
 
+@torch.inference_mode()
+def alone(model: Any, row: Row, start: int, behind: str, tokens: int, head: Tensor) -> Row:
+    """The row with the model's own greedy words behind `start`."""
+    own = row.copy()
+    for lag, hidden in enumerate(states_of(model, own, torch.tensor([start]), behind, tokens)):
+        own.ids[0, start + 1 + lag] = int((hidden.to(head.dtype) @ head.T).argmax())
+    return own
+
+
+@torch.inference_mode()
+def as_the_target(target: Any, row: Row, start: int, tokens: int) -> float:
+    """The share of words behind `start` that the target would have written."""
+    first, stop = int((row.segments[0] == row.segments[0, start]).nonzero()[0]), start + tokens
+    said = target(row.ids[:, first:stop]).logits[0, start - first :].argmax(-1)
+    return float((said == row.ids[0, start + 1 : stop + 1]).float().mean())
+
+
 def greedy_rounds(tokens: Tensor) -> float:
     """Tokens a round where each begins behind the one before it."""
     rounds, at = 0, 0
@@ -144,6 +172,7 @@ def greedy_rounds(tokens: Tensor) -> float:
 
 def measure(options: Options) -> dict[str, Any]:
     """Run every drafter over every kind of text, temperature and lateness."""
+    temperatures = (0.0,) if options.alone else options.temperatures
     loaded = load_model(options.target)
     head = loaded.model.get_output_embeddings().weight.detach().bfloat16()
     runs = []
@@ -152,12 +181,18 @@ def measure(options: Options) -> dict[str, Any]:
         taps = getattr(model.config, "taps", ())
         for behind in options.behind:
             for kind, temperature, place in heldout_folders(Path(options.texts)):
-                if temperature not in options.temperatures:
+                if temperature not in temperatures:
                     continue
                 each = []
                 for row in _rows(loaded.model, taps, place, options.rows):
                     for document in range(1, int(row.batch.segments.max()) + 1):
                         starts = row.starts(document, options.stride if temperature else 1)
+                        if options.alone:
+                            if options.cut + options.alone <= len(starts):
+                                start = int(starts[options.cut])
+                                own = alone(model, row, start, behind, options.alone, head)
+                                each.append(as_the_target(loaded.model, own, start, options.alone))
+                            continue
                         found = won(model, row, starts, behind, options.depth, temperature, head)
                         if len(found):
                             each.append(float(found.mean()) if temperature else greedy_rounds(found))
@@ -168,7 +203,7 @@ def measure(options: Options) -> dict[str, Any]:
                 }  # fmt: skip
                 say(f"{folder.name} {behind} late, {kind}, T={temperature:g}: {run['won']:.3f} ± {run['se']:.3f}")
                 runs.append(run)
-    return {"runs": runs}
+    return {"alone": options.alone, "runs": runs}
 
 
 def _rows(target: Any, taps: Sequence[int], place: Path, most: int) -> Iterator[Row]:
@@ -199,5 +234,6 @@ def tables(result: Mapping[str, Any]) -> str:
             mean = f"**{np.mean([run['won'] for run in mine]):.2f}** ± {error:.2f}"
             rows.append([drafter, behind, *(f"{run['won']:.2f} ± {run['se']:.2f}" for run in mine), mean])
         header = ["drafter", "tokens late", *kinds, "**mean**"]
-        parts.append((f"Tokens a round (± standard error), chain, T = {temperature:g}", table(header, rows)))
+        what = "Share as the target would have written" if result["alone"] else "Tokens a round"
+        parts.append((f"{what} (± standard error), T = {temperature:g}", table(header, rows)))
     return titled(*parts)

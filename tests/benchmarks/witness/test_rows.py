@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from benchmarks.baselines import train
+from benchmarks.baselines.independent import as_llama
+from benchmarks.baselines.presets import NO_RECORDS, moa_config
 from benchmarks.drafters import witness
 from benchmarks.witness import rows, texts
 from benchmarks.witness.__main__ import main
 from benchmarks.witness.rows import StoredTeacher, write_rows, written
 from moa.errors import UsageError
+from moa.model.checkpoint import new_drafter
 from moa.model.loading import load_model
 from moa.training.data import Document
 from moa.training.teacher import Teacher
@@ -115,6 +120,35 @@ def test_drafters_are_measured_along_the_targets_own_texts(target: Path, tmp_pat
             assert won == found[name, "none", kind, temperature]
     assert found["eagle3", "0", "code", 1.0] != found["eagle3", "2", "code", 1.0]
     assert "| anyhow | none |" in witness.tables(result)
+    options = {"target": str(target), "texts": str(texts_), "drafters": drafters[1:], "behind": ("0", "none")}
+    shares = witness.measure(witness.Options(**options, alone=4, cut=2))["runs"]
+    assert len(shares) == 4 * 2 * 3
+    assert all(0 <= run["won"] <= 1 and run["texts"] == 2 for run in shares)
+
+
+@torch.inference_mode()
+def test_alone_it_writes_what_it_is_a_model_of(target: Path, tmp_path: Path) -> None:
+    loaded = load_model(target)
+    write_rows(loaded, tmp_path, tokens=600, length=48)
+    batch = written(tmp_path).rows(np.array([0]))
+    row = witness.Row(batch, StoredTeacher(loaded.model, tmp_path)(batch))
+    config = moa_config(loaded.facts, {**NO_RECORDS, "layers": 2})
+    model, head = new_drafter(config, loaded.model), loaded.model.get_output_embeddings().weight
+    start = 24 + 9  # in the second document
+    own = witness.alone(model, row, start, witness.NONE, 6, head)
+    assert own.ids[:, 24 : start + 7].equal(greedy(as_llama(model, 64, ()), row.ids[:, 24 : start + 1]))
+    assert row.ids.equal(torch.from_numpy(batch.ids))
+    own.ids[:, 24 : start + 7] = greedy(loaded.model, row.ids[:, 24 : start + 1])
+    assert witness.as_the_target(loaded.model, own, start, 6) == 1
+    own.ids[0, start + 6] = (own.ids[0, start + 6] + 1) % 64
+    assert witness.as_the_target(loaded.model, own, start, 6) == pytest.approx(5 / 6)
+
+
+def greedy(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """The library's forward, word by word."""
+    for _ in range(6):
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], -1)
+    return ids
 
 
 def test_greedy_rounds_follow_each_other() -> None:
