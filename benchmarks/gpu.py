@@ -56,8 +56,6 @@ _TRAINING: tuple[list[str], ...] = (
     [],
     ["--paper"],
     ["--tli", "1"],
-    ["--loss", "lk"],
-    ["--rollout", "2"],
     ["--confidence"],
 )
 

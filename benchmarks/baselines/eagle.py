@@ -23,7 +23,7 @@ from moa.training.distill import Distillation, DistillSettings
 from moa.training.masks import token_mask
 from moa.training.teacher import Lesson, Teacher
 
-PUBLIC_LOSS = DistillSettings(loss="kl", loss_weight=0.1, feature_weight=1.0)
+PUBLIC_LOSS = DistillSettings(loss_weight=0.1, feature_weight=1.0)
 """The public recipe: smooth-L1 on the feature + 0.1 * soft cross-entropy, whose gradient is that of KL."""
 NOISE = 0.1
 """Uniform noise of up to this size is added to features."""
@@ -60,9 +60,7 @@ class EagleTraining(Distillation):
         super().__init__(model, teacher, settings, seed)  # type: ignore[arg-type]
         self.model = model
 
-    def _draft(
-        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float
-    ) -> tuple[Tensor, Tensor]:
+    def _draft(self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float) -> Tensor:
         device = lesson.hidden.device
         ids, positions = torch.from_numpy(batch.ids).to(device), torch.from_numpy(batch.positions).to(device)
         luck = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 1_000_003 + int(batch.rows[0]))
@@ -70,4 +68,4 @@ class EagleTraining(Distillation):
         features = shifted(lesson.hidden + noise.to(lesson.hidden), positions)
         mask = additive(token_mask(batch, None, device=device)).unsqueeze(1)
         hidden, _ = self.model.step(ids, features, positions, mask, self.model.empty_rows(ids))
-        return hidden, (torch.arange(ids.shape[1], device=device) - 1).expand_as(ids)
+        return hidden

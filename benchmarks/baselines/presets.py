@@ -25,7 +25,6 @@ from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
 from moa.training.inherit import CALIBRATION_ROWS, inherit
 from moa.training.masks import AnchorRule, Spacing
-from moa.training.rollout import RolloutRule
 from moa.training.teacher import Teacher
 
 
@@ -57,14 +56,6 @@ PRESETS: dict[str, Preset] = {
     "moa0": Preset("MoA, TLI = 0", distill=ALONE),
     "moa1": Preset("MoA, TLI = 1", shape={"tli": 1, "final_norm": False}, distill=ALONE),
     "moa3": Preset("MoA, TLI = 3", shape={"tli": 3, "final_norm": False}, distill=ALONE),
-    "moa0-lk": Preset("KL / overlap hybrid instead of KL", distill=replace(ALONE, loss="lk")),
-    "moa0-prefix": Preset(
-        "a position weighs as likely as the draft before it is accepted", distill=replace(ALONE, prefix_weights=True)
-    ),
-    "moa0-rollout": Preset(
-        "half of the cold documents go on with 64 tokens of the drafter's own",
-        distill=replace(ALONE, rollouts=RolloutRule(tokens=64)),
-    ),
     "eagle2": Preset("EAGLE-2, public recipe: smooth-L1 + 0.1 KL", kind="eagle2"),
     "eagle2-kl": Preset("EAGLE-2, KL alone", kind="eagle2", distill=DistillSettings()),
     "eagle2-kl-feature": Preset(
@@ -83,8 +74,6 @@ PRESETS: dict[str, Preset] = {
     "moa0-paper": Preset("the paper's loss, staircase and anchors that see themselves", distill=PAPER),
     "moa0-feature": Preset("0.1 KL + smooth-L1", distill=DistillSettings(loss_weight=0.1, feature_weight=1.0)),
     "moa0-kl-feature": Preset("KL + smooth-L1", distill=DistillSettings(feature_weight=1.0)),
-    "moa0-ce": Preset("cross-entropy with the target's choice", distill=DistillSettings(loss="ce")),
-    "moa0-tv": Preset("total variation", distill=DistillSettings(loss="tv")),
     "moa0-staircase": Preset("with the staircase", distill=DistillSettings(staircase=True)),
     "moa0-loose-anchors": Preset("anchors see themselves", distill=DistillSettings(anchors=AnchorRule(strict=False))),
     "moa0-spacing-1": Preset("an anchor at every token: never behind", distill=_spaced(Spacing(1, 1, 1.0))),
@@ -93,9 +82,6 @@ PRESETS: dict[str, Preset] = {
     "moa0-spacing-32-64": Preset("anchors every 32-64 tokens", distill=_spaced(Spacing(32, 64, 1.0))),
     "moa0-spacing-mixed": Preset(
         "60 % 6-14, 20 % 32-64, the rest only the prompt", distill=_spaced(Spacing(6, 14, 0.6), Spacing(32, 64, 0.2))
-    ),
-    "moa0-lag-decay": Preset(
-        "a position d past the newest activation weighs 0.9 ** (d - 1)", distill=DistillSettings(lag_decay=0.9)
     ),
 }
 

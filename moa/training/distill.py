@@ -20,11 +20,9 @@ from moa.model.drafter import Drafter
 from moa.model.shared import SharedWeights
 from moa.training.data import Batch
 from moa.training.loop import Loss
-from moa.training.losses import Compared, LossKind, compare
-from moa.training.masks import AnchorRule, borrowed_mask, newest_seen, record_mask, token_mask
-from moa.training.rollout import RolloutRule, rolled_out
+from moa.training.losses import Compared, compare
+from moa.training.masks import AnchorRule, borrowed_mask, record_mask, token_mask
 from moa.training.teacher import Lesson, Teacher
-from moa.training.weights import lag_weights, prefix_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,34 +30,18 @@ class DistillSettings:
     """Losses and masks of the training. The defaults were the best in this project's ablations
     (docs/log)."""
 
-    loss: LossKind = "kl"
-    """kl: KL(target || draft); ce: the target's own choices; tv: total variation, the rate of rejected tokens; lk: tv,
-    mixed with KL where the distributions do not overlap yet."""
     loss_weight: float = 1.0
+    """Weight of KL(target || draft)."""
     feature_weight: float = 0.0
     """Weight of smooth-L1 between the drafter's and the target's final states (the paper: 1, beside 0.1 of KL)."""
     anchors: AnchorRule = field(default_factory=AnchorRule)
     staircase: bool = False
     """SA sees only tokens after the latest anchor, with a probability that falls from 1 to 0 over the first half of the
     run."""
-    lag_decay: float = 1.0
-    """Weight of a position by its distance d from the newest activation: lag_decay ** (d - 1). Tokens after the first
-    rejected one are not used, so early ones matter more."""
-    prefix_weights: bool = False
-    """In place of lag_decay: the weight of a position is the chance that all drafted before it, since the newest
-    activation, was accepted. Where nothing is verified after the prompt, all positions count alike."""
-    rollouts: RolloutRule = field(default_factory=RolloutRule)
-    """Text of the drafter's own in documents without activations."""
 
     def __post_init__(self) -> None:
         if self.loss_weight < 0 or self.feature_weight < 0 or self.loss_weight + self.feature_weight == 0:
             raise ConfigError("the weights of the losses must not be negative, and not all zero")
-        if not 0 < self.lag_decay <= 1:
-            raise ConfigError(f"lag_decay must be above 0, up to 1, not {self.lag_decay}")
-        if self.prefix_weights and self.lag_decay != 1:
-            raise ConfigError("prefix_weights takes the place of lag_decay: only one can be given")
-        if self.rollouts.tokens and not self.anchors.cold:
-            raise ConfigError("--rollout needs cold documents in --spacing, for example cold:0.3")
 
 
 PAPER = DistillSettings(loss_weight=0.1, feature_weight=1.0, staircase=True, anchors=AnchorRule(strict=False))
@@ -93,8 +75,6 @@ class Distillation:
         gradient_checkpointing: bool = False,
     ) -> None:
         """`gradient_checkpointing` recomputes LSA and the blocks for their gradients: less memory, more time."""
-        if settings.rollouts.tokens and drafter.config.tli:
-            raise ConfigError("rollouts are for a drafter that can write alone: borrowed layers (tli) need the target")
         self.module = drafter.train()
         self.gradient_checkpointing = gradient_checkpointing
         self.teacher = teacher
@@ -106,27 +86,17 @@ class Distillation:
     def loss(self, batch: Batch, step: int, progress: float) -> Loss:
         """The drafter's loss at every position whose next token is wanted."""
         latest = self.settings.anchors.latest(batch, self.seed, step)
-        places = self.settings.rollouts.places(batch, latest, self.seed, step)
-        batch = rolled_out(self.module, batch, places, self.teacher.eos_ids)
         lesson = self.teacher(batch)
-        hidden, newest = self._draft(batch, lesson, latest, step, progress)
+        hidden = self._draft(batch, lesson, latest, step, progress)
         device = hidden.device
         segments = torch.from_numpy(batch.segments).to(device)
         # No loss for a document's last token, and for a token before one that the user wrote.
         wanted = torch.from_numpy(batch.wanted).to(device)[:, 1:] & (segments[:, 1:] == segments[:, :-1])
         wanted = F.pad(wanted, (0, 1))
-        heads = self._heads(batch, step)
-        judged = self._compare(hidden[wanted], lesson.hidden[wanted], heads, overlaps=self.settings.prefix_weights)
-        if judged.overlap is not None:
-            weights = prefix_weights(judged.overlap, wanted, newest, batch)
-        else:
-            weights = lag_weights(newest, self.settings.lag_decay)
-        return judged.summed(weights[wanted])
+        return self._compare(hidden[wanted], lesson.hidden[wanted], self._heads(batch, step)).summed()
 
-    def _draft(
-        self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float
-    ) -> tuple[Tensor, Tensor]:
-        """States of the tokens, and the index of the newest activation that each of them sees."""
+    def _draft(self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float) -> Tensor:
+        """States of the tokens."""
         drafter, settings = self.module, self.settings
         device = lesson.hidden.device
         positions = torch.from_numpy(batch.positions).to(device)
@@ -152,7 +122,7 @@ class Distillation:
             hidden, _ = checkpoint(drafter.features, *inputs, borrowed_mask=borrowed, use_reentrant=False)
         else:
             hidden, _ = drafter.features(*inputs, borrowed_mask=borrowed)
-        return hidden, newest_seen(batch, seen)
+        return hidden
 
     def _records(self, lesson: Lesson, positions: Tensor, read: Tensor) -> Rows:
         """The activation records that queries read; LSA is not run for the others, which are zero."""
@@ -175,11 +145,9 @@ class Distillation:
         part = self.part_of_head(batch, step)
         return part, part
 
-    def _compare(
-        self, mine: Tensor, theirs: Tensor, heads: tuple[SharedWeights, SharedWeights], *, overlaps: bool = False
-    ) -> Compared:
+    def _compare(self, mine: Tensor, theirs: Tensor, heads: tuple[SharedWeights, SharedWeights]) -> Compared:
         settings = self.settings
-        found = compare(mine, theirs, *heads, settings.loss, overlaps=overlaps)
+        found = compare(mine, theirs, *heads)
         each = settings.loss_weight * found.loss
         if settings.feature_weight:
             features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)

@@ -93,14 +93,6 @@ def record_mask(batch: Batch, latest: NDArray[np.int64], *, strict: bool, device
     return visible & same_document(segments)
 
 
-def newest_seen(batch: Batch, seen: Tensor) -> Tensor:
-    """`[B, L]`: index of the newest activation that each query sees; before its document's start where it sees
-    none."""
-    index = torch.arange(seen.shape[1], device=seen.device)
-    none = index - torch.from_numpy(batch.positions).to(seen.device) - 1
-    return torch.where(seen.any(-1), seen.long().mul(index).amax(-1), none)
-
-
 def token_mask(batch: Batch, latest: NDArray[np.int64] | None, *, device: _Device = "cpu") -> Tensor:
     """`[B, L, L]`: causal inside the document; with `latest` (the staircase) only tokens after the latest anchor,
     so that the past must come through the activations."""

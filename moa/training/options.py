@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from moa.training.distill import DistillSettings
     from moa.training.loop import LoopSettings
     from moa.training.masks import AnchorRule
-    from moa.training.rollout import RolloutRule
 
 EXAMPLES = """\
 examples:
@@ -127,7 +126,6 @@ def _add_shape(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_lesson(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--loss", choices=["kl", "ce", "tv", "lk"])
     group.add_argument("--loss-weight", type=float)
     group.add_argument(
         "--feature-weight", type=float, help="of smooth-L1 between final states (default 0; the paper: 1)"
@@ -144,16 +142,6 @@ def _add_lesson(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--staircase", action=argparse.BooleanOptionalAction, help="hide old tokens from SA early in training"
     )
-    ahead = group.add_mutually_exclusive_group()
-    ahead.add_argument("--lag-decay", type=float, metavar="D", help="weight of each further token ahead (default 1)")
-    ahead.add_argument(
-        "--prefix-weights", action=argparse.BooleanOptionalAction, help="a token ahead counts by the chance that the"
-        " draft before it was accepted",
-    )  # fmt: skip
-    group.add_argument(
-        "--rollout", metavar="N[:SHARE]", help="this share (default 0.5) of the cold documents goes on with N tokens of"
-        " the drafter's own, which the target judges",
-    )  # fmt: skip
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
@@ -206,8 +194,7 @@ def distill_settings(args: argparse.Namespace) -> DistillSettings:
     anchors = settings.anchors if args.spacing is None else parse_spacings(args.spacing)
     strict = settings.anchors.strict if args.own_activation is None else not args.own_activation
     anchors = dataclasses.replace(anchors, strict=strict)
-    rollouts = settings.rollouts if args.rollout is None else parse_rollout(args.rollout)
-    return dataclasses.replace(settings, **given_fields(args, DistillSettings), anchors=anchors, rollouts=rollouts)
+    return dataclasses.replace(settings, **given_fields(args, DistillSettings), anchors=anchors)
 
 
 def shape_overrides(args: argparse.Namespace) -> dict[str, Any]:
@@ -237,17 +224,6 @@ def initial_config(args: argparse.Namespace, config: DrafterConfig) -> DrafterCo
     if given := sorted(shape_overrides(args)):
         raise UsageError(f"--init brings its own shape, {given[0].replace('_', ' ')} cannot be changed")
     return dataclasses.replace(config, **({} if args.tli is None else {"tli": args.tli}))
-
-
-def parse_rollout(text: str) -> RolloutRule:
-    """`64` or `64:0.5`."""
-    from moa.training.rollout import RolloutRule
-
-    tokens, colon, share = text.partition(":")
-    try:
-        return RolloutRule(tokens=int(tokens), **({"share": float(share)} if colon else {}))
-    except ValueError:
-        raise UsageError(f"--rollout {text!r} is not N or N:SHARE") from None
 
 
 def parse_spacings(text: str) -> AnchorRule:

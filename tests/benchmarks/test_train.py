@@ -77,8 +77,8 @@ def test_every_preset_gives_a_loss_that_trains_every_parameter(name: str, pair: 
 def test_changes_leave_alone_what_a_preset_is_about() -> None:
     model = tiny_target()
     facts = Target.from_model(model, capacity=16).facts
-    _, task = build("moa0-tv", model, facts, WIDE, {"lag_decay": 0.5, "loss": "ce"}, 0)
-    assert (task.settings.loss, task.settings.lag_decay) == ("tv", 0.5)
+    _, task = build("moa0-feature", model, facts, WIDE, {"staircase": True, "loss_weight": 0.5}, 0)
+    assert (task.settings.loss_weight, task.settings.staircase) == (0.1, True)
     with pytest.raises(ConfigError, match="no_such"):
         build("moa0", model, facts, WIDE, {"no_such": 1}, 0)
 

@@ -23,26 +23,21 @@ from moa.sampling import SamplingSettings
 from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
 from moa.training.inherit import inherit
-from moa.training.masks import AnchorRule, Spacing
-from moa.training.rollout import RolloutRule
+from moa.training.masks import AnchorRule
 from moa.training.teacher import Teacher
 from moa.tree import TreeShape
 from tests.close import assert_rounded
 from tests.stand_in import DEVICE, Elsewhere, moved, stand_in
 from tests.tiny import tiny
 
-COLD = AnchorRule((Spacing(2, 5, 0.4),), cold=0.6)
 FLAVOURS: dict[str, tuple[DistillSettings, dict[str, Any]]] = {
     "plain": (DistillSettings(), {}),
     "paper": (PAPER, {}),
     "TLI": (DistillSettings(), {"tli": 2}),
-    "lk": (DistillSettings(loss="lk"), {"final_state": True}),
-    "prefix weights": (DistillSettings(prefix_weights=True), {}),
-    "lag decay": (DistillSettings(lag_decay=0.9), {}),
+    "final state": (DistillSettings(), {"final_state": True}),
     "confidence": (DistillSettings(), {"confidence": True, "final_norm": True}),
     "deep": (DistillSettings(), {"layers": 3, "cross_attention_after": (1, 3)}),
     "cold": (DistillSettings(anchors=AnchorRule((), cold=1.0)), {}),
-    "rollout": (DistillSettings(anchors=COLD, rollouts=RolloutRule(tokens=6, share=0.7)), {}),
     "no records": (DistillSettings(), {"use_ca": False}),
 }
 
