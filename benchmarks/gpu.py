@@ -56,7 +56,6 @@ _TRAINING: tuple[list[str], ...] = (
     [],
     ["--paper"],
     ["--tli", "1"],
-    ["--confidence"],
 )
 
 

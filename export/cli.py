@@ -1,4 +1,4 @@
-"""`moa-export`: build, inspect, verify, bench, doctor. Progress on stderr; results (`--json`: as JSON) on stdout."""
+"""`moa-export`: build, setup, verify, bench. Progress on stderr; results (`--json`: as JSON) on stdout."""
 
 from __future__ import annotations
 
@@ -94,8 +94,6 @@ def parser() -> argparse.ArgumentParser:
     setup.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     setup.set_defaults(run=_setup)
 
-    inspect = commands.add_parser("inspect", help="show the contents of a bundle")
-    inspect.set_defaults(run=_inspect)
     verify = commands.add_parser("verify", help="check hashes, and run the golden vectors on this machine")
     verify.add_argument("--provider", default="CPUExecutionProvider", help="execution provider to run on")
     verify.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json that must be the bundle's")
@@ -105,19 +103,15 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--tokens", type=int, nargs="+", default=[1, 8], metavar="T")
     bench.add_argument("--seconds", type=float, default=1.0, help="for each figure (default 1)")
     bench.set_defaults(run=_bench)
-    for command in (inspect, verify, bench):
+    for command in (verify, bench):
         command.add_argument("bundle", type=Path)
+        command.add_argument("-v", "--variant", action="append", default=[], metavar="NAME", help="only this one")
         command.add_argument("--json", action="store_true", help="the result as JSON on stdout")
-        if command is not inspect:
-            command.add_argument("-v", "--variant", action="append", default=[], metavar="NAME", help="only this one")
-    doctor = commands.add_parser("doctor", help="what this machine can export and run")
-    doctor.add_argument("--json", action="store_true", help="the result as JSON on stdout")
-    doctor.set_defaults(run=_doctor)
     return top
 
 
 def _build(args: argparse.Namespace) -> None:
-    # Mistakes come first, and `inspect` does without: torch and the exporter take seconds to import.
+    # Mistakes come first: torch and the exporter take seconds to import.
     if bool(args.target) != bool(args.drafter):
         raise UsageError("--target and --drafter belong together", hint="leave out both for the embedded pair")
     for file in (*args.calibration, *args.vocab_text):
@@ -157,8 +151,7 @@ def _build(args: argparse.Namespace) -> None:
         force=args.force,
         time_steps=not args.no_step_times,
     )
-    bundle = build(settings, say=_say)
-    _show_bundle(bundle, args.json)
+    _show_bundle(build(settings, say=_say), args.json)
 
 
 def _setup(args: argparse.Namespace) -> None:
@@ -188,10 +181,6 @@ def _check_place(args: argparse.Namespace, out: Path) -> None:
 
 def _say(line: str) -> None:
     print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
-
-
-def _inspect(args: argparse.Namespace) -> None:
-    _show_bundle(Bundle.open(args.bundle), args.json)
 
 
 def _show_bundle(bundle: Bundle, as_json: bool) -> None:
@@ -248,13 +237,6 @@ def _bench(args: argparse.Namespace) -> None:
         results[name] = [{"tokens": t.tokens, "threads": t.threads, "ms": t.ms} for t in times]
         lines += [f"{name}: T={t.tokens}, {t.threads} threads: {t.ms:.3f} ms" for t in times]
     _show({"bundle": str(bundle.folder), "step_times": results}, args.json, lines)
-
-
-def _doctor(args: argparse.Namespace) -> None:
-    from export.doctor import findings
-
-    found = findings()
-    _show(found, args.json, [f"{name}: {value}" for name, value in found.items()])
 
 
 def _show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:

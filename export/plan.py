@@ -18,7 +18,7 @@ from moa.model.partial_target import read_facts
 _BYTES_PER_WEIGHT = {"cpu-int4": 0.5 + 4 / 32, "cpu-fp32": 4.0, "npu-openvino": 4.0, "coreml": 4.0, "nnapi": 4.0}
 _HOST_EMBEDDING = 2.0
 """Bytes per weight of the embedding table that a static form leaves to the host."""
-_NO_LAYER = ("layer_self_attention.", "Ekv2E.", "final_state.", "confidence_head.", "body.embedding.", "body.head.")
+_NO_LAYER = ("layer_self_attention.", "Ekv2E.", "final_state.", "body.embedding.", "body.head.")
 """Weights that stay on the server, or are counted as embedding and head."""
 _SECONDS_PER_GRAPH, _SECONDS_TO_TIME, _WEIGHTS_PER_SECOND = 3.0, 2.5, 20e6  # two cores of a small machine
 _GRAPH = 2**20

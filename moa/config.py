@@ -62,8 +62,6 @@ class DrafterConfig:
     """Borrowed target layers after CA (the paper's N)."""
     final_state: bool = False
     """Add the target's final hidden state to every activation. The KV cache does not contain it."""
-    confidence: bool = False
-    """A head that predicts whether the target will agree with the drafted token."""
     use_lsa: bool = True
     """Ablation: without it the target's final hidden state takes LSA's place."""
     use_ca: bool = True

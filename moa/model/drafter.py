@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -58,8 +57,6 @@ class Drafter(nn.Module):
                 self.Ekv2E = nn.Linear(config.kv_hidden_size, config.hidden_size)
             if config.final_state or not config.use_lsa:
                 self.final_state = nn.Linear(config.state_size, config.hidden_size, bias=False)
-        if config.confidence:
-            self.confidence_head = nn.Linear(config.hidden_size, 1)
         # Kept outside the module tree: not trained, not saved, and shared with the target without a copy.
         self._borrowed_from_target = (shared, borrowed)
 
@@ -232,10 +229,6 @@ class Drafter(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """The head."""
         return self.shared.logits(hidden)
-
-    def agreement(self, hidden: Tensor) -> Tensor:
-        """With a confidence head: the log-probability that the target's choice is this state's most likely token."""
-        return F.logsigmoid(self.confidence_head(hidden).squeeze(-1).float())
 
     @property
     def body_parts(self) -> list[nn.Module]:

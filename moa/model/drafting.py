@@ -185,18 +185,6 @@ def append(pool: SlotPool, slot: int, k: Tensor, v: Tensor) -> None:
     pool.commit(slot, range(count))
 
 
-def recalibrated(scores: Tensor, agreement: Tensor) -> Tensor:
-    """Log-probabilities `[..., V]` in which the top token has `agreement` `[...]` and the others keep their
-    proportions.
-
-    Raising the top token's probability lowers the others; lowering it scales the others down with it.
-    """
-    top = scores.max(-1, keepdim=True)
-    best = agreement.clamp(-20.0, -1e-4).unsqueeze(-1)
-    left = torch.log1p(-best.exp()) - torch.log1p(-top.values.exp().clamp(max=1 - 1e-6))
-    return (scores + torch.minimum(left, best - top.values)).scatter(-1, top.indices, best)
-
-
 def _mask(visible: np.ndarray, pool: SlotPool) -> Tensor:
     """For queries over a pool's rows: on its device, in its precision."""
     return additive(torch.from_numpy(visible).to(pool.k.device), pool.k.dtype)
@@ -230,7 +218,6 @@ class MoaDrafting(LevelDrafting):
         self.records = pool(1, config.record_heads, config.head_dim) if config.use_ca and not alone else None
         target_head_dim = config.kv_hidden_size // (2 * config.target_kv_heads)
         self.borrowed = pool(config.tli, config.target_kv_heads, target_head_dim) if config.tli else None
-        self._agreement: Tensor | None = None
         self._pools = [p for p in (self.pool, self.records, self.borrowed) if p is not None]
 
     @property
@@ -282,7 +269,6 @@ class MoaDrafting(LevelDrafting):
     def logits(self, level: Level) -> Tensor:
         """One step of the drafter over the frontier of every tree."""
         hidden, rows = self.features(level, level.ids, level.positions, level.mask)
-        self._agreement = self.drafter.agreement(hidden) if self.drafter.config.confidence else None
         layers = self.drafter.config.layers
         level.keep(self.pool, rows[:layers])
         if self.borrowed is not None:
@@ -302,20 +288,6 @@ class MoaDrafting(LevelDrafting):
             visible = np.arange(known) < np.array(level.lengths)[:, None]
             records = *self._records(level.slots, known), _mask(visible[:, None, None], self.pool)
         return self.drafter.features(ids, positions, mask, past, *records)
-
-    def scores(self, level: Level, logits: Tensor) -> Tensor:
-        """With a confidence head, the top token gets the probability that the head predicts, and the others share the
-        rest.
-
-        A tree stops growing where its best path is unlikely (`TreeShape.min_score`), so this limits the depth. The head
-        was trained on the target's greedy token, so it is not used for sampling.
-        """
-        scores = super().scores(level, logits)
-        if self._agreement is None:
-            return scores
-        greedy = [request.sampling.greedy for request in level.requests]
-        trusted = torch.tensor(greedy, device=scores.device).view(-1, 1, 1)
-        return torch.where(trusted, recalibrated(scores, self._agreement), scores)
 
     def _records(self, slots: list[int], known: int) -> tuple[Tensor, Tensor]:
         assert self.records is not None

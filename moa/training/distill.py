@@ -152,7 +152,4 @@ class Distillation:
         if settings.feature_weight:
             features = F.smooth_l1_loss(mine.float(), theirs.float(), reduction="none").mean(-1)
             each = each + settings.feature_weight * features
-        if hasattr(self.module, "confidence_head"):
-            guess = self.module.confidence_head(mine.detach()).squeeze(-1).float()
-            each = each + F.binary_cross_entropy_with_logits(guess, found.agree, reduction="none")
         return found._replace(loss=each)

@@ -34,8 +34,7 @@ PAPER_LOOP: dict[str, Any] = {"optimizer": "adam", "learning_rate": 6e-4}
 SHAPE = (
     *(f"{part}_{what}" for part in ("self_attention", "cross_attention", "layer_self_attention")
       for what in ("intermediate_size", "num_key_value_heads")),
-    "num_attention_heads", "layers", "cross_attention_after", "final_norm", "final_state", "confidence", "use_lsa",
-    "use_ca",
+    "num_attention_heads", "layers", "cross_attention_after", "final_norm", "final_state",
 )  # fmt: skip
 USEFUL_TOKENS = 5_000_000
 """Tokens that a run sees unless asked otherwise: several hundred steps, fewer make no drafter."""
@@ -94,7 +93,6 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--quiet", action="store_true", help="no progress")
     _add_generate(top.add_argument_group("answers of the target's own"))
     _add_shape(top.add_argument_group("shape (sizes default to a share of the target's)"))
-    _add_lesson(top.add_argument_group("what is learnt"))
     _add_run(top.add_argument_group("the run"))
     return top
 
@@ -120,31 +118,15 @@ def _add_shape(group: argparse._ArgumentGroup) -> None:
     yes_or_no = argparse.BooleanOptionalAction
     group.add_argument("--final-norm", action=yes_or_no, help="a norm of the drafter's own before the head")
     group.add_argument("--final-state", action=yes_or_no, help="give activations the target's final hidden state too")
-    group.add_argument("--confidence", action=yes_or_no, help="a head that learns how often the target agrees")
-    group.add_argument("--lsa", action=yes_or_no, dest="use_lsa", help="layer self-attention (ablation)")
-    group.add_argument("--ca", action=yes_or_no, dest="use_ca", help="cross-attention (ablation)")
 
 
-def _add_lesson(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--loss-weight", type=float)
-    group.add_argument(
-        "--feature-weight", type=float, help="of smooth-L1 between final states (default 0; the paper: 1)"
-    )
+def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--spacing",
         metavar="LOW-HIGH[:SHARE],...",
         help="tokens between anchors, and the share of documents: 6-14:0.6,32-64:0.1,cold:0.2; cold ones see no"
         " activation at all, the rest their prompt's alone",
     )
-    group.add_argument(
-        "--own-activation", action=argparse.BooleanOptionalAction, help="anchors see their own, as in the paper"
-    )
-    group.add_argument(
-        "--staircase", action=argparse.BooleanOptionalAction, help="hide old tokens from SA early in training"
-    )
-
-
-def _add_run(group: argparse._ArgumentGroup) -> None:
     length = group.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int)
     length.add_argument(
@@ -192,9 +174,7 @@ def distill_settings(args: argparse.Namespace) -> DistillSettings:
 
     settings = PAPER if args.paper else DistillSettings()
     anchors = settings.anchors if args.spacing is None else parse_spacings(args.spacing)
-    strict = settings.anchors.strict if args.own_activation is None else not args.own_activation
-    anchors = dataclasses.replace(anchors, strict=strict)
-    return dataclasses.replace(settings, **given_fields(args, DistillSettings), anchors=anchors)
+    return dataclasses.replace(settings, anchors=dataclasses.replace(anchors, strict=settings.anchors.strict))
 
 
 def shape_overrides(args: argparse.Namespace) -> dict[str, Any]:

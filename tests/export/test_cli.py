@@ -48,14 +48,6 @@ def test_a_build_reports_progress_on_stderr_and_its_manifest_on_stdout(
     assert "were not measured" in (tmp_path / "b" / "README.md").read_text()
 
 
-def test_inspect_prints_the_card_or_the_manifest(capsys: pytest.CaptureFixture[str], bundle: Bundle) -> None:
-    code, out, _ = run(capsys, "inspect", bundle.folder)
-    assert code == 0
-    assert "## Variants" in out
-    _, out, _ = run(capsys, "inspect", bundle.folder, "--json")
-    assert json.loads(out)["default_variant"] == "cpu-int4"
-
-
 def test_verify_tells_differences_and_placement(capsys: pytest.CaptureFixture[str], bundle: Bundle) -> None:
     tokenizer = bundle.folder / "shared" / "tokenizer.json"
     code, out, _ = run(capsys, "verify", bundle.folder, "-v", "cpu-int8", "--tokenizer", tokenizer)
@@ -73,12 +65,6 @@ def test_bench_times_every_width(capsys: pytest.CaptureFixture[str], bundle: Bun
     assert all(time["ms"] > 0 for time in times)
 
 
-def test_doctor_lists_versions_and_providers(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "doctor", "--json")
-    assert code == 0
-    assert "CPUExecutionProvider" in json.loads(out)["execution providers"]
-
-
 def test_mistakes_are_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bundle: Bundle, pair: Pair, tmp_path: Path
 ) -> None:
@@ -87,7 +73,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     setup = ["setup", pair.target, "--sibling", pair.target, "-o", tmp_path / "ours"]
     source = ["build", "-t", pair.target, "-d", pair.drafter]
     mistakes = {
-        "no bundle at": ["inspect", tmp_path / "none"],
+        "no bundle at": ["verify", tmp_path / "none"],
         "must be positive": ["bench", bundle.folder, "--threads", 0],
         "belong together": ["build", "-t", pair.target, "-o", tmp_path / "b"],
         "--out is missing (--out DIR for the new bundle, or --dry-run)": source,

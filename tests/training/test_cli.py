@@ -45,14 +45,14 @@ def test_a_run_leaves_a_drafter_and_its_provenance(
     target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert train(target, chats, out, "--json", "--tli", "1", "--confidence", "--weights", "fp16") == 0
+    assert train(target, chats, out, "--json", "--tli", "1", "--final-norm", "--weights", "fp16") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == 4
     assert result["tokens_per_s"] > 0
     assert result["peak_memory_mib"] > 0
     loaded = load_model(target)
     drafter = load_drafter(out, loaded.model, loaded.facts)
-    assert (drafter.config.tli, drafter.config.confidence) == (1, True)
+    assert (drafter.config.tli, drafter.config.final_norm) == (1, True)
     assert {value.dtype for value in load_file(out / "model.safetensors").values()} == {torch.float16}
     record = json.loads((out / "training.json").read_text(encoding="utf-8"))
     assert record["target"]["weights_id"] == loaded.facts.weights_id
@@ -97,7 +97,7 @@ def test_the_papers_published_layout_is_a_start(target: Path, chats: Path, tmp_p
     published = tmp_path / "published"
     assert train(target, chats, published, "--steps", "1") == 0
     ours = DrafterConfig.read(published)
-    unknown_to_the_paper = ("target_layers", "target_kv_heads", "tli", "final_state", "confidence", "use_lsa", "use_ca")
+    unknown_to_the_paper = ("target_layers", "target_kv_heads", "tli", "final_state", "use_lsa", "use_ca")
     values = {k: v for k, v in vars(ours).items() if k not in unknown_to_the_paper}
     values |= {"model_type": "moa_spec", "architectures": ["MOASpec"], "rope_scaling": None, "torch_dtype": "bfloat16"}
     (published / "config.json").write_text(json.dumps(values), encoding="utf-8")
@@ -132,10 +132,11 @@ def test_a_dry_run_measures_and_leaves_nothing(
 
 def test_the_paper_preset_gives_way_to_flags() -> None:
     args = options.parser().parse_args(
-        ["t", "--data", "d", "--out", "o", "--paper", "--feature-weight", "0.5", "--epochs", "1"]
+        ["t", "--data", "d", "--out", "o", "--paper", "--spacing", "4-8", "--epochs", "1"]
     )
     lesson, loop = options.distill_settings(args), options.loop_settings(args, rows=100, world=2)
-    assert (lesson.loss_weight, lesson.feature_weight, lesson.staircase) == (0.1, 0.5, True)
+    assert (lesson.loss_weight, lesson.feature_weight, lesson.staircase) == (0.1, 1.0, True)
+    assert lesson.anchors.spacings == (Spacing(4, 8, 1.0),)
     assert not lesson.anchors.strict
     assert (loop.optimizer, loop.learning_rate, loop.steps) == ("adam", 6e-4, 3)
 
@@ -289,7 +290,6 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "a spacing of words": (["{target}", "--spacing", "few"], "'few' is not LOW-HIGH"),
     "shares above one": (["{target}", "--spacing", "6-14:0.9,32-64:0.9"], "more than 1"),
     "a learning rate below zero": (["{target}", "--learning-rate", "-1"], "learning_rate must be above 0"),
-    "no loss left": (["{target}", "--loss-weight", "0"], "not all zero"),
     "cold documents beyond all": (["{target}", "--spacing", "6-14:0.9,cold:0.5"], "more than 1"),
     "a body beside --init": (["{target}", "--init", "{drafter}", "--body", "{target}"], "brings its own body"),
     "a frozen body of nothing": (["{target}", "--freeze-body"], "--freeze-body is for --body MODEL"),

@@ -35,7 +35,7 @@ FLAVOURS: dict[str, tuple[DistillSettings, dict[str, Any]]] = {
     "paper": (PAPER, {}),
     "TLI": (DistillSettings(), {"tli": 2}),
     "final state": (DistillSettings(), {"final_state": True}),
-    "confidence": (DistillSettings(), {"confidence": True, "final_norm": True}),
+    "final norm": (DistillSettings(), {"final_norm": True}),
     "deep": (DistillSettings(), {"layers": 3, "cross_attention_after": (1, 3)}),
     "cold": (DistillSettings(anchors=AnchorRule((), cold=1.0)), {}),
     "no records": (DistillSettings(), {"use_ca": False}),
@@ -118,7 +118,7 @@ def test_layers_are_inherited_on_a_device_of_its_own(target: Path, rows: PackedR
         ("llama", {}, torch.float32),
         ("llama", {"layers": 3, "cross_attention_after": (1,)}, torch.bfloat16),
         ("gemma2", {"tli": 1}, torch.float32),
-        ("gemma2", {"confidence": True}, torch.bfloat16),
+        ("gemma2", {"final_norm": True}, torch.bfloat16),
     ],
 )
 def test_drafts_and_verification_on_a_device_of_its_own(family: str, shape: dict[str, Any], dtype: torch.dtype) -> None:

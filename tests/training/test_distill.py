@@ -98,7 +98,7 @@ def _every_token():
     return (Spacing(1, 1, 1.0),)
 
 
-@pytest.mark.parametrize("shape", [{}, {"tli": 1}, {"final_state": True, "confidence": True}, {"use_lsa": False}])
+@pytest.mark.parametrize("shape", [{}, {"tli": 1}, {"final_state": True}, {"use_lsa": False}])
 def test_gradient_checkpointing_changes_no_gradient(
     target: Path, batch: Batch, shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,9 +161,6 @@ class ChainDrafting(MoaDrafting):
             logits = torch.where(greedy, logits, logits * scale.float() + noise)
         top = logits.max(-1)
         score = top.values - logits.logsumexp(-1)
-        if self.drafter.config.confidence:
-            agreement = self.drafter.agreement(hidden)[:, 0].clamp(-20.0, -1e-4)
-            score = torch.where(greedy[:, 0], agreement, score)
         return top.indices, score
 
 

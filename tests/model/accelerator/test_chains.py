@@ -27,7 +27,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "published": {},
     "final state": {"final_state": True},
     "two borrowed layers": {"tli": 2},
-    "confidence": {"confidence": True},
     "four layers": {"layers": 4},
     "no records": {"use_ca": False},
 }
