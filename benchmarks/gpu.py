@@ -36,7 +36,6 @@ from moa.model.accelerator.sampling import Draw, choose
 from moa.model.checkpoint import new_drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
 from moa.model.loading import LoadedModel
-from moa.model.placement import Placement
 from moa.model.rows import Row
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
@@ -459,29 +458,24 @@ def _train_beside(bench: Bench, tokenizer: Path, folder: Path) -> Line:
     return {"parameters": parameter_count(run.drafter), "tokens_per_s": speed, "ok": True}
 
 
-def placements(bench: Bench) -> Iterator[Line]:
-    """Quantized weights run, as does a target of 214M; offloading works or is refused in one line."""
+def weights(bench: Bench) -> Iterator[Line]:
+    """Quantized weights run, as does a target of 214M."""
     with tempfile.TemporaryDirectory() as folder:
         source = _middle(bench, Path(folder) / "model")
-        ways = {
-            "whole": Placement(),
-            "int8": Placement(quantize="int8"),
-            "offload": Placement(resident_layers=1, offload_folder=Path(folder) / "disk"),
-        }
-        for name, placement in ways.items():
+        for quantize in ("", "int8"):
             try:
-                target = Target.load(source, device=bench.device, dtype=bench.dtype, placement=placement, capacity=32)
+                target = Target.load(source, device=bench.device, dtype=bench.dtype, quantize=quantize, capacity=32)
                 row = [Row.chain(target.pool.acquire(), [5])]
                 finite = target.forward(row).hidden(0).isfinite().all()
                 library = partial(target.model, torch.full((1, 1), 5, device=bench.device), use_cache=False)
                 figures = {"ms": bench.time(partial(_choose, target, row)), "library ms": bench.time(library)}
                 held = sum(one.nbytes for one in [*target.model.parameters(), *target.model.buffers()]) / 2**20
-                yield {"placement": name, **figures, "MiB": held, "ok": bool(finite)}
+                yield {"quantize": quantize, **figures, "MiB": held, "ok": bool(finite)}
             except UsageError as refusal:
-                yield {"placement": name, "says": str(refusal), "ok": True}
+                yield {"quantize": quantize, "says": str(refusal), "ok": True}
 
 
-STEPS = (agreement, bits, forwards, growing, prompts, sampling, drafting, serving, crowd, placements, training)
+STEPS = (agreement, bits, forwards, growing, prompts, sampling, drafting, serving, crowd, weights, training)
 
 
 def main() -> int:

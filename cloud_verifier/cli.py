@@ -189,6 +189,6 @@ def _add_model_flags(command: argparse.ArgumentParser) -> None:
     add_flags(
         command.add_argument_group("weights"),
         Settings,
-        {"quantize": "int8", "resident_layers": "N", "offload_folder": "DIR", "inexact": ""},
+        {"quantize": "int8", "inexact": ""},
     )
     command.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (default: %(default)s)")

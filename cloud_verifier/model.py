@@ -24,7 +24,6 @@ from moa.model.eagle3 import PublishedEagle3
 from moa.model.features import FeatureModel
 from moa.model.identity import weights_id
 from moa.model.pages import PAGE
-from moa.model.placement import Placement
 from moa.model.products import MOST_ROWS, sizes_up_to
 from moa.model.rows import Row
 from moa.model.shared import SharedWeights
@@ -150,7 +149,7 @@ def load_target(settings: Settings) -> Target:
             settings.target or str(_embedded().target),
             device=device,
             dtype=pick_dtype(settings.dtype, device),
-            placement=Placement(**settings.placement),
+            quantize=settings.quantize,
             slots=settings.slots,
             capacity=settings.slot_capacity,
             kv_tokens=settings.kv_tokens,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from moa.api.access import is_loopback
 from moa.errors import ConfigError
@@ -30,11 +29,6 @@ class Settings:
     dtype: str = "auto"
     quantize: str = ""
     """int8: hold the target's matrices in eight bits a weight (torchao)."""
-    resident_layers: int = -1
-    """Decoder layers that stay on the device; the others are brought there for every forward (accelerate). -1: all."""
-    offload_folder: str = ""
-    """Folder on a fast disk for the other layers."""
-
     inexact: bool = False
     """On an accelerator, in less than float32: let drafts be trees, and take the libraries' products. Faster in large
     batches, but a token's numbers then depend a little on its batch and its draft."""
@@ -111,15 +105,6 @@ class Settings:
             raise ConfigError(f"slots must be at most 65536, not {self.slots}")
         if not 0 <= self.batch_wait_ms <= 1000:
             raise ConfigError(f"batch_wait_ms must be 0..1000, not {self.batch_wait_ms}")
-
-    @property
-    def placement(self) -> dict[str, Any]:
-        """The arguments of `moa.model.placement.Placement`, which needs torch."""
-        return {
-            "quantize": self.quantize,
-            "resident_layers": self.resident_layers,
-            "offload_folder": Path(self.offload_folder) if self.offload_folder else None,
-        }
 
     @property
     def openai_address(self) -> tuple[str, int]:

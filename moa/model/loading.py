@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from moa.config import TargetFacts
-from moa.errors import UnsupportedModelError, UsageError
+from moa.errors import ConfigError, UnsupportedModelError, UsageError, how_to_install
 from moa.model.attention import ATTENTION
 from moa.model.families import facts_of, refuse_unsupported
 from moa.model.identity import stored_tensors, tokenizer_hash, weights_id
-from moa.model.placement import Placement
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _WANTED = ("*.json", "model*.safetensors", "*.jinja", "tokenizer.model")  # no pickles, no other forms of the same
-_WHOLE = Placement()
+QUANTIZED = ("int8",)
+"""How weights can be quantized when they are loaded: the decoder's matrices in eight bits, by torchao; embedding, norms
+and head stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def load_model(
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
-    placement: Placement = _WHOLE,
+    quantize: str = "",
 ) -> LoadedModel:
     """Load a causal language model of a supported family, in eval mode, without running code from its folder."""
     where = _checked_device(device)
@@ -50,7 +52,7 @@ def load_model(
     config = read_config(folder)
     refuse_unsupported(config)
     stored_tensors(folder)  # find missing or damaged files before any is loaded
-    placed = placement.arguments(folder, config, where)
+    quantization = _quantization(quantize, folder, config, where) if quantize else {}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -60,10 +62,10 @@ def load_model(
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
-            **placed,
+            **quantization,
         )
         model, report = loaded
-        if not placed:
+        if not quantization:
             model.to(where)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
         raise UsageError(f"cannot load the model in {folder}: {_first_line(error)}") from error
@@ -125,6 +127,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UsageError(f"{path} is not a model's config: it holds no JSON object")
     return config
+
+
+def _quantization(kind: str, folder: Path, config: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """What `from_pretrained` must be told to quantize."""
+    if kind not in QUANTIZED:
+        raise ConfigError(f"unknown quantization {kind!r}", hint="the only one made here is int8")
+    if "quantization_config" in config:
+        raise UsageError(f"the weights in {folder} are quantized already", hint="leave --quantize out")
+    if find_spec("torchao") is None:
+        raise UsageError("--quantize needs torchao", hint=how_to_install("quantize"))
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    return {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig()), "device_map": {"": device}}
 
 
 def _hash_tokenizer(folder: Path) -> str:

@@ -28,7 +28,6 @@ from moa.model.library import LibraryDecoder
 from moa.model.loading import load_model, load_tokenizer, prepare
 from moa.model.packed import PACKED_FAMILIES, PackedDecoder
 from moa.model.pages import PagePool
-from moa.model.placement import Placement
 from moa.model.products import Product, can_pack, widened
 from moa.model.rows import Row, RowBatch
 from moa.sampling import NO_LOGITS
@@ -262,13 +261,11 @@ class Target:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
-        placement: Placement | None = None,
+        quantize: str = "",
         **how: Any,
     ) -> Self:
         """Load from a hub id or a folder; `how` is passed to the constructor."""
-        placement = placement or Placement()
-        loaded = load_model(source, device=device, dtype=dtype, placement=placement)
-        how = {"packed": placement.whole} | how
+        loaded = load_model(source, device=device, dtype=dtype, quantize=quantize)
         return cls(loaded.model, loaded.facts, folder=loaded.folder, **how)
 
     @classmethod

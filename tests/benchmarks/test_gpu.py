@@ -10,7 +10,7 @@ import torch
 from benchmarks import gpu
 from moa.errors import run_cli
 
-SMALL = (gpu.growing, gpu.prompts, gpu.sampling, gpu.drafting, gpu.placements)
+SMALL = (gpu.growing, gpu.prompts, gpu.sampling, gpu.drafting, gpu.weights)
 LONG = (gpu.agreement, gpu.bits, gpu.forwards, gpu.serving, gpu.crowd, gpu.training)
 
 
