@@ -10,7 +10,6 @@ import functools
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from cloud_verifier import logs, tokens
@@ -26,16 +25,20 @@ from moa.errors import MoaError, run_cli
 from moa.process.listening import Port
 from moa.wire.limits import Limits
 
-_SERVE_FLAGS = (
-    "slots",
-    "kv_tokens",
-    "max_batch_rows",
-    "max_batch_tokens",
-    "prefill_tokens",
-    "project_rows",
-    "batch_wait_ms",
-)
-
+_MODEL = {
+    **{"target": "ID_OR_DIR", "drafter": "DIR", "bundle": "DIR", "device": "DEVICE", "dtype": "DTYPE"},
+    **{"quantize": "int8", "inexact": ""},
+}
+_ADDRESS = {
+    **{"host": "HOST", "port": "PORT", "auth_tokens": "FILE", "tls_cert": "FILE", "tls_key": "FILE", "origins": "URL"},
+    **{"openai": "[HOST:]PORT", "model_name": "NAME", "openai_hosts": "NAME", "app": "DIR"},
+}
+_MEMORY = {"slots": "N", "kv_tokens": "N"}
+_BATCHING = {
+    **_MEMORY,
+    **{"max_batch_rows": "N", "max_batch_tokens": "N", "prefill_tokens": "N", "project_rows": "N"},
+    **{"batch_wait_ms": "N"},
+}
 
 ApiEndpoint = Callable[[Any], contextlib.AbstractAsyncContextManager[str]]
 """Starts another listener beside the verifier's port; yields its address."""
@@ -55,47 +58,23 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="load the target and serve it", description=_serve.__doc__)
-    _add_model_flags(serve)
-    serve.add_argument(
-        "--server-drafter",
-        default="",
-        metavar="ID_OR_DIR",
-        help="a published EAGLE-3 drafter of the target, to draft streams with; --drafter still makes records",
-    )
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    serve.add_argument("--port", type=int, default=8765, help="port to listen on, 0 picks one (default: %(default)s)")
-    serve.add_argument(
-        "--auth-tokens", type=Path, metavar="FILE", help="who may connect: token file with lines of `token new`"
-    )
-    serve.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")
-    serve.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
-    serve.add_argument("--origin", action="append", default=[], metavar="URL", help="browser origin that may connect")
-    serve.add_argument(
-        "--openai",
-        default="",
-        metavar="[HOST:]PORT",
-        help="also serve OpenAI's API and the operator's page, on this port",
-    )
-    serve.add_argument("--model-name", default="", metavar="NAME", help="the target's name in that API")
-    serve.add_argument(
-        "--openai-host", action="append", default=[], metavar="NAME", help="a DNS name that requests may use"
-    )
-    serve.add_argument("--app", type=Path, metavar="DIR", help="a web app of `edge-client page`, to serve below /app/")
+    add_flags(serve.add_argument_group("model"), Settings, _MODEL | {"server_drafter": "ID_OR_DIR"})
+    add_flags(serve.add_argument_group("address"), Settings, _ADDRESS)
     serve.add_argument(
         "--log-level",
         default="info",
         choices=("debug", "info", "warning", "error"),
         help="info: start, connections and sessions, never their text (default: %(default)s)",
     )
-    add_flags(serve.add_argument_group("batching"), Settings, dict.fromkeys(_SERVE_FLAGS, "N"))
+    add_flags(serve.add_argument_group("batching"), Settings, _BATCHING)
     add_flags(serve.add_argument_group("limits"), Limits, {f.name: "N" for f in dataclasses.fields(Limits)})
     serve.set_defaults(run=_serve)
 
     tokens.add(commands.add_parser("token", help="bearer tokens: new, list, revoke"))
 
     check = commands.add_parser("check", help="load, run, and say what this machine can do", description=_check.__doc__)
-    _add_model_flags(check)
-    add_flags(check.add_argument_group("batching"), Settings, {"slots": "N", "kv_tokens": "N"})
+    add_flags(check.add_argument_group("model"), Settings, _MODEL)
+    add_flags(check.add_argument_group("batching"), Settings, _MEMORY)
     add_flags(check.add_argument_group("limits"), Limits, {"max_context_tokens": "N", "max_prompt_tokens": "N"})
     check.add_argument("--json", action="store_true", help="print the figures as JSON")
     check.set_defaults(run=_check)
@@ -109,8 +88,7 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     if (context := limits.get("max_context_tokens")) is not None:
         limits.setdefault("max_prompt_tokens", context)
         limits.setdefault("max_frame_bytes", max(Limits.max_frame_bytes, Limits.least_frame_bytes(context)))
-    origins, hosts = (tuple(getattr(arguments, name, ())) for name in ("origin", "openai_host"))
-    return Settings(limits=Limits(**limits), origins=origins, openai_hosts=hosts, **given_fields(arguments, Settings))
+    return Settings(limits=Limits(**limits), **given_fields(arguments, Settings))
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -173,22 +151,3 @@ def _check(arguments: argparse.Namespace) -> int:
 
     show(measure(settings), as_json=arguments.json)
     return 0
-
-
-def _add_model_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--target", default="", metavar="ID_OR_DIR", help="target model; the embedded pair when absent"
-    )
-    command.add_argument("--drafter", default="", metavar="DIR", help="its MoA drafter, for activation records")
-    command.add_argument(
-        "--bundle", default="", metavar="DIR", help="the drafter as exported, to draft streams with on a CPU"
-    )
-    command.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda, cuda:N or, untested, mps (default: %(default)s)"
-    )
-    add_flags(
-        command.add_argument_group("weights"),
-        Settings,
-        {"quantize": "int8", "inexact": ""},
-    )
-    command.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (default: %(default)s)")

@@ -19,14 +19,17 @@ class Settings:
     """What to serve, where, and how work is batched into forwards."""
 
     target: str = ""
-    """A hub id or a folder; empty serves the embedded pair."""
+    """Target model; empty is the embedded pair."""
     drafter: str = ""
+    """Its MoA drafter, for activation records."""
     bundle: str = ""
-    """A folder that `moa-export` made of the drafter: on a CPU its graph drafts streams, ten times as fast as torch."""
+    """The drafter as exported: on a CPU its graph drafts streams, ten times as fast as torch."""
     server_drafter: str = ""
-    """An EAGLE-3 drafter of others, a hub id or a folder, that drafts streams in place of ours."""
+    """A published EAGLE-3 drafter of the target, to draft streams with; --drafter still makes records."""
     device: str = "auto"
+    """auto, cpu, cuda, cuda:N or, untested, mps."""
     dtype: str = "auto"
+    """auto, float32, bfloat16, float16."""
     quantize: str = ""
     """int8: hold the target's matrices in eight bits a weight (torchao)."""
     inexact: bool = False
@@ -34,22 +37,27 @@ class Settings:
     batches, but a token's numbers then depend a little on its batch and its draft."""
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 8765
+    """Port to listen on, 0 picks one."""
     auth_tokens: Path | None = None
+    """Who may connect: token file with lines of `token new`."""
     tls_cert: Path | None = None
+    """Certificate chain, PEM."""
     tls_key: Path | None = None
+    """Its private key, PEM."""
     origins: tuple[str, ...] = ()
-    """Browser origins that may connect; a request without an Origin header does not come from a browser and is always
+    """Browser origin that may connect; a request without an Origin header does not come from a browser and is always
     allowed."""
 
     openai: str = ""
-    """`[HOST:]PORT` of the OpenAI-compatible endpoint and the operator's page; empty is none."""
+    """Also serve OpenAI's API and the operator's page, on this port."""
     model_name: str = ""
-    """The endpoint's name for the target; empty is the target's own name."""
+    """The target's name in that API; empty is the target's own."""
     openai_hosts: tuple[str, ...] = ()
-    """DNS names under which the endpoint may be called."""
+    """A DNS name that requests may use."""
     app: Path | None = None
-    """Folder of `edge-client page`: the endpoint serves it below `/app/`."""
+    """A web app of `edge-client page`, to serve below /app/."""
 
     slots: int = 256
     """Sessions with a KV cache at most."""

@@ -9,6 +9,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -43,16 +44,21 @@ def add_flags(group: Any, cls: type, metavars: Mapping[str, str]) -> None:
         if field.name in metavars:
             flag = "--" + field.name.replace("_", "-")
             text = words.get(field.name, "").removesuffix(".").replace("%", "%%")
-            if hints[field.name] is bool:
+            hint, metavar = hints[field.name], metavars[field.name]
+            if hint is bool:
                 group.add_argument(flag, action="store_const", const=True, help=text)
-                continue
-            kind = hints[field.name] if hints[field.name] in (int, float) else str
-            value = f"{field.default:g}" if isinstance(field.default, float) else field.default
-            default = f" (default: {value})" if value != "" else ""
-            group.add_argument(flag, type=kind, metavar=metavars[field.name], help=text + default)
+            elif typing.get_origin(hint) is tuple:
+                flag, text = flag.removesuffix("s"), f"{text}; may be repeated"
+                group.add_argument(flag, dest=field.name, action="append", metavar=metavar, help=text)
+            else:
+                kind = hint if hint in (int, float) else Path if hint == Path | None else str
+                value = f"{field.default:g}" if isinstance(field.default, float) else field.default
+                default = "" if value in ("", None) else f" (default: {value})"
+                group.add_argument(flag, type=kind, metavar=metavar, help=text + default)
 
 
 def given_fields(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
     """The fields of `cls` that were set by a flag on the command line."""
     names = {field.name for field in dataclasses.fields(cls)}
-    return {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
