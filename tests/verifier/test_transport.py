@@ -105,19 +105,34 @@ async def test_whoever_posts_is_told_what_this_port_is_for() -> None:
     assert answer.endswith(b"websocket: point edge-client at it\n")
 
 
-async def test_a_token_is_needed_where_there_is_a_token_file(tokens: tuple[Authenticator, str, str]) -> None:
-    auth, alice, _ = tokens
-    async with kit.verifier(auth=auth) as running:
-        for wrong in ("", "guess", alice + "x"):
+async def test_handshakes_that_are_turned_away(tokens: tuple[Authenticator, str, str]) -> None:
+    auth, alice, bob = tokens
+    ours, known = {"origin": "https://ours.example"}, [("Authorization", f"Bearer {alice}")]
+    settings = dataclasses.replace(kit.SETTINGS, origins=("https://ours.example",))
+    turned_away: list[tuple[int, dict[str, Any]]] = [
+        *(
+            (401, {"additional_headers": [("Authorization", f"Bearer {wrong}")]})
+            for wrong in ("", "guess", alice + "x")
+        ),
+        (401, {}),
+        (401, {"additional_headers": [*known, ("Authorization", f"Bearer {bob}")]}),
+        (403, {"additional_headers": known, "origin": "https://evil.example"}),
+        (400, {"additional_headers": known, "subprotocols": None}),
+    ]
+    async with kit.verifier(settings, auth=auth) as running:
+        for status, options in turned_away:
+            given = {"subprotocols": [Subprotocol(SUBPROTOCOL)], "proxy": None} | options
             with pytest.raises(InvalidStatus) as caught:
-                async with kit.connection(running, token=wrong):
-                    pass
-            assert caught.value.response.status_code == 401
+                await connect(running.transport.url, **given)
+            assert caught.value.response.status_code == status, options
+        for wrong in ("", "guess"):
             assert (await _get(running, "/metrics", wrong))[0] == 401
         assert (await _get(running, "/health/live"))[0] == 200
         assert (await _get(running, "/metrics", alice))[0] == 200
         async with kit.client(running, token=alice) as edge:
             assert await edge.start(IDS)
+        async with kit.connection(running, token=alice, **ours):
+            pass
 
 
 async def test_one_principal_cannot_touch_a_session_of_another(tokens: tuple[Authenticator, str, str]) -> None:
@@ -144,20 +159,6 @@ async def test_one_principal_cannot_touch_a_session_of_another(tokens: tuple[Aut
         assert isinstance(await hers.advance(session, [session.log[-1]]), Advanced)
 
 
-async def test_two_authorization_headers_are_turned_away(tokens: tuple[Authenticator, str, str]) -> None:
-    auth, alice, bob = tokens
-    async with kit.verifier(auth=auth) as running:
-        with pytest.raises(InvalidStatus) as caught:
-            async with connect(
-                running.transport.url,
-                additional_headers=[("Authorization", f"Bearer {alice}"), ("Authorization", f"Bearer {bob}")],
-                subprotocols=["moa.v1"],  # type: ignore[list-item]
-                proxy=None,
-            ):
-                pass
-        assert caught.value.response.status_code == 401
-
-
 async def test_a_web_page_offers_its_token_as_a_subprotocol(tokens: tuple[Authenticator, str, str]) -> None:
     auth, alice, bob = tokens
 
@@ -173,17 +174,6 @@ async def test_a_web_page_offers_its_token_as_a_subprotocol(tokens: tuple[Authen
                 async with offering(running.transport.url, *given):
                     pass
             assert caught.value.response.status_code == 401
-
-
-async def test_foreign_browser_origins_are_turned_away() -> None:
-    settings = dataclasses.replace(kit.SETTINGS, origins=("https://ours.example",))
-    async with kit.verifier(settings) as running:
-        with pytest.raises(InvalidStatus) as caught:
-            async with kit.connection(running, origin="https://evil.example"):
-                pass
-        assert caught.value.response.status_code == 403
-        async with kit.connection(running, origin="https://ours.example"):
-            pass
 
 
 async def test_connections_are_bounded(tokens: tuple[Authenticator, str, str]) -> None:
@@ -209,14 +199,6 @@ async def test_a_taken_port_is_one_clear_line() -> None:
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
             async with kit.verifier(dataclasses.replace(kit.SETTINGS, port=port)):
                 pass
-
-
-async def test_something_else_than_our_protocol_is_turned_away() -> None:
-    async with kit.verifier() as running:
-        with pytest.raises(InvalidStatus) as caught:
-            async with connect(running.transport.url, proxy=None):
-                pass
-        assert caught.value.response.status_code == 400
 
 
 async def test_who_does_not_say_hello_is_hung_up_on() -> None:
