@@ -31,17 +31,6 @@ def test_an_undisturbed_turn(draft: str, right: float) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("loss", [0.05, 0.3])
-@pytest.mark.parametrize("seed", range(5))
-def test_connections_that_are_lost(draft: str, loss: float, seed: int) -> None:
-    world = World(draft=draft, seed=seed)  # type: ignore[arg-type]
-    world.loss, world.repeat = loss, 0.2
-    world.at(20, lambda: setattr(world, "loss", 0.0))
-    assert world.run() == "length"
-    exact(world)
-
-
-@BOTH
 @pytest.mark.parametrize("fault", ["busy", "draining", "internal", "deadline", "cancelled"])
 def test_refused_for_now(draft: str, fault: str) -> None:
     """The device writes after its patience, and what it wrote is checked when the verifier takes requests again."""
