@@ -41,10 +41,14 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["tests.training.test_cli", "tests.training.test_loop"])
+
+
 def in_processes(*functions: Callable[[], object]) -> list[int | None]:
-    """Run each in a fresh process of its own; their exit codes. A fork would not do: torch refuses to go backward in
-    one once an earlier test has started autograd's threads."""
-    children = [multiprocessing.get_context("spawn").Process(target=function) for function in functions]
+    """Run each in a process of its own; their exit codes. They are forked from a process that has imported torch once
+    and nothing else: torch refuses to go backward in a fork of this one, where autograd's threads have started."""
+    children = [_SERVER.Process(target=function) for function in functions]
     for child in children:
         child.start()
     try:

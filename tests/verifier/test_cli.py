@@ -281,10 +281,10 @@ def test_limits_follow_the_context_unless_they_are_given() -> None:
 
 
 def test_every_option_has_help() -> None:
-    for line in cli_reference([parser()]).splitlines():
-        if line.startswith("| `-"):
-            text = line.rsplit("|", 2)[1].strip()
-            assert len(text.partition("(default")[0]) > 5, line
+    options = [line for line in cli_reference([parser()]).splitlines() if line.startswith("* `-")]
+    assert len(options) > 50
+    for line in options:
+        assert len(line.partition("`: ")[2].partition("(default")[0]) > 5, line
 
 
 def test_check_prints_figures(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
