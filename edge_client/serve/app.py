@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from moa.api.app import Api, ApiLimits
 from moa.api.http import Json, read_body, serving
 from moa.api.pages import page, web_app
 from moa.api.requests import Defaults, decode
-from moa.errors import ConfigError
+from moa.errors import ConfigError, MoaError
 from moa.process.listening import Port
 
 
@@ -58,6 +59,11 @@ async def endpoint(client: EdgeClient, settings: ServeSettings, model: str, port
         ApiKeys(settings.api_keys), host=settings.host, hosts=settings.allowed_hosts, origins=settings.origins
     )
     api = Api(answerer, access, settings.limits, settings.defaults)
+    # The template's process takes 0.5 s to start, and a busy machine seconds: before the first question, not within it.
+    # A template that refuses this is told to whoever asks.
+    with contextlib.suppress(MoaError):
+        if client.device.codec.can_chat:
+            await asyncio.to_thread(client.encode, "hello")
     async with api.running():
         routes = [
             *page("edge_client.serve", "page", "/"),

@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from edge_client import Done, EdgeClient, Notice
 from edge_client.serve.app import ServeSettings, endpoint
+from edge_client.text.template import ChatTemplate
 from moa.process.listening import Port
 from tests.api.large import large_requests
 from tests.api.scripted import browser, check_that_the_loop_turns
@@ -84,6 +85,13 @@ async def test_the_text_is_that_of_the_client_in_every_mode(linked: Served) -> N
     assert whole.choices[0].message.content == done.text
     assert whole.usage is not None
     assert whole.usage.completion_tokens == done.stats["tokens"]
+
+
+async def test_the_first_question_waits_for_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(offline=True, settle_seconds=0) as (_, api):
+        monkeypatch.setattr(ChatTemplate, "_start", None)
+        answer = await api.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=2)
+    assert answer.choices[0].message.content
 
 
 async def test_hold_waits_for_the_link_and_provisional_text_is_corrected(linked: Served) -> None:
