@@ -22,7 +22,8 @@ class Answer:
     stats: dict[str, Any]
 
     def __str__(self) -> str:
-        return self.text
+        """For people: text that the device wrote alone never goes unmarked."""
+        return self.text if self.verified else f"{self.text}\n[not all of this was verified by the target]"
 
 
 def ask(

@@ -184,7 +184,7 @@ async def test_what_stayed_provisional_is_checked_later() -> None:
 
 def test_one_question_without_an_event_loop() -> None:
     answer = ask("What is 17 plus 25?", offline=True, max_new_tokens=12)
-    assert str(answer) == answer.text
+    assert str(answer) == answer.text + "\n[not all of this was verified by the target]"
     assert answer.stats["tokens"] <= 12
     assert not answer.verified
 
