@@ -28,6 +28,9 @@ from moa.training.run import TrainingRun, parameter_count
 from moa.training.sources import examples, fingerprint
 from moa.worth import reached_at, worth
 
+DRY_STEPS = 8
+"""On a CPU the C library keeps what steps of other shapes have freed: memory grows with them, ever more slowly."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
@@ -123,12 +126,12 @@ def _sources(
 
 
 def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
-    """Everything except the training: two steps are run to estimate time and memory, and nothing is kept."""
+    """Everything except the training: some steps are run to estimate time and memory, and nothing is kept."""
     run = TrainingRun.of(args, loaded)
     with tempfile.TemporaryDirectory() as scratch:
         rows = run.rows(Path(scratch) / "data", {}, args.data)
         loop = run.loop(rows, Path(scratch), identity={}, quiet=True)
-        tokens_per_s = loop.run(stop_after=2)[-1]["tokens_per_s"]
+        tokens_per_s = loop.run(stop_after=DRY_STEPS)[-1]["tokens_per_s"]
         steps = loop.settings.steps
         seen = rows.tokens / len(rows) * loop.settings.batch * loop.settings.accumulate * loop.world * steps
     return {

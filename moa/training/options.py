@@ -86,8 +86,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--dry-run",
         action="store_true",
-        help="sizes, and the measured memory and time of two steps; no training. A run on a CPU takes 1.4 to 3 times "
-        "that memory",
+        help="sizes, and the measured memory and time of eight steps; no training",
     )
     top.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
     top.add_argument("--quiet", action="store_true", help="no progress")
