@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from moa.api.answer import AnswerRequest, Encoded, Question
@@ -41,6 +42,8 @@ class Tokenizing(Protocol):
 async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vocabulary: int, longest: int) -> Encoded:
     """The question in tokens. `context` tokens fit, answer included; an answer has at most `longest`."""
     question, thinking, left_out = ask.question, False, 0
+    if ask.grammar is not None:
+        ask.grammar.check()
     if question.ids is None:
         room = prompt_room(context, longest) if question.may_trim else sys.maxsize
         question, unread = await asyncio.to_thread(_readable, question, context)
@@ -55,7 +58,8 @@ async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vo
     _check_ids(ids, context, vocabulary)
     grammar, free = ask.grammar, ask.grammar is None
     if question.tools is not None:
-        grammar = ToolFormat.of(tokenizer.template).grammar(question.tools, grammar)
+        if (grammar := ToolFormat.of(tokenizer.template).grammar(question.tools, grammar)) is not None:
+            grammar.check()
         free = free and question.tools.choice in ("auto", "none")
     thinking = thinking and free  # else there is no room for it
     if not question.prediction:
@@ -91,8 +95,13 @@ def _prompt(tokenizer: Tokenizing, question: Question, room: int) -> tuple[tuple
 
 
 def _readable(question: Question, context: int) -> tuple[Question, int]:
-    """The question without the messages that are certain not to fit, and how many those are; refused if no shorter."""
+    """The question without the tools and messages that are certain not to fit, and how many messages those are; refused
+    if no shorter."""
     most, left_out = context * _CHARACTERS_A_TOKEN, 0
+    if (tools := question.tools) is not None and tools.choice != "none":
+        if (size := len(msgspec.json.encode(tools.tools))) > most and tools.choice != "auto":
+            raise _too_long(f"the tools have {size} characters", context)
+        question = replace(question, tools=tools if size <= most else None)
     text = question.text or ""
     if question.messages is not None:
         (text, sent), left_out = fitting(question.messages, most if question.may_trim else sys.maxsize, _written)

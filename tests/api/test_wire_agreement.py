@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,10 +15,11 @@ from cloud_verifier.openai.answerer import session_for
 from edge_client import ClientSettings
 from edge_client.serve.answerer import changes_of
 from moa.api.answer import AnswerRequest, Encoded
-from moa.api.encoding import answer_limit
-from moa.api.errors import ApiError
+from moa.api.encoding import answer_limit, encoded
+from moa.api.errors import ApiError, from_error
 from moa.api.requests import Defaults, parse_chat, parse_completion
 from moa.api.responses import parse, understand
+from moa.errors import MoaError
 from moa.wire import ClientSession, decode_client, encode
 from moa.wire.codec import check
 from moa.wire.limits import Limits
@@ -76,6 +79,56 @@ def test_what_is_accepted_can_be_sent(fields: dict[str, Any]) -> None:
             message = decode_client(encode(session.open()))
             assert isinstance(message, Open)
             check(message, Limits(), VOCABULARY)
+
+
+class Reader:
+    """A tokenizer and chat template: a token for each character, and what they were given."""
+
+    template = ""
+
+    def __init__(self) -> None:
+        self.characters = 0
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
+        return json.dumps([*messages, template])
+
+    def encode(self, text: str) -> list[int]:
+        self.characters += len(text)
+        return [1] * len(text)
+
+    plain = encode
+
+
+MANY = {"enum": list(range(100_000))}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": MANY}}}}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "context"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": MANY}}}, 1792),
+        ({"response_format": {"type": "regex", "pattern": "a" * 70_000}}, 1792),
+        ({"tools": TOOLS, "tool_choice": "required"}, 1792),
+        ({"tools": TOOLS, "tool_choice": "required"}, 2**20),
+    ],
+)
+async def test_structure_that_no_wire_carries_is_refused_and_what_cannot_fit_unread(
+    fields: dict[str, Any], context: int
+) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+    (ask,) = parse_chat(body, Defaults(), "me").asks
+    with pytest.raises(MoaError) as refused:
+        await encoded(reader := Reader(), ask, context=context, vocabulary=VOCABULARY, longest=10)
+    assert from_error(refused.value).status == 400
+    assert reader.characters <= context
+
+
+async def test_tools_that_cannot_fit_are_left_out_unread() -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}).encode()
+    (ask,) = parse_chat(body, Defaults(), "me").asks
+    answer = await encoded(reader := Reader(), ask, context=1792, vocabulary=VOCABULARY, longest=10)
+    assert answer.grammar is None
+    assert 0 < reader.characters < 1792
 
 
 def test_each_route_accepts_the_limits_themselves() -> None:
