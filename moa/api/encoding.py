@@ -15,6 +15,7 @@ from moa.api.errors import ApiError, bad
 from moa.api.reasoning import within_thinking
 from moa.api.tools import ToolFormat, Tools, listed
 from moa.chat_window import fitting, prompt_room
+from moa.grammar.spec import Grammar
 from moa.wire.limits import Limits
 
 _CHARACTERS_A_TOKEN = 64
@@ -42,8 +43,7 @@ class Tokenizing(Protocol):
 async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vocabulary: int, longest: int) -> Encoded:
     """The question in tokens. `context` tokens fit, answer included; an answer has at most `longest`."""
     question, thinking, left_out = ask.question, False, 0
-    if ask.grammar is not None:
-        ask.grammar.check()
+    _check_grammar(ask, ask.grammar)
     if question.ids is None:
         room = prompt_room(context, longest) if question.may_trim else sys.maxsize
         question, unread = await asyncio.to_thread(_readable, question, context)
@@ -58,8 +58,7 @@ async def encoded(tokenizer: Tokenizing, ask: AnswerRequest, *, context: int, vo
     _check_ids(ids, context, vocabulary)
     grammar, free = ask.grammar, ask.grammar is None
     if question.tools is not None:
-        if (grammar := ToolFormat.of(tokenizer.template).grammar(question.tools, grammar)) is not None:
-            grammar.check()
+        _check_grammar(ask, grammar := ToolFormat.of(tokenizer.template).grammar(question.tools, grammar))
         free = free and question.tools.choice in ("auto", "none")
     thinking = thinking and free  # else there is no room for it
     if not question.prediction:
@@ -122,6 +121,14 @@ def _check_ids(ids: Sequence[int], context: int, vocabulary: int) -> None:
         raise _too_long(f"the prompt has {len(ids)} tokens", context)
     if max(ids) >= vocabulary:
         raise bad(f"there is no token {max(ids)}: the model has {vocabulary} tokens", "prompt")
+
+
+def _check_grammar(ask: AnswerRequest, grammar: Grammar | None) -> None:
+    """What the wire refuses."""
+    if grammar is not None:
+        grammar.check()
+        if ask.ignore_eos:
+            raise bad("a grammar says where the text ends: it cannot be used with ignore_eos", "ignore_eos")
 
 
 def _too_long(what: str, context: int) -> ApiError:
