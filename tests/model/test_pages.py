@@ -9,39 +9,23 @@ from torch import Tensor
 
 from moa.errors import CapacityError, UsageError
 from moa.model.pages import PAGE, PagePool
-
-LAYERS, HEADS, WIDTH = 3, 2, 4
+from tests.model.test_slots import HEADS, LAYERS, WIDTH, held, write
 
 
 def make_pool(slots: int = 4, capacity: int = 6 * PAGE, tokens: int = 0) -> PagePool:
     return PagePool(layers=LAYERS, slots=slots, kv_heads=HEADS, capacity=capacity, head_dim=WIDTH, tokens=tokens)
 
 
-def write(pool: PagePool, slot: int, count: int) -> Tensor:
-    """Let one forward write `count` random tokens; returns their keys and values `[2,layers,n,H,D]`."""
-    rows = torch.randn(2, LAYERS, count, HEADS, WIDTH)
-    pool.begin([slot], [count])
-    start = pool.lengths[slot]
-    where = torch.from_numpy(pool.columns(slot, np.arange(start, start + count)))
-    pool.k[:, where], pool.v[:, where] = rows
-    return rows
-
-
 def fill(pool: PagePool, slot: int, count: int) -> Tensor:
-    """The same, committed."""
+    """Write random tokens, and commit them."""
     rows = write(pool, slot, count)
     pool.commit(slot, range(count))
     return rows
 
 
-def held(pool: PagePool, slot: int) -> Tensor:
-    return torch.stack(pool.read(slot, 0, pool.lengths[slot]))
-
-
 def test_memory_needs_room() -> None:
-    for size in ({"slots": 0}, {"capacity": 0}, {"tokens": -1}):
-        with pytest.raises(UsageError, match="a KV cache"):
-            make_pool(**size)
+    with pytest.raises(UsageError, match="a KV cache"):
+        make_pool(tokens=-1)
 
 
 def test_a_sequence_takes_the_pages_that_it_needs() -> None:
@@ -65,18 +49,6 @@ def test_full_memory_is_a_typed_error_that_takes_nothing() -> None:
     assert (pool.free_pages, pool.held[second], pool.versions[second]) == (2, 0, 0)
     with pytest.raises(CapacityError, match=f"cannot take 1 more: its capacity is {6 * PAGE}"):
         pool.begin([first], [1])
-
-
-def test_commit_compacts_the_path_behind_the_prefix() -> None:
-    pool = make_pool()
-    slot = pool.acquire()
-    before = fill(pool, slot, PAGE - 2)
-    tree = write(pool, slot, 6)  # across the border of two pages
-    pool.commit(slot, [0, 3, 5])
-    k, v = pool.read(slot, PAGE - 2, PAGE + 1)
-    assert pool.lengths[slot] == PAGE + 1
-    assert torch.equal(torch.stack([k, v]), tree[:, :, [0, 3, 5]])
-    assert torch.equal(held(pool, slot), torch.cat([before, tree[:, :, [0, 3, 5]]], 2))
 
 
 @pytest.mark.parametrize("share", [1, PAGE - 1, PAGE, 2 * PAGE, 2 * PAGE + 3])
@@ -107,20 +79,6 @@ def test_sharing_needs_a_source_that_holds_so_much_and_leaves_no_slot_behind_whe
     assert pool.free == 3
     pool.release(source)
     assert pool.free_pages == 6
-
-
-def test_a_released_slot_is_zero_everywhere_even_behind_its_length() -> None:
-    pool = make_pool()
-    kept, slot = pool.acquire(), pool.acquire()
-    fill(pool, kept, 5)
-    fill(pool, slot, 4)
-    write(pool, slot, 2 * PAGE)  # rejected drafts: scratch that no length covers
-    before = held(pool, kept).clone()
-    pool.release(slot)
-    assert torch.equal(held(pool, kept), before)
-    pool.release(kept)
-    assert not pool.k.any()
-    assert not pool.v.any()
 
 
 def test_with_room_for_all_every_sequence_lies_straight() -> None:

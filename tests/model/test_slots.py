@@ -1,33 +1,51 @@
-"""The slot pool: what a forward writes, what a commit keeps, and what the next user of a slot finds."""
+"""Both KV caches, of slots and of pages: what a forward writes, what a commit keeps, and what the next user finds."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from moa.errors import CapacityError, UsageError
+from moa.model.pages import PagePool
 from moa.model.slots import SlotPool
 
 LAYERS, HEADS, WIDTH = 3, 2, 4
+BOTH = pytest.mark.parametrize("kind", [SlotPool, PagePool])
 
 
-def make_pool(slots: int = 4, capacity: int = 16) -> SlotPool:
-    return SlotPool(layers=LAYERS, slots=slots, kv_heads=HEADS, capacity=capacity, head_dim=WIDTH)
+def make_pool(kind: Any, slots: int = 4, capacity: int = 64) -> Any:
+    return kind(layers=LAYERS, slots=slots, kv_heads=HEADS, capacity=capacity, head_dim=WIDTH)
 
 
-def write(pool: SlotPool, slot: int, nodes: int) -> tuple[Tensor, Tensor]:
-    """Write `nodes` random columns behind a slot's prefix; returns them, `[layers,H,nodes,D]`."""
-    k, v = torch.randn(2, LAYERS, HEADS, nodes, WIDTH)
-    pool.begin([slot], [nodes])
+def write(pool: Any, slot: int, count: int) -> Tensor:
+    """Let one forward write `count` random tokens behind a slot's prefix; returns their keys and values
+    `[2,layers,n,H,D]`."""
+    rows = torch.randn(2, LAYERS, count, HEADS, WIDTH)
+    pool.begin([slot], [count])
     start = pool.lengths[slot]
-    pool.k[:, slot, :, start : start + nodes] = k
-    pool.v[:, slot, :, start : start + nodes] = v
-    return k, v
+    if isinstance(pool, PagePool):
+        where = torch.from_numpy(pool.columns(slot, np.arange(start, start + count)))
+        pool.k[:, where], pool.v[:, where] = rows
+    else:
+        pool.k[:, slot, :, start : start + count], pool.v[:, slot, :, start : start + count] = rows.transpose(2, 3)
+    return rows
 
 
-def test_slots_run_out_with_a_typed_error_and_come_back() -> None:
-    pool = make_pool(slots=2)
+def held(pool: Any, slot: int) -> Tensor:
+    """The committed keys and values of a slot."""
+    length = pool.lengths[slot]
+    if isinstance(pool, PagePool):
+        return torch.stack(pool.read(slot, 0, length))
+    return torch.stack([pool.k[:, slot, :, :length], pool.v[:, slot, :, :length]]).transpose(2, 3)
+
+
+@BOTH
+def test_slots_run_out_with_a_typed_error_and_come_back(kind: Any) -> None:
+    pool = make_pool(kind, slots=2)
     first, second = pool.acquire(), pool.acquire()
     assert {first, second} == {0, 1}
     assert pool.free == 0
@@ -37,53 +55,56 @@ def test_slots_run_out_with_a_typed_error_and_come_back() -> None:
     assert pool.acquire() == second
 
 
+@BOTH
 @pytest.mark.parametrize("slot", [-1, 0, 4])
-def test_only_a_slot_in_use_can_be_released(slot: int) -> None:
+def test_only_a_slot_in_use_can_be_released(kind: Any, slot: int) -> None:
     with pytest.raises(UsageError, match="not in use"):
-        make_pool().release(slot)
+        make_pool(kind).release(slot)
 
 
-def test_a_pool_needs_room() -> None:
+@BOTH
+def test_a_pool_needs_room(kind: Any) -> None:
     for size in ({"slots": 0}, {"capacity": 0}):
         with pytest.raises(UsageError, match="at least one slot"):
-            make_pool(**size)
+            make_pool(kind, **size)
 
 
-def test_a_released_slot_is_zero_everywhere_even_behind_its_length() -> None:
-    pool = make_pool()
+@BOTH
+def test_a_released_slot_is_zero_everywhere_even_behind_its_length(kind: Any) -> None:
+    pool = make_pool(kind)
     kept, slot = pool.acquire(), pool.acquire()
-    write(pool, kept, 5)
-    write(pool, slot, 4)
-    pool.commit(slot, [0, 2])
-    write(pool, slot, 9)  # rejected drafts: scratch that no length covers
-    before = pool.k[:, kept].clone()
+    for one, count in ((kept, 5), (slot, 4)):
+        write(pool, one, count)
+        pool.commit(one, range(count))
+    write(pool, slot, 40)  # rejected drafts: scratch that no length covers
+    before = held(pool, kept).clone()
     pool.release(slot)
     assert pool.lengths[slot] == 0
-    assert not pool.k[:, slot].any()
-    assert not pool.v[:, slot].any()
-    assert torch.equal(pool.k[:, kept], before)
+    assert torch.equal(held(pool, kept), before)
+    pool.release(kept)
+    assert not pool.k.any()
+    assert not pool.v.any()
 
 
-def test_commit_compacts_the_path_behind_the_prefix() -> None:
-    pool = make_pool()
+@BOTH
+def test_commit_compacts_the_path_behind_the_prefix(kind: Any) -> None:
+    pool = make_pool(kind)
     slot = pool.acquire()
-    k1, v1 = write(pool, slot, 3)
-    pool.commit(slot, [0, 1, 2])
-    k2, v2 = write(pool, slot, 6)
-    k, v = pool.commit(slot, [0, 3, 5])
-    assert pool.lengths[slot] == 6
-    assert torch.equal(k, k2[:, :, [0, 3, 5]].transpose(1, 2))
-    assert torch.equal(v, v2[:, :, [0, 3, 5]].transpose(1, 2))
-    assert torch.equal(pool.k[:, slot, :, :6], torch.cat([k1, k2[:, :, [0, 3, 5]]], dim=2))
-    assert torch.equal(pool.v[:, slot, :, :6], torch.cat([v1, v2[:, :, [0, 3, 5]]], dim=2))
+    before = write(pool, slot, 14)
+    pool.commit(slot, range(14))
+    tree = write(pool, slot, 6)  # across the border of two pages
+    pool.commit(slot, [0, 3, 5])
+    assert pool.lengths[slot] == 17
+    assert torch.equal(held(pool, slot), torch.cat([before, tree[:, :, [0, 3, 5]]], 2))
 
 
-def test_a_forward_over_the_capacity_touches_nothing() -> None:
-    pool = make_pool(capacity=8)
+@BOTH
+def test_a_forward_over_the_capacity_touches_nothing(kind: Any) -> None:
+    pool = make_pool(kind, capacity=32)
     slot, other = pool.acquire(), pool.acquire()
-    write(pool, slot, 6)
-    pool.commit(slot, range(6))
+    write(pool, slot, 30)
+    pool.commit(slot, range(30))
     versions = list(pool.versions)
-    with pytest.raises(CapacityError, match="holds 6 tokens and cannot take 3 more: its capacity is 8"):
+    with pytest.raises(CapacityError, match="holds 30 tokens and cannot take 3 more: its capacity is 32"):
         pool.begin([other, slot], [1, 3])
     assert pool.versions == versions
