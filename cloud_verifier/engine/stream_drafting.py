@@ -15,7 +15,7 @@ from cloud_verifier.engine.work import Job, Lease, RecordRows
 from moa.grammar.drafts import forced_draft
 from moa.model.accelerator.chains import ChainDrafting
 from moa.model.drafter import Drafter
-from moa.model.drafting import Drafting, DraftRequest, MoaDrafting, append
+from moa.model.drafting import Drafting, DraftRequest, MoaDrafting
 from moa.model.features import FeatureDrafting, FeatureModel
 from moa.model.target import Step, Target
 from moa.speculation.policy import Drafted, Policy, RoundTime, TextAcceptance
@@ -331,9 +331,9 @@ class MoaServerDrafting(RecordDrafting):
             # A row that could not be made stays zero.
             halves = [self._drafter.layout.split(half)[0] for half in records.read(start, stop)]
             rows = [torch.from_numpy(half).to(drafting.records.k) for half in halves]
-            append(drafting.records, slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))
+            drafting.records.append(slot, *(half.transpose(0, 1).unsqueeze(0) for half in rows))
         if drafting.borrowed is not None:
             last = slice(-self._drafter.config.tli, None)
             keys, values = self._target.pool.read(job.lease.slot, start, stop)
-            append(drafting.borrowed, slot, keys[last].transpose(1, 2), values[last].transpose(1, 2))
+            drafting.borrowed.append(slot, keys[last].transpose(1, 2), values[last].transpose(1, 2))
         drafting.read(slot, job.ids[start:stop])

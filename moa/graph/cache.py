@@ -23,9 +23,9 @@ _FIRST = 256
 class KVBuffer:
     """`LayerRows` that grow: `arrays` are all of the same `size`, and another list of them once they have grown."""
 
-    def __init__(self, layers: Sequence[Heads], *, first: int = _FIRST) -> None:
-        self.size = first
-        self._layers, self._rows = layers, LayerRows(layers, first)
+    def __init__(self, layers: Sequence[Heads]) -> None:
+        self.size = _FIRST
+        self._layers, self._rows = layers, LayerRows(layers, _FIRST)
 
     @property
     def arrays(self) -> list[NDArray[np.float32]]:

@@ -47,7 +47,7 @@ def default_threads() -> int:
 class StepGraph:
     """One ONNX session, with the shapes of its inputs."""
 
-    def __init__(self, model: Path, *, threads: int = 0, providers: Sequence[str] = ("CPUExecutionProvider",)) -> None:
+    def __init__(self, model: Path, *, threads: int = 0) -> None:
         refuse_control_flow(model)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or default_threads()
@@ -58,7 +58,7 @@ class StepGraph:
         # Spinning threads would take CPU time from other work between two short steps.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            self.session = onnxruntime.InferenceSession(str(model), options, providers=list(providers))
+            self.session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises many types without a common base
             raise BundleError(f"ONNX Runtime cannot load {model}: {error}", hint="run `edge-client doctor`") from None
         self.threads = options.intra_op_num_threads

@@ -143,29 +143,6 @@ class Drafter(nn.Module):
         last = torch.tensor([ids.shape[1] - 1], device=ids.device)
         return self._run_body(self.embed(ids), positions, mask, past, records, last)[1]
 
-    def step(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        mask: Tensor,
-        past: Sequence[Rows],
-        record_k: Tensor,
-        record_v: Tensor,
-        record_mask: Tensor,
-        *,
-        borrowed_mask: Tensor | None = None,
-    ) -> tuple[Tensor, list[Rows]]:
-        """Logits after each token, and the cache rows it adds.
-
-        `mask` `[B, 1, T, P+T]` and `record_mask` `[B, 1, 1 or T, R]` are additive. `past` holds the body's layers, then
-        the borrowed ones. In training a `borrowed_mask` is passed, because the borrowed layers have a past (the
-        target's) and the body has none.
-        """
-        hidden, rows = self.features(
-            ids, positions, mask, past, record_k, record_v, record_mask, borrowed_mask=borrowed_mask
-        )
-        return self.logits(hidden), rows
-
     def features(
         self,
         ids: Tensor,
@@ -176,10 +153,12 @@ class Drafter(nn.Module):
         borrowed_mask: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> tuple[Tensor, list[Rows]]:
-        """`step` up to the head: the drafter's guess of the target's final hidden state.
+        """The drafter's guess of the target's final state after each token, and the cache rows that it adds.
 
-        Without `records` (keys, values, mask) there is no cross-attention. With `queries`, only these tokens get a
-        state.
+        `mask` `[B, 1, T, P+T]` and that of `records` (keys, values, mask), `[B, 1, 1 or T, R]`, are additive; without
+        records there is no cross-attention. `past` holds the body's layers, then the borrowed ones. In training a
+        `borrowed_mask` is passed, because the borrowed layers have a past (the target's) and the body has none. With
+        `queries`, only these tokens get a state.
         """
         return self.states(
             self.embed(ids), positions, mask, past, *records, borrowed_mask=borrowed_mask, queries=queries

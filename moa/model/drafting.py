@@ -176,15 +176,6 @@ class Level:
         return self.ids.device
 
 
-def append(pool: SlotPool, slot: int, k: Tensor, v: Tensor) -> None:
-    """Add rows `[layers, heads, n, D]` to a slot's prefix."""
-    start, count = pool.lengths[slot], k.shape[2]
-    pool.begin([slot], [count])
-    pool.k[:, slot, :, start : start + count] = k
-    pool.v[:, slot, :, start : start + count] = v
-    pool.commit(slot, range(count))
-
-
 def _mask(visible: np.ndarray, pool: SlotPool) -> Tensor:
     """For queries over a pool's rows: on its device, in its precision."""
     return additive(torch.from_numpy(visible).to(pool.k.device), pool.k.dtype)
@@ -244,10 +235,10 @@ class MoaDrafting(LevelDrafting):
         """Store the records of these tokens, and the body's keys and values."""
         if self.records is not None:
             key, value = self.drafter.project(committed.k, committed.v, committed.hidden, committed.positions)
-            append(self.records, slot, key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
+            self.records.append(slot, key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0))
         if self.borrowed is not None:
             count = self.drafter.config.tli
-            append(self.borrowed, slot, committed.k[-count:].transpose(1, 2), committed.v[-count:].transpose(1, 2))
+            self.borrowed.append(slot, committed.k[-count:].transpose(1, 2), committed.v[-count:].transpose(1, 2))
         self.read(slot, tokens)
 
     @torch.inference_mode()
@@ -264,7 +255,7 @@ class MoaDrafting(LevelDrafting):
             earlier = np.tril(np.ones((1, 1, count, start + count), np.bool_), start - 1)
             records = *self._records([slot], start + count), _mask(earlier, self.pool)
         rows = self.drafter.extend(ids, positions, _mask(causal, self.pool), past, *records)
-        append(self.pool, slot, *(torch.cat(half) for half in zip(*rows, strict=True)))
+        self.pool.append(slot, *(torch.cat(half) for half in zip(*rows, strict=True)))
 
     def logits(self, level: Level) -> Tensor:
         """One step of the drafter over the frontier of every tree."""

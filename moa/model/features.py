@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moa.model.blocks import Block, masked, rotate
 from moa.model.borrowed import Rows
-from moa.model.drafting import Level, LevelDrafting, append
+from moa.model.drafting import Level, LevelDrafting
 from moa.model.slots import SlotPool
 from moa.model.target import Committed
 
@@ -80,7 +80,7 @@ class FeatureDrafting(LevelDrafting):
     def copy(self, source: int, tokens: int) -> int:
         """A new slot with the first tokens of another. The feature of the last one is not kept: it reads as zeros."""
         slot = self.open()
-        append(self.pool, slot, self.pool.k[:, source, :, :tokens], self.pool.v[:, source, :, :tokens])
+        self.pool.append(slot, self.pool.k[:, source, :, :tokens], self.pool.v[:, source, :, :tokens])
         return slot
 
     def close(self, slot: int) -> None:
@@ -101,7 +101,7 @@ class FeatureDrafting(LevelDrafting):
         before = torch.cat([self._newest[slot].unsqueeze(0), features[:-1]])
         ids = torch.tensor([list(tokens)], device=self.device)
         positions = torch.arange(start, start + len(tokens), device=self.device).unsqueeze(0)
-        append(self.pool, slot, *self.model.rows(ids, before.unsqueeze(0), positions))
+        self.pool.append(slot, *self.model.rows(ids, before.unsqueeze(0), positions))
         self._newest[slot] = features[-1].clone()
 
     def logits(self, level: Level) -> Tensor:

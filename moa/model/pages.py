@@ -50,6 +50,8 @@ class PagePool(Slots):
         self.layers = list(zip(self.k.unbind(0), self.v.unbind(0), strict=True))
         """Keys and values of each layer."""
         self.tables: IntArray = np.zeros((slots, self.per_slot), dtype=np.int64)
+        self.versions = [0] * slots
+        """Counts the changes of a slot, so that a result of an older forward cannot be committed."""
         self.held = [0] * slots
         """Pages in each slot's table."""
         self.straight = [True] * slots
@@ -111,6 +113,7 @@ class PagePool(Slots):
                 memory.unflatten(1, (-1, PAGE)).index_fill_(1, where, 0)
         self._free_pages += len(unused)
         self.held[slot], self.straight[slot] = 0, True
+        self.versions[slot] += 1
         self._give_back(slot)
 
     # ---- what a forward does

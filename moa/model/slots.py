@@ -19,8 +19,6 @@ class Slots:
         self.slots, self.capacity = slots, capacity
         self.lengths = [0] * slots
         """Committed tokens of each slot."""
-        self.versions = [0] * slots
-        """Counts the changes of a slot, so that a result of an older forward cannot be committed."""
         self._free = list(range(slots - 1, -1, -1))
         self._taken = [False] * slots
 
@@ -54,7 +52,6 @@ class Slots:
 
     def _give_back(self, slot: int) -> None:
         self.lengths[slot] = 0
-        self.versions[slot] += 1
         self._taken[slot] = False
         self._free.append(slot)
 
@@ -83,12 +80,6 @@ class SlotPool(Slots):
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self._written = [0] * slots  # columns that may hold anything but zeros
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Memory of one committed token."""
-        layers, _, kv_heads, _, head_dim = self.k.shape
-        return 2 * layers * kv_heads * head_dim * self.k.element_size()
-
     def release(self, slot: int) -> None:
         """Release a slot, zeroed, so that its next user finds no data."""
         self.check_taken(slot)
@@ -98,26 +89,16 @@ class SlotPool(Slots):
         self._written[slot] = 0
         self._give_back(slot)
 
-    def begin(self, slots: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """Note that `sizes` scratch columns of `slots` are about to be written; returns the slots' new versions."""
+    def begin(self, slots: Sequence[int], sizes: Sequence[int]) -> None:
+        """Note that `sizes` scratch columns of `slots` are about to be written."""
         self.check_room(slots, sizes)
         for slot, size in zip(slots, sizes, strict=True):
             self._written[slot] = max(self._written[slot], self.lengths[slot] + size)
-            self.versions[slot] += 1
-        return [self.versions[slot] for slot in slots]
 
-    def commit(self, slot: int, nodes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Append the scratch columns `nodes`, in this order, to the prefix; returns their K, V `[layers,n,Hkv,D]`.
-
-        The result is a view into the pool: committed columns never change, and are zeroed on release.
-        """
-        start = self.lengths[slot]
-        end = start + len(nodes)
-        k, v = self.k[:, slot], self.v[:, slot]
-        if list(nodes) != list(range(len(nodes))):
-            columns = torch.tensor(nodes, device=k.device) + start
-            k[:, :, start:end] = k.index_select(2, columns)
-            v[:, :, start:end] = v.index_select(2, columns)
-        self.lengths[slot] = end
-        self.versions[slot] += 1
-        return k[:, :, start:end].transpose(1, 2), v[:, :, start:end].transpose(1, 2)
+    def append(self, slot: int, k: Tensor, v: Tensor) -> None:
+        """Add rows `[layers, heads, n, D]` to a slot's prefix."""
+        start, count = self.lengths[slot], k.shape[2]
+        self.begin([slot], [count])
+        self.k[:, slot, :, start : start + count] = k
+        self.v[:, slot, :, start : start + count] = v
+        self.lengths[slot] = start + count

@@ -186,7 +186,6 @@ class Target:
         capacity: int = 2048,
         kv_tokens: int = 0,
         folder: Path | None = None,
-        fp32_head: bool = True,
         packed: bool = True,
         pack_weights: bool = False,
         exact: bool = True,
@@ -194,10 +193,9 @@ class Target:
     ) -> None:
         """Use a model prepared by `moa.model.loading`. The capacity is limited to the model's positions.
 
-        `kv_tokens` is the total of all slots (0: each can be full). `fp32_head` computes logits of lower-precision
-        weights in float32, which makes numerical ties rarer. `packed` uses the packed decoder if the family has one;
-        `pack_weights` then stores the weights in oneDNN's layout instead of torch's, and beside them a float32 copy of
-        the LM head in that layout: to widen it in every forward takes as long as eight layers.
+        `kv_tokens` is the total of all slots (0: each can be full). `packed` uses the packed decoder if the family has
+        one; `pack_weights` then stores the weights in oneDNN's layout instead of torch's, and beside them a float32 copy
+        of the LM head in that layout: to widen it in every forward takes as long as eight layers.
         On an accelerator `exact` makes every token's bits independent of its batch, its draft and the pieces of its
         prompt, for which drafts must be chains in less than float32; `accelerator` replaces the device's own.
         """
@@ -208,7 +206,6 @@ class Target:
         self.model = model
         self.facts = facts
         self.folder = folder
-        self.fp32_head = fp32_head
         self.head_weight: Tensor = head.weight
         self.embedding_weight: Tensor = embedding.weight
         self.device = self.embedding_weight.device
@@ -366,14 +363,15 @@ class Target:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`."""
+        """The LM head over final states `[n,hidden]`: float32 `[n,vocab]`, also of lower-precision weights, which
+        makes ties rarer."""
         weight = self.head_weight
         if self.runner is not None:
             logits = self.runner.logits(hidden)
-        elif self.fp32_head and self.wide_head is not None:
+        elif self.wide_head is not None:
             logits = self.wide_head(hidden)
-        elif weight.dtype == torch.float32 or not self.fp32_head:
-            logits = linear(hidden, weight).float()
+        elif weight.dtype == torch.float32:
+            logits = linear(hidden, weight)
         elif weight.device.type == "cuda":
             logits = torch.mm(hidden, weight.T, out_dtype=torch.float32)
         else:

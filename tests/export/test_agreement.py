@@ -105,7 +105,8 @@ def test_a_replayed_round_is_a_plain_step_of_the_drafter(source: Source, traces:
     mask = torch.full((1, 1, at + 1, at + 1), -1e9).triu(1)
     key, value = torch.from_numpy(trace.record_k[None, :, :at]), torch.from_numpy(trace.record_v[None, :, :at])
     with torch.inference_mode():
-        logits, _ = module.step(ids, positions, mask, past, key, value, torch.zeros(1, 1, 1, at))
+        hidden, _ = module.features(ids, positions, mask, past, key, value, torch.zeros(1, 1, 1, at))
+        logits = module.logits(hidden)
     assert Replay(runner, trace).guesses(at, at + 1, at)[0] == int(logits[0, -1].argmax())
 
 

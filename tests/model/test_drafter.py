@@ -163,7 +163,8 @@ def run(drafter: Drafter, ids: list[int], record_k: Tensor, record_v: Tensor, kn
     mask = torch.full((count, count), MASKED).triu(1)[None, None]
     records = torch.where(torch.arange(record_k.shape[2]) < known, 0.0, MASKED)[None, None, None]
     inputs = torch.tensor([ids]), torch.arange(count)[None], mask, drafter.empty_rows(torch.tensor([ids]))
-    logits, _ = drafter.step(*inputs, record_k, record_v, records)
+    hidden, _ = drafter.features(*inputs, record_k, record_v, records)
+    logits = drafter.logits(hidden)
     return logits[0]
 
 
@@ -212,7 +213,8 @@ def test_a_token_at_a_time_is_the_same_as_all_at_once(target: Target, shape: dic
     for at, token in enumerate(ids):
         one = torch.tensor([[token]]), torch.tensor([[at]]), torch.zeros(1, 1, 1, at + 1), past
         records = record_k, record_v, torch.where(torch.arange(5) < 2, 0.0, MASKED)[None, None, None]
-        logits, rows = drafter.step(*one, *records)
+        hidden, rows = drafter.features(*one, *records)
+        logits = drafter.logits(hidden)
         assert_rounded(logits[0, 0], together[at])
         for ours, extended in zip(rows, drafter.extend(*one, *records), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, extended, strict=True))

@@ -9,18 +9,11 @@ from torch import Tensor
 
 from moa.errors import CapacityError, UsageError
 from moa.model.pages import PAGE, PagePool
-from tests.model.test_slots import HEADS, LAYERS, WIDTH, held, write
+from tests.model.test_slots import HEADS, LAYERS, WIDTH, fill, held, write
 
 
 def make_pool(slots: int = 4, capacity: int = 6 * PAGE, tokens: int = 0) -> PagePool:
     return PagePool(layers=LAYERS, slots=slots, kv_heads=HEADS, capacity=capacity, head_dim=WIDTH, tokens=tokens)
-
-
-def fill(pool: PagePool, slot: int, count: int) -> Tensor:
-    """Write random tokens, and commit them."""
-    rows = write(pool, slot, count)
-    pool.commit(slot, range(count))
-    return rows
 
 
 def test_memory_needs_room() -> None:
@@ -49,6 +42,16 @@ def test_full_memory_is_a_typed_error_that_takes_nothing() -> None:
     assert (pool.free_pages, pool.held[second], pool.versions[second]) == (2, 0, 0)
     with pytest.raises(CapacityError, match=f"cannot take 1 more: its capacity is {6 * PAGE}"):
         pool.begin([first], [1])
+
+
+def test_commit_compacts_the_path_behind_the_prefix() -> None:
+    pool = make_pool()
+    slot = pool.acquire()
+    before = fill(pool, slot, PAGE - 2)
+    tree = write(pool, slot, 6)  # across the border of two pages
+    pool.commit(slot, [0, 3, 5])
+    assert pool.lengths[slot] == PAGE + 1
+    assert torch.equal(held(pool, slot), torch.cat([before, tree[:, :, [0, 3, 5]]], 2))
 
 
 @pytest.mark.parametrize("share", [1, PAGE - 1, PAGE, 2 * PAGE, 2 * PAGE + 3])

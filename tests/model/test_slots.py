@@ -1,4 +1,4 @@
-"""Both KV caches, of slots and of pages: what a forward writes, what a commit keeps, and what the next user finds."""
+"""Both KV caches, of slots and of pages: what is kept, what the next user finds, and what there is no room for."""
 
 from __future__ import annotations
 
@@ -35,8 +35,19 @@ def write(pool: Any, slot: int, count: int) -> Tensor:
     return rows
 
 
+def fill(pool: Any, slot: int, count: int) -> Tensor:
+    """Add random tokens to the prefix."""
+    if isinstance(pool, PagePool):
+        rows = write(pool, slot, count)
+        pool.commit(slot, range(count))
+    else:
+        rows = torch.randn(2, LAYERS, count, HEADS, WIDTH)
+        pool.append(slot, *rows.transpose(2, 3))
+    return rows
+
+
 def held(pool: Any, slot: int) -> Tensor:
-    """The committed keys and values of a slot."""
+    """The prefix of a slot."""
     length = pool.lengths[slot]
     if isinstance(pool, PagePool):
         return torch.stack(pool.read(slot, 0, length))
@@ -70,12 +81,22 @@ def test_a_pool_needs_room(kind: Any) -> None:
 
 
 @BOTH
+def test_a_prefix_grows_and_scratch_is_written_over(kind: Any) -> None:
+    pool = make_pool(kind)
+    slot = pool.acquire()
+    first = fill(pool, slot, 14)
+    write(pool, slot, 20)
+    second = fill(pool, slot, 5)
+    assert pool.lengths[slot] == 19
+    assert torch.equal(held(pool, slot), torch.cat([first, second], 2))
+
+
+@BOTH
 def test_a_released_slot_is_zero_everywhere_even_behind_its_length(kind: Any) -> None:
     pool = make_pool(kind)
     kept, slot = pool.acquire(), pool.acquire()
-    for one, count in ((kept, 5), (slot, 4)):
-        write(pool, one, count)
-        pool.commit(one, range(count))
+    fill(pool, kept, 5)
+    fill(pool, slot, 4)
     write(pool, slot, 40)  # rejected drafts: scratch that no length covers
     before = held(pool, kept).clone()
     pool.release(slot)
@@ -87,24 +108,11 @@ def test_a_released_slot_is_zero_everywhere_even_behind_its_length(kind: Any) ->
 
 
 @BOTH
-def test_commit_compacts_the_path_behind_the_prefix(kind: Any) -> None:
-    pool = make_pool(kind)
-    slot = pool.acquire()
-    before = write(pool, slot, 14)
-    pool.commit(slot, range(14))
-    tree = write(pool, slot, 6)  # across the border of two pages
-    pool.commit(slot, [0, 3, 5])
-    assert pool.lengths[slot] == 17
-    assert torch.equal(held(pool, slot), torch.cat([before, tree[:, :, [0, 3, 5]]], 2))
-
-
-@BOTH
 def test_a_forward_over_the_capacity_touches_nothing(kind: Any) -> None:
     pool = make_pool(kind, capacity=32)
     slot, other = pool.acquire(), pool.acquire()
-    write(pool, slot, 30)
-    pool.commit(slot, range(30))
-    versions = list(pool.versions)
+    before = fill(pool, slot, 30)
     with pytest.raises(CapacityError, match="holds 30 tokens and cannot take 3 more: its capacity is 32"):
         pool.begin([other, slot], [1, 3])
-    assert pool.versions == versions
+    assert pool.lengths == [30 if one == slot else 0 for one in range(4)]
+    assert torch.equal(held(pool, slot), before)
