@@ -194,8 +194,8 @@ class Target:
         """Use a model prepared by `moa.model.loading`. The capacity is limited to the model's positions.
 
         `kv_tokens` is the total of all slots (0: each can be full). `packed` uses the packed decoder if the family has
-        one; `pack_weights` then stores the weights in oneDNN's layout instead of torch's, and beside them a float32 copy
-        of the LM head in that layout: to widen it in every forward takes as long as eight layers.
+        one; `pack_weights` then stores the weights in oneDNN's layout instead of torch's, and beside them a float32
+        copy of the LM head in that layout: to widen it in every forward takes as long as eight layers.
         On an accelerator `exact` makes every token's bits independent of its batch, its draft and the pieces of its
         prompt, for which drafts must be chains in less than float32; `accelerator` replaces the device's own.
         """
