@@ -69,6 +69,12 @@ class Workshop:
         """Whether embedding and head share one table."""
         return self.source.tied and self.head_rows.shape == self.source.embedding().shape
 
+    @property
+    def parameters(self) -> int:
+        """How many weights the graph has."""
+        tables = self.source.shared.embedding.numel() + (0 if self.tied else self.head_rows.size)
+        return tables + sum(weight.numel() for weight in self.source.module.parameters())
+
     def float_graph(self, opset: int) -> WeightedModel:
         """Float32, exact."""
         return self._graph(onnx.load(self.layers(opset)), FloatTable)

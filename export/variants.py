@@ -21,7 +21,7 @@ Judge = Callable[[OrtRunner], Agreement | None]
 
 
 UNPACKED_MOST = 64 << 20
-"""Bytes of weights that the web variant unpacks in a browser's memory, where they take four times as many; products of
+"""Weights of a web variant that a browser unpacks in its memory, where each takes four bytes; products of
 more are in eight bits: half as fast."""
 ENOUGH = 0.97
 """Share of the float32 graph's acceptance length that four bits must keep."""
@@ -48,10 +48,9 @@ def make_dynamic(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) 
         return Made(shop.float_graph(kind.opset).save(path), "fp32")
     if kind.name == "cpu-int4":
         return _four_bits(shop, kind, path, judge)
-    if kind.name == "web":
+    if kind.name == "web" and shop.parameters <= UNPACKED_MOST:
         graph = shop.unpacked_graph(kind.opset)
-        if sum(weight.nbytes for weight in graph.weights.values()) <= UNPACKED_MOST:
-            return Made(graph.save_whole(path), "int8", "weights become float32 when they are loaded")
+        return Made(graph.save_whole(path), "int8", "weights become float32 when they are loaded")
     graph, maker = shop.int8_graph(kind.opset)
     if kind.name == "web":
         return Made(graph.save_whole(path), "int8", f"layers by {maker}")

@@ -36,6 +36,9 @@ _SUITED = ("web", "cpu-int8")
 """Variants for a browser, the best first: wasm has no fast four-bit product."""
 _HEAD = 'const VERSION = "moa-app-'
 """How the service worker of an app begins."""
+_WASM_MEMORY = 4 << 30
+_PHONE_MEMORY = 1 << 30
+"""What a page gets of a phone's 3 GB, about (`SMALL` in `edge_client/web/stream.js`)."""
 _UNSERVED = ("sw.js", "LICENSE")
 """Ends of names that the service worker does not keep."""
 
@@ -99,6 +102,8 @@ def build_web_app(settings: WebAppSettings, say: Callable[[str], None] = lambda 
     bundle = Bundle.open(settings.bundle)
     name = settings.variant or next((name for name in _SUITED if name in bundle.manifest.variants), "")
     variant = _usable(bundle, name)
+    if (memory := memory_needed(variant)) > _PHONE_MEMORY:
+        say(f"loading it takes {memory / 2**30:.1f} GB of a browser's memory: phones refuse it")
     bundle.verify([name or bundle.manifest.default_variant])
     out = settings.out.absolute()
     if out.exists() and not _replaceable(out):
@@ -134,6 +139,11 @@ def _usable(bundle: Bundle, name: str) -> Variant:
         raise BundleError(
             f"no browser can run variant {name or bundle.manifest.default_variant}",
             hint="build one with `moa-export build --variant web`",
+        )
+    if (memory := memory_needed(variant)) > _WASM_MEMORY:
+        raise BundleError(
+            f"no browser can run variant {name}: loading it takes {memory / 2**30:.1f} GB, and wasm has 4",
+            hint="take a smaller drafter, or fewer draft tokens: `moa-export build --draft-vocab`",
         )
     return variant
 
@@ -209,6 +219,7 @@ def _config(settings: WebAppSettings, bundle: Bundle, variant: Variant, folder: 
         "verifier": settings.verifier,
         "context": manifest.target.facts.max_positions,
         "max_tokens": settings.max_new_tokens,
+        "memory": memory_needed(variant),
         "eos": codec.eos_ids,
         "special": codec.special_tokens,
         "identities": {"tokenizer": codec.hash, "target": "", "drafter": manifest.drafter.weights_id},
@@ -223,6 +234,11 @@ def _config(settings: WebAppSettings, bundle: Bundle, variant: Variant, folder: 
         },
         "files": {part: _pack(path, folder) for part, path in files.items()},
     }
+
+
+def memory_needed(variant: Variant) -> int:
+    """Bytes that a page takes while it loads the drafter, about: measured with 2 MB and with 0.5 GB of weights."""
+    return (200 << 20) + 7 * variant.size // 2
 
 
 def _heads(heads: KVHeads | RecordFormat) -> dict[str, int]:

@@ -10,7 +10,6 @@ import { MASKED, TreeGrower } from "./turn/tree.js";
 const FORBIDDEN = MASKED / 2;
 const FIRST = 256;  // rows of a new buffer
 const CHUNK = 128;  // prompt tokens fed in one run: bounds the time between two yields
-const GREEDY = { temperature: 0 };
 
 // Keys and values of each layer as [1, heads, rows, width], which grow by doubling; unused rows are masked, not cleared.
 class KVBuffer {
@@ -122,11 +121,6 @@ export class Drafter {
     const found = await this.#level(nodes, growth.tree, rows, first, positions, sampling);
     this.#expand(growth, nodes, found, breadth, least);
     return growth;
-  }
-
-  // Computes and keeps the rows of `ids`, after which nobody wants a guess yet.
-  async *read(ids) {
-    if (this.#keep(ids) < ids.length) yield* this.#follow(ids, GREEDY);
   }
 
   #expand(growth, nodes, found, breadth, least) {

@@ -6,6 +6,7 @@ import { script } from "./script.js";
 const config = await (await fetch("config.json")).json();
 const waiting = new Map();  // call's id -> what takes its messages
 const LINKS = { none: "none", up: "online", down: "offline", refused: "refused" };
+const SMALL = 1;  // GB that a page may take where the browser does not say how much memory the device has
 let calls = 0, loaded = false, cut = false, failed = "", token = sessionStorage.getItem("key") ?? "";
 
 export const MODES = false;  // unverified text is shown, and corrected
@@ -24,6 +25,8 @@ const worker = start();
 // It is loaded through the service worker, so that its files come over the network once; without one, directly.
 async function start() {
   if (!isSecureContext) throw new ApiError(0, "a browser runs the device only from https, or from this machine");
+  const room = navigator.deviceMemory ? Math.min(4, navigator.deviceMemory / 2) : SMALL;
+  if (config.memory > room * 2 ** 30) throw new ApiError(0, tooLarge(room));
   await controlled();
   const made = new Worker(script("worker.js"), { type: "module" });
   made.onmessage = ({ data }) => waiting.get(data.id)?.(data);
@@ -34,14 +37,20 @@ async function start() {
   return made;
 }
 
+function tooLarge(room) {
+  const needed = (config.memory / 2 ** 30).toFixed(1);
+  return `its model takes ${needed} GB of memory, and a page in this browser gets about ${room} GB: open it on a device with more, or write the page with a smaller bundle`;
+}
+
+// Until the service worker has all files, however long that takes, or is known to fail.
 async function controlled() {
-  const workers = navigator.serviceWorker;
-  if (!workers || workers.controller) return;
-  await Promise.race([
-    new Promise((resolve) => { workers.addEventListener("controllerchange", resolve, { once: true }); }),
-    workers.ready.then(() => new Promise((resolve) => { setTimeout(resolve, 2000); })),  // a reload past the service worker
-    new Promise((resolve) => { setTimeout(resolve, 60000); }),
-  ]);
+  const workers = navigator.serviceWorker, registration = await workers?.register(script("sw.js")).catch(() => null);
+  if (!registration || workers.controller) return;
+  await new Promise((resolve) => {
+    workers.addEventListener("controllerchange", resolve, { once: true });
+    workers.ready.then(() => setTimeout(resolve, 2000));  // a reload past the service worker
+    registration.installing?.addEventListener("statechange", ({ target }) => { if (target.state === "redundant") resolve(); });
+  });
 }
 
 // Yields the chunks of a call; returns its result.

@@ -4,14 +4,16 @@ import { loadGraph, text } from "./bundle.js";
 import { Chunks } from "./chunks.js";
 import { Codec } from "./codec.js";
 import { Drafter } from "./drafter.js";
+import { Table } from "./store.js";
 import { EdgeClient } from "./turn/client.js";
 import { fitting, leftOutNotice, promptRoom } from "./turn/window.js";
-import { Turns } from "./turns.js";
 
 const KEPT = 4;  // conversations whose caches are kept
 const STORED_EVERY = 0.25;  // seconds between two stores of a running turn
 const TOKEN = "moa.token.";  // the subprotocol that carries it: a page cannot set headers
+const DAY = 86_400_000;
 
+const turns = new Table("moa-device", "turns");  // a page that was killed in mid-answer finds all tokens again
 let ready;  // the device, a promise
 let token = "";
 const running = new Map();  // turn -> { conversation, store() }
@@ -32,7 +34,14 @@ async function load(config) {
     environment: { WebSocket: Authorized },
   });
   client.open();
-  return { client, codec, turns: await Turns.open(), conversations: [] };
+  await prune();
+  return { client, codec, conversations: [] };
+}
+
+// The text of an answer is the page's to keep; what is here is needed until the answer is verified.
+async function prune() {
+  const old = (await turns.all()).filter(({ at, verified }) => Date.now() - at > (verified ? DAY : 30 * DAY));
+  for (const { id } of old) await turns.remove(id);
 }
 
 class Authorized extends WebSocket {
@@ -62,7 +71,7 @@ function forget(device, conversation) {
 
 async function begin({ id, turn, request }) {
   const device = await ready;
-  await device.turns.put({ id: turn, request, done: false, verified: false, at: Date.now() });
+  await turns.put({ id: turn, request, done: false, verified: false, at: Date.now() });
   post(id, { kept: true });
   const { codec, client } = device, { messages, settings } = request;
   const room = codec.template ? promptRoom(client.maxContext, settings.maxNewTokens) : Infinity;
@@ -75,7 +84,7 @@ async function begin({ id, turn, request }) {
 // A turn that was stored: shown again from its beginning, gone on with, or checked.
 async function takeUp({ id, turn }) {
   const device = await ready;
-  const kept = await device.turns.get(turn);
+  const kept = await turns.get(turn);
   if (!kept) throw Object.assign(new Error("this answer is no longer kept"), { status: 404 });
   if (!kept.snapshot) return begin({ id, turn, request: kept.request });  // killed before its first token
   const chunks = new Chunks(kept.shown);
@@ -95,7 +104,7 @@ async function run(device, { id, turn, conversation, chunks }, generate) {
   const store = () => {
     stored = performance.now();
     const now = { id: turn, snapshot: conversation.snapshot(), shown: structuredClone(chunks.state), done: Boolean(done), verified: Boolean(done?.verified), at: Date.now() };
-    storing = storing.then(() => device.turns.put(now)).catch((error) => post(id, { moa: { notice: `this browser could not keep the answer: ${error.message}` } }));
+    storing = storing.then(() => turns.put(now)).catch((error) => post(id, { moa: { notice: `this browser could not keep the answer: ${error.message}` } }));
     return storing;
   };
   running.set(turn, { conversation, store });

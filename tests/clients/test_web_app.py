@@ -302,6 +302,20 @@ def test_a_damaged_file_is_noticed_and_fetched_again(opened: Opened, built: Path
         page.wait_for_selector("#link[data-state=none]")
 
 
+def test_a_drafter_that_is_too_large_for_the_device_is_refused_before_it_is_loaded(
+    opened: Opened, built: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(built, tmp_path / "app")
+    config = json.loads((built / "config.json").read_text())
+    (tmp_path / "app" / "config.json").write_text(json.dumps({**config, "memory": 5 << 30}))
+    with hosted(tmp_path / "app") as host:
+        page = opened(host, "broken")
+        page.wait_for_selector("text=its model takes 5.0 GB of memory")
+        ask(page, STORY)
+        page.wait_for_selector(".note.error >> text=with a smaller bundle")
+        assert not [path for path in host.sent if "packed" in path]
+
+
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0.8, "seed": 11}], ids=["greedy", "sampled"])
 def test_offline_from_the_start_it_writes_what_the_python_device_writes(
     opened: Opened, alone: Host, changes: dict[str, float]
@@ -331,6 +345,20 @@ def test_a_click_to_the_first_token_offline(opened: Opened, alone: Host) -> None
         "beside other work: its share of the processor"
     )
     complete(page)
+
+
+def test_no_guesses_ahead_on_a_low_battery_or_where_data_is_saved(opened: Opened, alone: Host) -> None:
+    page = opened(alone, "none")
+    setting(page, "max_tokens", 4)
+    battery = "navigator.getBattery = async () => ({ charging: %s, level: 0.1 });"
+    saving = "Object.defineProperty(navigator, 'connection', { value: { saveData: true } });"
+    charging = battery % "true"
+    for program, ahead in (("", True), (charging, True), (battery % "false", False), (charging + saving, False)):
+        page.context.add_init_script(program)
+        page.reload()
+        page.wait_for_selector("#link[data-state=none]")
+        answer(page, STORY)
+        assert kept(page)[-1]["snapshot"]["settings"]["guessAhead"] is ahead, program
 
 
 def test_a_page_that_is_killed_in_mid_answer_goes_on(opened: Opened, alone: Host) -> None:
@@ -380,6 +408,17 @@ def test_a_chat_beyond_the_context_loses_the_turns_that_it_loses_in_python(opene
     found = opened(alone, "none").evaluate(ANSWER, [messages, {}])
     assert (found[0], found[3]) == (text, notices)
     assert "no longer sent" in notices[0]
+
+
+def test_storage_that_is_evicted_under_an_open_page_is_made_anew(opened: Opened, alone: Host) -> None:
+    page = opened(alone, "none")
+    text = answer(page, QUESTIONS[0])
+    everything = {"origin": alone.address, "storageTypes": "all"}
+    page.context.new_cdp_session(page).send("Storage.clearDataForOrigin", everything)
+    assert answer(page, QUESTIONS[0]) == text
+    assert len(kept(page)) == 1
+    page.reload()
+    page.wait_for_function("(text) => document.querySelector('.assistant .body')?.textContent === text", arg=text)
 
 
 def test_with_a_verifier_the_text_is_the_targets(opened: Opened, app: Host, cloud: Cloud) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from edge_client.device import embedded_bundle
 from edge_client.tools.web_app import PACKAGES, WebAppSettings, build_web_app, packed
-from moa.errors import UsageError
+from moa.errors import BundleError, UsageError
 from tests.web.node import Node
 
 IMPORTS = """import { Chunks } from "./../chunks.js"; import { unlzma } from "./../lzma.js";
@@ -115,3 +117,16 @@ def test_a_changed_package_is_refused(tmp_path: Path) -> None:
     (tmp_path / PACKAGES[0].archive).write_bytes(b"something else")
     with pytest.raises(UsageError, match="its hash differs"):
         build_web_app(WebAppSettings(out=tmp_path / "new", bundle=embedded_bundle(), packages=tmp_path))
+
+
+def test_a_bundle_that_no_browser_can_load_is_refused_and_one_for_no_phone_is_named(tmp_path: Path) -> None:
+    shutil.copytree(embedded_bundle(), tmp_path / "bundle")
+    file, said = tmp_path / "bundle" / "manifest.json", list[str]()
+    manifest = json.loads(file.read_text())
+    settings = WebAppSettings(out=tmp_path / "new", bundle=tmp_path / "bundle", packages=tmp_path)
+    for size, refusal in ((1 << 30, "no onnxruntime"), (3 << 30, "takes 10.7 GB, and wasm has 4")):
+        manifest["variants"]["web"]["size"] = size
+        file.write_text(json.dumps(manifest))
+        with pytest.raises((BundleError, UsageError), match=refusal):
+            build_web_app(settings, said.append)
+    assert said == ["loading it takes 3.7 GB of a browser's memory: phones refuse it"]

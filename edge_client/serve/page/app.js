@@ -2,8 +2,7 @@
 
 import { Answer, ChatView } from "./chat.js";
 import { Figures } from "./figures.js";
-import { add, asMarkdown, matches, newConversation, path, sound, Store } from "./store.js";
-import { script } from "./script.js";
+import { add, asMarkdown, matches, newConversation, path, sound, Table } from "./store.js";
 import { ApiError, chunks, MODES, model as modelName, setLink, status as linkStatus, stop } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
@@ -19,7 +18,8 @@ const DEMO = {
 };
 const AGAIN = 0.8;  // the temperature of another answer where none is set: the likeliest one is there already
 
-let store, conversations, current, model = "", demo = false, context = 0;
+const store = new Table("moa-edge", "conversations");
+let conversations, current, model = "", demo = false, context = 0, broken = "";
 const settings = { ...DEFAULTS, ...JSON.parse(localStorage.getItem("settings") ?? "{}"), key: sessionStorage.getItem("key") ?? "" };
 const running = new Map();  // node id -> { abort, node, conversation }
 const view = new ChatView($("messages"), { retry, proceed, edit, show, ask, empty });
@@ -38,6 +38,7 @@ function notice(text) {
 }
 
 function empty() {
+  if (broken) return { words: [`This page cannot answer: ${broken}.`], examples: [] };
   if (!model) return { words: ["Waiting for the endpoint."], examples: [] };
   const words = [`Ask ${demo ? "" : model} something. The device drafts, the verifier checks; when the link is lost, the answer goes on.`];
   return { words: demo ? [...words, DEMO.words] : words, examples: demo ? DEMO.examples : [] };
@@ -326,18 +327,20 @@ async function look() {
   try {
     const status = await linkStatus(settings.key);
     context = status.context ?? 0;
+    const before = [model, broken].join();
+    broken = status.link === "broken" ? status.detail : "";
     if (!model) {
       model = await modelName(settings.key);
       demo = status.demo;
       $("model").textContent = demo ? DEMO.name : model;
       $("max_tokens").placeholder = String(status.max_tokens ?? "");
-      if (current && !current.leaf) view.show(current);
     }
+    if (before !== [model, broken].join() && current && !current.leaf) view.show(current);
     if (status.link === "online") recheck();
     linkState(status.link, status.detail);
     $("cut-switch").hidden = status.cut === undefined;
     $("connected").checked = !status.cut;
-    $("figures").hidden = status.link === "none";  // all of them are the verifier's
+    $("figures").hidden = ["none", "broken"].includes(status.link);  // all of them are the verifier's
     figures.take(status, performance.now());
   } catch (error) {
     const locked = error instanceof ApiError && error.status === 401;
@@ -402,7 +405,6 @@ function bind() {
 }
 
 async function start() {
-  store = await Store.open();
   conversations = await store.all();
   bind();
   await look();
@@ -417,9 +419,6 @@ async function start() {
   }
   setInterval(() => { if (!document.hidden) look(); }, 1000);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
-  if ("serviceWorker" in navigator) {
-    navigator.serviceWorker.register(script("sw.js")).catch(() => {});
-  }
 }
 
 start();

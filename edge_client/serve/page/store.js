@@ -1,27 +1,43 @@
 // Conversations, kept in this browser only. A conversation is a tree: an edited question or a second answer is a branch.
 
-const STORE = "conversations";
+// A table of the browser's own database. The browser may evict it under an open page: it is made anew at its next use.
+export class Table {
+  #opened = null;
+
+  constructor(database, name) {
+    this.database = database;
+    this.name = name;
+  }
+
+  all() { return this.#use("readonly", (table) => table.getAll()); }
+  get(id) { return this.#use("readonly", (table) => table.get(id)); }
+  put(value) { return this.#use("readwrite", (table) => table.put(value)); }
+  remove(id) { return this.#use("readwrite", (table) => table.delete(id)); }
+
+  async #use(mode, act) {
+    this.#opened ??= this.#open();
+    try {
+      return await wish(act((await this.#opened).transaction(this.name, mode).objectStore(this.name)));
+    } catch (error) {
+      this.#opened = null;
+      throw error;
+    }
+  }
+
+  async #open() {
+    const request = indexedDB.open(this.database, 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(this.name, { keyPath: "id" });
+    const database = await wish(request);
+    database.onclose = () => { this.#opened = null; };
+    return database;
+  }
+}
 
 function wish(request) {
   return new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
   });
-}
-
-export class Store {
-  static async open() {
-    const request = indexedDB.open("moa-edge", 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
-    const store = new Store();
-    store.database = await wish(request);
-    return store;
-  }
-
-  #table(mode) { return this.database.transaction(STORE, mode).objectStore(STORE); }
-  all() { return wish(this.#table("readonly").getAll()); }
-  put(conversation) { return wish(this.#table("readwrite").put(conversation)); }
-  remove(id) { return wish(this.#table("readwrite").delete(id)); }
 }
 
 const id = () => crypto.randomUUID?.() ?? Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0")).join("");

@@ -1,6 +1,10 @@
 // The page's back end: an endpoint. Server-sent events over fetch, which can send a key, and can go on where a stream
 // broke off. In the app edge_client/web/stream.js takes this file's place.
 
+import { script } from "./script.js";
+
+navigator.serviceWorker?.register(script("sw.js")).catch(() => {});
+
 export const MODES = true;  // whether unverified text can be held back, or kept
 
 export class ApiError extends Error {

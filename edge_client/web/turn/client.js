@@ -80,11 +80,6 @@ export class EdgeClient {
     this.timed = false;
   }
 
-  /** @param {() => void} call */
-  set onchange(call) {
-    if (this.link) this.link.onchange = call;
-  }
-
   open() {
     this.link?.open();
   }

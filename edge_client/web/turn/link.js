@@ -6,7 +6,7 @@ import { RoundTrip } from "./estimates.js";
 import { FEATURES, Refusal, SUBPROTOCOL, VERSION, clientFrame, decodeServer, message } from "./messages.js";
 import { Retry } from "./reach.js";
 import { RecordFlow } from "./records.js";
-import { ProtocolError, hex, safeLine } from "./text.js";
+import { ProtocolError, hex, safeLine, unhex } from "./text.js";
 
 /** @typedef {import("./messages.js").Message} Message */
 /** What a browser (or a test) gives. @typedef {{WebSocket: any, now: () => number, setTimeout: (call: () => void, ms: number) => any,
@@ -154,8 +154,6 @@ export class VerifierLink {
   sentBytes = 0;
   receivedBytes = 0;
   wanted = false;
-  /** @type {() => void} */
-  onchange = () => {};
   /** @type {any} */
   timer = null;
   /** When the verifier last sent something, and until when it must answer a probe. */
@@ -403,7 +401,7 @@ export class VerifierLink {
       const unread = [...(this.opening.size ? this.opening : this.asking)];
       if (answer.code !== "bad_message" || !unread.length || (unread.length > 1 && !this.opening.size)) throw new RemoteError(answer);
       session = unread[0];
-      answer = { ...answer, session: Uint8Array.from(session.match(/../g) ?? [], (pair) => parseInt(pair, 16)) };
+      answer = { ...answer, session: unhex(session) };
     }
     if (answer.kind === "activations") this.flow.arrived(answer.payload.length, arrived);
     else {
@@ -449,6 +447,5 @@ export class VerifierLink {
   /** The state has changed. */
   ring() {
     for (const box of this.listening) box.ring();
-    this.onchange();
   }
 }

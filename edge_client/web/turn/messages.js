@@ -223,11 +223,6 @@ export function message(kind, fields) {
   return made;
 }
 
-/** The round that an answer to this message names; an opening or a resume asks for none. @param {Message} request */
-export function roundOf(request) {
-  return ["verify", "stream", "foresee", "cancel"].includes(request.kind) ? request.round : 0;
-}
-
 // ---- writing
 
 const utf8 = new TextEncoder();

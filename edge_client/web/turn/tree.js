@@ -48,11 +48,6 @@ export class TreeGrower {
     this.level = 0;
   }
 
-  /** The tokens to feed to the drafter. */
-  get frontierTokens() {
-    return this.frontier.map((node) => this.tokens[node]);
-  }
-
   /** Take the drafter's best guesses after each frontier node, best first. A score that is no number is the worst.
    * @param {ArrayLike<number>[]} topTokens @param {ArrayLike<number>[]} topScores */
   expand(topTokens, topScores) {
