@@ -67,7 +67,7 @@ class Bundle:
         name = name or self.manifest.default_variant
         if name not in self.manifest.variants:
             raise BundleError(
-                f"the bundle {self.folder.name} has no variant {name!r}",
+                f"this bundle has no variant {name!r}",
                 hint=f"it has {', '.join(sorted(self.manifest.variants))}",
             )
         variant = self.manifest.variants[name]
