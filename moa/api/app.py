@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 
@@ -23,7 +23,7 @@ from moa.api.answer import Answerer, AnswerRequest
 from moa.api.errors import ApiError
 from moa.api.fairness import Fairness, charged
 from moa.api.guard import Guard
-from moa.api.http import ClientDisconnected, EventStream, Json, read_body, while_connected
+from moa.api.http import EventStream, Json, read_body, while_connected
 from moa.api.load import Counted
 from moa.api.metrics import ApiMetrics
 from moa.api.recheck import Recheck
@@ -336,7 +336,7 @@ class Api:
             try:
                 async with self._fairness.turn(principal):
                     response: Response = await charged(endpoint(request, principal))
-            except ClientDisconnected:
+            except ClientDisconnect:
                 self.metrics.hang_ups.inc()
                 return Response(status_code=499)  # the client has left
             return response

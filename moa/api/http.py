@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 import uvicorn
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -30,10 +30,6 @@ _SEND_SECONDS = 30.0
 """Close the connection of a client that reads nothing for this long."""
 
 
-class ClientDisconnected(Exception):
-    """The client has closed its connection."""
-
-
 async def read_body(request: Request, most: int) -> bytes:
     """The body; it must be JSON and not too long."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -49,13 +45,13 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of the work; `ClientDisconnected`, and the work cancelled, if the client disconnects first."""
+    """The result of the work; `ClientDisconnect`, and the work cancelled, if the client disconnects first."""
     task = asyncio.ensure_future(charged(work))
     watch = asyncio.ensure_future(_hang_up(receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientDisconnected
+            raise ClientDisconnect
         return task.result()
     finally:
         for each in (task, watch):
@@ -97,7 +93,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the frames."""
-        with contextlib.suppress(ClientDisconnected, TimeoutError, OSError):
+        with contextlib.suppress(ClientDisconnect, TimeoutError, OSError):
             await while_connected(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:

@@ -50,6 +50,18 @@ async def test_a_connection_without_a_whole_request_ends(sent: bytes, monkeypatc
         writer.close()
 
 
+async def test_a_client_that_leaves_within_its_body_is_no_defect_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(says("x")) as (_, address), browser(address) as client:
+        reader, writer = await connect(address)
+        writer.write(HEAD + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+        async with asyncio.timeout(PATIENCE):
+            await reader.readline()  # the body is waited for
+            writer.close()
+            while "moa_api_hang_ups_total 1.0" not in (await client.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+    assert not caplog.records
+
+
 async def test_bytes_now_and_then_do_not_prolong_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_HEAD_SECONDS", 0.2)
     async with served(says("x")) as (_, address):
