@@ -27,7 +27,7 @@ from moa.model.blocks import Block, RMSNorm
 from moa.model.borrowed import Rows
 from moa.model.checkpoint import WEIGHTS, fill, stored_weights
 from moa.model.features import run_layer, self_rows
-from moa.model.loading import locate, read_config
+from moa.model.loading import first_line, locate, read_config
 from moa.model.shared import SharedWeights
 from moa.model.slots import SlotPool
 
@@ -98,8 +98,8 @@ class PublishedConfig:
                 target_hidden_size=int(width),
                 **{name: bool({**values, **own}.get(name)) for name in _NORMS},
             )
-        except (TypeError, ValueError, KeyError) as error:
-            raise ConfigError(f"{folder}: config.json cannot be read: {str(error).splitlines()[0]}") from None
+        except Exception as error:  # the library raises whatever an odd value runs into
+            raise ConfigError(f"{folder}: config.json cannot be read: {first_line(error)}") from None
         config._check(folder, facts)
         return config
 
@@ -124,7 +124,8 @@ _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 def is_eagle3(values: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is that of an EAGLE-3 drafter."""
-    names = [str(values.get("speculators_model_type")), *map(str, values.get("architectures") or ())]
+    listed = values.get("architectures")
+    names = [str(values.get("speculators_model_type")), *map(str, listed if isinstance(listed, list) else ())]
     # The authors' configs are those of a plain Llama with a vocabulary for drafts.
     return any("eagle3" in name.lower() for name in names) or "draft_vocab_size" in values
 

@@ -68,7 +68,7 @@ def load_model(
         if not quantization:
             model.to(where)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
-        raise UsageError(f"cannot load the model in {folder}: {_first_line(error)}") from error
+        raise UsageError(f"cannot load the model in {folder}: {first_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise UsageError(f"the weights in {folder} lack {len(missing)} tensors, {missing[0]} among them")
     model.eval().requires_grad_(False)
@@ -92,7 +92,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise UsageError(f"cannot load the tokenizer in {folder}: {_first_line(error)}") from error
+        raise UsageError(f"cannot load the tokenizer in {folder}: {first_line(error)}") from error
     if not tokenizer.is_fast:
         raise UnsupportedModelError(f"the tokenizer in {folder} has no tokenizer.json form, which the device needs")
     return tokenizer
@@ -112,7 +112,7 @@ def locate(source: str | Path, wanted: Sequence[str] = _WANTED) -> Path:
             f"no model {source}: not a folder here, not in the hub's cache, and the hub cannot be reached"
         ) from error
     except (HfHubHTTPError, ValueError, OSError) as error:
-        raise UsageError(f"cannot get model {source}: {_first_line(error)}") from error
+        raise UsageError(f"cannot get model {source}: {first_line(error)}") from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -122,8 +122,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"no model in {folder}: config.json is missing") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {_first_line(error)}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"cannot read {path}: {first_line(error)}") from error
     if not isinstance(config, dict):
         raise UsageError(f"{path} is not a model's config: it holds no JSON object")
     return config
@@ -163,9 +163,10 @@ def _checked_device(device: str | torch.device) -> torch.device:
             torch.backends.cuda.enable_cudnn_sdp(False)
         torch.empty(1, device=where)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"cannot use device {str(device)!r}: {_first_line(error)}") from error
+        raise UsageError(f"cannot use device {str(device)!r}: {first_line(error)}") from error
     return where
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """An error in one line."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

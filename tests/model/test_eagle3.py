@@ -107,6 +107,8 @@ def test_what_a_checkpoint_leaves_out_is_the_targets(tmp_path: Path) -> None:
         ({"target_hidden_size": 32}, "another target"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, r"the target has 0\.\.3"),
         ({"eagle_aux_hidden_state_layer_ids": "all"}, "cannot be read"),
+        ({"rope_scaling": "all"}, "cannot be read"),
+        ({"target_hidden_size": float("inf")}, "cannot be read"),
         ({"intermediate_size": 80}, "its config says"),
         ({"fc_norm": True}, "lack fc_norm"),
         ({"model_type": "qwen3"}, "not that of an EAGLE-3"),

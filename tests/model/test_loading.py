@@ -149,7 +149,8 @@ def test_a_file_is_no_model(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"{", "cannot read"), (b"\xff", "cannot read"), (b"[]", "no JSON object")]
+    ("content", "said"),
+    [(b"{", "cannot read"), (b"[" * 10**5, "cannot read"), (b"\xff", "cannot read"), (b"[]", "no JSON object")],
 )
 def test_an_unreadable_config(folder: Path, content: bytes, said: str) -> None:
     (folder / "config.json").write_bytes(content)
