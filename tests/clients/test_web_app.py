@@ -610,6 +610,9 @@ def test_memory_stays_flat(opened: Opened, alone: Host) -> None:
         answer(page, QUESTIONS[number % len(QUESTIONS)])
         if number % 10 == 9:
             sizes.append(_resident())
-    print("\nMB after each ten answers:", [size >> 20 for size in sizes])
-    assert sizes[-1] < 250 << 20
+    deadline = time.monotonic() + 30
+    while (rested := _resident()) > sizes[0] and time.monotonic() < deadline:
+        time.sleep(0.2)  # the browser collects garbage when it is idle, and these answers left no pause
+    print("\nMB after each ten answers:", [size >> 20 for size in sizes], "and at rest:", rested >> 20)
+    assert rested < 250 << 20
     assert sizes[-1] < 1.2 * sizes[1]
