@@ -109,6 +109,7 @@ async def talk(played: Played, *lines: Keys, online: Sequence[bool] = (True,)) -
     client = SimpleNamespace(
         link=Link(),
         shared=SimpleNamespace(max_context=100),
+        settings=SimpleNamespace(max_new_tokens=64),
         wait_online=wait_online,
     )
     screen = io.StringIO()

@@ -127,7 +127,7 @@ async def beside(
         if not apart:
             tasks.append(asyncio.create_task(turn(other, OTHER, faulty=False)))
         outcome, *rest = await asyncio.gather(*tasks)
-        assert injected.calls >= injected.at, "the fault was not reached"
+        assert injected.calls >= injected.at, f"the fault was not reached: {injected.calls} of {injected.at}"
         for one in rest:
             assert isinstance(one, kit.Transcript)
             assert one.tokens == verifier_kit.generated(OTHER, COUNT)
@@ -241,7 +241,7 @@ async def test_a_part_of_the_shell_that_fails(part: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("error", [ValueError, MemoryError, RuntimeError])
 async def test_records_that_cannot_be_stored_cost_no_token(error: type[Exception]) -> None:
     async with kit.verifier() as running:
-        for at in (1, 2, 3):
+        for at in (1, 2):  # a quick verifier sends the records of the whole answer in two messages
             async with open_client(running.transport.url) as client:
 
                 def break_it(conversation: Conversation, at: int = at) -> Injected:

@@ -217,6 +217,16 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> Tape:
 
 
 _failing = test_machine.test_a_drafter_that_fails_between_two_connections_leaves_no_stream_that_waits_for_it
+
+
+def _lost(draft: controller.WhoDrafts, seed: int) -> None:
+    """Connections that are lost, until second 20."""
+    scenario = world.World(draft=draft, seed=seed)
+    scenario.loss, scenario.repeat = 0.3, 0.2
+    scenario.at(20, lambda: setattr(scenario, "loss", 0.0))
+    exact(scenario)
+
+
 SCENARIOS: dict[str, Callable[[], None]] = {
     **{
         f"{draft}-{right}-{ahead}": lambda draft=draft, right=right, ahead=ahead: exact(
@@ -227,8 +237,8 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     },
     "plain": lambda: exact(world.World(draft="none")),
     "a call a token": lambda: exact(world.World(draft="single", count=10)),
-    "lost connections": lambda: test_machine.test_connections_that_are_lost("device", 0.3, 1),
-    "lost streams": lambda: test_machine.test_connections_that_are_lost("server", 0.3, 2),
+    "lost connections": lambda: _lost("device", 1),
+    "lost streams": lambda: _lost("server", 2),
     "busy": lambda: test_machine.test_refused_for_now("device", "busy"),
     "quarantined": lambda: test_machine.test_a_session_that_is_lost("server", "quarantined"),
     "conflict": lambda: test_machine.test_a_session_that_is_lost("device", "conflict"),

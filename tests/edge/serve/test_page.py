@@ -268,6 +268,6 @@ def test_the_service_worker_keeps_every_file() -> None:
 def test_every_file_is_served_under_the_policy() -> None:
     routes = [*page("edge_client.serve", "page", "/"), *page("moa.api", "assets", "/")]
     paths = {route.path for route in routes}
-    assert paths == {"/"} | {f"/{file.name}" for file in FILES} - {"/index.html"}
+    assert paths == {"/"} | {f"/{file.name}" for file in FILES}
     assert "unsafe" not in POLICY
     assert "default-src 'none'" in POLICY
