@@ -26,19 +26,29 @@ from moa.process.listening import Port
 from moa.wire.limits import Limits
 
 _MODEL = {
-    **{"target": "ID_OR_DIR", "drafter": "DIR", "bundle": "DIR", "device": "DEVICE", "dtype": "DTYPE"},
-    **{"quantize": "int8", "inexact": ""},
+    "target": "ID_OR_DIR",
+    "drafter": "DIR",
+    "bundle": "DIR",
+    "device": "DEVICE",
+    "dtype": "DTYPE",
+    "quantize": "int8",
+    "inexact": "",
 }
 _ADDRESS = {
-    **{"host": "HOST", "port": "PORT", "auth_tokens": "FILE", "tls_cert": "FILE", "tls_key": "FILE", "origins": "URL"},
-    **{"openai": "[HOST:]PORT", "model_name": "NAME", "openai_hosts": "NAME", "app": "DIR"},
+    "host": "HOST",
+    "port": "PORT",
+    "auth_tokens": "FILE",
+    "tls_cert": "FILE",
+    "tls_key": "FILE",
+    "origins": "URL",
+    "openai": "[HOST:]PORT",
+    "model_name": "NAME",
+    "openai_hosts": "NAME",
+    "app": "DIR",
 }
-_MEMORY = {"slots": "N", "kv_tokens": "N"}
-_BATCHING = {
-    **_MEMORY,
-    **{"max_batch_rows": "N", "max_batch_tokens": "N", "prefill_tokens": "N", "project_rows": "N"},
-    **{"batch_wait_ms": "N"},
-}
+_MEMORY = dict.fromkeys(("slots", "kv_tokens"), "N")
+_BATCHES = ("max_batch_rows", "max_batch_tokens", "prefill_tokens", "project_rows", "batch_wait_ms")
+_BATCHING = _MEMORY | dict.fromkeys(_BATCHES, "N")
 
 ApiEndpoint = Callable[[Any], contextlib.AbstractAsyncContextManager[str]]
 """Starts another listener beside the verifier's port; yields its address."""
