@@ -27,25 +27,27 @@ def page(package: str, folder: str, at: str) -> Iterator[Route]:
     for entry in sorted(resources.files(package).joinpath(folder).iterdir(), key=lambda entry: entry.name):
         name, _, ending = entry.name.rpartition(".")
         if ending in TYPES:
-            path = at.rstrip("/") + "/" + entry.name
-            if entry.name == "index.html":
-                yield Route(path, _to_folder)
-                path = at
-            yield Route(path, _File(entry.read_bytes(), TYPES[ending]).get, name=name)
+            yield from _routes(at, entry.name, _File(entry.read_bytes(), TYPES[ending]), name)
 
 
 def web_app(folder: Path | None) -> list[Route]:
     """Routes below `/app/` for a folder of `edge-client page`; none without one."""
     if folder is None:
         return []
-    policy, routes = app_policy(folder), []
+    policy, routes = app_policy(folder), list[Route]()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         file = _File(path.read_bytes(), TYPES.get(name.rpartition(".")[2], ""), policy)
-        if name == "index.html":
-            routes.append(Route("/app/index.html", _to_folder))
-        routes.append(Route("/app/" + name.removesuffix("index.html"), file.get, name=f"app {name}"))
+        routes += _routes("/app/", name, file, f"app {name}")
     return routes
+
+
+def _routes(at: str, path: str, file: _File, name: str) -> Iterator[Route]:
+    """A file's address below `at`, which is the index's own."""
+    below = at.rstrip("/") + "/" + path
+    if path == "index.html":
+        yield Route(below, _to_folder)
+    yield Route(at if path == "index.html" else below, file.get, name=name)
 
 
 async def _to_folder(_: Request) -> Response:
