@@ -183,19 +183,12 @@ def measure(options: Options) -> dict[str, Any]:
             for kind, temperature, place in heldout_folders(Path(options.texts)):
                 if temperature not in temperatures:
                     continue
-                each = []
-                for row in _rows(loaded.model, taps, place, options.rows):
-                    for document in range(1, int(row.batch.segments.max()) + 1):
-                        starts = row.starts(document, options.stride if temperature else 1)
-                        if options.alone:
-                            if options.cut + options.alone <= len(starts):
-                                start = int(starts[options.cut])
-                                own = alone(model, row, start, behind, options.alone, head)
-                                each.append(as_the_target(loaded.model, own, start, options.alone))
-                            continue
-                        found = won(model, row, starts, behind, options.depth, temperature, head)
-                        if len(found):
-                            each.append(float(found.mean()) if temperature else greedy_rounds(found))
+                each = [
+                    figure
+                    for row in _rows(loaded.model, taps, place, options.rows)
+                    for document in range(1, int(row.batch.segments.max()) + 1)
+                    for figure in _figures(model, loaded.model, row, document, behind, temperature, options, head)
+                ]
                 run = {
                     "drafter": folder.name, "steps": trained.get("steps"), "parameters": trained.get("parameters"),
                     "behind": behind, "kind": kind, "temperature": temperature, "texts": len(each),
@@ -204,6 +197,20 @@ def measure(options: Options) -> dict[str, Any]:
                 say(f"{folder.name} {behind} late, {kind}, T={temperature:g}: {run['won']:.3f} ± {run['se']:.3f}")
                 runs.append(run)
     return {"alone": options.alone, "runs": runs}
+
+
+def _figures(
+    model: Any, target: Any, row: Row, document: int, behind: str, temperature: float, options: Options, head: Tensor
+) -> Iterator[float]:
+    """What is measured of one text; nothing where it is too short."""
+    starts = row.starts(document, options.stride if temperature else 1)
+    if options.alone:
+        if options.cut + options.alone <= len(starts):
+            start = int(starts[options.cut])
+            own = alone(model, row, start, behind, options.alone, head)
+            yield as_the_target(target, own, start, options.alone)
+    elif len(found := won(model, row, starts, behind, options.depth, temperature, head)):
+        yield float(found.mean()) if temperature else greedy_rounds(found)
 
 
 def _rows(target: Any, taps: Sequence[int], place: Path, most: int) -> Iterator[Row]:
