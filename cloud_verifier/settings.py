@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moa.api.access import is_loopback
@@ -10,8 +10,8 @@ from moa.errors import ConfigError
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
 
-_UNSURE = -4.0
-"""Never deepen a stream's draft when the log-probability that the text goes on along it is below this."""
+_STREAM_TREE = TreeShape(breadth=8, depth=16, nodes=63, min_score=-4.0)
+"""The largest tree that the server drafts in stream rounds. What a level and a node cost decides how much of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +75,6 @@ class Settings:
     batch_wait_ms: float = 1.5
     """How long a forward waits for further drafts that are expected soon, in milliseconds; 0: not at all."""
 
-    stream_breadth: int = 8
-    stream_depth: int = 16
-    stream_nodes: int = 63
-    """The largest tree that the server drafts in stream rounds. What a level and a node cost decides how much of it."""
-
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -98,15 +93,7 @@ class Settings:
             raise ConfigError(f"port must be 0..65535, not {self.port}")
         if self.openai and self.port and self.openai_address == (self.host, self.port):
             raise ConfigError(f"--openai needs a port of its own: {self.port} is the verifier's")
-        for name in (
-            "slots",
-            "kv_tokens",
-            "max_batch_rows",
-            "max_batch_tokens",
-            "prefill_tokens",
-            "project_rows",
-            "stream_nodes",
-        ):
+        for name in ("slots", "kv_tokens", "max_batch_rows", "max_batch_tokens", "prefill_tokens", "project_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.slots > 65536:
@@ -125,8 +112,7 @@ class Settings:
     @property
     def stream_shape(self) -> TreeShape:
         """The tree of a stream round."""
-        nodes = min(self.stream_nodes, self.limits.max_tree_nodes - 1)
-        return TreeShape(breadth=self.stream_breadth, depth=self.stream_depth, nodes=nodes, min_score=_UNSURE)
+        return replace(_STREAM_TREE, nodes=min(_STREAM_TREE.nodes, self.limits.max_tree_nodes - 1))
 
     @property
     def slot_capacity(self) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.settings import Settings
 from moa.model.accelerator.runner import Accelerator
 from moa.model.pages import PAGE
 from moa.speculation.guess_tree import GuessTree
@@ -21,7 +20,6 @@ from tests.verifier.test_engine import *  # noqa: F403
 from tests.verifier.test_foresee import *  # noqa: F403
 from tests.verifier.test_logprobs import *  # noqa: F403
 from tests.verifier.test_service import *  # noqa: F403
-from tests.verifier.test_sessions import *  # noqa: F403
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +67,7 @@ async def test_trees_are_taken_in_float32_and_where_exactness_is_waived(monkeypa
 
 async def test_streams_draft_chains_in_low_precision_and_count_the_paths_of_forwards() -> None:
     """The server's own drafts, and what it picks out of a tree of guesses."""
-    settings = Settings(port=0, slots=8, limits=kit.LIMITS, stream_depth=4)
-    async with kit.verifier(settings, own=low_precision()) as running, kit.client(running) as edge:
+    async with kit.verifier(own=low_precision()) as running, kit.client(running) as edge:
         target, branched, drafted = running.engine.target, [], []
         forward = target.forward
 

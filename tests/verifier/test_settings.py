@@ -27,9 +27,7 @@ def test_the_default_is_loopback() -> None:
     assert is_loopback(Settings().host)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"tls_cert": Path("c")}, {"port": 70000}, {"slots": 0}, {"batch_wait_ms": -1}, {"stream_nodes": 0}]
-)
+@pytest.mark.parametrize("wrong", [{"tls_cert": Path("c")}, {"port": 70000}, {"slots": 0}, {"batch_wait_ms": -1}])
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Settings(**wrong)
