@@ -71,9 +71,9 @@ class Meter:
         if self._principal is not None:
             self._principal.spend(name, amount)
 
-    def give_back(self, name: str, amount: float = 1) -> None:
-        """Refund: the frame brought new work."""
-        self.spend(name, -amount)
+    def refund(self) -> None:
+        """The frame brought new work, which has limits of its own."""
+        self.spend(FRAMES, -1)
 
     def wait(self, now: float) -> float:
         """Seconds to wait; 0: none."""

@@ -101,7 +101,7 @@ class Channel:
                     self._sync(message)
                 case Ack():
                     if self.outbox.ack(message.received):
-                        self._meter.give_back(FRAMES)
+                        self._meter.refund()
                 case Close():
                     self._close(message)
                 case Hello():
@@ -169,7 +169,7 @@ class Channel:
         except BaseException:
             session.give_up()
             raise
-        self._meter.give_back(FRAMES)
+        self._meter.refund()
 
     def _foresee(self, message: Foresee, arrived: float) -> None:
         self._agreed("foresee", "guesses ahead of a stream")
@@ -179,7 +179,7 @@ class Channel:
             outputs, useful = session.foresee(message, arrived)
             self.service.go_on(session, outputs)
             if useful:
-                self._meter.give_back(FRAMES)
+                self._meter.refund()
 
     def _open(self, message: Open, matcher: Matcher | None) -> None:
         session = self.table.find(message.session, self.principal)
@@ -187,7 +187,7 @@ class Channel:
             if (own := len(self.outbox.sessions)) >= self.limits.max_sessions_per_connection:
                 raise Refusal(Code.LIMIT, f"{own} sessions on this connection", limit="max_sessions_per_connection")
             session = self.service.open(message, self.principal, self.features, matcher)
-            self._meter.give_back(FRAMES)
+            self._meter.refund()
             log.info(
                 "session opened",
                 extra={
@@ -231,7 +231,7 @@ class Channel:
         before = len(session.log)
         outputs = session.append(message, matcher)
         if len(session.log) > before:
-            self._meter.give_back(FRAMES)
+            self._meter.refund()
         self.service.prepare(session, outputs)
 
     def _sync(self, message: Sync) -> None:

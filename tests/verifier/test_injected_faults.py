@@ -211,7 +211,7 @@ RAISING = [
     *((Service, name, TOLD) for name in ("go_on", "prepare")),
     *((Service, name, DONE) for name in ("_take", "_pay")),
     *((Channel, name, TOLD) for name in ("__init__", "receive", "_hello")),
-    *((Meter, name, TOLD) for name in ("belongs_to", "give_back")),
+    *((Meter, name, TOLD) for name in ("belongs_to", "refund")),
     (Metrics, "accepted", DONE),
     (log, "info", TOLD),
     *((conversation, name, TOLD) for name in ("Channel", "_await_hello", "_write")),
