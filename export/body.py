@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from export.quiet import quiet
-from moa.manifest import Manifest
 from moa.model.drafter import Drafter
 
 
@@ -70,20 +69,6 @@ class BodySpec:
     def outputs(self) -> list[str]:
         """Names of the graph's outputs, in order."""
         return ["hidden", *(f"new_{kind}_{i}" for i in range(len(self.cache)) for kind in "kv")]
-
-
-def spec_of(manifest: Manifest) -> BodySpec:
-    """The spec of a bundle's graphs."""
-    cache = tuple(CacheLayer(heads.kv_heads, heads.head_dim) for heads in manifest.cache)
-    records = manifest.records
-    hidden = int(manifest.drafter.config["hidden_size"])
-    return BodySpec(
-        hidden,
-        cache,
-        CacheLayer(records.kv_heads, records.head_dim) if records else None,
-        len(records.borrowed) if records else 0,
-        records.known_to_rows if records else False,
-    )
 
 
 def export_body(body: nn.Module, spec: BodySpec, path: Path, *, opset: int) -> onnx.ModelProto:

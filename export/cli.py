@@ -1,4 +1,4 @@
-"""`moa-export`: build, setup, verify, bench. Progress on stderr; results (`--json`: as JSON) on stdout."""
+"""`moa-export`: build, setup. Progress on stderr; results (`--json`: as JSON) on stdout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
     args = parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int | None] = args.run
-    return run_cli(PROGRAM, lambda: command(args), extra="export", stdout_needed=command not in (_build, _setup))
+    return run_cli(PROGRAM, lambda: command(args), extra="export")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -93,20 +93,6 @@ def parser() -> argparse.ArgumentParser:
     setup.add_argument("--force", action="store_true", help="replace the bundle in --out")
     setup.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     setup.set_defaults(run=_setup)
-
-    verify = commands.add_parser("verify", help="check hashes, and run the golden vectors on this machine")
-    verify.add_argument("--provider", default="CPUExecutionProvider", help="execution provider to run on")
-    verify.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json that must be the bundle's")
-    verify.set_defaults(run=_verify)
-    bench = commands.add_parser("bench", help="time a step of each variant on this machine")
-    bench.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N")
-    bench.add_argument("--tokens", type=int, nargs="+", default=[1, 8], metavar="T")
-    bench.add_argument("--seconds", type=float, default=1.0, help="for each figure (default 1)")
-    bench.set_defaults(run=_bench)
-    for command in (verify, bench):
-        command.add_argument("bundle", type=Path)
-        command.add_argument("-v", "--variant", action="append", default=[], metavar="NAME", help="only this one")
-        command.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     return top
 
 
@@ -189,54 +175,6 @@ def _show_bundle(bundle: Bundle, as_json: bool) -> None:
     card = bundle.path("README.md").read_text(encoding="utf-8")
     lines = [safe_text(card.rstrip())]
     _show({"bundle": str(bundle.folder), **msgspec.to_builtins(bundle.manifest)}, as_json, lines)
-
-
-def _verify(args: argparse.Namespace) -> None:
-    bundle = Bundle.open(args.bundle)
-    from export.verify import verify
-
-    if args.tokenizer:
-        from moa.model.identity import tokenizer_hash
-
-        try:
-            bundle.check_tokenizer(tokenizer_hash(args.tokenizer.read_bytes()), str(args.tokenizer))
-        except (ValueError, AttributeError):
-            raise UsageError(f"{args.tokenizer} is not a tokenizer.json") from None
-    verdicts = verify(bundle, args.variant, provider=args.provider)
-    ran = {verdict.variant for verdict in verdicts}
-    static = [name for name in args.variant or bundle.manifest.variants if name not in ran]
-    lines = [
-        f"{verdict.variant}: golden vectors within {verdict.difference:.2g}; nodes on "
-        + ", ".join(f"{provider} {count}" for provider, count in verdict.placement.items())
-        for verdict in verdicts
-    ]
-    lines += [f"{name}: contents as built; a static form, not run" for name in static]
-    _show(
-        {"bundle": str(bundle.folder), "ran": [asdict(v) for v in verdicts], "contents_only": static}, args.json, lines
-    )
-
-
-def _bench(args: argparse.Namespace) -> None:
-    if min(*args.threads, *args.tokens, 1) < 1 or args.seconds <= 0:
-        raise UsageError("--threads, --tokens and --seconds must be positive")
-    bundle = Bundle.open(args.bundle)
-    if static := next((name for name in args.variant if bundle.variant(name).form == "static"), None):
-        raise UsageError(f"{static} is a static form, which only its own runtime can time", hint="leave it out")
-    names = args.variant or [name for name, entry in bundle.manifest.variants.items() if entry.form == "dynamic"]
-    from export.body import spec_of
-    from export.measure import step_times
-
-    results: dict[str, Any] = {}
-    lines = []
-    for name in names:
-        model = bundle.path(bundle.variant(name).model)
-        times = step_times(
-            model, spec_of(bundle.manifest), bundle.manifest.vocabulary.target,
-            threads=tuple(args.threads), tokens=tuple(args.tokens), seconds=args.seconds,
-        )  # fmt: skip
-        results[name] = [{"tokens": t.tokens, "threads": t.threads, "ms": t.ms} for t in times]
-        lines += [f"{name}: T={t.tokens}, {t.threads} threads: {t.ms:.3f} ms" for t in times]
-    _show({"bundle": str(bundle.folder), "step_times": results}, args.json, lines)
 
 
 def _show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:

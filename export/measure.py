@@ -1,4 +1,4 @@
-"""Time of a step, and this machine's free memory."""
+"""The time of a step on this machine."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ def step_times(
     vocabulary: int,
     *,
     threads: tuple[int, ...] = (1, 2),
-    tokens: tuple[int, ...] = STEPS,
     seconds: float = 0.5,
 ) -> tuple[StepTime, ...]:
     """Median step times, each measured for about `seconds`."""
     times = []
     for count in threads:
         runner = OrtRunner(model, spec, threads=count)
-        for width in tokens:
+        for width in STEPS:
             (step,) = random_steps(spec, vocabulary, sizes=((width, width, PAST, RECORDS),))
             feeds = {name: np.ascontiguousarray(value) for name, value in step.feeds(spec).items()}
             for _ in range(3):

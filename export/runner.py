@@ -125,22 +125,16 @@ class OrtRunner:
         return StepOutput(logp[0], tokens[0], [value[0] for value in rows])
 
 
-def open_session(
-    model: Path, *, threads: int = 1, provider: str = "CPUExecutionProvider", profile: Path | None = None
-) -> Any:
-    """A session, or a one-line error; with `profile`, it writes a profile there."""
+def open_session(model: Path, *, threads: int = 1) -> Any:
+    """A session, or a one-line error."""
     refuse_control_flow(model)
     options = onnxruntime.SessionOptions()
-    if profile is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(profile)
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return onnxruntime.InferenceSession(model, options, providers=[provider])
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises many types without a common base
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        where = "" if provider == "CPUExecutionProvider" else f" on {provider}"
-        raise BundleError(f"ONNX Runtime {onnxruntime.__version__} cannot load {model}{where}: {first}") from None
+        raise BundleError(f"ONNX Runtime {onnxruntime.__version__} cannot load {model}: {first}") from None

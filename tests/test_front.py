@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moa import __version__, demo
+from moa import __version__
 from moa.cli.command_line import CommandParser
 from moa.cli.moa_edge import PROGRAMS, SHELLS, completion, main
 
@@ -56,7 +56,6 @@ def test_version_and_help_need_the_base_install_only() -> None:
         (("cloud-verifier", "serve", "--port", "0"), b"torch", b"verifier"),
         (("moa-train", "target", "--data", "x.jsonl", "--out", "out"), b"torch", b"train"),
         (("moa-export", "build", "--out", "nowhere"), b"torch", b"export"),
-        (("moa-export", "bench", str(Path(demo.__file__).parent / "bundle")), b"onnx", b"export"),
         (("edge-client", "generate", "--raw", "hi", "--verifier", "local"), b"torch", b"verifier"),
     ],
 )

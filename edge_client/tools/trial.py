@@ -1,16 +1,12 @@
-"""A draft through the device's own code: `python -m edge_client.tools.trial BUNDLE VARIANT`, for `moa-export verify`.
+"""A draft through the device's own code.
 
 A graph may compute the right results and still not fit the client's caches and records.
 """
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 
-from edge_client.device import Device
-from moa.errors import run_cli
 from moa.graph.drafter import DeviceDrafter, run
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
@@ -31,14 +27,3 @@ def try_out(drafter: DeviceDrafter) -> None:
         ids += run(drafter.draft(ids, shape, sampling)).tokens[1:3]
     if drafter.records is not None:
         drafter.records.truncate(0)
-
-
-def main() -> int:
-    """Entry point."""
-    folder, variant = sys.argv[1:]
-    try_out(Device.load(folder, variant=variant, threads=1).new_drafter())
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_cli("edge_client.tools.trial", main))

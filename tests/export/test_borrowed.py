@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from edge_client.device import Device
 from export.build import BuildSettings, build
-from export.verify import draft_with_client
 from moa.bundle import Bundle
-from moa.errors import BundleError
 from moa.graph.drafter import OnnxDrafter, run
 from moa.model.checkpoint import load_drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
@@ -88,9 +84,3 @@ def test_the_device_drafts_what_is_drafted_beside_the_target(pair: Pair, bundle:
     assert mine.tokens == theirs.tokens
     assert mine.parents == theirs.parents
     np.testing.assert_allclose(mine.scores, theirs.scores, atol=1e-4)
-
-
-def test_a_bundle_that_the_client_cannot_use_is_found_when_it_is_verified(bundle: Bundle, tmp_path: Path) -> None:
-    draft_with_client(bundle, "cpu-fp32")
-    with pytest.raises(BundleError, match="the client cannot draft with cpu-fp32"):
-        draft_with_client(Bundle(tmp_path, bundle.manifest), "cpu-fp32")

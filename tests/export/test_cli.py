@@ -48,23 +48,6 @@ def test_a_build_reports_progress_on_stderr_and_its_manifest_on_stdout(
     assert "were not measured" in (tmp_path / "b" / "README.md").read_text()
 
 
-def test_verify_tells_differences_and_placement(capsys: pytest.CaptureFixture[str], bundle: Bundle) -> None:
-    tokenizer = bundle.folder / "shared" / "tokenizer.json"
-    code, out, _ = run(capsys, "verify", bundle.folder, "-v", "cpu-int8", "--tokenizer", tokenizer)
-    assert code == 0
-    assert out.startswith("cpu-int8: golden vectors within 0; nodes on CPUExecutionProvider ")
-
-
-def test_bench_times_every_width(capsys: pytest.CaptureFixture[str], bundle: Bundle) -> None:
-    code, out, _ = run(
-        capsys, "bench", bundle.folder, "-v", "cpu-int4", "--threads", 1, "--tokens", 1, 2, "--seconds", 0.01, "--json"
-    )
-    assert code == 0
-    times = json.loads(out)["step_times"]["cpu-int4"]
-    assert [time["tokens"] for time in times] == [1, 2]
-    assert all(time["ms"] > 0 for time in times)
-
-
 def test_mistakes_are_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bundle: Bundle, pair: Pair, tmp_path: Path
 ) -> None:
@@ -73,8 +56,6 @@ def test_mistakes_are_one_line_and_exit_code_2(
     setup = ["setup", pair.target, "--sibling", pair.target, "-o", tmp_path / "ours"]
     source = ["build", "-t", pair.target, "-d", pair.drafter]
     mistakes = {
-        "no bundle at": ["verify", tmp_path / "none"],
-        "must be positive": ["bench", bundle.folder, "--threads", 0],
         "belong together": ["build", "-t", pair.target, "-o", tmp_path / "b"],
         "--out is missing (--out DIR for the new bundle, or --dry-run)": source,
         "holds a bundle already": [*source, "-o", bundle.folder],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,14 +18,6 @@ from moa.bundle import Bundle
 from moa.errors import BundleError, UsageError
 from tests.export.conftest import Pair
 
-DATA = "variants/cpu-int8/model.onnx.data"
-
-
-@pytest.fixture
-def copy(bundle: Bundle, tmp_path: Path) -> Path:
-    """A bundle to damage."""
-    return Path(shutil.copytree(bundle.folder, tmp_path / "copy"))
-
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one line that a command ends with."""
@@ -36,34 +27,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     *progress, last = err.strip().splitlines()
     assert all(line.startswith("moa-export: ") for line in progress)
     return last.removeprefix("moa-export: error: ")
-
-
-def test_a_corrupted_file(capsys: pytest.CaptureFixture[str], copy: Path) -> None:
-    content = bytearray((copy / DATA).read_bytes())
-    content[100] ^= 1
-    (copy / DATA).write_bytes(content)
-    assert f"damaged: the contents of {DATA} are not what its manifest says" in refusal(capsys, "verify", copy)
-
-
-def test_a_file_cut_short(capsys: pytest.CaptureFixture[str], copy: Path) -> None:
-    with (copy / DATA).open("r+b") as file:
-        file.truncate(100)
-    for command in ("verify", "bench"):
-        assert f"damaged: {DATA} has 100 bytes" in refusal(capsys, command, copy)
-
-
-def test_another_tokenizer(capsys: pytest.CaptureFixture[str], bundle: Bundle, tmp_path: Path) -> None:
-    other = tmp_path / "tokenizer.json"
-    other.write_text('{"model": {"vocab": {"x": 1}}}')
-    assert "has another tokenizer" in refusal(capsys, "verify", bundle.folder, "--tokenizer", other)
-    other.write_text("{")
-    assert "is not a tokenizer.json" in refusal(capsys, "verify", bundle.folder, "--tokenizer", other)
-
-
-def test_a_missing_variant(capsys: pytest.CaptureFixture[str], bundle: Bundle) -> None:
-    for command in ("verify", "bench"):
-        line = refusal(capsys, command, bundle.folder, "-v", "npu-qnn")
-        assert "has no variant 'npu-qnn' (it has cpu-fp32, cpu-int4, cpu-int8)" in line
 
 
 def test_an_unwritable_folder(capsys: pytest.CaptureFixture[str], pair: Pair, tmp_path: Path) -> None:
