@@ -43,7 +43,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = facts.get("flags", "").split()
     widest = next((name for name in ("avx512f", "avx2") if name in flags), platform.machine())
-    terminalreporter.write_line(f"processor: {facts.get('model name', platform.processor())}, {widest}")
+    limits = [
+        f"{name}={os.environ[name]}" for name in ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA") if name in os.environ
+    ]
+    model = facts.get("model name", platform.processor())
+    terminalreporter.write_line(f"processor: {', '.join((model, widest, *limits))}")
 
 
 @pytest.fixture(autouse=True)
