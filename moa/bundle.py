@@ -136,7 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         if folder.is_file():
-            raise BundleError(f"no bundle at {folder}: it is a file", hint="of an archive: `edge-client pull FILE`")
+            raise BundleError(f"no bundle at {folder}: it is a file", hint="unpack an archive, and name the folder")
         what = "there is no such folder" if not folder.is_dir() else f"{MANIFEST} is missing"
         raise BundleError(f"no bundle at {folder}: {what}", hint="make one with `moa-export build`")
     if path.stat().st_size > _LARGEST_MANIFEST:

@@ -132,7 +132,7 @@ def test_a_folder_without_a_manifest_is_no_bundle(folder: Path, tmp_path: Path) 
         Bundle.open(tmp_path / "nowhere")
     with pytest.raises(BundleError, match="it is a file") as refused:
         Bundle.open(next(path for path in folder.rglob("*") if path.is_file()))
-    assert "edge-client pull" in str(refused.value.hint)
+    assert "unpack" in str(refused.value.hint)
 
 
 def test_a_missing_or_cut_file_is_found_when_opened(folder: Path) -> None:

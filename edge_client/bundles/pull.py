@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
-from edge_client.bundles.download import open_url
-from edge_client.bundles.sources import ARCHIVES, Archive, BundleSource, find
+from edge_client.bundles.sources import BundleSource, find
 from edge_client.bundles.store import PARTIAL, check_name, store
 from moa.bundle import MANIFEST, Bundle, read_manifest, sha256
 from moa.errors import BundleError, LinkError, UsageError
@@ -20,14 +19,11 @@ from moa.process.files import named
 
 Notify = Callable[[str], None]
 _LARGEST_MANIFEST = 4 * 2**20
-_LARGEST_ARCHIVE = 2**36
 _CHUNK = 2**20
-_ARCHIVE = "archive"
 
 
 def pull(source: str, *, name: str = "", force: bool = False, say: Notify = lambda line: None) -> Bundle:
-    """Download a bundle from `source` and store it as `name`. An archive is downloaded whole, other sources file by
-    file."""
+    """Download a bundle from `source` and store it as `name`."""
     name = check_name(name or _name_of(source))
     place, partial = store() / name, store() / (name + PARTIAL)
     if place.exists() and not force:
@@ -49,29 +45,20 @@ def pull(source: str, *, name: str = "", force: bool = False, say: Notify = lamb
 
 
 def _download(source: str, partial: Path, say: Notify) -> None:
-    found = find(source)
+    opened = find(source)
     partial.mkdir(parents=True, exist_ok=True)
-    if isinstance(found, str):
-        say(f"the archive {found}")
-        with open_url(found) as (file, _):
-            _copy(file, partial / _ARCHIVE, 0, _LARGEST_ARCHIVE)
-        found = Archive(partial / _ARCHIVE)
-    with contextlib.closing(found) as opened:
-        manifest = _pull_manifest(opened, partial)
-        needed = sum(entry.size for entry in manifest.files.values())
-        if shutil.disk_usage(partial).free < needed:
-            raise UsageError(f"no room in {partial.parent}: {needed / 1e6:.0f} MB are needed")
-        for path, entry in manifest.files.items():
-            _pull_file(opened, path, entry, partial / path, say)
-    (partial / _ARCHIVE).unlink(missing_ok=True)
+    manifest = _pull_manifest(opened, partial)
+    needed = sum(entry.size for entry in manifest.files.values())
+    if shutil.disk_usage(partial).free < needed:
+        raise UsageError(f"no room in {partial.parent}: {needed / 1e6:.0f} MB are needed")
+    for path, entry in manifest.files.items():
+        _pull_file(opened, path, entry, partial / path, say)
     Bundle.open(partial).verify()
 
 
 def _name_of(source: str) -> str:
     last = (urlsplit(source).path if "://" in source else source).rstrip("/").removesuffix("/" + MANIFEST)
-    last = last.rpartition("/")[2]
-    ending = max((e for e in ARCHIVES if last.endswith(e)), key=len, default="")
-    return last.removesuffix(ending)
+    return last.rpartition("/")[2]
 
 
 def _pull_manifest(source: BundleSource, folder: Path) -> Manifest:
