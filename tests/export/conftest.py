@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from export.build import BuildSettings, build
 from export.source import Source, load_source
@@ -19,6 +22,34 @@ from moa.model.loading import load_model
 from tests.tiny import save_tiny
 
 PROMPTS = ("hello world", "1+1=", "abc abc abc")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def equal_modules_are_exported_once() -> Iterator[None]:
+    """Torch takes 4 s for each export, and most tests differ in what is done with the graph."""
+    export, made = torch.onnx.export, {}
+
+    def remembered(module: nn.Module, args: tuple[torch.Tensor, ...], **how: Any) -> Any:
+        key = _contents(module), str([(one.shape, one.dtype) for one in args]), str(how)
+        if key not in made:
+            made[key] = export(copy.deepcopy(module), args, **how)  # of weights that no test changes
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.onnx, "export", remembered)
+        yield
+
+
+def _contents(module: nn.Module) -> str:
+    """A hash of everything that the modules hold."""
+    common, found = vars(nn.Module()).keys(), hashlib.sha256()
+    for name, part in module.named_modules():
+        own = {key: value for key, value in vars(part).items() if key not in common}
+        found.update(str((name, type(part), own)).encode())
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        found.update(str((name, value.shape, value.dtype)).encode())
+        found.update(value.detach().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cloud_verifier.app import Verifier
+from cloud_verifier.cli import parser, settings_from
+from cloud_verifier.model import load
 from edge_client import Done, EdgeClient, Retract, Token
-from edge_client.link.local import LocalVerifier
 from export.cli import main
 from export.measure import step_times
+from moa.bundle import Bundle
 from tests.tiny import save_tiny
 
 IDS = [20, 31, 42, 53, 64]
-SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48}
+SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48}
 
 
-def save_siblings(folder: Path, family: str) -> tuple[Path, Path]:
-    return save_tiny(family, folder / "target"), save_tiny(family, folder / "small", seed=5, **SMALL)
+def save_siblings(folder: Path, family: str, small: str = "") -> tuple[Path, Path]:
+    return save_tiny(family, folder / "target"), save_tiny(small or family, folder / "small", seed=5, **SMALL)
 
 
 def library_greedy(folder: Path, ids: list[int], count: int) -> list[int]:
@@ -33,9 +36,10 @@ def library_greedy(folder: Path, ids: list[int], count: int) -> list[int]:
 
 
 async def verified_text(bundle: Path, serve: list[str], count: int) -> list[int]:
+    settings = settings_from(parser().parse_args(["serve", "--port", "0", "--slots", "2", *serve]))
     async with (
-        LocalVerifier(serve).running() as url,
-        EdgeClient(verifier=url, bundle=bundle, max_new_tokens=count) as client,
+        Verifier(load(settings), settings).open() as running,
+        EdgeClient(verifier=running.transport.url, bundle=bundle, max_new_tokens=count) as client,
     ):
         events = [event async for event in client.generate(ids=IDS)]
     log: list[int] = []
@@ -69,13 +73,17 @@ async def test_a_sibling_drafts_and_the_text_is_the_targets(tmp_path: Path, caps
 async def test_with_records_the_sibling_stays_and_its_attention_to_records_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target, small = save_siblings(tmp_path, "llama")
+    """A body of another family and width, with its own embedding and head: the build compares its graph with torch."""
+    target, small = save_siblings(tmp_path, "llama", "qwen3")
     chats = tmp_path / "chats.jsonl"
     chats.write_text("".join(json.dumps({"text": f"{n} and {n + 1} " * 12}) + "\n" for n in range(40)))
     out = tmp_path / "out"
     words = ["setup", str(target), "--sibling", str(small), "--out", str(out), "--records", str(chats), "--steps", "2"]
     assert await asyncio.to_thread(main, words) == 0
     assert f"--drafter {out / 'drafter'}" in capsys.readouterr().out
+    manifest = Bundle.open(out / "bundle").manifest
+    assert manifest.drafter.kind == "moa"
+    assert [(layer.kv_heads, layer.head_dim) for layer in manifest.cache] == [(2, 16)]
     serve = ["--target", str(target), "--drafter", str(out / "drafter"), "--dtype", "float32"]
     assert await verified_text(out / "bundle", serve, 16) == library_greedy(target, IDS, 16)
 
