@@ -49,8 +49,8 @@ class Cell:
         return f"| {self.case} | {self.mode} | {self.first:.1f} | {self.end:.1f} | {self.finish} |"
 
 
-async def cell(case: str, mode: str, device: Device) -> Cell:
-    """Ask for a short answer beside a verifier that answers so, with the mode's own patience."""
+async def cell(case: str, mode: str, device: Device, **more: object) -> Cell:
+    """Ask for a short answer beside a verifier that answers so, with the mode's own patience unless there is `more`."""
     welcome = {"vocab_size": device.bundle.manifest.target.facts.vocab_size}
     async with (
         fake(BEHAVIOURS[case], tuple(range(60, 90)), welcome) as made,
@@ -59,11 +59,11 @@ async def cell(case: str, mode: str, device: Device) -> Cell:
     ):
         with contextlib.suppress(MoaError):
             await client.wait_online(2.0)
-        return await _asked(port.number, case, mode)
+        return await _asked(port.number, case, mode, more)
 
 
-async def _asked(port: int, case: str, mode: str) -> Cell:
-    asked = {"model": _MODEL, "stream": True, "max_tokens": _TOKENS, "moa": {"mode": mode, "ignore_eos": True}}
+async def _asked(port: int, case: str, mode: str, more: dict[str, object]) -> Cell:
+    asked = {"model": _MODEL, "stream": True, "max_tokens": _TOKENS, "moa": {"mode": mode, "ignore_eos": True, **more}}
     body = json.dumps({**asked, "messages": [{"role": "user", "content": "What is 17 + 25 - 9?"}]}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     raw, began = await Raw.connect(port), time.monotonic()
@@ -85,13 +85,13 @@ async def _asked(port: int, case: str, mode: str) -> Cell:
     return Cell(case, mode, first or end, end, finish)
 
 
-async def table(device: Device, cases: list[str] = CASES) -> list[Cell]:
+async def table(device: Device, cases: list[str] = CASES, **more: object) -> list[Cell]:
     """All cells, a few at a time."""
     few = asyncio.Semaphore(_AT_ONCE)
 
     async def one(case: str, mode: str) -> Cell:
         async with few:
-            made = await cell(case, mode, device)
+            made = await cell(case, mode, device, **more)
             print(made.row(), flush=True)
             return made
 

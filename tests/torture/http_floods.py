@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.api.large import large_requests
+from tests.api.large import large_request
 from tests.torture.floods import FLOODS, Flood, Report, held_open, run_flood
 from tests.torture.raw import PATIENCE, Raw
 
@@ -78,8 +78,7 @@ def _again_and_again(requests: Callable[[], list[Request]], *, lanes: int, keyed
 
 
 def _predictions() -> list[Request]:
-    shapes = large_requests(_MODEL)
-    return [(*shapes[name], _HOST) for name in ("prediction", "prediction of one letter")]
+    return [(*large_request(_MODEL, name), _HOST) for name in ("prediction", "prediction of one letter")]
 
 
 def _stop_texts() -> list[Request]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import functools
 
 import pytest
@@ -27,22 +28,20 @@ _FOR_EVER = ("busy to every round", "quarantined to every open", "cut after each
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("behaviour", _WORST)
-async def test_a_device_goes_on_whatever_a_verifier_says(behaviour: str) -> None:
+async def test_a_device_goes_on_whatever_a_verifier_says() -> None:
     loaded: Device = device()
-    outcome = await beside(behaviour, loaded, patience=300.0)
-    assert outcome.problems == ()
-    assert outcome.tokens > 0
-    assert outcome.megabytes < 500
+    for outcome in await asyncio.gather(*(beside(behaviour, loaded, patience=300.0) for behaviour in _WORST)):
+        assert outcome.problems == (), outcome.behaviour
+        assert outcome.tokens > 0, outcome.behaviour
+        assert outcome.megabytes < 500
 
 
 @pytest.mark.parametrize("draft", ["device", "server"])
-@pytest.mark.parametrize("behaviour", _FOR_EVER)
-async def test_an_error_for_ever_ends(behaviour: str, draft: WhoDrafts) -> None:
+async def test_an_error_for_ever_ends(draft: WhoDrafts) -> None:
     """Over sockets; `tests/edge/turn/test_for_ever.py` has every error in virtual time, with bounds of time."""
-    outcome = await beside(behaviour, device(), draft=draft)
-    assert outcome.problems == ()
-    assert outcome.tokens > 0
+    for outcome in await asyncio.gather(*(beside(behaviour, device(), draft=draft) for behaviour in _FOR_EVER)):
+        assert outcome.problems == (), outcome.behaviour
+        assert outcome.tokens > 0, outcome.behaviour
 
 
 def test_events_are_a_story_that_can_be_checked() -> None:
@@ -63,9 +62,10 @@ def test_events_are_a_story_that_can_be_checked() -> None:
     assert violations(story([*events[:3], *events[4:]])) != []
 
 
-@pytest.mark.parametrize("case", ["busy to every round", "cancelled to every open"])
-async def test_an_error_for_ever_ends_in_each_mode_of_the_endpoint(case: str) -> None:
-    cells = await table(demo_device(), [case])
+async def test_an_error_for_ever_ends_in_each_mode_of_the_endpoint() -> None:
+    """With little patience; `make torture` waits as long as the modes do."""
+    cells = await table(demo_device(), ["busy to every round", "cancelled to every open"], patience=1.0)
+    assert len(cells) == 6
     assert {(one.mode, one.finish) for one in cells} == {
         ("keep", "length"),
         ("provisional", "length"),

@@ -24,7 +24,7 @@ from cloud_verifier.settings import Settings
 from edge_client.device import Device
 from edge_client.serve.app import model_name as edge_model_name
 from moa.process.listening import Port
-from tests.api.large import large_requests
+from tests.api.large import LARGE, large_request
 from tests.api.scripted import check_that_the_loop_turns
 from tests.edge.serve.pair import embedded, served
 from tests.verifier.kit import PATIENCE, generate
@@ -238,7 +238,7 @@ async def test_both_ends_give_the_embedded_target_one_name() -> None:
     assert model_name(Settings()) == edge_model_name(source) == MODEL
 
 
-@pytest.mark.parametrize("name", large_requests(MODEL))
+@pytest.mark.parametrize("name", LARGE)
 async def test_no_request_keeps_others_from_the_event_loop(both: Both, name: str) -> None:
     _, api = both
-    await check_that_the_loop_turns(str(api.base_url).removesuffix("/v1/"), large_requests(MODEL)[name])
+    await check_that_the_loop_turns(str(api.base_url).removesuffix("/v1/"), large_request(MODEL, name))

@@ -17,7 +17,7 @@ from edge_client import Done, EdgeClient, Notice
 from edge_client.serve.app import ServeSettings, endpoint
 from edge_client.text.template import ChatTemplate
 from moa.process.listening import Port
-from tests.api.large import large_requests
+from tests.api.large import LARGE, large_request
 from tests.api.scripted import browser, check_that_the_loop_turns
 from tests.api.test_app import data_of
 from tests.edge.serve.pair import verifier
@@ -174,10 +174,10 @@ async def test_the_page_and_its_switch(alone: Served) -> None:
         assert (await client.get("/", headers={"If-None-Match": page.headers["etag"]})).status_code == 304
 
 
-@pytest.mark.parametrize("name", large_requests(MODEL))
+@pytest.mark.parametrize("name", LARGE)
 async def test_no_request_keeps_others_from_the_event_loop(alone: Served, name: str) -> None:
     _, api = alone
-    await check_that_the_loop_turns(str(api.base_url).removesuffix("/v1/"), large_requests(MODEL)[name])
+    await check_that_the_loop_turns(str(api.base_url).removesuffix("/v1/"), large_request(MODEL, name))
 
 
 async def test_by_default_an_answer_goes_on_without_the_verifier_and_says_so(linked: Served) -> None:
