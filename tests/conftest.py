@@ -1,9 +1,10 @@
-"""One thread for a test, and for the processes that it starts: pytest runs as many workers as there are cores.
+"""One thread for a test, and for the processes that it starts: pytest runs one worker more than there are cores, since
+some tests wait for timeouts or processes.
 
 Threads of a product wait for each other in a loop. Where other processes keep the cores busy, the one that is waited
 for does not run, and a test takes ten times as long.
 
-Workers take one half of the suite each, in order, and the rest from each other: a fixture of a module is made once.
+Workers take equal parts of the suite, in order, and the rest from each other: a fixture of a module is made once.
 
 Bytecode is written, whatever the environment asks for: without it every worker rewrites the assertions of all tests
 again, and every process that a test starts compiles our modules again.
@@ -11,11 +12,14 @@ again, and every process that a test starts compiles our modules again.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import platform
+import shutil
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: kernels run on a CPU
 sys.dont_write_bytecode = False
+if "EDGE_TEST_PAIR" not in os.environ:  # this is no worker: they inherit it
+    os.environ["EDGE_TEST_PAIR"] = tempfile.mkdtemp(prefix="edge-pair-")
+    atexit.register(shutil.rmtree, os.environ["EDGE_TEST_PAIR"], ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
+    return (yield) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

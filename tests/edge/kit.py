@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import math
 import os
@@ -42,12 +43,14 @@ from tests.wire.histories import path_to
 
 @functools.cache
 def pair() -> Path:
-    """A folder with `target`, `drafter` and `bundle` of the verifier kit's tiny pair; made once: it takes seconds."""
-    if prepared := os.environ.get("EDGE_TEST_PAIR"):
-        return Path(prepared)
-    folder = Path(tempfile.mkdtemp(prefix="edge-pair-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    make_pair(folder)
+    """A folder with `target`, `drafter` and `bundle` of the verifier kit's tiny pair; made once for all workers."""
+    folder = Path(os.environ.get("EDGE_TEST_PAIR") or tempfile.mkdtemp(prefix="edge-pair-"))
+    if "EDGE_TEST_PAIR" not in os.environ:
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "bundle").exists():
+            make_pair(folder)
     return folder
 
 
