@@ -19,8 +19,9 @@ from moa.errors import UsageError, run_cli
 from moa.safe_text import safe_text
 
 PROGRAM = "moa-export"
-_INT8_CPUS = ("avx512_vnni", "avx2")
-"""For processors with 8-bit dot products, ARM's too; and for x86 without, where they would saturate."""
+_INT8_CPUS = ("avx512_vnni", "avx2", "arm64")
+"""optimum's configurations. The first is for x86 with 8-bit dot products; `avx2` avoids the overflow of older
+processors."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,6 +64,10 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--npu-shape", type=int, nargs=3, default=(8, 512, 512), metavar=("T", "P", "R"),
         help="tokens, past rows and records of the static variants (default 8 512 512)",
+    )  # fmt: skip
+    build.add_argument(
+        "--qnn-context", type=int, nargs="?", const=0, metavar="SOC",
+        help="also compile npu-qnn, for a SoC by Qualcomm's number or for none in particular; needs onnxruntime-qnn",
     )  # fmt: skip
     build.add_argument("--no-step-times", action="store_true", help="do not time the variants on this machine")
     build.add_argument("--force", action="store_true", help="replace the bundle at --out")
@@ -128,6 +133,7 @@ def _build(args: argparse.Namespace) -> None:
         top_k=args.top_k,
         int8_cpu=args.int8_cpu,
         static_shape=StaticShape(*args.npu_shape),
+        qnn_context=args.qnn_context,
         force=args.force,
         time_steps=not args.no_step_times,
     )

@@ -121,6 +121,7 @@ def _source(
             (*[CacheLayer(*module.cache_heads)] * config.layers, *[of_target] * config.tli),
             CacheLayer(config.record_heads, config.head_dim) if config.use_ca else None,
             config.tli,
+            config.rows_know_records,
         ),
         drafter_id=drafter_id,
         config=asdict(config),

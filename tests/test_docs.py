@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import re
 import shlex
 import tomllib
@@ -19,7 +20,7 @@ from tools.wire import close_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-MODULES = [path for path in ROOT.rglob("*.py") if not path.relative_to(ROOT).parts[0].startswith(".")]
+MODULES = [str(path) for top in ROOT.glob("[!.]*") if top.is_dir() for path in top.rglob("*.py")]
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)[^)]*\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CITED = re.compile(r"`((?:moa|export|edge_client|cloud_verifier|benchmarks|tools|tests|docs)/[\w./-]*)(?::([\w.]+))?`")
@@ -37,9 +38,10 @@ def is_history(page: Path) -> bool:
 
 def find_module(short: str) -> bool:
     """Whether a module of the repository has a path that ends so."""
-    return any(path.as_posix().endswith(f"/{short}") for path in MODULES)
+    return any(path.endswith(f"/{short}") for path in MODULES)
 
 
+@functools.cache
 def names_in(path: Path) -> set[str]:
     """Every function, class, attribute and method that a module defines, methods and fields as `Class.name`."""
     found: set[str] = set()
@@ -109,7 +111,7 @@ def test_every_verb_that_a_page_names_is_in_the_makefile() -> None:
 
 def test_every_console_script_is_in_the_reference() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert set(PARSERS) == set(scripts) == {parser.prog for parser in programs()}
+    assert set(PARSERS) == set(scripts) == set(parsers())
 
 
 def commands_in(page: Path) -> list[list[str]]:
@@ -120,11 +122,15 @@ def commands_in(page: Path) -> list[list[str]]:
     return [words for words in commands if not any("|" in word or word == "..." for word in words)]
 
 
+@functools.cache
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    return {parser.prog: parser for parser in programs()}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_commands_in_pages_parse(page: Path) -> None:
-    parsers = {parser.prog: parser for parser in programs()}
     for program, *words in commands_in(page):
-        parsers[program].parse_args(words)  # a mistake is a SystemExit, and says what it is
+        parsers()[program].parse_args(words)  # a mistake is a SystemExit, and says what it is
 
 
 def test_the_readme_shows_all_programs_at_work() -> None:

@@ -42,7 +42,7 @@ _BLOCKED = """
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers", "onnx", "safetensors"):
+        if name.split(".")[0] in ("torch", "transformers", "optimum", "onnx", "safetensors"):
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Block())
 from edge_client.cli import main
@@ -244,8 +244,10 @@ def test_an_answer_that_outgrows_the_context_says_so() -> None:
     [(Code.VERSION, b"update the older end"), (Code.TARGET, b"the bundle that was made for this target")],
 )
 async def test_a_verifier_that_refuses_is_one_clear_line(code: Code, what: bytes) -> None:
+    forms = [[], ["--json"], ["--quiet"], ["--require-verified"]] if code == Code.TARGET else [[]]
     async with stranger(encode(Error(code=code, message="not with you"))) as url:
-        await refused(["--verifier", url], b"not with you", what)
+        for form in forms:
+            await refused(["--verifier", url, *form], b"not with you", what)
 
 
 async def test_a_wrong_token_is_one_clear_line() -> None:
@@ -283,16 +285,13 @@ async def test_more_tokens_than_the_verifier_writes_are_no_quiet_success() -> No
 
 
 async def refused(flags: list[str], *what: bytes) -> None:
-    bundle = str(kit.pair() / "bundle")
-    for how in ([], ["--json"], ["--quiet"], ["--require-verified"]):
-        result = await asyncio.to_thread(
-            run, "generate", "--raw", "hello", "--bundle", bundle, *flags, *how, program=FRESH
-        )
-        assert result.returncode == 1, "a script shall not take it for verified"
-        assert result.stdout, "the device answers all the same"
-        last = result.stderr.splitlines()[-1]
-        assert last.startswith(b"edge-client: error: the verifier refuses: "), result.stderr
-        assert all(words in last for words in what), result.stderr
+    words = ["generate", "--raw", "hello", "--bundle", str(kit.pair() / "bundle"), *flags]
+    result = await asyncio.to_thread(run, *words, program=FRESH)
+    assert result.returncode == 1, "a script shall not take it for verified"
+    assert result.stdout, "the device answers all the same"
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(b"edge-client: error: the verifier refuses: "), result.stderr
+    assert all(words in last for words in what), result.stderr
 
 
 def test_an_answer_does_not_wait_for_what_only_a_screen_needs() -> None:

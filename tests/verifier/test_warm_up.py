@@ -19,13 +19,14 @@ from cloud_verifier.settings import Settings
 from moa.model.rows import Row
 
 target = load_target(Settings(slots=1, device="cpu", dtype="float32"))
-for most, tokens in (64, 13), (64, 50), (64, 64), (64, 300), (512, 700), (512, 2000):
+for most, sizes in (64, (13, 50, 64, 300)), (512, (700, 2000)):
     warm_up(target, most, seconds=1000)
-    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON_CREATION):
-        print("tokens", tokens, flush=True)
-        slot = target.pool.acquire()
-        target.forward([Row.chain(slot, [5] * tokens)]).argmax(0)
-        target.pool.release(slot)
+    for tokens in sizes:
+        with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON_CREATION):
+            print("tokens", tokens, flush=True)
+            slot = target.pool.acquire()
+            target.forward([Row.chain(slot, [5] * tokens)]).argmax(0)
+            target.pool.release(slot)
 """
 
 
