@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice, product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from benchmarks.kit.paired import EXERCISES
 from benchmarks.kit.progress import Progress
 from benchmarks.kit.verifier import Emulated, Pair, Running, verifier
 from benchmarks.provenance import commit
+from benchmarks.witness.replayed import recorded
 from demo.held_out import PLAIN as WITHOUT_CHAT
 from demo.held_out import by_kind
 from edge_client.client import EdgeClient
@@ -81,6 +82,12 @@ class Options(Asking):
     """Kinds of text; exercises and natural text are half of the prompts each."""
     steps: tuple[float, ...] = (0.0,)
     """Milliseconds of a forward of the target; 0 leaves it as it is."""
+    texts: str = ""
+    """Recorded texts of the target, which are asked for and which it reads: `python -m benchmarks.witness heldout`."""
+    server_drafter: str = ""
+    """With recorded texts: the folder of the drafter by which the server drafts, beside the device's."""
+    level_share: float = 0.05
+    """There a level of drafts takes this share of a forward, as a drafter of 3 % with 32,768 words of its own."""
     links: tuple[str, ...] = one_of(LINKS, PROFILES)
     """Emulated links."""
     temperatures: tuple[float, ...] = (0.0,)
@@ -119,14 +126,15 @@ def texts(kinds: Sequence[str], count: int) -> list[tuple[str, Any]]:
 
 def ways_of(options: Options) -> dict[str, Way]:
     """Ours and the opponents'."""
-    ways = {name: WAYS[name] for name in options.ways}
+    ways = {name: replace(WAYS[name], drafter=options.server_drafter) for name in options.ways}
     for pair in options.pairs:
         try:
             name, bundle, drafter = pair.split("=")
         except ValueError:
             raise UsageError(f"a pair is NAME=BUNDLE=DRAFTER, not {pair!r}") from None
         if bundle:
-            ways[f"device, {name}"] = Way({"draft": "device", "sync": "off"}, bundle=bundle)
+            device = {"draft": "device", "sync": "off"}
+            ways[f"device, {name}"] = Way(device, bundle=bundle, drafter=options.server_drafter)
         if drafter:
             ways[f"server-drafted, {name}"] = Way({"draft": "server", "sync": "off"}, drafter=drafter, graph=bundle)
     return ways
@@ -204,13 +212,20 @@ class Grid:
 
     def __init__(self, options: Options) -> None:
         self.options, self.ways = options, ways_of(options)
-        encoder = EdgeClient(ClientSettings(), device=(device := Device.load(options.bundle)))
-        asked = texts(options.kinds, options.prompts)
-        self.kinds = [kind for kind, _ in asked]
-        self.prompts = [
-            encoder.encode(example.prompt, raw=kind in WITHOUT_CHAT or not device.codec.can_chat)
-            for kind, example in asked
-        ]
+        self.answers: list[list[int]] = []
+        """What the target says, where that is known."""
+        if options.texts:
+            known = recorded(Path(options.texts), options.prompts)
+            self.kinds, self.prompts = [text.kind for text in known], [text.prompt for text in known]
+            self.answers = [text.answer for text in known]
+        else:
+            encoder = EdgeClient(ClientSettings(), device=(device := Device.load(options.bundle)))
+            asked = texts(options.kinds, options.prompts)
+            self.kinds = [kind for kind, _ in asked]
+            self.prompts = [
+                encoder.encode(example.prompt, raw=kind in WITHOUT_CHAT or not device.codec.can_chat)
+                for kind, example in asked
+            ]
         self.cells = [Cell(*cell) for cell in product(options.links, options.temperatures)]
         self._kept = Path(options.kept) if options.kept else None
         same = {"commit": commit(), **{k: v for k, v in asdict(options).items() if k not in ("links", "steps")}}
@@ -254,11 +269,13 @@ class Grid:
     def _serving(self, step_ms: float, lanes: int) -> Iterator[dict[str, Running]]:
         """By who drafts there: so many verifiers with this step time."""
         pair = Pair(self.options.target, self.options.drafter, self.options.bundle if self.options.drafter else "")
-        flags = ("--slots=8", "--max-context-tokens=1024", "--max-prompt-tokens=512", "--max-chain-tokens=64")
+        context = 512 if self.options.texts else 1024
+        flags = ("--slots=8", f"--max-context-tokens={context}", "--max-prompt-tokens=384", "--max-chain-tokens=64")
         with contextlib.ExitStack() as stack:
             found = {}
             for drafter, graph in {(way.drafter, way.graph) for way in self.ways.values()}:
-                emulated = Emulated(step_ms, lanes, drafter, graph)
+                level_ms, texts = self.options.level_share * step_ms, self.options.texts
+                emulated = Emulated(step_ms, lanes, drafter, graph, texts, self.options.prompts, level_ms)
                 found[drafter] = stack.enter_context(verifier(*flags, pair=pair, emulated=emulated, threads=1))
             yield found
 
@@ -304,6 +321,8 @@ class Grid:
                     one.edge_seconds += time.thread_time() - edge
                     one.all.append(answer)
                     answers[name] = answer.ids
+                if self.answers:
+                    answers["recorded"] = self.answers[place][: len(answers[names[0]])]
                 if any(ids != answers[names[0]] for name, ids in answers.items()):
                     raise MoaError(f"over {cell.link}, prompt {place}: not all ways gave the same text")
         return found

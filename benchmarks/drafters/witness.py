@@ -30,7 +30,7 @@ from benchmarks.witness.rows import StoredTeacher, heldout_folders, written
 from moa.model.blocks import additive
 from moa.model.drafter import Drafter
 from moa.model.loading import load_model
-from moa.training.data import Batch
+from moa.training.data import Batch, PackedRows
 from moa.training.masks import same_document
 from moa.training.teacher import Lesson
 
@@ -214,14 +214,17 @@ def _figures(
 
 
 def _rows(target: Any, taps: Sequence[int], place: Path, most: int) -> Iterator[Row]:
-    rows, teacher = written(place), StoredTeacher(target, place)
+    return (row_of(target, taps, place, number) for number in range(min(most, len(written(place)))))
+
+
+def row_of(target: Any, taps: Sequence[int], place: Path, number: int) -> Row:
+    """A row of texts."""
+    teacher, batch = StoredTeacher(target, place), PackedRows(place).rows(np.array([number]))
     if taps:
         teacher.tap(taps)
-    for number in range(min(most, len(rows))):
-        batch = rows.rows(np.array([number]))
-        lesson = teacher(batch)
-        parts = (lesson.keys, lesson.values, lesson.hidden, lesson.tapped)
-        yield Row(batch, Lesson(*(None if part is None else part.float() for part in parts)))  # type: ignore[arg-type]
+    lesson = teacher(batch)
+    parts = (lesson.keys, lesson.values, lesson.hidden, lesson.tapped)
+    return Row(batch, Lesson(*(None if part is None else part.float() for part in parts)))  # type: ignore[arg-type]
 
 
 def tables(result: Mapping[str, Any]) -> str:

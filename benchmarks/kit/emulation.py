@@ -3,9 +3,10 @@
 python -m benchmarks.kit.emulation --step-ms 60 --lanes 4 --port 0 --slots 8
 
 Only time is emulated: a forward of the real small target runs, and then its thread sleeps until the stated time is
-over, for any number of tokens, as on an accelerator that is limited by reading its weights. Every lane is a verifier of
-its own, with its own port and engine, over one copy of the weights: conversations in different lanes share only the
-processor. With a baseline, the server drafts with that instead of the MoA drafter, and there are no activation records.
+over, for any number of tokens, as on an accelerator that is limited by reading its weights. With recorded texts target
+and baseline only read (see benchmarks.witness.replayed). Every lane is a verifier of its own, with its own port and
+engine, over one copy of the weights: conversations in different lanes share only the processor. With a baseline, the
+server drafts with that instead of the MoA drafter.
 All other flags are those of `cloud-verifier serve`.
 """
 
@@ -27,6 +28,7 @@ import torch
 from benchmarks.baselines.registry import open_drafting
 from benchmarks.kit.options import add_flags, options_from
 from benchmarks.kit.verifier import Emulated
+from benchmarks.witness.replayed import Chains, Recorded, ReplayedDrafting, ReplayedTarget, known_chains, recorded
 from cloud_verifier import cli, logs
 from cloud_verifier.app import Verifier
 from cloud_verifier.engine.core import Engine
@@ -37,11 +39,11 @@ from cloud_verifier.model import Served, load, model_facts
 from cloud_verifier.settings import Settings
 from moa.errors import MoaError, run_cli
 from moa.model.drafting import Drafting
-from moa.model.target import Committed, Row, Step, Target
+from moa.model.target import Committed, Row, Step
 from moa.tree import TreeShape
 
 
-class SlowTarget(Target):
+class SlowTarget(ReplayedTarget):
     """A target whose every forward takes `step_seconds`; it remembers what was committed, for drafters that observe."""
 
     pieces = 1  # time is emulated for whole forwards
@@ -112,24 +114,40 @@ class BaselineServerDrafting(TreeDrafting):
         return True
 
 
+class ReplayedServerDrafting(BaselineServerDrafting):
+    """Server-side drafts that are known; to read a text costs nothing."""
+
+    _drafting: ReplayedDrafting
+
+    def _catch_up(self, job: Job, stop: int) -> bool:
+        lease = job.lease
+        if lease.draft_slot is None:
+            lease.draft_slot = self._drafting.open()
+        self._drafting.read[lease.draft_slot] = job.ids[:stop]
+        self._rows[lease.draft_slot] = stop
+        return True
+
+
 class BaselineVerifier(Verifier):
     """A verifier whose server-drafted streams come from a baseline."""
 
     def __init__(self, served: Served, target: SlowTarget, drafting: Drafting, settings: Settings) -> None:
         super().__init__(served, settings)
+        known = isinstance(drafting, ReplayedDrafting)
+        drafts = (ReplayedServerDrafting if known else BaselineServerDrafting)(target, drafting, settings.stream_shape)
         self.engine = Engine(
             target,
-            Recorder(None, self._post, metrics=self.metrics),
+            Recorder(served.drafter, self._post, metrics=self.metrics),
             self.work,
             self._post,
             text=served.text,
             metrics=self.metrics,
-            drafting=BaselineServerDrafting(target, drafting, settings.stream_shape),
+            drafting=drafts,
         )
 
 
 def lane(
-    first: Served, settings: Settings, step_seconds: float, baseline: Path | None, graph: str
+    first: Served, settings: Settings, options: Emulated, texts: Sequence[Recorded] = (), chains: Chains | None = None
 ) -> tuple[Verifier, SlowTarget]:
     """One more verifier over the weights that `first` has loaded."""
     target = SlowTarget(
@@ -138,24 +156,32 @@ def lane(
         slots=settings.slots,
         capacity=settings.slot_capacity,
         folder=first.target.folder,
-        step_seconds=step_seconds,
-        watching=baseline is not None,
+        step_seconds=options.step_ms / 1000,
+        watching=bool(options.baseline) and chains is None,
+        texts=texts,
     )
-    if baseline is None:
-        facts = model_facts(target, first.drafter, first.facts.drafter)
-        served = Served(target, first.drafter, first.text, facts, first.graph)
-        return Verifier(served, settings), target
-    served = Served(target, None, first.text, model_facts(target, None))
-    return BaselineVerifier(served, target, open_drafting(baseline, target, graph=graph), settings), target
+    facts = model_facts(target, first.drafter, first.facts.drafter)
+    if not options.baseline:
+        return Verifier(Served(target, first.drafter, first.text, facts, first.graph), settings), target
+    drafting: Drafting
+    if chains is not None:
+        drafting = ReplayedDrafting(chains, level_seconds=options.level_ms / 1000)
+    else:
+        drafting = open_drafting(Path(options.baseline), target, graph=options.graph)
+    return BaselineVerifier(Served(target, first.drafter, first.text, facts), target, drafting, settings), target
 
 
-async def serve(settings: Settings, step_seconds: float, lanes: int, baseline: Path | None, graph: str) -> None:
+async def serve(settings: Settings, options: Emulated) -> None:
     """Open the lanes, print their addresses in a line, and serve until SIGTERM; then how many forwards were late."""
     first = load(replace(settings, slots=1))
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    opened = [lane(first, settings, step_seconds, baseline, graph) for _ in range(lanes)]
+    texts = recorded(Path(options.texts), options.known) if options.texts else ()
+    known = texts and options.baseline
+    depth = settings.stream_shape.depth
+    chains = known_chains(Path(options.baseline), first.target, texts, depth) if known else None
+    opened = [lane(first, settings, options, texts, chains) for _ in range(options.lanes)]
     async with contextlib.AsyncExitStack() as stack:
         for verifier, _ in opened:
             await stack.enter_async_context(verifier.open())
@@ -175,8 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     # A verdict should not wait for the default thread switch interval of 5 ms.
     sys.setswitchinterval(0.0005)
-    baseline = Path(options.baseline) if options.baseline else None
-    asyncio.run(serve(settings, options.step_ms / 1000, options.lanes, baseline, options.graph))
+    asyncio.run(serve(settings, options))
     return 0
 
 

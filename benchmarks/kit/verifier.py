@@ -47,6 +47,12 @@ class Emulated:
     """Folder of the drafter that drafts for the server in place of the MoA drafter."""
     graph: str = ""
     """Folder of a bundle of that: by its graph, as the MoA drafter does."""
+    texts: str = ""
+    """Folder of recorded texts: the target reads instead of computing, and so does the baseline."""
+    known: int = 0
+    """So many of them are known; 0: none."""
+    level_ms: float = 0.0
+    """Milliseconds of a level of the baseline's drafts where it reads."""
 
 
 @dataclass

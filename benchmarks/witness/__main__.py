@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from benchmarks.witness import answers
 from benchmarks.witness.gguf_model import TERMS, Words, gguf_file, read_model, trimmed
 from benchmarks.witness.rows import write_heldout, write_rows
 from demo import natural
@@ -46,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     held.add_argument("--per-kind", type=int, default=34)
     held.add_argument("--tokens", type=int, default=64)
     held.add_argument("--length", type=int, default=320)
+    checked = verbs.add_parser("answers", help="right answers of drafters by themselves")
+    checked.add_argument("target", type=Path)
+    checked.add_argument("drafters", type=Path, nargs="+")
     args = parser.parse_args(argv)
     if args.verb == "heldout":
         write_heldout(
@@ -56,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             tokens=args.tokens,
             length=args.length,
         )
+    elif args.verb == "answers":
+        print(answers.tables(answers.measure(args.target, args.drafters)))
     elif args.verb == "rows":
         write_rows(load_model(args.target), args.rows, tokens=args.tokens, length=args.length)
     else:

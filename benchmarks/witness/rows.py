@@ -102,7 +102,7 @@ class StoredTeacher(Teacher):
 
     def __call__(self, batch: Batch) -> Lesson:
         device, dtype = self.model.device, torch.bfloat16
-        parts = [_read(_file(self.folder, int(row))) for row in batch.rows]
+        parts = [read_lesson(self.folder, int(row)) for row in batch.rows]
         found = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in parts[0]}
         keys, values = (found.pop(name).transpose(0, 1) for name in ("keys", "values"))
         tapped = found.pop("tapped") if self._tapped else None
@@ -136,6 +136,7 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     os.replace(fresh, path)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = load_file(path)
+def read_lesson(folder: Path, row: int) -> dict[str, Tensor]:
+    """What was written of a row: keys and values `[layers, L, kv_heads, D]`, hidden and tapped states `[L, ...]`."""
+    found: dict[str, Tensor] = load_file(_file(folder, row))
     return found
