@@ -24,7 +24,6 @@ from edge_client.settings import ClientSettings, SettingChanges, TurnChanges
 from edge_client.shared import Shared
 from edge_client.text.chat import Messages, prompt_ids
 from edge_client.turn.controller import Controller
-from edge_client.turn.trace import Trace
 from edge_client.turn.worker import time_steps
 from moa import __version__
 from moa.errors import UsageError
@@ -39,12 +38,10 @@ class EdgeClient:
         settings: ClientSettings | None = None,
         *,
         device: Device | None = None,
-        trace: Trace | None = None,
         **changes: Unpack[SettingChanges],
     ) -> None:
         self._settings = dataclasses.replace(settings or ClientSettings(), **changes)
         self._device = device
-        self.trace = trace or Trace()
         self._shared: Shared | None = None
         self._stack = contextlib.AsyncExitStack()
         self._conversations: set[Conversation] = set()
@@ -57,7 +54,7 @@ class EdgeClient:
         self._device = device
         controller.calibrate(*device.acceptance())
         time_steps(device.new_drafter(), controller)  # if the drafter fails, nothing needs to be closed
-        shared = Shared(device, settings, controller, self.trace)
+        shared = Shared(device, settings, controller)
         address = settings.verifier
         if address == "local":
             from edge_client.link.local import LocalVerifier

@@ -244,7 +244,7 @@ class Conversation:
             prediction=Prediction(prediction) if prediction else None,
         )
         worker = DrafterWorker(self.drafter, sampling, controller, shared.device.thread)
-        return TurnShell(machine, worker, shared.link, shared.trace)
+        return TurnShell(machine, worker, shared.link)
 
     def _continue(self, context: list[int], settings: ClientSettings, grammar: Grammar | None) -> SessionState | None:
         """The session of the previous turn with the new tokens appended, if it can be continued."""

@@ -9,7 +9,6 @@ from edge_client.link.websocket import VerifierLink
 from edge_client.settings import ClientSettings
 from edge_client.turn.budget import Budget, Spending
 from edge_client.turn.controller import Controller
-from edge_client.turn.trace import Trace
 
 
 @dataclass
@@ -19,7 +18,6 @@ class Shared:
     device: Device
     settings: ClientSettings
     controller: Controller
-    trace: Trace
     link: VerifierLink | None = None
     is_open: bool = True
     _spending: Spending = field(default_factory=lambda: Spending(Budget()))

@@ -16,7 +16,6 @@ from edge_client.device import Device
 from edge_client.settings import ClientSettings, SettingChanges
 from edge_client.tools.compare import TimedAnswer, ask
 from edge_client.tools.emulated_network import PROFILES, Condition, LinkProxy, Profile
-from edge_client.turn.trace import Trace
 from moa.errors import UsageError
 
 LINKS = ("wifi", "5g", "4g", "4g-weak", "bursty")
@@ -61,13 +60,12 @@ class Lab:
         via: LinkProxy | None = None,
         *,
         device: Device | None = None,
-        trace: Trace | None = None,
         online: bool = True,
         **changes: Unpack[SettingChanges],
     ) -> AsyncIterator[EdgeClient]:
         """A client, over a link or beside the verifier; with `online` it has a connection already."""
         settings: dict[str, Any] = {"verifier": via.url if via else self.url, **changes}
-        async with EdgeClient(ClientSettings(**settings), device=device or self.device, trace=trace) as client:
+        async with EdgeClient(ClientSettings(**settings), device=device or self.device) as client:
             if online:
                 await client.wait_online(_ONLINE_SECONDS)
             yield client

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import signal
 import sys
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -18,7 +17,6 @@ from edge_client.events import Adopt, Confirm, Done, Event, Link, Prompt, Retrac
 from edge_client.screen.terminal import PipeView, QuietView, View, refused, rescue
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
-from edge_client.turn.trace import Trace
 from moa.cli.settings_flags import add_flags
 from moa.errors import MoaError, UsageError
 
@@ -39,7 +37,6 @@ def add(command: argparse.ArgumentParser) -> None:
     options.add_connection(command)
     options.add_generation(command)
     structure.add(command)
-    command.add_argument("--trace", type=Path, metavar="FILE", help="write a timeline for ui.perfetto.dev")
     command.set_defaults(run=run)
 
 
@@ -47,19 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer one prompt; exit code 1 when the verifier refused it, or when it must be verified and is not."""
     if arguments.logprobs is not None and not (arguments.json or arguments.jsonl):
         raise UsageError("--logprobs has no place in plain text", hint="add --json or --jsonl")
-    if arguments.trace is not None and (arguments.trace.is_dir() or not arguments.trace.parent.is_dir()):
-        raise UsageError(f"no trace can be written to {arguments.trace}", hint="name a file in a folder that exists")
     shape = structure.Structure.of(arguments)
     prompt = options.read_prompt(arguments.prompt, arguments.file)
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed)
-    trace = Trace(enabled=arguments.trace is not None)
     asked: dict[str, Any] = {"prompt": _messages(arguments, prompt), "raw": arguments.raw, "grammar": shape.schema}
-    record = asyncio.run(_answer(settings, shape, asked, _view(arguments), trace))
+    record = asyncio.run(_answer(settings, shape, asked, _view(arguments)))
     if arguments.json:
         _print(msgspec.json.encode(record.report() | {"seed": settings.seed}))
-    if arguments.trace is not None:
-        _write_trace(trace, arguments.trace)
     if not (arguments.json or arguments.quiet):
         options.tell_seed(settings, seed)
     if record.stopped:
@@ -87,15 +79,13 @@ def _view(arguments: argparse.Namespace) -> View:
     return make_view(quiet=arguments.json)
 
 
-async def _answer(
-    settings: ClientSettings, shape: structure.Structure, asked: dict[str, Any], view: View, trace: Trace
-) -> Record:
+async def _answer(settings: ClientSettings, shape: structure.Structure, asked: dict[str, Any], view: View) -> Record:
     record, task = Record(), asyncio.current_task()
     if task is not None:
         with contextlib.suppress(NotImplementedError):  # not on every system: there it ends the program
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, record.stop, task)
     try:
-        async with EdgeClient(settings, trace=trace) as client:
+        async with EdgeClient(settings) as client:
             shape.check(client.device)
             with view:
                 try:
@@ -206,11 +196,3 @@ class Record:
             "events": [msgspec.to_builtins(event) for event in self._events],
             "stats": done.stats if done else {},
         }
-
-
-def _write_trace(trace: Trace, path: Path) -> None:
-    try:
-        trace.write(path)
-    except OSError as error:
-        # The answer is complete: a trace that cannot be saved is only a warning.
-        print(f"edge-client: warning: no trace at {path}: {error.strerror}", file=sys.stderr)

@@ -13,7 +13,6 @@ from edge_client.conversation import Conversation
 from edge_client.device import Device
 from edge_client.events import Confirm, Done, Event, Retract, Token
 from edge_client.settings import ClientSettings, TurnChanges
-from edge_client.turn.trace import Trace
 from moa.errors import MoaError
 from moa.logprobs import TokenLogprobs
 
@@ -66,7 +65,7 @@ async def ask_all(
 ) -> list[TimedAnswer]:
     """Ask all prompts, each in a new conversation, one after another on one connection."""
     settings = dataclasses.replace(settings, **changes)
-    async with EdgeClient(settings, device=device, trace=Trace()) as client:
+    async with EdgeClient(settings, device=device) as client:
         await client.wait_online()
         return [await ask(client, ids) for ids in prompts]
 

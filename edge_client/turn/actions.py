@@ -50,8 +50,6 @@ class Wait:
     """Wait for news, at most until `until`, which lies in the future (`Moment`); None: without a limit."""
 
     until: float | None
-    why: str
-    """For the timeline."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,13 @@ class Moment:
 
     now: float
     next: float | None = None
-    why: str = "wait"
-    """What the wait is for, in the timeline."""
 
-    def reached(self, at: float, why: str = "wait") -> bool:
+    def reached(self, at: float) -> bool:
         """Whether this instant has passed."""
         if not at > self.now:  # also what is no number
             return True
         if self.next is None or at < self.next:
-            self.next, self.why = at, why
+            self.next = at
         return False
 
 

@@ -207,7 +207,7 @@ class TurnMachine:
         if self._outbox:
             messages, self._outbox = tuple(self._outbox), []
             return Send(messages)
-        return action or Wait(moment.next, moment.why)
+        return action or Wait(moment.next)
 
     def _ask(self, moment: Moment) -> Verify | Stream | Draft | None:
         """The next round, or the draft to make for it; None if it must wait."""

@@ -102,4 +102,4 @@ class Rounds:
         if self._records_until is None:
             half = (self.controller.rtt.smoothed + self.controller.forward.seconds(1)) / 2
             self._records_until = moment.now + half
-        return not moment.reached(self._records_until, "wait for records")
+        return not moment.reached(self._records_until)

@@ -10,7 +10,6 @@ from edge_client.events import Event, Reason
 from edge_client.link.websocket import Mailbox, VerifierLink
 from edge_client.turn.actions import Draft, Drop, End, Grow, Guess, Send, Wait
 from edge_client.turn.machine import TurnMachine
-from edge_client.turn.trace import Trace
 from edge_client.turn.worker import DrafterWorker
 from moa.errors import DeviceError
 from moa.wire import ClientSession
@@ -20,8 +19,8 @@ from moa.wire.messages import Verdict, Verify
 class TurnShell:
     """Runs one turn; `events()` yields its events. Without a link the device is offline."""
 
-    def __init__(self, machine: TurnMachine, worker: DrafterWorker, link: VerifierLink | None, trace: Trace) -> None:
-        self.machine, self.worker, self.link, self.trace = machine, worker, link, trace
+    def __init__(self, machine: TurnMachine, worker: DrafterWorker, link: VerifierLink | None) -> None:
+        self.machine, self.worker, self.link = machine, worker, link
         self._bytes_before = (link.sent_bytes, link.received_bytes) if link else (0, 0)
         self._box = Mailbox()
         self._seen: tuple[str, int, int] | None = None
@@ -50,15 +49,13 @@ class TurnShell:
                     await self._send(*messages)
                 case Draft() | Grow() | Guess():
                     try:
-                        with self.trace.span(type(action).__name__.lower()):
-                            result = await self.worker.run(action)
+                        result = await self.worker.run(action)
                         if result is not None:
                             machine.ran(action, result, perf_counter())
                     except DeviceError as error:
                         machine.drafter_failed(error.line())
-                case Wait(until, why):
-                    with self.trace.span(why):
-                        await box.wait(None if until is None else max(0.0, until - perf_counter()))
+                case Wait(until):
+                    await box.wait(None if until is None else max(0.0, until - perf_counter()))
                 case Drop():
                     assert self.link is not None
                     self.link.drop()
@@ -86,7 +83,6 @@ class TurnShell:
             return
         for arrived, message in box.take():
             if isinstance(message, Verdict):
-                self.trace.mark("verdict", tokens=len(message.path))
                 machine.stats.overhead.begin(arrived, self.worker.drafter.run_seconds)
             machine.receive(message, arrived)
         seen = link.state, link.connections, link.dialling.failures
@@ -108,7 +104,6 @@ class TurnShell:
             self.link.deliver(self._session.id, self._box)
         for message in messages:
             await self.link.send(message)
-            self.trace.mark("ask", kind=type(message).__name__, round=getattr(message, "round", 0))
             if isinstance(message, Verify):
                 self.machine.stats.overhead.end(perf_counter(), self.worker.drafter.run_seconds)
 

@@ -223,14 +223,6 @@ def test_a_full_disk_does_not_lose_the_answer() -> None:
     assert result.returncode == 1
     assert json.loads(result.stderr.splitlines()[0])["text"] == expected.decode()[:-1]
     assert b"could not be written: No space left" in result.stderr
-    trace = offline("hello", "--trace", "/dev/full")
-    assert trace.returncode == 0
-    assert trace.stdout == expected
-    assert b"no trace at /dev/full" in trace.stderr
-    for nowhere in ("no/such/folder/trace.json", str(kit.pair())):
-        late = offline("hello", "--trace", nowhere)
-        assert (late.returncode, late.stdout) == (2, b"")
-        assert f"no trace can be written to {nowhere}".encode() in late.stderr
 
 
 def test_an_answer_that_outgrows_the_context_says_so() -> None:
@@ -297,13 +289,6 @@ async def refused(flags: list[str], *what: bytes) -> None:
 def test_an_answer_does_not_wait_for_what_only_a_screen_needs() -> None:
     program = "import sys, edge_client.cli.generate as g; print(sorted({'rich', 'jinja2', 'torch'} & set(sys.modules)))"
     assert run(program=program).stdout == b"[]\n"
-
-
-def test_a_trace_is_a_timeline(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    assert offline("hello", "--trace", str(path)).returncode == 0
-    events = json.loads(path.read_text())["traceEvents"]
-    assert [e["name"] for e in events].count("guess") == 5
 
 
 def test_doctor_and_inspect(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,6 @@ from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import Notice, Token
 from edge_client.turn import worker
-from edge_client.turn.trace import Trace
 from moa.errors import MoaError, NumericalError
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import DraftTree
@@ -135,12 +134,12 @@ async def beside(
         return outcome, checked(outcome, IDS)
 
 
-def open_client(url: str, trace: Trace | None = None, **settings: Any) -> EdgeClient:
+def open_client(url: str, **settings: Any) -> EdgeClient:
     how: dict[str, Any] = {"max_new_tokens": COUNT, "offline_after": 5.0, "draft": "device"}
     how["settle_seconds"] = 30.0 if url else 0.5
     device = kit.oracle([*IDS, *verifier_kit.generated(IDS, COUNT)], 0.3)
     device = dataclasses.replace(device, thread=ThreadPoolExecutor(1))
-    return EdgeClient(device=device, verifier=url, trace=trace, **(how | settings))
+    return EdgeClient(device=device, verifier=url, **(how | settings))
 
 
 @pytest.fixture(autouse=True)
@@ -198,15 +197,6 @@ def broken_link(name: str, fault: Fault) -> Callable[[EdgeClient, pytest.MonkeyP
     return break_it
 
 
-def broken_trace(name: str) -> Callable[[EdgeClient, pytest.MonkeyPatch, int], Injected]:
-    def break_it(client: EdgeClient, patch: pytest.MonkeyPatch, at: int) -> Injected:
-        injected = Injected(getattr(client.trace, name), at, raises(RuntimeError))
-        patch.setattr(client.trace, name, injected)
-        return injected
-
-    return break_it
-
-
 PARTS = {
     "decoder raises": broken_codec("decode", raises(RuntimeError)),
     "decoder returns nothing": broken_codec("decode", lambda: None),
@@ -214,8 +204,6 @@ PARTS = {
     "link raises": broken_link("send", raises(RuntimeError)),
     "link breaks": broken_link("send", raises(OSError)),
     "link hangs": broken_link("send", partial(asyncio.sleep, 60)),
-    "trace span raises": broken_trace("span"),
-    "trace mark raises": broken_trace("mark"),
 }
 
 
@@ -224,7 +212,7 @@ async def test_a_part_of_the_shell_that_fails(part: str, monkeypatch: pytest.Mon
     """A link is replaced, and the text is exact; of anything else the user gets one line."""
     async with kit.verifier() as running:
         for at in (1, 2, 3):
-            async with open_client(running.transport.url, Trace(enabled=True), reconnect_seconds=0.05) as client:
+            async with open_client(running.transport.url, reconnect_seconds=0.05) as client:
                 await client.wait_online()
                 with monkeypatch.context() as patch:
                     outcome, said = await beside(client, lambda _, at=at, patch=patch: PARTS[part](client, patch, at))  # type: ignore[misc]

@@ -20,14 +20,6 @@ def test_a_deadline_has_passed_or_ends_the_wait(now: float, deadlines: list[floa
     assert all(moment.next is not None and moment.next <= at for at in waiting)
 
 
-def test_a_wait_is_named_by_what_ends_it_first() -> None:
-    moment = Moment(1.0)
-    assert not moment.reached(3.0, "late")
-    assert not moment.reached(2.0, "early")
-    assert moment.reached(1.0, "now")
-    assert (moment.next, moment.why) == (2.0, "early")
-
-
 def test_the_prompt_and_the_link_are_part_of_the_usual_wait() -> None:
     controller = Controller()
     controller.rtt.add(0.1)
