@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from edge_client.cli import options, structure
 from edge_client.cli.dialogue import Ask, Dialogue, Quit
-from edge_client.cli.structure import Structure
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.events import Done, Link
@@ -22,11 +22,11 @@ from edge_client.screen.reader import Reader, make_reader
 from edge_client.screen.terminal import Pieces, refused
 from edge_client.screen.views import make_view
 from moa.errors import LinkError, MoaError, UsageError
+from moa.grammar.spec import Grammar
 from moa.safe_text import safe_text
 
 _HINT = "/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends"
 _RETRY_SECONDS = 1.0
-_FREE = Structure()
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--no-history", action="store_true", help="keep no file of what you type")
     options.add_connection(command)
     options.add_generation(command)
-    structure.add(command, tools=True)
+    structure.add(command)
     command.set_defaults(run=run)
 
 
@@ -47,22 +47,23 @@ def run(arguments: argparse.Namespace) -> int:
     # A correction comes while the next message is typed, so an answer need not wait for it.
     settings = options.settings_from(arguments, seed=seed, settle_seconds=1.0)
     options.tell_seed(settings, seed)
-    shape = Structure.of(arguments)
-    return asyncio.run(_talk(Dialogue(settings, arguments.system), shape, history=not arguments.no_history))
+    schema = structure.read_schema(arguments.json_schema)
+    talk = _talk(Dialogue(settings, arguments.system), schema, arguments.json_schema, history=not arguments.no_history)
+    return asyncio.run(talk)
 
 
-async def _talk(dialogue: Dialogue, shape: Structure, *, history: bool) -> int:
+async def _talk(dialogue: Dialogue, schema: Grammar | None, file: Path | None, *, history: bool) -> int:
     reader, console = make_reader(dialogue.completions, history=history), make_console()
     dialogue.keys = reader.keys
     async with EdgeClient(dialogue.settings) as client, client.conversation() as conversation:
         if not client.device.codec.can_chat:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
-        shape.check(client.device)
+        structure.check_schema(schema, file, client.device)
         if reader.interactive:
             console.print(_HINT, style="dim")
             if client.link is None:
                 console.print("no verifier: this device answers alone, and nothing is verified", style="yellow")
-        chat = ChatLoop(client, conversation, dialogue, reader, console, shape)
+        chat = ChatLoop(client, conversation, dialogue, reader, console, schema)
         await chat.run()
         if reader.interactive:
             return 0
@@ -81,11 +82,11 @@ class ChatLoop:
         dialogue: Dialogue,
         reader: Reader,
         console: Console,
-        shape: Structure = _FREE,
+        schema: Grammar | None = None,
     ) -> None:
         self._client, self._conversation, self._dialogue = client, conversation, dialogue
         self._reader, self._console, self._ctrl_c = reader, console, CtrlC()
-        self._shape = shape
+        self._schema = schema
         self.mistakes = 0
         """Lines that could not be asked or done."""
         self.refused = ""
@@ -134,9 +135,7 @@ class ChatLoop:
 
         async def show() -> None:
             nonlocal done
-            longest = dialogue.changes.get("max_new_tokens", client.settings.max_new_tokens)
-            prompt, shape = self._shape.question(client, dialogue.to_send(), longest)
-            events = self._conversation.generate(prompt, **shape, **dialogue.changes)
+            events = self._conversation.generate(dialogue.to_send(), grammar=self._schema, **dialogue.changes)
             with make_view(console=self._console, context=client.shared.max_context) as view:
                 async with contextlib.aclosing(events):
                     async for event in events:
@@ -153,9 +152,7 @@ class ChatLoop:
         except MoaError:
             dialogue.unanswered()
             raise
-        dialogue.answered(text := done.text if done is not None else pieces.text(0))
-        if name := self._shape.called(client, text):
-            self._console.print(f"it calls {safe_text(name)}: your next line is what that returns", style="dim")
+        dialogue.answered(done.text if done is not None else pieces.text(0))
 
     # ---- what was written offline
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -44,12 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer one prompt; exit code 1 when the verifier refused it, or when it must be verified and is not."""
     if arguments.logprobs is not None and not (arguments.json or arguments.jsonl):
         raise UsageError("--logprobs has no place in plain text", hint="add --json or --jsonl")
-    shape = structure.Structure.of(arguments)
+    schema = structure.read_schema(arguments.json_schema)
     prompt = options.read_prompt(arguments.prompt, arguments.file)
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed)
-    asked: dict[str, Any] = {"prompt": _messages(arguments, prompt), "raw": arguments.raw, "grammar": shape.schema}
-    record = asyncio.run(_answer(settings, shape, asked, _view(arguments)))
+    asked: dict[str, Any] = {"prompt": _messages(arguments, prompt), "raw": arguments.raw, "grammar": schema}
+    record = asyncio.run(_answer(settings, arguments.json_schema, asked, _view(arguments)))
     if arguments.json:
         _print(msgspec.json.encode(record.report() | {"seed": settings.seed}))
     if not (arguments.json or arguments.quiet):
@@ -79,14 +80,14 @@ def _view(arguments: argparse.Namespace) -> View:
     return make_view(quiet=arguments.json)
 
 
-async def _answer(settings: ClientSettings, shape: structure.Structure, asked: dict[str, Any], view: View) -> Record:
+async def _answer(settings: ClientSettings, schema_file: Path | None, asked: dict[str, Any], view: View) -> Record:
     record, task = Record(), asyncio.current_task()
     if task is not None:
         with contextlib.suppress(NotImplementedError):  # not on every system: there it ends the program
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, record.stop, task)
     try:
         async with EdgeClient(settings) as client:
-            shape.check(client.device)
+            structure.check_schema(asked["grammar"], schema_file, client.device)
             with view:
                 try:
                     async for event in client.generate(**asked):
