@@ -11,7 +11,7 @@ from moa.logprobs import TokenLogprobs
 Status = Literal["verified", "provisional"]
 LinkState = Literal["none", "connecting", "online", "late", "offline", "refused"]
 """none: offline on purpose. late: connected, but the answer is overdue. refused: the verifier refused the client."""
-Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "budget", "link"]
+Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "link"]
 """Why a turn ended. guard: too many offline tokens for good quality. link: lost, and the device could not continue."""
 
 
@@ -67,7 +67,7 @@ class Link(Event, frozen=True, kw_only=True):
 
 
 class Notice(Event, frozen=True, kw_only=True):
-    """A message for the user: quality, a budget, a degraded service."""
+    """A message for the user: quality, a degraded service."""
 
     message: str
 

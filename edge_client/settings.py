@@ -85,8 +85,6 @@ class ClientSettings:
     """Activation records: auto, int8, int4, fp16 or off."""
     max_kbps: float = 0.0
     """Kilobits a second that may be used at most; 0 is no limit."""
-    max_calls: int = 0
-    """Requests to the verifier at most; 0 is no limit."""
     threads: int = 0
     """Threads of the drafter; 0 is half of the cores, at most 4."""
     max_offline_tokens: int = -1
@@ -154,8 +152,8 @@ class ClientSettings:
 
     @property
     def budget(self) -> Budget:
-        """The hard limits."""
-        return Budget(self.max_calls, self.max_kbps)
+        """The hard limit."""
+        return Budget(self.max_kbps)
 
     @classmethod
     def load(
@@ -207,7 +205,6 @@ class SettingChanges(TurnChanges, total=False):
     offline: bool
     sync: Precision
     max_kbps: float
-    max_calls: int
     threads: int
     connect_seconds: float
     keepalive_seconds: float

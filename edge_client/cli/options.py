@@ -26,7 +26,7 @@ _SAMPLING = {
     **{"repetition_penalty": "X", "seed": "N"},
 }
 _BEHAVIOUR = {
-    **{"draft": "WHO", "on_reconnect": "HOW", "sync": "PRECISION", "max_kbps": "N", "max_calls": "N"},
+    **{"draft": "WHO", "on_reconnect": "HOW", "sync": "PRECISION", "max_kbps": "N"},
     **{"max_offline_tokens": "N", "offline_after": "S", "settle_seconds": "S"},
 }
 _LONGEST_PROMPT = 2**22

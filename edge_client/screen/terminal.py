@@ -16,7 +16,6 @@ from moa.safe_text import safe_line, safe_text
 _ENDS = {
     "context": "the context is full: the answer ends here",
     "guard": "the answer ends here: more offline text would be unreliable (--max-offline-tokens)",
-    "budget": "the answer ends here: the budget is used up",
     "link": "the answer ends here: the verifier did not come back (--settle-seconds)",
 }
 """Reasons to stop that a reader could mistake for the answer's end."""

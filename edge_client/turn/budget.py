@@ -1,4 +1,4 @@
-"""Hard limits for metered links: calls to the verifier, and kilobits a second."""
+"""The hard limit for metered links: kilobits a second."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ _RECORD_SHARE = 0.7
 class Budget:
     """0 is no limit."""
 
-    max_calls: int = 0
     max_kbps: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.max_calls < 0 or self.max_kbps < 0:
-            raise ConfigError("budgets must not be negative (0 is no limit)")
-        if 0 < self.max_kbps < 1 or not math.isfinite(self.max_kbps):
+        if (self.max_kbps < 1 and self.max_kbps) or not math.isfinite(self.max_kbps):
             raise ConfigError(f"max_kbps must be a number from 1 on, or 0 for no limit, not {self.max_kbps}")
 
     @property
@@ -42,16 +39,10 @@ class Spending:
     """The rest of a budget. If more bytes were used than the rate allows, the next request waits."""
 
     budget: Budget
-    calls: int = 0
     passed: int = 0
     """Bytes over the link so far, in both directions."""
     _bytes: TokenBucket | None = None
     _counted: int = 0
-
-    @property
-    def left(self) -> int | None:
-        """How many requests may be sent; None is any number."""
-        return max(0, self.budget.max_calls - self.calls) if self.budget.max_calls else None
 
     def wait(self, now: float) -> float:
         """Seconds until the next request may go."""

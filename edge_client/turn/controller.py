@@ -210,26 +210,23 @@ class Controller:
         remaining: int,
         draft: WhoDrafts = "auto",
         *,
-        calls_left: int | None = None,
         blind: bool = False,
         guesses: bool = False,
     ) -> Plan:
-        """The next round, if at most `remaining` tokens and so many calls are left.
+        """The next round, if at most `remaining` tokens are left.
 
         A stream for which the device sends `guesses` begins with the server's drafts; then it `waits` or not.
         `blind` (made without the prompt's records) limits the depth of a draft; it does not change who drafts.
         """
         device = self._best_device(remaining)
         if draft == "auto":
-            draft = "server" if guesses or self._stream_pays(device, remaining, calls_left) else "device"
+            draft = "server" if guesses or self._stream_pays(device, remaining) else "device"
         if draft == "single" or (draft != "device" and self.can_stream):
             return Plan(draft, device.shape)
         return self._best_device(min(remaining, _BLIND_TOKENS)) if blind and device.draft == "device" else device
 
-    def _stream_pays(self, device: Plan, remaining: int, calls_left: int | None) -> bool:
-        """Whether a stream that the server drafts is better than rounds of the device. It is one call, however long."""
-        if calls_left is not None and calls_left * self._tokens(device.shape) < remaining:
-            return True
+    def _stream_pays(self, device: Plan, remaining: int) -> bool:
+        """Whether a stream that the server drafts is better than rounds of the device."""
         tokens = max(1, min(remaining, 64))
         stream = tokens / (self.rtt.smoothed + tokens / self.rate)
         return stream > _SERVER_MARGIN * device.tokens_per_second
@@ -270,9 +267,6 @@ class Controller:
     def _drafting(self, shape: TreeShape) -> float:
         """Seconds that the device needs for a draft."""
         return self.step.seconds(1) + (shape.depth - 1) * self.step.seconds(shape.breadth)
-
-    def _tokens(self, shape: TreeShape) -> float:
-        return 1 + self.acceptance[shape.breadth > 1].totals()[shape.depth - 1]
 
     @property
     def rate(self) -> float:

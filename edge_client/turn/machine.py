@@ -87,7 +87,7 @@ class TurnMachine:
 
     def __post_init__(self, guesses: bool, prediction: Prediction | None) -> None:
         self.rounds = Rounds(self.transcript, self.controller, self.records, self.stats, prediction)
-        wanted = guesses and self.draft in ("auto", "device") and prediction is None and self.spending.left is None
+        wanted = guesses and self.draft in ("auto", "device") and prediction is None
         self.ahead = Ahead(
             self.transcript, self.controller, self.deadlines, self.stats, wanted, chooses=self.draft == "auto"
         )
@@ -211,7 +211,7 @@ class TurnMachine:
 
     def _ask(self, moment: Moment) -> Verify | Stream | Draft | None:
         """The next round, or the draft to make for it; None if it must wait."""
-        if self.spending.left == 0 or not moment.reached(moment.now + self.spending.wait(moment.now)):
+        if not moment.reached(moment.now + self.spending.wait(moment.now)):
             return None
         if check := self.rounds.check():
             return check
@@ -222,8 +222,7 @@ class TurnMachine:
 
     def _next_plan(self) -> Plan:
         blind = not self.transcript.length and self.records.misses(self.transcript.rules.start)
-        calls, remaining = self.spending.left, self.transcript.remaining
-        return self.controller.plan(remaining, self.draft, calls_left=calls, blind=blind, guesses=self.ahead.on)
+        return self.controller.plan(self.transcript.remaining, self.draft, blind=blind, guesses=self.ahead.on)
 
     def drain(self) -> list[Event]:
         """The events for the user since the last call."""
@@ -261,7 +260,6 @@ class TurnMachine:
 
     def _request(self, request: Verify | Stream, now: float) -> None:
         """Send a round, and set the time after which its answer is late."""
-        self.spending.calls += 1
         self.stats.calls += 1
         self.stats.drafted += len(request.tokens) - 1 if isinstance(request, Verify) else 0
         self._plan = None
@@ -410,21 +408,16 @@ class TurnMachine:
             return False
         return not self.transcript.finish and not self.guard.stops(self.transcript.provisional)
 
-    @property
-    def _alone(self) -> bool:
-        """Whether waiting for the verifier is useless in this turn."""
-        return self.reach.hopeless or (self.spending.left == 0 and not self.session.busy)
-
     def _while_waiting(self, moment: Moment) -> Action | None:
         """Write offline after `offline_after`; until then use the time."""
         if self._may_write:
-            if self._alone or moment.reached(self.deadlines.write_at()):
+            if self.reach.hopeless or moment.reached(self.deadlines.write_at()):
                 self._say_how()
                 return Guess(self.transcript.ids)
         else:
             unreachable = self.reach.link == "down" or self.session_state.again_at is not None
             empty = not self.transcript.length and not unreachable
-            over = self._alone or moment.reached(self.deadlines.end_at(moment.now, empty=empty))
+            over = self.reach.hopeless or moment.reached(self.deadlines.end_at(moment.now, empty=empty))
             if over or unreachable:
                 self._say_how()
             if over:
@@ -471,14 +464,14 @@ class TurnMachine:
 
     def _say_how(self) -> None:
         """Tell how the answer goes on without the verifier."""
-        self._say(*self.reach.news(spent=self.spending.left == 0))
+        self._say(*self.reach.news())
 
     def _reason(self) -> Reason:
         if self.transcript.finish:
             return self.transcript.finish
         if self.guard.stops(self.transcript.provisional):
             return "guard"
-        return "budget" if self.spending.left == 0 else "link"
+        return "link"
 
 
 def _credible(event: Advanced, waited_ms: float) -> Advanced:

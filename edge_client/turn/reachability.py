@@ -61,14 +61,14 @@ class Reachability:
         """Forget the failures: the turn waits once more."""
         self.given_up, self.setbacks, self._losses = "", 0, 0
 
-    def news(self, *, spent: bool) -> tuple[LinkState, str]:
-        """The state of the link while the device writes offline; `spent`: the budget of calls is used up."""
+    def news(self) -> tuple[LinkState, str]:
+        """The state of the link while the device writes offline."""
         if not self.linked:
             return "none", ""
         if self.given_up:
             return "refused", self.given_up
         if self.link == "up":
-            return ("online", "the budget of calls is used up") if spent else ("late", "")
+            return "late", ""
         if self.link == "refused":
             return "refused", self._why_down
         return ("offline", self._why_down) if self._why_down else ("connecting", "")

@@ -16,7 +16,7 @@ from moa.grammar.spec import Grammar
 Mode = Literal["hold", "provisional", "keep"]
 """What happens to text that the target has not verified. hold: it is not sent. provisional: it is sent, marked, and may
 be retracted. keep: it is sent, and stays whatever the target says later."""
-Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "budget", "link"]
+Reason = Literal["eos", "stop", "length", "context", "cancelled", "guard", "link"]
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

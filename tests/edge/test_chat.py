@@ -20,6 +20,7 @@ from edge_client.events import Done, Event, Prompt, Token
 from edge_client.screen.ctrl_c import Interrupted
 from edge_client.settings import ClientSettings
 from moa.errors import LinkError, UsageError
+from moa.grammar.spec import Grammar
 
 STATS = {
     "tokens": 1,
@@ -76,7 +77,9 @@ class Played:
         self.unverified = False
         self._answers, self._checked = list(answers), checked
 
-    async def generate(self, messages: list[dict[str, str]], **changes: Any) -> AsyncGenerator[Event, None]:
+    async def generate(
+        self, messages: list[dict[str, str]], grammar: Grammar | None = None, **changes: Any
+    ) -> AsyncGenerator[Event, None]:
         self.asked.append(messages)
         self.changes.append(changes)
         answer = self._answers.pop(0)

@@ -121,22 +121,6 @@ async def test_the_guard_stops_where_quality_would_fall() -> None:
     assert transcript.done.reason == "guard"
 
 
-async def test_a_budget_of_calls_is_kept() -> None:
-    device = kit.oracle([*IDS, *truth()], 0.5)
-    async with (
-        kit.verifier() as running,
-        EdgeClient(
-            verifier=running.transport.url, device=device, draft="device", max_calls=3, max_new_tokens=20
-        ) as client,
-    ):
-        transcript = await kit.transcribe(client, IDS)
-        assert client.shared.spending.calls == 3
-    assert transcript.done is not None
-    assert transcript.done.stats["calls"] == 3
-    assert len(transcript.tokens) == 20
-    assert not transcript.done.verified
-
-
 async def test_a_conversation_goes_on_over_a_lost_link() -> None:
     how = kit.FAST | {"max_new_tokens": 8, "draft": "device"}
     ids = list(IDS)

@@ -47,7 +47,7 @@ def test_environment_values_have_types(tmp_path: Path) -> None:
         ("", {}, {"verifier": "http://x"}, "no verifier address"),
         ("", {}, {"temperature": -1.0}, "temperature"),
         ("", {}, {"max_new_tokens": 0}, "max_new_tokens"),
-        ("", {}, {"max_kbps": -1.0}, "budget"),
+        ("", {}, {"max_kbps": -1.0}, "max_kbps must be"),
         ("", {}, {"settle_seconds": -1.0}, "settle_seconds must not be negative"),
         ("", {}, {"offline": True, "verifier": "local"}, "--offline"),
         ("", {}, {"max_kbps": float("inf")}, "max_kbps must be a finite number"),
@@ -101,14 +101,6 @@ def test_keywords_are_the_settings() -> None:
 def test_a_named_config_file_must_exist(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no config file"):
         ClientSettings.load({}, environment={}, file=tmp_path / "none.toml")
-
-
-def test_spending_calls() -> None:
-    spending = Spending(Budget(max_calls=2))
-    assert spending.left == 2
-    spending.calls = 2
-    assert spending.left == 0
-    assert Spending(Budget()).left is None
 
 
 def test_spending_bytes_is_waited_for() -> None:

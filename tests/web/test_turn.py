@@ -59,9 +59,8 @@ class Recorded:
 
     def __init__(self, tape: Tape, transcript: Any, state: Any, controller: Any, *parts: Any, **how: Any) -> None:
         self._tape, self._state = tape, state
-        spending, _, guard, deadlines, stats, reach, left = parts
+        _, _, guard, deadlines, stats, reach, left = parts
         assert how.pop("prediction") is None
-        assert spending.left is None
         assert transcript.on_reconnect == "rewind"
         before, session, rules = tape.latest, transcript.session, transcript.rules
         known = before is not None and (state is before._state or state is before.session_state)

@@ -196,9 +196,8 @@ def test_what_was_written_alone_is_checked_by_the_stream_that_waits() -> None:
     assert not world.machine.stats.retracted
 
 
-@pytest.mark.parametrize("settings", [{"budget": Budget(max_calls=9)}, {"prediction": [5, 6, 7]}], ids=str)
-def test_calls_that_are_counted_and_text_that_is_predicted_go_by_rounds(settings: dict[str, Any]) -> None:
-    world = World(guess_ahead=True, **settings)
+def test_text_that_is_predicted_goes_by_rounds() -> None:
+    world = World(guess_ahead=True, prediction=[5, 6, 7])
     world.run(seconds=5)
     assert asked(world, Verify)
     assert not asked(world, Foresee)

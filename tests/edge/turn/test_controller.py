@@ -83,13 +83,6 @@ def test_a_verifier_without_streams() -> None:
     assert measured(rtt=0.5, forward=0.01, step=0.01, accepted=1, can_stream=False).plan(10).draft == "device"
 
 
-def test_few_calls_left_are_spent_on_a_stream() -> None:
-    controller = measured(rtt=0.0005, forward=0.03, step=0.001, accepted=4)
-    controller.streamed(10, 0.4, drafts="server")
-    assert controller.plan(200).draft == "device"
-    assert controller.plan(200, calls_left=3).draft != "device"
-
-
 def test_calibration_is_a_beginning_that_measurements_overrule() -> None:
     controller = Controller(can_tree=False)
     controller.calibrate([0.95] * 8, [])

@@ -312,14 +312,6 @@ def test_wrong_credentials_end_the_link_but_not_the_answer() -> None:
 # ---- budgets
 
 
-def test_a_budget_of_calls_ends_the_asking() -> None:
-    world = World(budget=Budget(max_calls=3), draft="device")
-    assert world.run() == "length"
-    assert world.machine.stats.calls == 3
-    assert len(world.answer) == 40
-    assert not all(world.reader.verified)
-
-
 def test_a_budget_of_bytes_is_kept() -> None:
     world = World(budget=Budget(max_kbps=8.0), draft="single", count=10)
     world.machine.spending.passed = 0
