@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from pathlib import Path
 
 from benchmarks.kit.lab import link_to
-from edge_client.tools.emulated_network import PROFILES, Profile, read_trace
+from edge_client.tools.emulated_network import PROFILES, Profile
 from moa.errors import run_cli
 
 
@@ -24,9 +23,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", required=True, metavar="ws://HOST:PORT", help="the service behind the link")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="4g")
-    parser.add_argument("--trace", type=Path, help="replay a recorded link (CSV) instead of a profile")
     options = parser.parse_args()
-    asyncio.run(serve(options.to, read_trace(options.trace) if options.trace else PROFILES[options.profile]))
+    asyncio.run(serve(options.to, PROFILES[options.profile]))
 
 
 if __name__ == "__main__":

@@ -119,8 +119,6 @@ class VerifierLink:
     """Identifies this client to load balancers, so that it reaches the verifier with its sessions again."""
     sent_bytes: int = 0
     received_bytes: int = 0
-    server_date: str = ""
-    """The Date header of the handshake, if there was one."""
     _mailboxes: dict[bytes, Mailbox] = field(default_factory=dict)
     _listening: set[Mailbox] = field(default_factory=set)
     _to_close: deque[bytes] = field(default_factory=deque)
@@ -295,8 +293,6 @@ class VerifierLink:
         if self.dialling.cut:  # while connecting
             raise LinkError("disconnected on purpose")
         self._connection = connection
-        if connection.response is not None:
-            self.server_date = connection.response.headers.get("Date", "")
         said = perf_counter()
         frame = encode(self.endpoint.hello)
         await connection.send(frame)

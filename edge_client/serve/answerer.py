@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.settings import TurnChanges
-from edge_client.text.codec import TextCodec
 from moa.api.answer import (
     AnswerEvent,
     AnswerRequest,
@@ -72,7 +71,7 @@ class EdgeAnswerer:
         """The question in tokens."""
         client = self._client
         return await encoded(
-            _Tokenizing(client.device.codec),
+            client.device.codec,
             ask,
             context=client.shared.max_context,
             vocabulary=client.device.bundle.manifest.target.facts.vocab_size,
@@ -154,30 +153,6 @@ def changes_of(ask: AnswerRequest, longest: int) -> TurnChanges:
         "on_reconnect": "keep" if ask.mode == "keep" else "rewind",
     }
     return cast(TurnChanges, {name: value for name, value in given.items() if value is not None})
-
-
-class _Tokenizing:
-    """The bundle's codec, for threads."""
-
-    def __init__(self, codec: TextCodec) -> None:
-        self._codec = codec
-
-    @property
-    def template(self) -> str:
-        """The chat template's source."""
-        return self._codec.template
-
-    def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
-        """The text of a conversation."""
-        return self._codec.render_chat(messages, template)
-
-    def encode(self, text: str) -> Sequence[int]:
-        """Ids of a text, with the tokenizer's start token."""
-        return self._codec.encode(text)
-
-    def plain(self, text: str) -> Sequence[int]:
-        """Ids of a piece from the middle of a text."""
-        return self._codec.encode_rendered(text)
 
 
 async def _marked(turn: AsyncGenerator[Event, None], marks: Marks) -> AsyncGenerator[AnswerEvent, None]:

@@ -38,10 +38,10 @@ class ChatLog:
 
     def _prompt_of(self, messages: Messages) -> tuple[list[int], str]:
         """The prompt of these messages, in ids and as text."""
-        text = self._codec.render_chat(messages)
+        text = self._codec.chat(messages)
         if self._text and text.startswith(self._text):
-            return self._ids + self._codec.encode_rendered(text[len(self._text) :]), text
-        return self._codec.encode_rendered(text), text
+            return self._ids + self._codec.plain(text[len(self._text) :]), text
+        return self._codec.plain(text), text
 
     def answered(self, ids: Sequence[int], text: str) -> None:
         """Add the assistant's answer as shown, or as corrected later; `ids` are all ids of the chat."""

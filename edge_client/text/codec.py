@@ -69,7 +69,7 @@ class TextCodec:
         return ChatTemplate(self._template_file)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, without special tokens."""
+        """Ids of a text, with the tokenizer's start token."""
         return self._encode(text, special=True)
 
     @property
@@ -77,14 +77,14 @@ class TextCodec:
         """The chat template's source; empty if there is none."""
         return self._template.source if self._template is not None else ""
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
-        """A conversation as one text, up to the start of the assistant's answer; `variables` are for the template."""
+    def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None = None) -> str:
+        """A conversation as one text, up to the start of the assistant's answer; `template` are variables for it."""
         if self._template is None:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
-        return self._template.render(messages, self._special, variables or {})
+        return self._template.render(messages, self._special, template or {})
 
-    def encode_rendered(self, text: str) -> list[int]:
-        """Ids of a rendered conversation or of a part of one."""
+    def plain(self, text: str) -> list[int]:
+        """Ids of a rendered conversation, or of a piece from the middle of a text."""
         return self._encode(text, special=False)
 
     def decode_all(self, ids: Sequence[int]) -> str:

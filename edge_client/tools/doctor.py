@@ -7,7 +7,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -189,14 +188,3 @@ async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[C
             yield Check("TLS", "ok", f"{ssl.OPENSSL_VERSION}, certificate checked")
         elif parts.hostname not in ("127.0.0.1", "::1", "localhost"):
             yield Check("TLS", "warning", "not encrypted: token and text can be read on the way", "use wss://")
-        if link.server_date:
-            ahead = time.time() - parsedate_to_datetime(link.server_date).timestamp()
-            if abs(ahead) > 120:
-                yield Check(
-                    "clock",
-                    "warning",
-                    f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the verifier's",
-                    "set it",
-                )
-            else:
-                yield Check("clock", "ok", "agrees with the verifier's")

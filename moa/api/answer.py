@@ -145,8 +145,18 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 AnswerEvent = Began | Piece | Verified | Cut | LinkNews | Note | Ended
 
 
-class Answerer(Protocol):
+class AnswerSource(Protocol):
     """A source of answers. Errors are `MoaError`s; closing a generator stops its work at once."""
+
+    async def encode(self, ask: AnswerRequest) -> Encoded:
+        """The question in tokens, encoded in a thread; a `UsageError` if it does not fit the context."""
+
+    def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
+        """`Began` first, `Ended` last. Many may run at once."""
+
+
+class Answerer(AnswerSource, Protocol):
+    """One end's answers, and what the endpoint tells of it."""
 
     @property
     def model(self) -> str:
@@ -155,12 +165,6 @@ class Answerer(Protocol):
     @property
     def tool_format(self) -> ToolFormat:
         """How the model writes calls."""
-
-    async def encode(self, ask: AnswerRequest) -> Encoded:
-        """The question in tokens, encoded in a thread; a `UsageError` if it does not fit the context."""
-
-    def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
-        """`Began` first, `Ended` last. Many may run at once."""
 
     def status(self) -> dict[str, Any]:
         """The state of link and load, as numbers."""

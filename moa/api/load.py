@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary
 from moa.api.answer import Answerer, AnswerEvent, AnswerRequest, Cut, Encoded, Ended, Piece
 from moa.api.errors import ApiError
 from moa.api.metrics import ApiMetrics
-from moa.api.tools import ToolFormat
 
 
 class Counted:
@@ -28,16 +27,6 @@ class Counted:
         self._totals: Counter[str] = Counter()
 
     @property
-    def model(self) -> str:
-        """The name of the model."""
-        return self._inner.model
-
-    @property
-    def tool_format(self) -> ToolFormat:
-        """How the model writes calls."""
-        return self._inner.tool_format
-
-    @property
     def running(self) -> int:
         """Answers that are being written."""
         return self._running.total()
@@ -48,10 +37,6 @@ class Counted:
         load = {"running": self.running, "most_running": self._most}
         totals = {name: self._totals[name] for name in ("tokens", "drafted", "accepted", "calls")}
         return {**self._inner.status(), **load, **totals}
-
-    def not_ready(self) -> str:
-        """The inner answerer's problem, if it has one."""
-        return self._inner.not_ready()
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
         """The inner answerer's encoding, one at a time for each principal."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from moa.api.answer import Answerer, AnswerRequest, Ended
+from moa.api.answer import AnswerRequest, AnswerSource, Ended
 from moa.api.present import Show
 from moa.api.responses import ResponseShape
 from moa.api.shapes import Shape
@@ -42,7 +42,7 @@ class Recheck:
         """Whether the answer is complete, and part of it was never verified."""
         return self.shape.unverified is not None and self.failures < _MOST_FAILURES
 
-    async def events(self, answerer: Answerer) -> AsyncGenerator[Any, None]:
+    async def events(self, answerer: AnswerSource) -> AsyncGenerator[Any, None]:
         """What corrects the stream; nothing if the verifier is gone again."""
         written = self.shape.unverified or ""
         question = replace(self.ask.question, prediction=written)

@@ -10,9 +10,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from moa.api.answer import (
-    Answerer,
     AnswerEvent,
     AnswerRequest,
+    AnswerSource,
     Began,
     Counts,
     Encoded,
@@ -35,7 +35,7 @@ _WAITING = 64
 
 
 async def side_by_side(
-    answerer: Answerer, asks: Sequence[AnswerRequest]
+    answerer: AnswerSource, asks: Sequence[AnswerRequest]
 ) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
     """Events of all answers as they come, each with the number of its answer. Closing the generator ends them all."""
     questions = {id(ask.question): ask for ask in asks}  # choices share theirs
@@ -73,7 +73,7 @@ async def side_by_side(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _answer(answerer: Answerer, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
+async def _answer(answerer: AnswerSource, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
     """The answerer's events, and the news that messages were left out of the prompt."""
     left_out = encoded.left_out
     async with contextlib.aclosing(answerer.answer(ask, encoded)) as events:
@@ -87,7 +87,7 @@ async def _answer(answerer: Answerer, ask: AnswerRequest, encoded: Encoded) -> A
                 yield Note(left_out_notice(left_out))
 
 
-async def whole(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Any:
+async def whole(call: ParsedRequest, shape: Shape, answerer: AnswerSource) -> Any:
     """The response of a request that does not stream."""
     presenters = [Presenter(ask.mode) for ask in call.asks]
     texts = [""] * len(call.asks)
@@ -109,7 +109,7 @@ async def whole(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Any:
     return await asyncio.to_thread(shape.whole, texts, ends_of, [end.counts for end in done], scored)
 
 
-async def chunks(call: ParsedRequest, shape: Shape, answerer: Answerer) -> AsyncGenerator[Any, None]:
+async def chunks(call: ParsedRequest, shape: Shape, answerer: AnswerSource) -> AsyncGenerator[Any, None]:
     """The chunks of a request that streams. An error after the first chunk becomes one, and the last."""
     presenters = [Presenter(ask.mode) for ask in call.asks]
     marked = call.asks[0].mode == "provisional"
@@ -144,7 +144,9 @@ async def chunks(call: ParsedRequest, shape: Shape, answerer: Answerer) -> Async
         yield shape.usage(counts)
 
 
-async def response_events(call: ResponseCall, shape: ResponseShape, answerer: Answerer) -> AsyncGenerator[Any, None]:
+async def response_events(
+    call: ResponseCall, shape: ResponseShape, answerer: AnswerSource
+) -> AsyncGenerator[Any, None]:
     """The events of a response. An error after the first becomes one, and the last."""
     presenter, marked = Presenter(call.ask.mode), call.ask.mode == "provisional"
     begun = False

@@ -243,7 +243,7 @@ async def test_records_that_cannot_be_stored_cost_no_token(error: type[Exception
                 assert "activation records" in said
 
 
-@pytest.mark.parametrize("name", ["_encode", "render_chat"])
+@pytest.mark.parametrize("name", ["_encode", "chat"])
 async def test_a_prompt_that_cannot_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (RuntimeError, MemoryError, UnicodeError):
         async with open_client("") as client:

@@ -39,7 +39,7 @@ def codec(tmp_path: Path) -> TextCodec:
 
 
 def chat_ids(codec: TextCodec, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    return codec.encode_rendered(codec.render_chat(messages))
+    return codec.plain(codec.chat(messages))
 
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -61,7 +61,7 @@ def test_a_full_context_loses_its_oldest_turns_and_not_with_every_turn(
         assert sent[len(opening)]["role"] == "user"
         assert chat.messages == said, "nothing is lost for those who keep it"
         said.append({"role": "assistant", "content": "an answer"})
-        chat.answered([*ids, *codec.encode_rendered("an answer")], "an answer")
+        chat.answered([*ids, *codec.plain("an answer")], "an answer")
     assert 4 < sum(map(bool, trims)) < 12
     other = [*opening, {"role": "user", "content": "something else"}]
     assert chat.ask(other, room) == (chat_ids(codec, other), 0)

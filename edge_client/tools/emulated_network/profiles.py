@@ -6,9 +6,7 @@ figures of the paper.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from moa.errors import UsageError
 
@@ -74,36 +72,3 @@ PROFILES: dict[str, Profile] = {
         replace(_4G.with_outages(10.0, 5.0), name="outage"),
     )
 }
-
-
-def read_trace(path: Path) -> Profile:
-    """A recorded link: CSV with a header of `seconds,rtt_ms,down_mbps,up_mbps` and perhaps `loss`, one row a change.
-
-    A row is valid from `seconds` on; a row with rates of 0 is an outage.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
-        times = [row["seconds"] for row in rows]
-        conditions = [
-            Condition(
-                row["rtt_ms"],
-                row["down_mbps"],
-                row["up_mbps"],
-                row.get("loss", 0.0),
-                out=row["down_mbps"] == 0 and row["up_mbps"] == 0,
-            )
-            for row in rows
-        ]
-    except FileNotFoundError:
-        raise UsageError(f"no link trace at {path}") from None
-    except (KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{path} is not a link trace: {error}", hint="columns: seconds,rtt_ms,down_mbps,up_mbps[,loss]"
-        ) from None
-    if not rows or times != sorted(set(times)):
-        raise UsageError(f"{path} is not a link trace: seconds must rise from row to row")
-    # The last row gets the duration of the one before it, so that a trace can be repeated.
-    ends = [*times[1:], times[-1] + (times[-1] - times[-2] if len(times) > 1 else 1.0)]
-    spans = [end - start for start, end in zip(times, ends, strict=True)]
-    return Profile(path.stem, tuple(zip(spans, conditions, strict=True)))
