@@ -30,7 +30,7 @@ from moa.api.recheck import Recheck
 from moa.api.replay import Recording, Recordings, position
 from moa.api.requests import Defaults, ParsedRequest, parse_chat, parse_completion
 from moa.api.responses import ResponseShape, StoredMessages
-from moa.api.stream import chunks, response_events, whole
+from moa.api.stream import streamed, whole
 from moa.errors import MoaError
 from moa.process.memory import give_back_free_memory
 
@@ -151,13 +151,16 @@ class Api:
         self._known(call.model)
         tools = call.asks[0].question.tools
         form = self.answerer.tool_format if tools is not None and tools.choice != "none" else None
-        shape = shapes.Shape(self.answerer.model, chat=call.chat, separate=call.separate, form=form)
+        usage_after = len(call.asks) if call.include_usage else 0
+        shape = shapes.Shape(
+            self.answerer.model, chat=call.chat, separate=call.separate, form=form, usage_after=usage_after
+        )
         if not call.stream:
             answer = await while_connected(request.receive, whole(call, shape, self._counted))
             verified = all(choice["moa"]["verified"] for choice in answer["choices"])
             body = await asyncio.to_thread(msgspec.json.encode, answer)
             return Json(body, headers={"X-Moa-Link": self._link, "X-Moa-Verified": str(verified).lower()})
-        events = await _opened(request, chunks(call, shape, self._counted))
+        events = await _opened(request, streamed(call.asks, shape, self._counted))
         recheck = Recheck(call.asks[0], shape) if _may_be_corrected(call.asks) else None
         return self._stream(events, shape.id, principal, recheck, resumable=call.resumable)
 
@@ -257,13 +260,13 @@ class Api:
         call = responses.understand(asked, before, self.defaults, principal)
         shape = ResponseShape(self.answerer.model, call, self.answerer.tool_format)
         if not (call.store or call.resumable):
-            events = await _opened(request, response_events(call, shape, self._counted))
+            events = await _opened(request, streamed([call.ask], shape, self._counted))
             frames = _frames(events)
         else:
             recheck = Recheck(call.ask, shape) if _may_be_corrected([call.ask]) else None
             recording = self._kept.open(shape.id, principal, shape, recheck)
             try:
-                events = await _opened(request, response_events(call, shape, self._counted))
+                events = await _opened(request, streamed([call.ask], shape, self._counted))
             except BaseException:
                 self._kept.drop(recording)
                 raise

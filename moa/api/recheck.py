@@ -56,9 +56,5 @@ class Recheck:
         differ = (at for at, pair in enumerate(zip(written, ended.text, strict=False)) if pair[0] != pair[1])
         same = next(differ, min(len(written), len(ended.text)))
         show = Show(ended.text[same:], len(ended.text), same if same < len(written) else None)
-        if isinstance(self.shape, ResponseShape):
-            for told in (*self.shape.piece(show, marked=True, last=True), *self.shape.end(ended)):
-                yield told
-        else:
-            yield self.shape.piece(0, show, marked=True, last=True)
-            yield self.shape.last(0, ended.reason, verified=True)
+        for told in (*self.shape.piece(0, show, marked=True, last=True), *self.shape.end(0, ended)):
+            yield told

@@ -306,13 +306,15 @@ class ResponseShape:
 
     # ---- events
 
-    def begin(self, event: Began) -> Iterator[dict[str, Any]]:
-        """Events for a new response."""
+    def begin(self, index: int, event: Began) -> Iterator[dict[str, Any]]:
+        """Events for a new response, which has one choice."""
         self._parts = Separator(thinking=event.thinking, form=self._form)
         yield self._event("response.created", response=self.snapshot())
         yield self._event("response.in_progress", response=self.snapshot())
 
-    def piece(self, show: Show | None, *, marked: bool, last: bool = False) -> Iterator[dict[str, Any]]:
+    def piece(
+        self, index: int, show: Show | None, *, marked: bool = False, alone: bool = False, last: bool = False
+    ) -> Iterator[dict[str, Any]]:
         """Events for added and removed text; `marked` for clients that know our events. The `last` change brings what
         was held back."""
         reasoning, answer = self._parts.take(show, last=last)
@@ -373,7 +375,7 @@ class ResponseShape:
             return self._event("moa:link", state=event.state, detail=event.detail)
         return self._event("moa:notice", message=event.message)
 
-    def end(self, ended: Ended) -> Iterator[dict[str, Any]]:
+    def end(self, index: int, ended: Ended) -> Iterator[dict[str, Any]]:
         """Events at the end of the answer."""
         self._counts = ended.counts
         cut_short = ended.reason not in ("eos", "stop")

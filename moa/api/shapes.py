@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from moa.api import logprobs
-from moa.api.answer import Began, Counts, LinkNews, Note, Reason, Scored
+from moa.api.answer import Began, Counts, Ended, LinkNews, Note, Reason, Scored
+from moa.api.errors import ApiError
 from moa.api.present import Show
 from moa.api.reasoning import Separator
 from moa.api.tools import ToolFormat
@@ -21,8 +22,12 @@ _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}
 class Shape:
     """The envelope of one response: its id, and how choices are written in it."""
 
-    def __init__(self, model: str, *, chat: bool, separate: bool = True, form: ToolFormat | None = None) -> None:
-        """`separate`: thinking goes into a field of its own; `form`: how the model writes calls, if it may."""
+    def __init__(
+        self, model: str, *, chat: bool, separate: bool = True, form: ToolFormat | None = None, usage_after: int = 0
+    ) -> None:
+        """`separate`: thinking goes into a field of its own; `form`: how the model writes calls, if it may;
+        `usage_after`: after the end of so many choices a stream has a chunk with the usage of all (0: none)."""
+        self._usage_after, self._counts = usage_after, list[Counts]()
         self.chat, self._separate, self._form = chat, separate, form
         self._called: Counter[int] = Counter()
         """Calls of each choice that have been sent."""
@@ -60,18 +65,16 @@ class Shape:
 
     # ---- chunks
 
-    def began(self, index: int, event: Began) -> None:
-        """A choice begins."""
+    def begin(self, index: int, event: Began) -> list[Any]:
+        """A choice begins: the chunk that opens it in a chat."""
         separate = self.chat and self._separate
         self._parts[index] = Separator(separate=separate, thinking=event.thinking, form=self._form)
-
-    def first(self, index: int) -> Any:
-        """The chunk that opens a chat choice."""
-        return self._chunk([self._choice(index, {"delta": {"role": "assistant", "content": ""}})])
+        opening = {"delta": {"role": "assistant", "content": ""}}
+        return [self._chunk([self._choice(index, opening)])] if self.chat else []
 
     def piece(
         self, index: int, show: Show | None, *, marked: bool = False, alone: bool = False, last: bool = False
-    ) -> Any | None:
+    ) -> Iterator[Any]:
         """The chunk for a change, if there is one. `marked`: for clients that know our field; `alone`: the device's own
         text; the `last` change brings what was held back, and calls in texts that may be cut."""
         reasoning, answer = self._parts[index].take(show, last=last)
@@ -80,7 +83,7 @@ class Shape:
             delta["tool_calls"] = self._calls(index)
         scored = show.logprobs if show is not None else ()
         if not (any(delta.values()) or scored or (marked and show is not None)):
-            return None
+            return
         delta = {name: value for name, value in delta.items() if value}
         marks: dict[str, Any] = {"unverified": True} if alone and not marked else {}
         if marked:
@@ -88,22 +91,29 @@ class Shape:
             cuts = {"cut": answer.cut, "reasoning_cut": reasoning.cut}
             marks |= {name: cut for name, cut in cuts.items() if cut is not None}
         body = {"delta": delta} if self.chat else {"text": answer.text}
-        return self._chunk([self._choice(index, body, None, marks, scored or None)])
+        yield self._chunk([self._choice(index, body, None, marks, scored or None)])
 
-    def last(self, index: int, reason: Reason, *, verified: bool) -> Any:
-        """The chunk that closes a choice."""
+    def end(self, index: int, ended: Ended) -> Iterator[Any]:
+        """The chunk that closes a choice, and that of `stream_options.include_usage`."""
         body: dict[str, Any] = {"delta": {}} if self.chat else {"text": ""}
-        return self._chunk([self._choice(index, body, reason, {"reason": reason, "all_verified": verified})])
+        marks = {"reason": ended.reason, "all_verified": ended.verified}
+        yield self._chunk([self._choice(index, body, ended.reason, marks)])
+        self._counts.append(ended.counts)
+        if len(self._counts) == self._usage_after:
+            yield self._chunk([]) | {"usage": usage(self._counts)}
+
+    def fail(self, error: ApiError) -> Any:
+        """The event for an error, the last."""
+        return error.body()
+
+    def close(self) -> None:
+        """No more chunks follow."""
 
     def news(self, event: LinkNews | Note) -> Any:
         """The chunk for other events of the answer, for clients that know our field."""
         if isinstance(event, LinkNews):
             return self._chunk([]) | {"moa": {"link": event.state, "detail": event.detail}}
         return self._chunk([]) | {"moa": {"notice": event.message}}
-
-    def usage(self, counts: Iterable[Counts]) -> Any:
-        """The chunk of `stream_options.include_usage`."""
-        return self._chunk([]) | {"usage": usage(counts)}
 
     # ---- parts
 
@@ -159,10 +169,9 @@ class Shape:
         return logprobs.completion(scored, offset)
 
 
-def usage(counts: Iterable[Counts]) -> dict[str, Any]:
+def usage(every: Sequence[Counts]) -> dict[str, Any]:
     """Tokens of all choices together. Figures of speculation are in `moa`; those of the prediction are where OpenAI has
     them."""
-    every = list(counts)
     prompt, tokens = sum(c.prompt_tokens for c in every), sum(c.tokens for c in every)
     predicted, taken = sum(c.predicted for c in every), sum(c.predicted_accepted for c in every)
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,7 +14,6 @@ from moa.api.answer import (
     AnswerRequest,
     AnswerSource,
     Began,
-    Counts,
     Encoded,
     Ended,
     LinkNews,
@@ -23,9 +22,9 @@ from moa.api.answer import (
     Scored,
 )
 from moa.api.errors import from_error
-from moa.api.present import Presenter
+from moa.api.present import Presenter, Show
 from moa.api.requests import ParsedRequest
-from moa.api.responses import ResponseCall, ResponseShape
+from moa.api.responses import ResponseShape
 from moa.api.shapes import Shape
 from moa.chat_window import left_out_notice
 from moa.errors import MoaError
@@ -96,7 +95,7 @@ async def whole(call: ParsedRequest, shape: Shape, answerer: AnswerSource) -> An
     async with contextlib.aclosing(side_by_side(answerer, call.asks)) as events:
         async for index, event in events:
             if isinstance(event, Began):
-                shape.began(index, event)
+                shape.begin(index, event)
             if (show := presenters[index].take(event)) is not None:
                 texts[index] = texts[index][: show.cut] + show.text
                 if (entries := scored[index]) is not None:
@@ -109,67 +108,38 @@ async def whole(call: ParsedRequest, shape: Shape, answerer: AnswerSource) -> An
     return await asyncio.to_thread(shape.whole, texts, ends_of, [end.counts for end in done], scored)
 
 
-async def chunks(call: ParsedRequest, shape: Shape, answerer: AnswerSource) -> AsyncGenerator[Any, None]:
-    """The chunks of a request that streams. An error after the first chunk becomes one, and the last."""
-    presenters = [Presenter(ask.mode) for ask in call.asks]
-    marked = call.asks[0].mode == "provisional"
-    counts: list[Counts] = []
-    begun = False
-    try:
-        async with contextlib.aclosing(side_by_side(answerer, call.asks)) as events:
-            async for index, event in events:
-                if isinstance(event, Began):
-                    begun = True
-                    shape.began(index, event)
-                    if call.chat:
-                        yield shape.first(index)
-                if isinstance(event, LinkNews | Note) and marked:
-                    yield shape.news(event)
-                show, ended = presenters[index].take(event), isinstance(event, Ended)
-                alone = isinstance(event, Piece) and not event.verified
-                if show is not None or ended:
-                    chunk = shape.piece(index, show, marked=marked, alone=alone, last=ended)
-                    if chunk is not None:
-                        yield chunk
-                if isinstance(event, Ended):
-                    counts.append(event.counts)
-                    shape.unverified = event.text if marked and not event.verified and len(call.asks) == 1 else None
-                    yield shape.last(index, event.reason, verified=event.verified)
-    except MoaError as error:
-        if not begun:
-            raise
-        yield from_error(error).body()
-        return
-    if call.include_usage:
-        yield shape.usage(counts)
-
-
-async def response_events(
-    call: ResponseCall, shape: ResponseShape, answerer: AnswerSource
+async def streamed(
+    asks: Sequence[AnswerRequest], shape: Shape | ResponseShape, answerer: AnswerSource
 ) -> AsyncGenerator[Any, None]:
-    """The events of a response. An error after the first becomes one, and the last."""
-    presenter, marked = Presenter(call.ask.mode), call.ask.mode == "provisional"
+    """The events of a stream. An error after the first becomes one, and the last."""
+    presenters = [Presenter(ask.mode) for ask in asks]
     begun = False
     try:
-        async with contextlib.aclosing(side_by_side(answerer, [call.ask])) as events:
-            async for _, event in events:
-                if isinstance(event, Began):
-                    begun = True
-                    for told in shape.begin(event):
-                        yield told
-                if isinstance(event, LinkNews | Note) and marked:
-                    yield shape.news(event)
-                show, ended = presenter.take(event), isinstance(event, Ended)
-                if show is not None or ended:
-                    for told in shape.piece(show, marked=marked, last=ended):
-                        yield told
-                if isinstance(event, Ended):
-                    shape.unverified = event.text if marked and not event.verified else None
-                    for told in shape.end(event):
-                        yield told
+        async with contextlib.aclosing(side_by_side(answerer, asks)) as events:
+            async for index, event in events:
+                begun = begun or isinstance(event, Began)
+                for told in _shaped(index, event, presenters[index].take(event), shape, asks):
+                    yield told
     except MoaError as error:
         if not begun:
             raise
         yield shape.fail(from_error(error))
     finally:
         shape.close()
+
+
+def _shaped(
+    index: int, event: AnswerEvent, show: Show | None, shape: Shape | ResponseShape, asks: Sequence[AnswerRequest]
+) -> Iterator[Any]:
+    """What the client is sent for an event of a choice; `show` is the change of its text."""
+    marked, ended = asks[0].mode == "provisional", isinstance(event, Ended)
+    if isinstance(event, Began):
+        yield from shape.begin(index, event)
+    if isinstance(event, LinkNews | Note) and marked:
+        yield shape.news(event)
+    if show is not None or ended:
+        alone = isinstance(event, Piece) and not event.verified
+        yield from shape.piece(index, show, marked=marked, alone=alone, last=ended)
+    if isinstance(event, Ended):
+        shape.unverified = event.text if marked and not event.verified and len(asks) == 1 else None
+        yield from shape.end(index, event)
