@@ -20,7 +20,7 @@ from moa.errors import MoaError, UsageError
 from moa.sampling import SamplingSettings
 from moa.speculation.prediction import Prediction
 from moa.text_stream import TextStream, text_after
-from moa.wire import ClientSession, remote_error
+from moa.wire import ClientSession, Refusal, remote_error
 from moa.wire.events import Advanced, Ready, Recovered, Refused
 from moa.wire.limits import Limits
 from moa.wire.messages import Error, Sampling
@@ -101,15 +101,21 @@ class VerifierAnswerer:
         return "draining" if self._service.draining else str(self._wrong())
 
     async def encode(self, ask: AnswerRequest) -> Encoded:
-        """The question in tokens."""
+        """The question in tokens; a grammar that cannot be followed is refused here, before a stream begins."""
         limits = self._service.limits
-        return await encoded(
+        question = await encoded(
             self._tokenizer,
             ask,
             context=min(self._service.max_context, limits.max_prompt_tokens + 1),
             vocabulary=self._service.facts.vocab_size,
             longest=answer_limit(ask, _DEFAULT_TOKENS, limits.max_new_tokens),
         )
+        if question.grammar is not None:
+            try:  # it is compiled once, and kept for the session
+                await self._service.matcher(ask.principal, question.grammar, len(question.ids), question.ids)
+            except Refusal as refused:
+                raise remote_error(refused.error()) from None
+        return question
 
     async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
         """The events of one answer."""

@@ -38,7 +38,7 @@ _HEAD = 'const VERSION = "moa-app-'
 """How the service worker of an app begins."""
 _WASM_MEMORY = 4 << 30
 _PHONE_MEMORY = 1 << 30
-"""What a page gets of a phone's 3 GB, about (`SMALL` in `edge_client/web/stream.js`)."""
+"""What a page gets of a phone's 3 GB, about: so much it takes where a browser does not say how much memory there is."""
 _UNSERVED = ("sw.js", "LICENSE")
 """Ends of names that the service worker does not keep."""
 
@@ -220,6 +220,7 @@ def _config(settings: WebAppSettings, bundle: Bundle, variant: Variant, folder: 
         "context": manifest.target.facts.max_positions,
         "max_tokens": settings.max_new_tokens,
         "memory": memory_needed(variant),
+        "small": _PHONE_MEMORY,
         "eos": codec.eos_ids,
         "special": codec.special_tokens,
         "identities": {"tokenizer": codec.hash, "target": "", "drafter": manifest.drafter.weights_id},

@@ -6,7 +6,6 @@ import { script } from "./script.js";
 const config = await (await fetch("config.json")).json();
 const waiting = new Map();  // call's id -> what takes its messages
 const LINKS = { none: "none", up: "online", down: "offline", refused: "refused" };
-const SMALL = 1;  // GB that a page may take where the browser does not say how much memory the device has
 let calls = 0, loaded = false, cut = false, failed = "", token = sessionStorage.getItem("key") ?? "";
 
 export const MODES = false;  // unverified text is shown, and corrected
@@ -25,7 +24,7 @@ const worker = start();
 // It is loaded through the service worker, so that its files come over the network once; without one, directly.
 async function start() {
   if (!isSecureContext) throw new ApiError(0, "a browser runs the device only from https, or from this machine");
-  const room = navigator.deviceMemory ? Math.min(4, navigator.deviceMemory / 2) : SMALL;
+  const room = navigator.deviceMemory ? Math.min(4, navigator.deviceMemory / 2) : config.small / 2 ** 30;
   if (config.memory > room * 2 ** 30) throw new ApiError(0, tooLarge(room));
   await controlled();
   const made = new Worker(script("worker.js"), { type: "module" });

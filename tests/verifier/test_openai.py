@@ -207,6 +207,15 @@ async def test_limits_are_named(both: Both) -> None:
         assert refused.value.code == code
 
 
+async def test_a_schema_that_cannot_be_followed_is_refused_before_a_stream_begins(both: Both) -> None:
+    schema = {"properties": {"a": {"not": {"type": "null"}}}}
+    given: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="#/properties/a: Unimplemented keys") as refused:
+            await both[1].chat.completions.create(model=MODEL, messages=QUESTION, response_format=given, stream=stream)  # type: ignore[call-overload]
+        assert refused.value.code == "invalid_grammar"
+
+
 async def test_what_does_not_fit_is_refused(both: Both) -> None:
     verifier, client = both
     for prompt in ("word " * 9000, [10**6]):
