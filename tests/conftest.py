@@ -1,5 +1,4 @@
-"""One thread for a test, and for the processes that it starts: pytest runs one worker more than there are cores, since
-some tests wait for timeouts or processes.
+"""One thread for a test, and for the processes that it starts: pytest runs as many workers as there are cores.
 
 Threads of a product wait for each other in a loop. Where other processes keep the cores busy, the one that is waited
 for does not run, and a test takes ten times as long.
@@ -19,7 +18,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,6 @@ sys.dont_write_bytecode = False
 if "EDGE_TEST_PAIR" not in os.environ:  # this is no worker: they inherit it
     os.environ["EDGE_TEST_PAIR"] = tempfile.mkdtemp(prefix="edge-pair-")
     atexit.register(shutil.rmtree, os.environ["EDGE_TEST_PAIR"], ignore_errors=True)
-
-
-@pytest.hookimpl(optionalhook=True, wrapper=True)
-def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    return (yield) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -172,7 +172,8 @@ class Two:
 
 
 @pytest.fixture
-async def two(tmp_path: Any) -> AsyncIterator[Two]:
+async def two(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Two]:
+    monkeypatch.setattr("cloud_verifier.app._SWEEP_SECONDS", 0.3)  # a lost round is found by the second of two sweeps
     auth, good, victim = kit.principals(tmp_path, "good", "victim")
     async with kit.verifier(SETTINGS, auth=auth) as running:
         async with kit.client(running, token=good, features=["append", "resume"]) as neighbour:

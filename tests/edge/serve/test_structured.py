@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from docs import agent
 from tests.edge.serve.pair import verifier
-from tests.edge.serve.test_endpoint import MODEL, PATIENCE, Served, serving, switch
+from tests.edge.serve.test_endpoint import MODEL, PATIENCE, serving, switch
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
 
@@ -59,25 +59,20 @@ async def asked(api: openai.AsyncOpenAI) -> tuple[str, list[str]]:
     return str(streamed.content), [call.function.arguments, after.choices[0].message.content]
 
 
-@pytest.mark.parametrize("where", ["online", "lost", "offline"])
-async def test_structured_answers_and_calls(where: str) -> None:
-    def check(served: Served) -> Any:
-        return asked(served[1])
+async def test_structured_answers_and_calls_offline() -> None:
+    async with serving(offline=True, settle_seconds=0, max_offline_tokens=500) as (_, api):
+        await asked(api)
 
-    if where == "offline":
-        async with serving(offline=True, settle_seconds=0, max_offline_tokens=500) as served:
-            await check(served)
-        return
-    async with verifier() as address, serving(verifier=address, max_offline_tokens=500) as served:
-        await served[0].wait_online(PATIENCE)
-        online = await check(served)
-        assert online == await check(served), "greedy answers are repeated"
-        if where == "lost":
-            await switch(served[1], connected=False)
-            await check(served)
-            await switch(served[1], connected=True)
-            await served[0].wait_online(PATIENCE)
-            assert await check(served) == online
+
+async def test_structured_answers_and_calls_before_in_and_after_an_outage() -> None:
+    async with verifier() as address, serving(0.1, verifier=address, max_offline_tokens=500) as (client, api):
+        await client.wait_online(PATIENCE)
+        online = await asked(api)
+        await switch(api, connected=False)
+        await asked(api)
+        await switch(api, connected=True)
+        await client.wait_online(PATIENCE)
+        assert await asked(api) == online
 
 
 async def test_a_schema_that_cannot_be_followed_is_a_400_that_names_the_place() -> None:
@@ -111,7 +106,7 @@ async def test_an_agent_goes_on_through_a_cut(monkeypatch: pytest.MonkeyPatch) -
         if connected:
             await served[0].wait_online(PATIENCE)
 
-    async with verifier() as address, serving(verifier=address, max_offline_tokens=500) as served:
+    async with verifier() as address, serving(0.1, verifier=address, max_offline_tokens=500) as served:
         await served[0].wait_online(PATIENCE)
         for name, connected in zip(list(agent.TOOLS), (False, True), strict=True):
             tool, properties = agent.TOOLS[name]
