@@ -1,18 +1,14 @@
 """cloud-verifier: the websocket service that runs the target model for many edges at once.
 
 The event loop's side, without torch:
-    transport         websockets, health and metrics over HTTP, drain
-    channel           one connection: messages in, answers out (`handshake`: its hello)
-    service           all connections and sessions of the process
-    sessions          sessions and their slots: live, detached, cold, gone
-    rounds            sends rounds to the engine and their results to the session's history
-    record_sender     sends activation records when bandwidth is left
+    serving           sockets, TLS, admission: everything before a message
+    sessions          connections, sessions and their slots, budgets, records on their way out
     engine.thread     the interface between both sides: lock, clock and waiting around the scheduler
+    openai            the endpoint for clients without a drafter
 
 Pure:
-    engine.scheduler  what the model runs next, one step at a time
-    engine.queue      rounds, shared fairly between principals
-    engine.pacing     how many prompt tokens and records run beside rounds
+    sessions.session  one session: a token log, and rounds that settle once
+    engine.scheduler  what the model runs next, one step at a time (`queue`: fair shares; `pacing`: work that can wait)
 
 The model's thread:
     engine.core       one step in, one outcome out: forwards, acceptance, commits, reports

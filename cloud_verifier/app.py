@@ -11,7 +11,7 @@ from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.graph_drafting import GraphServerDrafting
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.stream_drafting import FeatureServerDrafting, MoaServerDrafting, NoDrafting, ServerDrafting
+from cloud_verifier.engine.stream_drafting import FeatureServerDrafting, MoaServerDrafting, ServerDrafting
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Report
 from cloud_verifier.logs import log
@@ -51,8 +51,8 @@ class Verifier:
             free_pages=lambda: served.target.pool.free_pages,
             grammars=served.target.grammars,
         )
-        recorder = Recorder(served.drafter, self._post, rows=settings.project_rows, metrics=self.metrics)
-        drafting: ServerDrafting = NoDrafting()
+        recorder = Recorder(served.drafter, self._post, metrics=self.metrics)
+        drafting = ServerDrafting()
         shape = settings.stream_shape
         if not served.target.trees:
             shape = TreeShape.chain(shape.depth, min_score=shape.min_score)

@@ -47,7 +47,7 @@ _ADDRESS = {
     "app": "DIR",
 }
 _MEMORY = dict.fromkeys(("slots", "kv_tokens"), "N")
-_BATCHES = ("max_batch_rows", "max_batch_tokens", "prefill_tokens", "project_rows", "batch_wait_ms")
+_BATCHES = ("max_batch_rows", "max_batch_tokens", "prefill_tokens", "batch_wait_ms")
 _BATCHING = _MEMORY | dict.fromkeys(_BATCHES, "N")
 
 ApiEndpoint = Callable[[Any], contextlib.AbstractAsyncContextManager[str]]

@@ -70,8 +70,6 @@ class Settings:
     prefill_tokens: int = 256
     """Prompt tokens in one forward without drafts; fewer where rounds come meanwhile, so that these take about 25 %
     longer on average."""
-    project_rows: int = 64
-    """Activation records made in one batch between forwards, at most."""
     batch_wait_ms: float = 1.5
     """How long a forward waits for further drafts that are expected soon, in milliseconds; 0: not at all."""
 
@@ -93,7 +91,7 @@ class Settings:
             raise ConfigError(f"port must be 0..65535, not {self.port}")
         if self.openai and self.port and self.openai_address == (self.host, self.port):
             raise ConfigError(f"--openai needs a port of its own: {self.port} is the verifier's")
-        for name in ("slots", "kv_tokens", "max_batch_rows", "max_batch_tokens", "prefill_tokens", "project_rows"):
+        for name in ("slots", "kv_tokens", "max_batch_rows", "max_batch_tokens", "prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.slots > 65536:

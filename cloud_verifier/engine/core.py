@@ -22,7 +22,7 @@ from typing import Any
 from cloud_verifier.engine.masks import mask_rows
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece, StepOutcome
-from cloud_verifier.engine.stream_drafting import FlatTree, NoDrafting, ServerDrafting
+from cloud_verifier.engine.stream_drafting import FlatTree, ServerDrafting
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import (
     Detokenizer,
@@ -86,7 +86,7 @@ class Engine:
         self._work, self._post = work, post
         self._decode = text.decode if text is not None else None
         self._metrics = metrics or Metrics()
-        self._recorder, self._drafting = recorder, drafting or NoDrafting()
+        self._recorder, self._drafting = recorder, drafting or ServerDrafting()
         self._most_guesses = most_guesses
         self._died, self._clock = died, clock
         self._at_hand: dict[Lease, Job | None] = {}
@@ -292,7 +292,7 @@ class Engine:
             beside = sum(len(tokens) for tokens, _ in made.values()) + sum(piece.size for piece in pieces)
             ours = self._hint("drafting", lambda: self._drafting.draft(streams, beside))
             if ours is None or len(ours) != len(streams):
-                ours = NoDrafting().draft(streams)
+                ours = ServerDrafting().draft(streams)
             made |= zip(streams, ours, strict=True)
         for job, draft in made.items():
             job.nodes = len(draft[0])

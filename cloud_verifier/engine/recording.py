@@ -43,10 +43,11 @@ class Recorder:
         drafter: Drafter | None,
         post: Post,
         *,
-        rows: int = 128,
+        rows: int = 64,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """At most so many `rows` are made in one batch."""
         self._drafter = drafter
         self._post, self._rows, self._metrics, self._clock = post, rows, metrics or Metrics(), clock
         self._pending: dict[Lease, None] = {}

@@ -26,11 +26,12 @@ FlatTree = tuple[Sequence[int], Sequence[int]]
 """Tokens and parents; node 0 is the pending token."""
 
 
-class ServerDrafting(Protocol):
-    """The engine's interface to a drafter."""
+class ServerDrafting:
+    """The engine's interface to a drafter. This one drafts nothing: a stream is plain decoding, one token a forward."""
 
     def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
         """A draft for the pending token of each of a batch's streams; `beside` other tokens are in its forward."""
+        return [([job.ids[-1]], [-1]) for job in jobs]
 
     def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
         """The batch of the latest drafts has run: how many nodes were accepted of each stream's, the tokens of the
@@ -38,6 +39,7 @@ class ServerDrafting(Protocol):
 
     def matching(self, job: Job) -> float:
         """The accepted nodes that a draft of the edge must promise, to be verified in place of one of ours."""
+        return 0.0
 
     def committed(self, lease: Lease, step: Step, b: int, path: Sequence[int]) -> None:
         """These nodes of a row of a forward are the latest tokens in the lease's slot now."""
@@ -47,30 +49,6 @@ class ServerDrafting(Protocol):
 
     def close(self, lease: Lease) -> None:
         """The lease is given back."""
-
-
-class NoDrafting:
-    """Without a drafter a stream is plain decoding: one token a forward."""
-
-    def draft(self, jobs: Sequence[Job], beside: int = 0) -> list[FlatTree]:
-        """Only the pending token."""
-        return [([job.ids[-1]], [-1]) for job in jobs]
-
-    def ran(self, accepted: Mapping[Job, int], tokens: int, seconds: float) -> None:
-        """There is nothing to learn."""
-
-    def matching(self, job: Job) -> float:
-        """Any draft is better than none."""
-        return 0.0
-
-    def committed(self, lease: Lease, step: Step, b: int, path: Sequence[int]) -> None:
-        """There is nothing to learn."""
-
-    def shared(self, source: Lease, lease: Lease) -> None:
-        """Nor here."""
-
-    def close(self, lease: Lease) -> None:
-        """There is nothing to give back."""
 
 
 @dataclass
@@ -92,7 +70,7 @@ class _Text:
     """And its nodes."""
 
 
-class TreeDrafting:
+class TreeDrafting(ServerDrafting):
     """Trees by any drafter of the engine; who drafts, and how deep, follows measured cost and acceptance, down to none.
     Subclasses give the drafter a session's text: `_able`, `_known` and `_catch_up`."""
 
@@ -161,12 +139,6 @@ class TreeDrafting:
     def matching(self, job: Job) -> float:
         """As many as ours win beyond plain decoding, in the same time."""
         return self.policy.matching(self._text(job).acceptance)
-
-    def committed(self, lease: Lease, step: Step, b: int, path: Sequence[int]) -> None:
-        """The session's log has the tokens, and its slot and records all else."""
-
-    def shared(self, source: Lease, lease: Lease) -> None:
-        """As before."""
 
     def close(self, lease: Lease) -> None:
         """Give the drafting slot back."""

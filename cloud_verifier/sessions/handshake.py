@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from cloud_verifier.engine.work import ModelFacts
 from moa import __version__
 from moa.errors import ConfigError
@@ -50,13 +52,6 @@ def answer_hello(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context
 def sampling_settings(wire: Sampling) -> SamplingSettings:
     """The wire's sampling settings as `SamplingSettings`."""
     try:
-        return SamplingSettings(
-            temperature=wire.temperature,
-            top_k=wire.top_k,
-            top_p=wire.top_p,
-            min_p=wire.min_p,
-            repetition_penalty=wire.repetition_penalty,
-            seed=wire.seed,
-        )
+        return SamplingSettings(**structs.asdict(wire))
     except ConfigError as error:
         raise Refusal(Code.BAD_MESSAGE, str(error)) from None

@@ -131,7 +131,6 @@ class Outbox:
         frame = encode(message)
         self._metrics.sent_bytes.labels("records").inc(len(frame))
         self._metrics.record_bytes.labels(message.dtype).inc(len(message.payload))
-        self._metrics.record_rows.labels(message.dtype).inc(message.rows)
         return Outgoing(frame)
 
     def sent(self, latency: Latency | None) -> None:

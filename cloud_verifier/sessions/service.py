@@ -194,7 +194,6 @@ class Service:
         except BaseException:
             self.table.remove(session, "refused")
             raise
-        self.metrics.opens.inc()
         return session
 
     def perform(self, session: ServerSession, outputs: Iterable[Output], latency: Latency | None = None) -> None:

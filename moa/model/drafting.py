@@ -259,26 +259,19 @@ class MoaDrafting(LevelDrafting):
 
     def logits(self, level: Level) -> Tensor:
         """One step of the drafter over the frontier of every tree."""
-        hidden, rows = self.features(level, level.ids, level.positions, level.mask)
+        past, records = level.past(self.pool), list[Tensor]()
+        if self.borrowed is not None:
+            past += level.past(self.borrowed)
+        if self.records is not None:
+            known = max(1, *level.lengths)
+            visible = np.arange(known) < np.array(level.lengths)[:, None]
+            records = [*self._records(level.slots, known), _mask(visible[:, None, None], self.pool)]
+        hidden, rows = self.drafter.features(level.ids, level.positions, level.mask, past, *records)
         layers = self.drafter.config.layers
         level.keep(self.pool, rows[:layers])
         if self.borrowed is not None:
             level.keep(self.borrowed, rows[layers:])
         return self.drafter.logits(hidden)[..., : self.vocab_size]
-
-    def features(
-        self, level: Level, ids: Tensor, positions: Tensor, mask: Tensor
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """The drafter's states over tokens after those that a level sees, and their rows."""
-        past = level.past(self.pool)
-        if self.borrowed is not None:
-            past += level.past(self.borrowed)
-        records: tuple[Tensor, ...] = ()
-        if self.records is not None:
-            known = max(1, *level.lengths)
-            visible = np.arange(known) < np.array(level.lengths)[:, None]
-            records = *self._records(level.slots, known), _mask(visible[:, None, None], self.pool)
-        return self.drafter.features(ids, positions, mask, past, *records)
 
     def _records(self, slots: list[int], known: int) -> tuple[Tensor, Tensor]:
         assert self.records is not None

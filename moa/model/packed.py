@@ -5,7 +5,7 @@ The library's own model is the reference, and is used for other families; the we
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,15 +58,10 @@ class PackedDecoder:
         self.tapped = torch.cat([inputs[number] for number in self.taps], -1) if inputs else None
         return rms_norm(x, x.shape[-1:], self._norm, self._eps)
 
-    def by_layer(self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
-        """The same, layer by layer: the last states are the final ones."""
+    def run_first_layer(self, ids: Tensor, layout: Layout, memory: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """The first layer alone."""
         cos, sin = self._turns.index_select(0, layout.positions).unbind(1)
-        x = embedding(ids, self._embedding)
-        for layer, (keys, values) in zip(self._layers[:-1], memory[:-1], strict=True):
-            x = layer(x, cos, sin, layout, keys, values)
-            yield x
-        x = self._layers[-1](x, cos, sin, layout, *memory[-1])
-        yield rms_norm(x, x.shape[-1:], self._norm, self._eps)
+        self._layers[0](embedding(ids, self._embedding), cos, sin, layout, *memory[0])
 
 
 class _Layer:

@@ -315,7 +315,7 @@ class Target:
         """Have kernels made for so many tokens: those of one layer serve all."""
         if self.runner is None and isinstance(self._decoder, PackedDecoder):
             _, _, layout, ids = self._laid_out(rows)
-            next(self._decoder.by_layer(ids, layout, self.pool.layers))
+            self._decoder.run_first_layer(ids, layout, self.pool.layers)
 
     def _laid_out(self, rows: Sequence[Row]) -> tuple[RowBatch, Sequence[int], Layout, Tensor]:
         batch = RowBatch.of(rows, self.facts.vocab_size)

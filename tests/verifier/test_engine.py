@@ -16,7 +16,7 @@ from cloud_verifier.engine.core import PROBE_SECONDS, Engine
 from cloud_verifier.engine.guesses import Guesses
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.stream_drafting import MoaServerDrafting, NoDrafting, ServerDrafting, TreeDrafting
+from cloud_verifier.engine.stream_drafting import MoaServerDrafting, ServerDrafting, TreeDrafting
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
 from cloud_verifier.model import Served, serve_model
@@ -42,7 +42,7 @@ class Bench:
         self.reports: list[Report] = []
         self.work = Workload(Scheduler(Limits(), batch_wait=0.0, prefill_tokens=32, now=time.monotonic()))
         recorder = Recorder(self.served.drafter, self.reports.extend, rows=16)
-        drafting: ServerDrafting = NoDrafting()
+        drafting = ServerDrafting()
         if self.served.drafter is not None:
             drafting = MoaServerDrafting(self.served.target, self.served.drafter, recorder, shape=TreeShape.chain(3))
         self.engine = Engine(
