@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from benchmarks.baselines.chains import IN_STEP, ChainTraining, Stream
 from benchmarks.baselines.config import BaselineConfig, Kind, read_config
 from benchmarks.baselines.eagle import PUBLIC_LOSS, Eagle, EagleTraining
+from benchmarks.baselines.eagle3 import eagle3_config, new_eagle3, save_eagle3
 from benchmarks.baselines.solved import Solved
 from moa.bundle import Bundle
 from moa.config import MODEL_TYPE, TargetFacts
@@ -39,14 +40,14 @@ def shape_for(
 ) -> PublishedConfig | BaselineConfig:
     """A drafter of features for a target; the heads are the drafter's own."""
     if kind == "eagle3":
-        return PublishedConfig.for_target(facts, intermediate_size=intermediate_size, heads=heads, kv_heads=kv_heads)
+        return eagle3_config(facts, intermediate_size=intermediate_size, heads=heads, kv_heads=kv_heads)
     return BaselineConfig.for_target(kind, facts, intermediate_size=intermediate_size, heads=heads, kv_heads=kv_heads)
 
 
 def new_baseline(config: PublishedConfig | BaselineConfig, shared: SharedWeights) -> FeatureDrafter:
     """An untrained drafter of features beside its target."""
     if isinstance(config, PublishedConfig):
-        return PublishedEagle3.new(config, shared)
+        return new_eagle3(config, shared)
     model = _MODELS[config.kind](config, shared)
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -83,7 +84,7 @@ def training_task(
 def save(model: Drafter | FeatureDrafter, folder: Path) -> None:
     """Write config and weights."""
     if isinstance(model, PublishedEagle3):
-        model.save(folder)
+        save_eagle3(model, folder)
     elif isinstance(model, Drafter):
         save_drafter(model, folder)
     else:

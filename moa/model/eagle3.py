@@ -1,4 +1,4 @@
-"""EAGLE-3 drafters in the layouts of the EAGLE authors, SpecForge and `speculators`: others', and those trained here.
+"""EAGLE-3 drafters that others have published, in the layouts of the EAGLE authors, SpecForge and `speculators`.
 
 Low, middle and high states of the target, side by side, are fused into a feature. One decoder layer reads the normed
 embedding of token p and the normed feature of p - 1 side by side, on the feature's residual; after the first drafted
@@ -8,14 +8,12 @@ differ in the names of weights, in where the config has the layer's dimensions, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 from transformers import LlamaConfig
@@ -25,7 +23,7 @@ from moa.config import TargetFacts
 from moa.errors import ConfigError, UsageError
 from moa.model.blocks import Block, RMSNorm
 from moa.model.borrowed import Rows
-from moa.model.checkpoint import WEIGHTS, fill, stored_weights
+from moa.model.checkpoint import fill, stored_weights
 from moa.model.features import run_layer, self_rows
 from moa.model.loading import first_line, locate, read_config
 from moa.model.shared import SharedWeights
@@ -33,7 +31,7 @@ from moa.model.slots import SlotPool
 
 _FILES = ("config.json", "model*.safetensors")
 _PICKLE = "pytorch_model.bin"
-_LAYER = ("midlayer.", "layers.0.")
+LAYER = ("midlayer.", "layers.0.")
 """What the authors and SpecForge, and what `speculators` call the decoder layer."""
 _IGNORED = ("t2d", "d2t", "verifier_norm.", "verifier_lm_head.", "rotary_emb.")
 
@@ -57,30 +55,6 @@ class PublishedConfig:
     """What is fed back is the output behind the last norm."""
 
     @classmethod
-    def for_target(cls, facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int) -> Self:
-        """An EAGLE-3.1 of the target's width, with the authors' layers and norms."""
-        layer = LlamaConfig(
-            hidden_size=facts.hidden_size, intermediate_size=intermediate_size, num_attention_heads=heads,
-            num_key_value_heads=kv_heads, num_hidden_layers=1, vocab_size=facts.vocab_size,
-            rms_norm_eps=facts.rms_norm_eps, rope_theta=facts.rope_theta,
-        )  # fmt: skip
-        return cls(
-            layer=layer, taps=authors_taps(facts.layers), target_hidden_size=facts.hidden_size,
-            norm_before_residual=False, norm_before_fc=False, fc_norm=True, norm_output=True,
-        )  # fmt: skip
-
-    def write(self, folder: Path) -> None:
-        """Write `config.json` in SpecForge's layout."""
-        values = self.layer.to_diff_dict() | {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "draft_vocab_size": self.layer.vocab_size,
-            "target_hidden_size": self.target_hidden_size,
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in self.taps]},
-            **{name: getattr(self, name) for name in _NORMS},
-        }
-        (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-    @classmethod
     def read(cls, folder: Path, facts: TargetFacts) -> Self:
         """Read `config.json`, and refuse what is no EAGLE-3 of one Llama layer for this target."""
         values = read_config(folder)
@@ -96,7 +70,7 @@ class PublishedConfig:
                 layer=layer,
                 taps=_taps(values, own, facts.layers),
                 target_hidden_size=int(width),
-                **{name: bool({**values, **own}.get(name)) for name in _NORMS},
+                **{name: bool({**values, **own}.get(name)) for name in NORMS},
             )
         except Exception as error:  # the library raises whatever an odd value runs into
             raise ConfigError(f"{folder}: config.json cannot be read: {first_line(error)}") from None
@@ -119,7 +93,7 @@ class PublishedConfig:
             raise ConfigError(f"{folder}: the dimensions of its layer do not fit each other")
 
 
-_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 def is_eagle3(values: Mapping[str, Any]) -> bool:
@@ -150,7 +124,10 @@ class PublishedEagle3(nn.Module):
 
     reads_first = False
 
-    def __init__(self, config: PublishedConfig, words: Tensor | None, vocab_size: int) -> None:
+    def __init__(
+        self, config: PublishedConfig, words: Tensor | None, vocab_size: int, tables: tuple[Tensor, Tensor]
+    ) -> None:
+        """`tables` are embedding and head, its own or the target's."""
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
         layer, width = config.layer, config.layer.hidden_size
@@ -171,26 +148,8 @@ class PublishedEagle3(nn.Module):
         self.norm = RMSNorm(width, eps)
         self.words = words
         # Kept outside the module tree: rotary frequencies stay in float32, and tables may be the target's.
-        self._rotary = (LlamaRotaryEmbedding(layer),)
-        self._tables: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
-
-    @classmethod
-    def new(cls, config: PublishedConfig, shared: SharedWeights) -> Self:
-        """An untrained drafter with the target's embedding and head."""
-        model = cls(config, None, len(shared.head))
-        for module in model.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-        model._tables = shared.embedding, shared.head
-        model._rotary[0].to(shared.head.device)
-        return model.to(device=shared.head.device)
-
-    def save(self, folder: Path) -> None:
-        """Write config and weights in SpecForge's layout, with the target's embedding and head left out."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.config.write(folder)
-        state = {_theirs(name): value.detach().contiguous() for name, value in self.state_dict().items()}
-        save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+        self._rotary = (LlamaRotaryEmbedding(layer).to(tables[0].device),)
+        self._tables = tables
 
     @classmethod
     def load(cls, source: str | Path, facts: TargetFacts, shared: SharedWeights) -> Self:
@@ -210,10 +169,9 @@ class PublishedEagle3(nn.Module):
         if len(table) < facts.vocab_size or table.shape[1] != width:
             raise ConfigError(f"{folder}: its embedding must have the shape {[facts.vocab_size, width]}")
         like = shared.embedding
-        model = cls(config, None if words is None else words.to(like.device), facts.vocab_size)
+        words = None if words is None else words.to(like.device)
+        model = cls(config, words, facts.vocab_size, (table.to(like), head.to(like)))
         fill(model, {_own_name(n): value for n, value in found.items() if not n.startswith(_IGNORED)}, folder)
-        model._tables = table.to(like), head.to(like)
-        model._rotary[0].to(like.device)
         return model.to(like).eval().requires_grad_(False)
 
     @property
@@ -308,14 +266,8 @@ def _words(folder: Path, found: Mapping[str, Tensor], vocab_size: int) -> Tensor
     return words
 
 
-def _theirs(name: str) -> str:
-    if name.startswith("hidden_norm."):
-        return _LAYER[0] + name
-    return name.replace("layer.", _LAYER[0]) if name.startswith("layer.") else name
-
-
 def _own_name(name: str) -> str:
-    for theirs in _LAYER:
+    for theirs in LAYER:
         if name.startswith(theirs):
             own = name.removeprefix(theirs)
             return own if own.startswith("hidden_norm.") else f"layer.{own}"

@@ -13,13 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.baselines.eagle3 import eagle3_config, new_eagle3, save_eagle3
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.engine.stream_drafting import FeatureServerDrafting
 from cloud_verifier.model import load
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
-from moa.model.eagle3 import PublishedConfig, PublishedEagle3
+from moa.model.eagle3 import PublishedEagle3
 from moa.model.shared import SharedWeights
 from moa.model.target import Row, Step, Target
 from moa.sampling import SamplingSettings
@@ -93,10 +94,10 @@ async def test_one_that_was_made_here_is_written_as_it_is_read_and_drafts(tmp_pa
     settings = made(tmp_path, "specforge-3.1")
     folder, model = tmp_path / "drafter", tiny("llama")
     facts, shared = Target.from_model(model).facts, SharedWeights.of(model)
-    config = PublishedConfig.for_target(facts, intermediate_size=40, heads=4, kv_heads=2)
-    drafter = PublishedEagle3.new(config, shared)
+    config = eagle3_config(facts, intermediate_size=40, heads=4, kv_heads=2)
+    drafter = new_eagle3(config, shared)
     shutil.rmtree(folder)
-    drafter.save(folder)
+    save_eagle3(drafter, folder)
     assert {name.split(".")[0] for name in load_file(folder / "model.safetensors")} == {
         "fc", "fc_norm", "midlayer", "norm"
     }  # fmt: skip
