@@ -16,40 +16,27 @@ PORTABLE_OPSET = 20
 
 @dataclass(frozen=True)
 class VariantKind:
-    """What a variant is for."""
+    """What a variant is for; `docs/export.md` describes them."""
 
     name: str
     runtime: str
     form: Literal["dynamic", "static"]
     opset: int
-    summary: str
 
 
 VARIANT_KINDS = {
     kind.name: kind
     for kind in (
-        VariantKind("cpu-int4", "onnxruntime", "dynamic", OPSET, "smallest and fastest on desktop and server CPUs"),
-        VariantKind("cpu-int8", "onnxruntime", "dynamic", OPSET, "closest to float32 at a quarter of its size"),
-        VariantKind("cpu-fp32", "onnxruntime", "dynamic", OPSET, "exact: the reference"),
-        VariantKind("portable", "onnxruntime-openvino", "dynamic", PORTABLE_OPSET, "older opset, standard operators"),
-        VariantKind("mobile", "onnxruntime-mobile", "dynamic", OPSET, ".ort format for reduced mobile builds"),
-        VariantKind(
-            "web",
-            "onnxruntime-web",
-            "dynamic",
-            OPSET,
-            "one file for wasm, which has no fast product of four or eight bits",
-        ),
-        VariantKind(
-            "npu-qnn",
-            "onnxruntime-qnn",
-            "static",
-            OPSET,
-            "Qualcomm HTP: fixed shapes, 16-bit activations, 8-bit weights",
-        ),
-        VariantKind("npu-openvino", "onnxruntime-openvino", "static", PORTABLE_OPSET, "Intel NPU: fixed shapes"),
-        VariantKind("coreml", "onnxruntime CoreML", "static", PORTABLE_OPSET, "Apple: fixed shapes, one partition"),
-        VariantKind("nnapi", "onnxruntime NNAPI", "static", PORTABLE_OPSET, "Android: fixed shapes, one partition"),
+        VariantKind("cpu-int4", "onnxruntime", "dynamic", OPSET),
+        VariantKind("cpu-int8", "onnxruntime", "dynamic", OPSET),
+        VariantKind("cpu-fp32", "onnxruntime", "dynamic", OPSET),
+        VariantKind("portable", "onnxruntime-openvino", "dynamic", PORTABLE_OPSET),
+        VariantKind("mobile", "onnxruntime-mobile", "dynamic", OPSET),
+        VariantKind("web", "onnxruntime-web", "dynamic", OPSET),
+        VariantKind("npu-qnn", "onnxruntime-qnn", "static", OPSET),
+        VariantKind("npu-openvino", "onnxruntime-openvino", "static", PORTABLE_OPSET),
+        VariantKind("coreml", "onnxruntime CoreML", "static", PORTABLE_OPSET),
+        VariantKind("nnapi", "onnxruntime NNAPI", "static", PORTABLE_OPSET),
     )
 }
 DEFAULT = ("cpu-int4", "cpu-int8", "cpu-fp32")

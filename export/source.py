@@ -49,8 +49,6 @@ class Source:
     """A drafter ready for export. `module` is the reference that the graphs are compared with."""
 
     kind: Literal["moa", "independent"]
-    target: str
-    drafter: str
     facts: TargetFacts
     tokenizer: TargetTokenizer
     spec: BodySpec
@@ -88,32 +86,28 @@ def load_source(target: str, drafter: str) -> Source:
     folder = locate(target)
     tokenizer = TargetTokenizer.of(folder)
     if drafter.startswith(INDEPENDENT):
-        return _independent(target, folder, tokenizer, drafter)
+        return _independent(folder, tokenizer, drafter)
     path = Path(drafter).expanduser()
     config = DrafterConfig.read(path)
     part = read_partial_target(folder, borrowed=config.tli)
     module = load_drafter(path, part.model, part.facts)
-    return _source(target, drafter, part.facts, tokenizer, module, weights_id(path, part.facts))
+    return _source(part.facts, tokenizer, module, weights_id(path, part.facts))
 
 
-def _independent(target: str, folder: Path, tokenizer: TargetTokenizer, drafter: str) -> Source:
+def _independent(folder: Path, tokenizer: TargetTokenizer, drafter: str) -> Source:
     """A small language model: a body without records."""
     body = load_model(drafter.removeprefix(INDEPENDENT))
     part = read_partial_target(folder)
     facts = dataclasses.replace(part.facts, tokenizer_hash=tokenizer.hash)
     module = drafter_around(part.model, facts, body, {"use_ca": False}, frozen=True).eval()
-    return _source(target, drafter, part.facts, tokenizer, module, body.facts.weights_id)
+    return _source(part.facts, tokenizer, module, body.facts.weights_id)
 
 
-def _source(
-    target: str, drafter: str, facts: TargetFacts, tokenizer: TargetTokenizer, module: Drafter, drafter_id: str
-) -> Source:
+def _source(facts: TargetFacts, tokenizer: TargetTokenizer, module: Drafter, drafter_id: str) -> Source:
     config = module.config
     of_target = CacheLayer(facts.kv_heads, facts.head_dim)
     return Source(
         kind="moa" if config.use_ca else "independent",
-        target=target,
-        drafter=drafter,
         facts=facts,
         tokenizer=tokenizer,
         spec=BodySpec(

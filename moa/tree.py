@@ -153,7 +153,8 @@ class TreeGrower:
     tokens: list[int] = field(init=False)
     parents: list[int] = field(init=False)
     scores: list[float] = field(init=False)
-    _level: int = field(init=False, default=0)
+    level: int = field(init=False, default=0)
+    """Depth of the frontier's nodes: 0 for the pending token."""
 
     def __post_init__(self) -> None:
         self.frontier, self.tokens, self.parents, self.scores = [0], [self.root], [-1], [0.0]
@@ -162,11 +163,6 @@ class TreeGrower:
     def frontier_tokens(self) -> list[int]:
         """The tokens to feed to the drafter."""
         return [self.tokens[node] for node in self.frontier]
-
-    @property
-    def level(self) -> int:
-        """Depth of the frontier's nodes: 0 for the pending token."""
-        return self._level
 
     def path(self, node: int) -> list[int]:
         """The tokens from the root, which is left out, to this node."""
@@ -200,11 +196,11 @@ class TreeGrower:
                 self.parents.append(node)
                 self.scores.append(base + score if score < math.inf else -math.inf)
         self.fed += self.frontier
-        self._level += 1
+        self.level += 1
         best = sorted(range(first, len(self.tokens)), key=self.scores.__getitem__, reverse=True)[: self.shape.breadth]
         best = [node for node in best if self.scores[node] >= self.shape.least]
         likely = sum(math.exp(self.scores[node]) for node in best)
-        if self._level >= self.shape.depth or likely < math.exp(self.shape.min_score):
+        if self.level >= self.shape.depth or likely < math.exp(self.shape.min_score):
             best = []
         self.frontier = sorted(best)
 

@@ -45,29 +45,32 @@ class Admission:
         path = target.partition("?")[0]
         if path == "/health/live":
             wrong = self._wrong()
-            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK, wrong or "live")
+            return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK, wrong or "live")
         if path == "/health/ready":
             wrong = "draining" if self._service.draining else self._wrong()
-            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK, wrong or "ready")
+            return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK, wrong or "ready")
         principal = self._auth.principal(authorization)
         if principal is None:
             log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
-            return _text(http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"})
+            return text_reply(
+                http.HTTPStatus.UNAUTHORIZED, "a valid bearer token is needed", {"WWW-Authenticate": "Bearer"}
+            )
         if path == "/metrics":
             self._service.observe()
             return Reply(http.HTTPStatus.OK, self._service.metrics.page(), {"Content-Type": CONTENT_TYPE})
         if path != "/":
-            return _text(http.HTTPStatus.NOT_FOUND, "not found")
+            return text_reply(http.HTTPStatus.NOT_FOUND, "not found")
         if wrong := "draining" if self._service.draining else self._wrong():
-            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, wrong)
+            return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, wrong)
         if self._service.full(principal):
-            return _text(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"})
+            return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"})
         return principal
 
 
-def _text(status: http.HTTPStatus, line: str, extra: dict[str, str] | None = None) -> Reply:
+def text_reply(status: http.HTTPStatus, line: str, extra: dict[str, str] | None = None) -> Reply:
+    """A line of text."""
     return Reply(status, f"{line}\n".encode(), extra or {})
 
 
-FAILED = _text(http.HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
+FAILED = text_reply(http.HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
 """The answer where answering failed."""

@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosedError
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.logs import log
-from cloud_verifier.serving.admission import Admission, Reply
+from cloud_verifier.serving.admission import Admission, Reply, text_reply
 from cloud_verifier.serving.auth import authorizations
 from cloud_verifier.serving.conversation import converse
 from cloud_verifier.sessions.budgets import BYTES, FRAMES, Meter
@@ -144,13 +144,9 @@ class AsgiSocket:
             await asyncio.sleep(nap)
 
 
-def _refusal(status: HTTPStatus, line: str, extra: dict[str, str]) -> Reply:
-    return Reply(status, f"{line}\n".encode(), extra)
-
-
-_ONLY_WEBSOCKETS = _refusal(HTTPStatus.UPGRADE_REQUIRED, "this port speaks websocket", {"Upgrade": "websocket"})
-_OTHER_SUBPROTOCOL = _refusal(HTTPStatus.BAD_REQUEST, f"the subprotocol is {SUBPROTOCOL}", {})
-_OTHER_ORIGIN = _refusal(HTTPStatus.FORBIDDEN, "this origin may not connect", {})
+_ONLY_WEBSOCKETS = text_reply(HTTPStatus.UPGRADE_REQUIRED, "this port speaks websocket", {"Upgrade": "websocket"})
+_OTHER_SUBPROTOCOL = text_reply(HTTPStatus.BAD_REQUEST, f"the subprotocol is {SUBPROTOCOL}")
+_OTHER_ORIGIN = text_reply(HTTPStatus.FORBIDDEN, "this origin may not connect")
 
 
 async def _reply(reply: Reply, send: AsgiSend, kind: str) -> None:

@@ -26,6 +26,12 @@ def same_document(segments: Tensor) -> Tensor:
     return segments.unsqueeze(2) == segments.unsqueeze(1)
 
 
+def causal(segments: Tensor) -> Tensor:
+    """`[B, L, L]`: a token sees itself and those before it in its document."""
+    index = torch.arange(segments.shape[1], device=segments.device)
+    return same_document(segments) & (index.view(1, 1, -1) <= index.view(1, -1, 1))
+
+
 @dataclass(frozen=True)
 class Spacing:
     """Anchors every `low`..`high` tokens, drawn per document, in this share of the documents."""
@@ -97,9 +103,9 @@ def token_mask(batch: Batch, latest: NDArray[np.int64] | None, *, device: _Devic
     """`[B, L, L]`: causal inside the document; with `latest` (the staircase) only tokens after the latest anchor,
     so that the past must come through the activations."""
     segments = torch.from_numpy(batch.segments).to(device)
-    index = torch.arange(segments.shape[1], device=device)
-    allowed = same_document(segments) & (index.view(1, 1, -1) <= index.view(1, -1, 1))
+    allowed = causal(segments)
     if latest is not None:
+        index = torch.arange(segments.shape[1], device=device)
         recent = index.view(1, 1, -1) > torch.from_numpy(latest).to(device).unsqueeze(2)
         allowed &= recent | torch.eye(len(index), dtype=torch.bool, device=device)
     return allowed
@@ -107,7 +113,4 @@ def token_mask(batch: Batch, latest: NDArray[np.int64] | None, *, device: _Devic
 
 def borrowed_mask(batch: Batch, seen: Tensor) -> Tensor:
     """`[B, L, 2L]` for borrowed layers: the target's own rows where its activations are visible, then the drafter's."""
-    segments = torch.from_numpy(batch.segments).to(seen.device)
-    index = torch.arange(segments.shape[1], device=seen.device)
-    causal = same_document(segments) & (index.view(1, 1, -1) <= index.view(1, -1, 1))
-    return torch.cat([seen, causal & ~seen], dim=2)
+    return torch.cat([seen, causal(torch.from_numpy(batch.segments).to(seen.device)) & ~seen], dim=2)

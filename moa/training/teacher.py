@@ -17,7 +17,7 @@ from moa.model.families import facts_of, mask_plan
 from moa.model.shared import SharedWeights
 from moa.model.taps import Taps
 from moa.training.data import Batch
-from moa.training.masks import same_document
+from moa.training.masks import causal
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,11 @@ class Teacher:
         device = self.model.device
         segments = torch.from_numpy(batch.segments).to(device)
         index = torch.arange(segments.shape[1], device=device)
-        allowed = same_document(segments) & (index.view(1, 1, -1) <= index.view(1, -1, 1))
         kept = _Kept()
         hidden = self.backbone(
             input_ids=torch.from_numpy(batch.ids).to(device),
             position_ids=torch.from_numpy(batch.positions).to(device),
-            attention_mask=self._mask(allowed, index),
+            attention_mask=self._mask(causal(segments), index),
             past_key_values=kept,
             use_cache=True,
         ).last_hidden_state
