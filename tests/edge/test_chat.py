@@ -21,15 +21,7 @@ from edge_client.screen.ctrl_c import Interrupted
 from edge_client.settings import ClientSettings
 from moa.errors import LinkError, UsageError
 from moa.grammar.spec import Grammar
-
-STATS = {
-    "tokens": 1,
-    "first_token_seconds": 0.1,
-    "last_token_seconds": 0.2,
-    "calls": 1,
-    "tokens_per_round": None,
-    "retracted": 0,
-}
+from tests.edge.test_screen import STATS
 
 
 def done(text: str, *, verified: bool) -> Done:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -71,12 +70,6 @@ HANDLE = """
     told.push([now, "box", box.messages.map(([, message]) => message.kind)]);
     return told;
 """
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with Node(IMPORTS, HANDLE) as process:
-        yield process
 
 
 def test_it_dials_when_python_does(node: Node) -> None:

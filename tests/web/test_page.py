@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,6 @@ HANDLE = """
     }
     return seen;
 """
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with Node(IMPORTS, HANDLE) as running:
-        yield running
 
 
 @pytest.mark.parametrize("seed", range(20))

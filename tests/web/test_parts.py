@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,12 +73,6 @@ HANDLE = """
     }
     return [buffer.wire, Object.values(buffer.feeds()).map(bytes), mine.map(bytes), [...buffer.held]];
 """
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with Node(IMPORTS, HANDLE) as process:
-        yield process
 
 
 def test_trees_grow_alike(node: Node) -> None:

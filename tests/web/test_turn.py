@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,12 +26,6 @@ from tests.web.node import FOLDER, Node
 
 IMPORTS = 'import { Replay } from "./../../../tests/web/replay.js";'
 HANDLE = "const replay = new Replay(); return ask.map((op) => replay.do(op) ?? null);"
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with Node(IMPORTS, HANDLE) as process:
-        yield process
 
 
 class Tape:

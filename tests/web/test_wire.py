@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
 
 from moa.sampling import gumbel
 from moa.wire import FEATURES, PROTOCOL_VERSIONS, RETRYABLE, SUBPROTOCOL, Refusal, chain_hash
@@ -42,12 +40,6 @@ HANDLE = """
 SERVERS = [example for example in EXAMPLES if isinstance(example, m.ServerMessage)]
 CLIENTS = [example for example in EXAMPLES if not isinstance(example, m.ServerMessage)]
 NOT_HERE = {"logprobs", "grammar"}
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    with Node(IMPORTS, HANDLE) as process:
-        yield process
 
 
 def fields(message: Any) -> dict[str, Any]:
