@@ -235,7 +235,7 @@ async def test_a_target_that_takes_long_for_a_forward(monkeypatch: pytest.Monkey
         real = running.engine.target.forward
 
         def slow(rows: Sequence[Row]) -> Step:
-            time.sleep(0.6)
+            time.sleep(0.3)
             return real(rows)
 
         monkeypatch.setattr(running.engine.target, "forward", slow)
