@@ -32,6 +32,8 @@ ENVIRONMENT = "MOA_EDGE_"
 CONFIG = "MOA_EDGE_CONFIG"
 """The variable that names the config file."""
 _LARGEST_FILE = 2**20
+_LEAST = {"max_new_tokens": 1, "threads": 0, "max_offline_tokens": -1, "offline_after": 0, "settle_seconds": 0}
+_POSITIVE = ("answer_seconds", "connect_seconds", "keepalive_seconds", "reconnect_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,22 +113,14 @@ class ClientSettings:
                 raise ConfigError(f"{field} must be one of {choices}, not {value!r}")
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{field} must be a finite number, not {value}")
-        if self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
-        if self.threads < 0:
-            raise ConfigError(f"threads must be at least 0, not {self.threads}")
-        if self.max_offline_tokens < -1:
-            raise ConfigError(f"max_offline_tokens must be at least -1, not {self.max_offline_tokens}")
+            if field in _LEAST and value < _LEAST[field]:
+                raise ConfigError(f"{field} must be at least {_LEAST[field]}, not {value}")
+            if field in _POSITIVE and value <= 0:
+                raise ConfigError(f"{field} must be above 0, not {value}")
         if not self.token.isascii() or any(character <= " " or character == "\x7f" for character in self.token):
             raise ConfigError("token holds a space, a control character or a letter beyond ASCII: no verifier made it")
         if not -1 <= self.logprobs <= MAX_TOP:
             raise ConfigError(f"logprobs must be -1..{MAX_TOP}, not {self.logprobs}")
-        for name in ("offline_after", "settle_seconds"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must not be negative")
-        for name in ("answer_seconds", "connect_seconds", "keepalive_seconds", "reconnect_seconds"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be above 0")
         if "" in self.stop:
             raise ConfigError("a stop string must not be empty")
         if len(self.stop) > MAX_STOP_STRINGS:

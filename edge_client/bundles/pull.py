@@ -62,7 +62,7 @@ def _name_of(source: str) -> str:
 
 
 def _pull_manifest(source: BundleSource, folder: Path) -> Manifest:
-    with source.open(MANIFEST) as (file, _):
+    with source(MANIFEST, 0) as (file, _):
         content = file.read(_LARGEST_MANIFEST + 1)
     (folder / MANIFEST).write_bytes(content)
     return read_manifest(folder)
@@ -74,7 +74,7 @@ def _pull_file(source: BundleSource, name: str, entry: FileEntry, path: Path, sa
     if have == entry.size and sha256(path) == entry.sha256:
         return
     say(f"{name}, {entry.size / 1e6:.1f} MB" + (f", from {have / 1e6:.1f} MB on" if 0 < have < entry.size else ""))
-    with source.open(name, have if have < entry.size else 0) as (file, begins):
+    with source(name, have if have < entry.size else 0) as (file, begins):
         _copy(file, path, begins, entry.size)
     if path.stat().st_size < entry.size:
         raise LinkError(f"{name} ends early", hint="run the same command again to continue")

@@ -18,7 +18,7 @@ from websockets.exceptions import (
 )
 
 from edge_client.link.retry import Retry
-from moa.errors import LinkError, MoaError, ProtocolError, RemoteError, UsageError
+from moa.errors import LinkError, MoaError, RemoteError, UsageError
 from moa.safe_text import safe_line
 from moa.wire import Code, remote_error
 from moa.wire.messages import Error
@@ -142,8 +142,3 @@ def refusal(message: Error) -> MoaError:
     error = remote_error(message)
     error.hint = _HINTS.get(Code(message.code), error.hint) if message.code in set(Code) else error.hint
     return error
-
-
-def not_a_verifier(url: str, subprotocol: str) -> ProtocolError:
-    """The other end speaks websocket, but not our protocol."""
-    return ProtocolError(f"{url} does not speak {subprotocol}: it is not a verifier of this version")

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-from edge_client.link.dialling import Dialling, explain, not_a_verifier, refusal
+from edge_client.link.dialling import Dialling, explain, refusal
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.flow import RecordFlow
 from moa.errors import LinkError, ProtocolError, UsageError
@@ -289,7 +289,8 @@ class VerifierLink:
 
     async def _converse(self, connection: ClientConnection) -> None:
         if connection.subprotocol != SUBPROTOCOL:
-            raise not_a_verifier(self.endpoint.url, SUBPROTOCOL)
+            url = self.endpoint.url
+            raise ProtocolError(f"{url} does not speak {SUBPROTOCOL}: it is not a verifier of this version")
         if self.dialling.cut:  # while connecting
             raise LinkError("disconnected on purpose")
         self._connection = connection

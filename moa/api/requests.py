@@ -192,7 +192,8 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest
     request = decode(body, ChatRequest)
     _refuse_unsupported(request)
     _check_choices(1, request, defaults)
-    no_calls(request.function_call, "function_call")
+    if request.function_call not in (None, "auto", "none"):  # the old way to demand a call
+        raise unsupported("function_call")
     grammar = answer_format(request.response_format, "response_format")
     if request.modalities not in (None, [], ["text"]):
         raise unsupported("modalities")
@@ -267,12 +268,6 @@ def chat_role(role: str, where: str) -> str:
     return "system" if role == "developer" else role
 
 
-def no_calls(choice: ToolChoice, name: str) -> None:
-    """Tools may be offered but are not passed to the model. A request that demands a call is refused."""
-    if choice not in (None, "auto", "none"):
-        raise unsupported(name)
-
-
 def answer_format(given: dict[str, Any] | None, where: str) -> Grammar | None:
     """What `response_format`, or `text.format` of a response, says that the answer must match."""
     match given:
@@ -296,6 +291,13 @@ def answer_format(given: dict[str, Any] | None, where: str) -> Grammar | None:
 def unsupported(name: str) -> ApiError:
     """The error for a parameter that would change the answer and is not supported."""
     return bad(f"{name} is not supported here", name, "unsupported_parameter")
+
+
+def refuse(request: msgspec.Struct, *names: str) -> None:
+    """Refuse a request that sets any of these fields."""
+    for name in names:
+        if getattr(request, name, None):
+            raise unsupported(name)
 
 
 def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
@@ -401,11 +403,6 @@ def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
 
 
 def _refuse_unsupported(request: Common) -> None:
-    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "audio"):
-        if getattr(request, name, None):
-            raise unsupported(name)
-    for name in ("echo", "suffix"):
-        if getattr(request, name, None):
-            raise unsupported(name)
+    refuse(request, "presence_penalty", "frequency_penalty", "logit_bias", "audio", "echo", "suffix")
     if (getattr(request, "best_of", None) or 1) > (request.n or 1):
         raise unsupported("best_of")

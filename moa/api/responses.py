@@ -31,10 +31,10 @@ from moa.api.requests import (
     content_text,
     decode,
     predicted_text,
+    refuse,
     sampling_seed,
     temperature,
     template_variables,
-    unsupported,
 )
 from moa.api.tools import Function, Tool, ToolFormat, WrittenCall, chosen
 from moa.logprobs import MAX_TOP
@@ -116,9 +116,7 @@ class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
 def parse(body: bytes) -> ResponseRequest:
     """Check the parts of the request that do not depend on the earlier conversation."""
     request = decode(body, ResponseRequest)
-    for name in ("presence_penalty", "frequency_penalty", "prompt", "conversation"):
-        if getattr(request, name):
-            raise unsupported(name)
+    refuse(request, "presence_penalty", "frequency_penalty", "prompt", "conversation")
     return request
 
 

@@ -48,7 +48,7 @@ def test_environment_values_have_types(tmp_path: Path) -> None:
         ("", {}, {"temperature": -1.0}, "temperature"),
         ("", {}, {"max_new_tokens": 0}, "max_new_tokens"),
         ("", {}, {"max_kbps": -1.0}, "max_kbps must be"),
-        ("", {}, {"settle_seconds": -1.0}, "settle_seconds must not be negative"),
+        ("", {}, {"settle_seconds": -1.0}, "settle_seconds must be at least 0"),
         ("", {}, {"offline": True, "verifier": "local"}, "--offline"),
         ("", {}, {"max_kbps": float("inf")}, "max_kbps must be a finite number"),
         ("max_kbps = inf", {}, {}, "max_kbps must be a finite number"),
