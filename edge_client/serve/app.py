@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
@@ -15,40 +13,14 @@ from starlette.routing import Route
 
 from edge_client.client import EdgeClient
 from edge_client.serve.answerer import EdgeAnswerer
-from moa.api.access import Access, ApiKeys, is_loopback
+from edge_client.serve.settings import ServeSettings
+from moa.api.access import Access, ApiKeys
 from moa.api.app import Api, ApiLimits
 from moa.api.http import Json, read_body, serving
 from moa.api.pages import page, web_app
 from moa.api.requests import Defaults, decode
-from moa.errors import ConfigError, MoaError
+from moa.errors import MoaError
 from moa.process.listening import Port
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeSettings:
-    """Address, access and limits of the endpoint."""
-
-    host: str = "127.0.0.1"
-    port: int = 8080
-    api_keys: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    """Host names, beside addresses and localhost, that requests may use."""
-    origins: tuple[str, ...] = ()
-    """Other websites whose pages may use the endpoint."""
-    app: Path | None = None
-    """Folder of `edge-client page`, served below `/app/`."""
-    limits: ApiLimits = field(default_factory=ApiLimits)
-    defaults: Defaults = field(default_factory=Defaults)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be 0..65535, not {self.port}")
-        if not self.api_keys and not is_loopback(self.host):
-            raise ConfigError(
-                f"refusing to listen on {self.host} without an api key", hint="give --api-key, or listen on 127.0.0.1"
-            )
-        if any(not key.strip() or not key.isascii() for key in self.api_keys):
-            raise ConfigError("an api key is empty or not ASCII")
 
 
 @contextlib.asynccontextmanager
@@ -58,7 +30,8 @@ async def endpoint(client: EdgeClient, settings: ServeSettings, model: str, port
     access = Access(
         ApiKeys(settings.api_keys), host=settings.host, hosts=settings.allowed_hosts, origins=settings.origins
     )
-    api = Api(answerer, access, settings.limits, settings.defaults)
+    limits = ApiLimits(max_running=settings.most_answers, keep_seconds=settings.keep_seconds)
+    api = Api(answerer, access, limits, Defaults(mode=settings.mode, patience=settings.patience))
     # The template's process takes 0.5 s to start, and a busy machine seconds: before the first question, not within it.
     # A template that refuses this is told to whoever asks.
     with contextlib.suppress(MoaError):

@@ -51,7 +51,7 @@ def add_flags(group: Any, cls: type, metavars: Mapping[str, str]) -> None:
                 flag, text = flag.removesuffix("s"), f"{text}; may be repeated"
                 group.add_argument(flag, dest=field.name, action="append", metavar=metavar, help=text)
             else:
-                kind = hint if hint in (int, float) else Path if hint == Path | None else str
+                kind = next((kind for kind in (int, float, Path) if hint in (kind, kind | None)), str)
                 value = f"{field.default:g}" if isinstance(field.default, float) else field.default
                 default = "" if value in ("", None) else f" (default: {value})"
                 group.add_argument(flag, type=kind, metavar=metavar, help=text + default)

@@ -19,7 +19,8 @@ import pytest
 
 from cloud_verifier.app import Verifier
 from edge_client import EdgeClient
-from edge_client.serve.app import ServeSettings, endpoint
+from edge_client.serve.app import endpoint
+from edge_client.serve.settings import ServeSettings
 from moa.process.listening import Port
 from tests.edge.serve.pair import SETTINGS, served
 

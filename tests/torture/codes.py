@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from edge_client import EdgeClient
 from edge_client.device import Device
-from edge_client.serve.app import ServeSettings, endpoint
+from edge_client.serve.app import endpoint
+from edge_client.serve.settings import ServeSettings
 from moa.errors import MoaError
 from moa.process.listening import Port
 from tests.torture.fake_verifier import BEHAVIOURS, FOR_EVER, fake

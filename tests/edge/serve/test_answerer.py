@@ -10,7 +10,7 @@ import pytest
 from edge_client import Adopt, Confirm, Done, EdgeClient, Link, Notice, Prompt, Retract, Token
 from edge_client.serve import answerer
 from edge_client.serve.answerer import EdgeAnswerer, Marks
-from edge_client.serve.app import ServeSettings
+from edge_client.serve.settings import ServeSettings
 from edge_client.turn.worker import DrafterWorker
 from moa.api.answer import (
     AnswerRequest,

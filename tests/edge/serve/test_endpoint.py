@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 
 from edge_client import Done, EdgeClient, Notice
-from edge_client.serve.app import ServeSettings, endpoint
+from edge_client.serve.app import endpoint
+from edge_client.serve.settings import ServeSettings
 from edge_client.text.template import ChatTemplate
-from moa.api.requests import Defaults
 from moa.process.listening import Port
 from tests.api.large import LARGE, large_request
 from tests.api.scripted import browser, check_that_the_loop_turns
@@ -35,7 +35,7 @@ async def serving(patience: float | None = None, **settings: Any) -> AsyncIterat
     """The endpoint over a client with these settings, and the `openai` package's client of it."""
     async with (
         EdgeClient(**{"max_new_tokens": 60, "reconnect_seconds": 0.2, **settings}) as client,
-        endpoint(client, ServeSettings(defaults=Defaults(patience=patience)), MODEL, Port("127.0.0.1", 0)) as address,
+        endpoint(client, ServeSettings(patience=patience), MODEL, Port("127.0.0.1", 0)) as address,
         openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=PATIENCE) as api,
     ):
         yield client, api

@@ -18,7 +18,8 @@ import pytest
 from cloud_verifier.app import Verifier
 from cloud_verifier.model import load
 from edge_client import Done, EdgeClient, Token
-from edge_client.serve.app import ServeSettings, endpoint
+from edge_client.serve.app import endpoint
+from edge_client.serve.settings import ServeSettings
 from moa.process.listening import Port
 from tests.edge.serve.pair import SETTINGS
 
