@@ -8,14 +8,14 @@ import contextlib
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from edge_client.cli import options, structure
 from edge_client.client import EdgeClient
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Prompt, Retract, Token
-from edge_client.screen.terminal import PipeView, QuietView, View, refused, rescue
+from edge_client.screen.terminal import PipeView, View, refused, rescue
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from moa.cli.settings_flags import add_flags
@@ -97,7 +97,7 @@ async def _answer(settings: ClientSettings, schema_file: Path | None, asked: dic
                     if not record.stopped:
                         raise
                     record.take(done := record.cancelled())
-                    if isinstance(view, JsonLines | PipeView | QuietView):  # a terminal shows the text already
+                    if isinstance(view, JsonLines | PipeView):  # a terminal shows the text already
                         view.take(done)
     except asyncio.CancelledError:
         if not record.stopped:
@@ -115,18 +115,12 @@ def _print(line: bytes) -> None:
         rescue(line.decode(), error)
 
 
-class JsonLines:
+class JsonLines(View):
     """Every event as it happens, for programs."""
 
     def take(self, event: Event) -> None:
         """Print it."""
         _print(msgspec.json.encode(event))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
 
 
 class Record:

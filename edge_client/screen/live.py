@@ -9,7 +9,7 @@ from rich.text import Text
 
 from edge_client.events import Done, Event, Link, Notice, Retract
 from edge_client.screen.region import Region
-from edge_client.screen.terminal import Pieces
+from edge_client.screen.terminal import Pieces, View
 from moa.safe_text import safe_line, safe_text
 
 _PROVISIONAL = "dim italic"
@@ -18,7 +18,7 @@ _TROUBLE = ("offline", "refused")
 _LINK_STYLES = {"online": "green", "late": "yellow", "offline": "red", "refused": "red"}
 
 
-class LiveView:
+class LiveView(View):
     """Final lines are printed as normal output; the last line and provisional text are redrawn."""
 
     def __init__(self, console: Console, context: int = 0) -> None:

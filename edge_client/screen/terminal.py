@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Self
 
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from moa.errors import MoaError
@@ -21,23 +21,11 @@ _ENDS = {
 """Reasons to stop that a reader could mistake for the answer's end."""
 
 
-class View(Protocol):
-    """Shows the events of a turn; a context manager around it."""
+class View:
+    """Shows the events of a turn; a context manager around it. This one shows nothing."""
 
     def take(self, event: Event) -> None:
         """Show an event."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: Any) -> None: ...
-
-
-class QuietView:
-    """Shows nothing."""
-
-    def take(self, event: Event) -> None:
-        """Show nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +67,7 @@ class Pieces:
         return "".join(self.texts[start:stop])
 
 
-class PipeView:
+class PipeView(View):
     """For files and pipes: each final text once. `remarks` go to standard error."""
 
     def __init__(self, *, remarks: bool = True) -> None:
@@ -133,9 +121,6 @@ class PipeView:
         self._remarks += remarks
         while self._remarks and not self._midline:
             print(f"edge-client: {safe_line(self._remarks.pop(0))}", file=sys.stderr)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: Any) -> None:
         self._midline = False  # an answer that was not finished

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from edge_client.screen.terminal import PipeView, QuietView, View
+from edge_client.screen.terminal import PipeView, View
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def make_view(*, quiet: bool = False, console: Console | None = None, context: int = 0) -> View:
     """The view for this output; on a terminal it says how much of the `context` is used, if that is given."""
     if quiet:
-        return QuietView()
+        return View()
     if console is None and not (sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")):
         return PipeView()
     # Imported here: rich takes as long to load as the drafter.
