@@ -76,7 +76,13 @@ class Conversation:
             if ids is not None:
                 context = list(ids)
             else:
-                context, left_out = self._encoded(prompt or "", raw, prompt_room(most, settings.max_new_tokens))
+                codec, prompt, room = (
+                    self._shared.device.codec,
+                    prompt or "",
+                    prompt_room(most, settings.max_new_tokens),
+                )
+                self._chatting = not isinstance(prompt, str) or (codec.can_chat and not raw)
+                context, left_out = prompt_ids(codec, prompt, raw=raw, chat=self.chat, room=room)
         self._check(context)
         if grammar is not None and settings.ignore_eos:
             raise UsageError("a grammar says where the text ends: it cannot be used with ignore_eos")
@@ -103,15 +109,6 @@ class Conversation:
             async with aclosing(self._run(shell)) as events:
                 async for event in events:
                     yield event
-
-    def encode(self, prompt: str | Messages, *, raw: bool = False) -> list[int]:
-        """The ids of a prompt: a text is the user's next message, unless `raw`; a list is the whole chat."""
-        return self._encoded(prompt, raw, None)[0]
-
-    def _encoded(self, prompt: str | Messages, raw: bool, room: int | None) -> tuple[list[int], int]:
-        codec = self._shared.device.codec
-        self._chatting = not isinstance(prompt, str) or (codec.can_chat and not raw)
-        return prompt_ids(codec, prompt, raw=raw, chat=self.chat, room=room)
 
     @property
     def unverified(self) -> bool:
