@@ -51,9 +51,7 @@ class Replay:
         self.rows: list[Float] = [
             np.zeros((layer.kv_heads, 0, layer.head_dim), np.float32) for layer in runner.spec.cache for _ in "kv"
         ]
-        # Most cache rows depend on tokens only; those of borrowed layers are the target's.
-        if not runner.spec.rows_know_records:
-            self.advance(len(trace.ids))
+        self.advance(len(trace.ids))  # cache rows depend on tokens only; those of borrowed layers are the target's
 
     def advance(self, end: int) -> None:
         """Extend the cache to the text's first `end` tokens."""

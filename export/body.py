@@ -55,8 +55,6 @@ class BodySpec:
     """The body's layers, then the borrowed ones."""
     records: CacheLayer | None
     borrowed: int = 0
-    rows_know_records: bool = False
-    """Whether cache rows of the body's own layers depend on the records at that time."""
 
     @property
     def inputs(self) -> list[str]:

@@ -246,7 +246,6 @@ class _Build:
                 KVHeads(kv_heads=layer.kv_heads, head_dim=layer.head_dim)
                 for layer in spec.cache[len(spec.cache) - spec.borrowed :]
             ),
-            known_to_rows=spec.rows_know_records,
         )
 
     def _recipe(self) -> dict[str, Any]:

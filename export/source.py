@@ -115,7 +115,6 @@ def _source(facts: TargetFacts, tokenizer: TargetTokenizer, module: Drafter, dra
             (*[CacheLayer(*module.cache_heads)] * config.layers, *[of_target] * config.tli),
             CacheLayer(config.record_heads, config.head_dim) if config.use_ca else None,
             config.tli,
-            config.rows_know_records,
         ),
         drafter_id=drafter_id,
         config=asdict(config),

@@ -52,8 +52,7 @@ class StaticStep(nn.Module):
 
     def __init__(self, drafter: Drafter, head: NDArray[np.float32], *, native_norm: bool) -> None:
         super().__init__()
-        self.config, self.layers = drafter.config, nn.ModuleList(drafter.body_blocks)
-        self.crossings = nn.ModuleList(drafter.cross_attentions)
+        self.layers, self.crossing = nn.ModuleList(drafter.body_blocks), drafter.cross_attention
         self.final_norm = drafter.norm if drafter.config.final_norm else None
         self.softcap, self.native_norm = drafter.shared.logit_softcap, native_norm
         self.head = nn.Linear(head.shape[1], head.shape[0], bias=False)
@@ -61,20 +60,17 @@ class StaticStep(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """`rest`: past keys and values by layer, then the four record inputs. Logits of all tokens, and new rows."""
-        *past, record_k, record_v, record_mask, has_records = rest
+        past, records = rest[:-4], rest[-4:]
         rows: list[Tensor] = []
         blocks: list[Block] = list(self.layers)  # type: ignore[arg-type]
-        for number, (block, keys, values) in enumerate(zip(blocks, past[0::2], past[1::2], strict=True), start=1):
+        for block, keys, values in zip(blocks, past[0::2], past[1::2], strict=True):
             attention, normed = block.self_attn, self._norm(block.input_layernorm, x)
             key, value = _turn(attention.key(normed), cos, sin), attention.value(normed)
             rows += [key, value]
             query = _turn(attention.query(normed), cos, sin)
             seen = _attend(attention, query, torch.cat([keys, key], 2), torch.cat([values, value], 2), mask)
             x = self._feed_forward(block, x + seen)
-            if number in self.config.places:
-                place, heads = self.config.places.index(number), self.config.cross_attention_num_key_value_heads
-                own = slice(place * heads, (place + 1) * heads)
-                x = self._cross(place, x, cos, sin, record_k[:, own], record_v[:, own], record_mask, has_records)
+        x = self._cross(x, cos, sin, *records)
         hidden = x if self.final_norm is None else self._norm(self.final_norm, x)
         logits = self.head(hidden)
         if self.softcap is not None:
@@ -83,7 +79,6 @@ class StaticStep(nn.Module):
 
     def _cross(
         self,
-        place: int,
         x: Tensor,
         cos: Tensor,
         sin: Tensor,
@@ -92,7 +87,7 @@ class StaticStep(nn.Module):
         mask: Tensor,
         has_records: Tensor,
     ) -> Tensor:
-        block: Block = self.crossings[place]  # type: ignore[assignment]
+        block = self.crossing
         query = _turn(block.self_attn.query(self._norm(block.input_layernorm, x)), cos, sin)
         told = self._feed_forward(block, x + _attend(block.self_attn, query, key, value, mask))
         return x + (told - x) * has_records

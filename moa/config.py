@@ -68,9 +68,6 @@ class DrafterConfig:
     """Without it the drafter gets nothing from the target and is a plain language model."""
     layers: int = 1
     """Layers of the body, each with self-attention and its own KV cache; the paper's drafter has one."""
-    cross_attention_after: tuple[int, ...] = ()
-    """Numbers of body layers after which a cross-attention reads the records; empty: after all layers, as in the
-    paper."""
     final_norm: bool = False
     """The drafter has its own norm before the head."""
     body: Mapping[str, Any] | None = None
@@ -93,11 +90,6 @@ class DrafterConfig:
             raise ConfigError(f"drafter config: hidden_act {self.hidden_act!r} is not supported, only 'silu'")
         if not 0 <= self.tli <= self.target_layers:
             raise ConfigError(f"drafter config: tli must be 0..{self.target_layers} (the target's layers)")
-        # From JSON it is a list, and a config must be hashable by value.
-        object.__setattr__(self, "cross_attention_after", tuple(self.cross_attention_after))
-        places = self.places
-        if list(places) != sorted(set(places)) or not all(1 <= place <= self.layers for place in places):
-            raise ConfigError(f"drafter config: cross_attention_after must rise within 1..{self.layers} (layers)")
         if self.tli and (self.body is not None or self.state_size != self.hidden_size):
             raise ConfigError("drafter config: tli needs a body of the target's width, without a head of its own")
         for width in ("hidden_size", "kv_hidden_size"):
@@ -119,26 +111,14 @@ class DrafterConfig:
         return self.target_hidden_size or self.hidden_size
 
     @property
-    def places(self) -> tuple[int, ...]:
-        """Number of body layers before each cross-attention."""
-        if not self.use_ca:
-            return ()
-        return self.cross_attention_after or (self.layers,)
-
-    @property
     def record_heads(self) -> int:
-        """Heads of an activation record: those of every cross-attention, one after the other."""
-        return len(self.places) * self.cross_attention_num_key_value_heads
+        """Heads of an activation record: cross-attention's."""
+        return self.cross_attention_num_key_value_heads if self.use_ca else 0
 
     @property
     def record_width(self) -> int:
-        """Numbers in one activation record: every CA's keys and values of one position."""
+        """Numbers in one activation record: CA's keys and values of one position."""
         return 2 * self.record_heads * self.head_dim
-
-    @property
-    def rows_know_records(self) -> bool:
-        """Whether the body's cached keys and values depend on records, because a layer follows a cross-attention."""
-        return any(place < self.layers for place in self.places)
 
     @classmethod
     def for_target(cls, facts: TargetFacts, **overrides: Any) -> Self:
@@ -203,6 +183,8 @@ class DrafterConfig:
             raise ConfigError(f"{path}: model_type is {found!r}, a MoA drafter's is {MODEL_TYPE!r}")
         if values.get("rope_scaling") is not None:
             raise ConfigError(f"{path}: rope_scaling must be null: drafters are trained without it")
+        if values.get("cross_attention_after", []) not in ([], [values.get("layers")]):
+            raise ConfigError(f"{path}: cross_attention_after must be empty: records are read after all layers")
         known = {f.name for f in dataclasses.fields(cls)}
         # A published or training config is a full Llama config that contains our fields: other fields are ignored.
         values = {k: v for k, v in values.items() if k in known}

@@ -40,7 +40,7 @@ class RecordFormat(Part, frozen=True, kw_only=True):
     """The last layers with a cache, if they are borrowed from the target: records then carry their keys and values
     too."""
     known_to_rows: bool = False
-    """Whether the cached keys and values of the drafter's own layers depend on the records it had at that time."""
+    """Only of earlier bundles: whether cached keys and values of the drafter's own layers depend on records."""
 
 
 class Vocabulary(Part, frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ class Drafter(nn.Module):
         self.config = config
         if not config.scaled_embedding:
             shared = replace(shared, embedding_scale=1.0)
-        # The first layer and the first CA keep the published names.
+        # The first layer and CA keep the published names.
         if config.body is None:
             self.self_attention = _block(config, "self_attention")
             self.more_self_attention = nn.ModuleList(_block(config, "self_attention") for _ in range(config.layers - 1))
@@ -51,7 +51,6 @@ class Drafter(nn.Module):
             self.body = body or Sibling.empty(config.body)
         if config.use_ca:
             self.cross_attention = _block(config, "cross_attention")
-            self.more_cross_attention = nn.ModuleList(_block(config, "cross_attention") for _ in config.places[1:])
             if config.use_lsa:
                 self.layer_self_attention = _block(config, "layer_self_attention", config.kv_hidden_size)
                 self.Ekv2E = nn.Linear(config.kv_hidden_size, config.hidden_size)
@@ -98,14 +97,13 @@ class Drafter(nn.Module):
         return lsa.feed_forward(x).mean(dim=1).unflatten(0, lead)
 
     def records(self, activations: Tensor, positions: Tensor) -> Rows:
-        """Every CA's keys (rotated at their absolute positions) and values: `[B, record_heads, T, D]` each."""
-        cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta)
-        keys, values = [], []
-        for block in self.cross_attentions:
-            normed = block.input_layernorm(activations)
-            keys.append(rotate(block.self_attn.key(normed), cos, sin))
-            values.append(block.self_attn.value(normed))
-        return torch.cat(keys, 1), torch.cat(values, 1)
+        """CA's keys (rotated at their absolute positions) and values: `[B, record_heads, T, D]` each."""
+        angles, attention = (
+            rotary(positions, self.config.head_dim, self.config.rope_theta),
+            self.cross_attention.self_attn,
+        )
+        normed = self.cross_attention.input_layernorm(activations)
+        return rotate(attention.key(normed), *angles), attention.value(normed)
 
     def project(self, keys: Tensor, values: Tensor, hidden: Tensor, positions: Tensor) -> Rows:
         """Activation records of n tokens, `[n, kv_heads, head_dim]` each, from the target's cache rows."""
@@ -133,15 +131,10 @@ class Drafter(nn.Module):
 
     # ---- on the device ----------------------------------------------------------------------------------------
 
-    def extend(
-        self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows], *records: Tensor
-    ) -> list[Rows]:
-        """The body's keys and values of tokens that need no logits: a prompt, or accepted tokens.
-
-        `records` (keys, values, mask) are used only by bodies in which a layer follows a cross-attention.
-        """
+    def extend(self, ids: Tensor, positions: Tensor, mask: Tensor, past: Sequence[Rows]) -> list[Rows]:
+        """The body's keys and values of tokens that need no logits: a prompt, or accepted tokens."""
         last = torch.tensor([ids.shape[1] - 1], device=ids.device)
-        return self._run_body(self.embed(ids), positions, mask, past, records, last)[1]
+        return self._run_body(self.embed(ids), positions, mask, past, (), last)[1]
 
     def features(
         self,
@@ -219,17 +212,12 @@ class Drafter(nn.Module):
         """The layers of a body that is defined here."""
         return [self.self_attention, *self.more_self_attention]
 
-    @property
-    def cross_attentions(self) -> list[Block]:
-        """Every cross-attention, by its position."""
-        return [self.cross_attention, *self.more_cross_attention] if self.config.use_ca else []
-
     @torch.no_grad()
     def leave_records_out(self) -> None:
-        """Make every cross-attention add nothing until it is trained, so that a pretrained body keeps its quality."""
-        for block in self.cross_attentions:
-            block.self_attn.o_proj.weight.zero_()
-            block.mlp.down_proj.weight.zero_()
+        """Make cross-attention add nothing until it is trained, so that a pretrained body keeps its quality."""
+        if self.config.use_ca:
+            self.cross_attention.self_attn.o_proj.weight.zero_()
+            self.cross_attention.mlp.down_proj.weight.zero_()
 
     def _normed(self, x: Tensor) -> Tensor:
         if self.config.body is not None:
@@ -245,22 +233,18 @@ class Drafter(nn.Module):
         records: Sequence[Tensor],
         queries: Tensor | None,
     ) -> tuple[Tensor, list[Rows]]:
-        """Run the body's layers and the cross-attentions between them; states for the `queries`, keys and values for
-        all tokens."""
-        config, heads = self.config, self.config.cross_attention_num_key_value_heads
-        places = config.places if records else ()
-        angles = rotary(positions, config.head_dim, config.rope_theta)
+        """Run the body's layers, and cross-attention behind them; states for the `queries`, keys and values for all
+        tokens."""
+        angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
         rows: list[Rows] = []
-        for number, before in enumerate(past, start=1):
-            last = queries if number == config.layers else None
-            x, new = self._layer(number - 1, x, positions, angles, mask, before, last)
+        for index, before in enumerate(past):
+            last = queries if index == self.config.layers - 1 else None
+            x, new = self._layer(index, x, positions, angles, mask, before, last)
             rows.append(new)
-            if last is not None:
-                angles = angles[0].index_select(1, last), angles[1].index_select(1, last)
-            if number in places:
-                place = places.index(number)
-                key, value = (half[:, place * heads : (place + 1) * heads] for half in records[:2])
-                x = self._cross_attention(self.cross_attentions[place], x, angles, key, value, records[2])
+        if records:
+            if queries is not None:
+                angles = angles[0].index_select(1, queries), angles[1].index_select(1, queries)
+            x = self._cross_attention(x, angles, *records)
         return x, rows
 
     def _layer(
@@ -289,9 +273,8 @@ class Drafter(nn.Module):
         seen = attention.attend(rotate(attention.query(normed), cos, sin), keys, values, mask)
         return block.feed_forward(x + seen), (key, value)
 
-    def _cross_attention(
-        self, block: Block, x: Tensor, angles: Rows, key: Tensor, value: Tensor, mask: Tensor
-    ) -> Tensor:
+    def _cross_attention(self, x: Tensor, angles: Rows, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        block = self.cross_attention
         query = rotate(block.self_attn.query(block.input_layernorm(x)), *angles)
         # The exported attention operator does not broadcast masks.
         seen = block.self_attn.attend(query, key, value, mask.expand(-1, -1, x.shape[1], -1))

@@ -250,11 +250,7 @@ class MoaDrafting(LevelDrafting):
         layers = zip(self.pool.k, self.pool.v, strict=True)
         past = [(k[slot : slot + 1, :, :start], v[slot : slot + 1, :, :start]) for k, v in layers]
         causal = np.tril(np.ones((1, 1, count, start + count), np.bool_), start)
-        records: tuple[Tensor, ...] = ()
-        if self.records is not None and self.drafter.config.rows_know_records:
-            earlier = np.tril(np.ones((1, 1, count, start + count), np.bool_), start - 1)
-            records = *self._records([slot], start + count), _mask(earlier, self.pool)
-        rows = self.drafter.extend(ids, positions, _mask(causal, self.pool), past, *records)
+        rows = self.drafter.extend(ids, positions, _mask(causal, self.pool), past)
         self.pool.append(slot, *(torch.cat(half) for half in zip(*rows, strict=True)))
 
     def logits(self, level: Level) -> Tensor:

@@ -143,7 +143,7 @@ def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
             "drafter": parameter_count(run.drafter),
             "lsa": parameter_count(getattr(run.drafter, "layer_self_attention", None)),
             "body": sum(map(parameter_count, run.drafter.body_parts)),
-            "ca": sum(map(parameter_count, run.drafter.cross_attentions)),
+            "ca": parameter_count(getattr(run.drafter, "cross_attention", None)),
             "target": parameter_count(loaded.model),
         },
         "record_numbers": run.drafter.config.record_width,

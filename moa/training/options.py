@@ -34,7 +34,7 @@ PAPER_LOOP: dict[str, Any] = {"optimizer": "adam", "learning_rate": 6e-4}
 SHAPE = (
     *(f"{part}_{what}" for part in ("self_attention", "cross_attention", "layer_self_attention")
       for what in ("intermediate_size", "num_key_value_heads")),
-    "num_attention_heads", "layers", "cross_attention_after", "final_norm", "final_state",
+    "num_attention_heads", "layers", "final_norm", "final_state",
 )  # fmt: skip
 USEFUL_TOKENS = 5_000_000
 """Tokens that a run sees unless asked otherwise: several hundred steps, fewer make no drafter."""
@@ -106,10 +106,6 @@ def _add_generate(group: argparse._ArgumentGroup) -> None:
 def _add_shape(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--tli", type=int, metavar="N", help="borrowed target layers after CA (default 0)")
     group.add_argument("--layers", type=int, metavar="N", help="layers of the body (default 1, the paper's)")
-    group.add_argument(
-        "--ca-after", type=int, nargs="+", dest="cross_attention_after", metavar="N",
-        help="read records after so many of the body's layers (default: after all)",
-    )  # fmt: skip
     group.add_argument("--heads", type=int, dest="num_attention_heads", metavar="N")
     for part, short in _SHORT.items():
         group.add_argument(f"--{short}-intermediate", type=int, dest=f"{part}_intermediate_size", metavar="N")

@@ -36,7 +36,7 @@ def saved(shop: Workshop, opset: int = OPSET) -> Path:
     [
         ("gemma2", OPSET, {"tli": 1}),
         ("qwen3", OPSET, {"tli": 1}),
-        ("llama", PORTABLE_OPSET, {"layers": 3, "final_norm": True, "cross_attention_after": (1, 3)}),
+        ("llama", PORTABLE_OPSET, {"layers": 3, "final_norm": True}),
     ],
 )
 def test_the_graph_computes_what_torch_does(family: str, opset: int, shape: dict[str, Any], tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_one_partition_and_the_reference_arithmetic(shop: Workshop, kind: str, t
 
 
 def test_a_body_of_several_layers_has_a_static_form_too(tmp_path: Path) -> None:
-    shape = {"layers": 2, "final_norm": True, "cross_attention_after": (1, 2)}
+    shape = {"layers": 2, "final_norm": True}
     deep = make_pair(tmp_path, shape=shape)
     shop = Workshop(deep.source(), tmp_path, top_k=8)
     made = make_static(shop, VARIANT_KINDS["nnapi"], tmp_path / "nnapi", SHAPE, None)

@@ -192,8 +192,6 @@ SHAPES = [
     {"final_state": True},
     {"use_lsa": False},
     DEEP,
-    DEEP | {"cross_attention_after": (1,)},
-    DEEP | {"cross_attention_after": (1, 3)},
 ]
 
 
@@ -216,17 +214,17 @@ def test_a_token_at_a_time_is_the_same_as_all_at_once(target: Target, shape: dic
         hidden, rows = drafter.features(*one, *records)
         logits = drafter.logits(hidden)
         assert_rounded(logits[0, 0], together[at])
-        for ours, extended in zip(rows, drafter.extend(*one, *records), strict=True):
+        for ours, extended in zip(rows, drafter.extend(*one), strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, extended, strict=True))
         past = [(torch.cat([k, a], 2), torch.cat([v, b], 2)) for (k, v), (a, b) in zip(past, rows, strict=True)]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("shape", [DEEP, DEEP | {"cross_attention_after": (1, 3)}, {}])
+@pytest.mark.parametrize("shape", [DEEP, {}])
 def test_without_records_it_is_a_plain_language_model(target: Target, shape: dict[str, Any]) -> None:
     config = DrafterConfig.for_target(target.facts, **shape)
     drafter = new_drafter(config, target.model).eval()
-    plain = new_drafter(dataclasses.replace(config, use_ca=False, cross_attention_after=()), target.model).eval()
+    plain = new_drafter(dataclasses.replace(config, use_ca=False), target.model).eval()
     plain.load_state_dict({k: v for k, v in drafter.state_dict().items() if k in plain.state_dict()})
     ids = [5, 9, 77, 30, 64]
     record_k, record_v = some_records(drafter, target, ids)
@@ -235,21 +233,6 @@ def test_without_records_it_is_a_plain_language_model(target: Target, shape: dic
     inputs = torch.tensor([ids]), torch.arange(5)[None], causal, plain.empty_rows(torch.tensor([ids]))
     assert torch.equal(masked, plain.logits(plain.features(*inputs)[0])[0])
     assert torch.equal(masked, drafter.logits(drafter.features(*inputs)[0])[0])
-
-
-@torch.no_grad()
-def test_late_cross_attention_leaves_the_cache_rows_to_the_tokens_alone(target: Target) -> None:
-    def rows_of(**shape: Any) -> list[tuple[Tensor, Tensor]]:
-        drafter = new_drafter(DrafterConfig.for_target(target.facts, **DEEP | shape), target.model).eval()
-        ids = torch.tensor([[5, 9, 77]])
-        record_k, record_v = some_records(drafter, target, [5, 9, 77])
-        causal = torch.full((3, 3), MASKED).triu(1)[None, None]
-        inputs = ids, torch.arange(3)[None], causal, drafter.empty_rows(ids)
-        with_records = drafter.extend(*inputs, record_k, record_v, torch.zeros(1, 1, 1, 3))
-        return [(a[0], b[0]) for a, b in zip(with_records, drafter.extend(*inputs), strict=True)]
-
-    assert all(torch.equal(a, b) for a, b in rows_of())
-    assert not all(torch.equal(a, b) for a, b in rows_of(cross_attention_after=(1,)))
 
 
 @torch.no_grad()
@@ -290,8 +273,7 @@ def change(folder: Path, **values: object) -> None:
         ({"final_state": True}, "lack final_state"),
         ({"use_lsa": False, "final_state": True}, "lack final_state"),
         ({"tli": 9}, "tli"),
-        ({"cross_attention_after": [2]}, "cross_attention_after"),
-        ({"layers": 3, "cross_attention_after": [3, 2]}, "cross_attention_after"),
+        ({"layers": 3, "cross_attention_after": [1]}, "cross_attention_after"),
         ({"layers": 2}, "lack more_self_attention"),
     ],
 )

@@ -36,7 +36,7 @@ FLAVOURS: dict[str, tuple[DistillSettings, dict[str, Any]]] = {
     "TLI": (DistillSettings(), {"tli": 2}),
     "final state": (DistillSettings(), {"final_state": True}),
     "final norm": (DistillSettings(), {"final_norm": True}),
-    "deep": (DistillSettings(), {"layers": 3, "cross_attention_after": (1, 3)}),
+    "deep": (DistillSettings(), {"layers": 3}),
     "cold": (DistillSettings(anchors=AnchorRule((), cold=1.0)), {}),
     "no records": (DistillSettings(), {"use_ca": False}),
 }
@@ -116,7 +116,7 @@ def test_layers_are_inherited_on_a_device_of_its_own(target: Path, rows: PackedR
     ("family", "shape", "dtype"),
     [
         ("llama", {}, torch.float32),
-        ("llama", {"layers": 3, "cross_attention_after": (1,)}, torch.bfloat16),
+        ("llama", {"layers": 3}, torch.bfloat16),
         ("gemma2", {"tli": 1}, torch.float32),
         ("gemma2", {"final_norm": True}, torch.bfloat16),
     ],
