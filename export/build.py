@@ -24,7 +24,6 @@ from export.kinds import OPSET, VariantKind, choose_kinds
 from export.measure import step_times
 from export.parity import parity
 from export.plan import make_plan
-from export.qnn_context import require_qnn
 from export.reference import Reference
 from export.runner import OrtRunner, TorchRunner
 from export.source import Source, load_source
@@ -71,8 +70,6 @@ class BuildSettings:
     top_k: int = 16
     int8_cpu: str = "avx512_vnni"
     static_shape: StaticShape = field(default_factory=StaticShape)
-    qnn_context: int | None = None
-    """A Qualcomm SoC to compile `npu-qnn` for, 0 for none in particular; None does not compile."""
     force: bool = False
     time_steps: bool = True
 
@@ -83,10 +80,6 @@ class BuildSettings:
             raise ConfigError(f"--new-tokens must be at least 2, not {self.new_tokens}")
         if self.draft_vocab is not None and not (self.vocab_text or self.vocab_prompts):
             raise ConfigError("--draft-vocab needs text to choose tokens by", hint="give --vocab-text FILE [FILE ...]")
-        if self.qnn_context is not None:
-            if "npu-qnn" not in self.variants:
-                raise ConfigError("--qnn-context is for the variant npu-qnn", hint="add -v npu-qnn")
-            require_qnn()
 
 
 def build(settings: BuildSettings, say: Notify = lambda _: None) -> Bundle:
@@ -174,14 +167,7 @@ class _Build:
         self.say(f"variant {kind.name}")
         place = self.folder / "variants" / kind.name
         if kind.form == "static":
-            made = make_static(
-                shop,
-                kind,
-                place,
-                self.settings.static_shape,
-                reference,
-                qnn_context=self.settings.qnn_context,
-            )
+            made = make_static(shop, kind, place, self.settings.static_shape, reference)
             return describe(kind, made, self.folder, parity=difference, agreement=made.agreement)
         made = make_dynamic(shop, kind, place, reference.judge if reference else _no_text)
         agreement, times = self._tried(shop, made, reference)

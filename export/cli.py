@@ -64,10 +64,6 @@ def parser() -> argparse.ArgumentParser:
         "--npu-shape", type=int, nargs=3, default=(8, 512, 512), metavar=("T", "P", "R"),
         help="tokens, past rows and records of the static variants (default 8 512 512)",
     )  # fmt: skip
-    build.add_argument(
-        "--qnn-context", type=int, nargs="?", const=0, metavar="SOC",
-        help="also compile npu-qnn, for a SoC by Qualcomm's number or for none in particular; needs onnxruntime-qnn",
-    )  # fmt: skip
     build.add_argument("--no-step-times", action="store_true", help="do not time the variants on this machine")
     build.add_argument("--force", action="store_true", help="replace the bundle at --out")
     build.add_argument("--dry-run", action="store_true", help="print shapes, sizes and time, and stop")
@@ -132,7 +128,6 @@ def _build(args: argparse.Namespace) -> None:
         top_k=args.top_k,
         int8_cpu=args.int8_cpu,
         static_shape=StaticShape(*args.npu_shape),
-        qnn_context=args.qnn_context,
         force=args.force,
         time_steps=not args.no_step_times,
     )

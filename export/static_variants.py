@@ -13,7 +13,6 @@ from export.describe import this_runtime
 from export.forms import Workshop
 from export.kinds import VariantKind
 from export.parity import random_steps
-from export.qnn_context import write_context
 from export.reference import Reference
 from export.runner import StepInput
 from export.static_forms import (
@@ -28,8 +27,6 @@ from export.static_runner import Feeds, StaticRunner, session_of
 from export.variants import Made
 
 _CALIBRATION_STEPS = 64
-_COMPARED = 4
-"""Steps in which QNN's compiled form is compared with its graph."""
 
 
 def make_static(
@@ -38,13 +35,8 @@ def make_static(
     folder: Path,
     shape: StaticShape,
     reference: Reference | None,
-    *,
-    qnn_context: int | None = None,
 ) -> Made:
-    """Write a static variant and run it on the CPU; if its runtime is not available here, a usability checker is run.
-
-    `qnn_context` is the SoC to compile `npu-qnn` for, 0 for none in particular; None: the device compiles it.
-    """
+    """Write a static variant and run it on the CPU; for runtimes that have a usability checker, that is run too."""
     folder.mkdir(parents=True)
     model = folder / "model.onnx"
     htp = kind.name == "npu-qnn"
@@ -57,10 +49,6 @@ def make_static(
         quantize_for_htp(model, feeds)
         learned = "the prompts it is judged on" if reference else "random steps: judge it before use"
         notes.append(f"ranges from {learned}")
-        if qnn_context is not None:
-            context, said = write_context(model, feeds[:_COMPARED], qnn_context)
-            files.append(context)
-            notes.append(said)
     here = f"{this_runtime()}, not with {kind.runtime}"
     seen = None
     if kind.name in ("coreml", "nnapi"):
