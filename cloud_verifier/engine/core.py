@@ -35,7 +35,6 @@ from cloud_verifier.engine.work import (
     Report,
     Settled,
     Streamed,
-    Timing,
     Waiting,
 )
 from cloud_verifier.logs import log
@@ -47,7 +46,7 @@ from moa.model.target import Row, Step, Target
 from moa.tree import Accepted
 from moa.wire.codes import Code, Refusal
 from moa.wire.finish import cut_path
-from moa.wire.messages import Stream, Verify
+from moa.wire.messages import Stream, StreamTokens, Verdict, Verify
 
 _PAUSE = 0.001
 """Seconds without work before records are made: a nearby client has sent its next draft before that."""
@@ -227,7 +226,7 @@ class Engine:
                 self._fail_row(job.lease, job, failed[job], outcome)
                 continue
             began = drafted if isinstance(job.request, Verify) else started
-            timing = Timing(1000 * (began - job.enqueued), 1000 * (ended - began), len(jobs))
+            timing = 1000 * (began - job.enqueued), 1000 * (ended - began), len(jobs)
             try:
                 foreseen = len(draft[0]) - 1 if guesses.get(job) is not None else 0
                 reports.append(self._settle(step, b, job, draft, accepted[b], timing, foreseen))
@@ -245,9 +244,9 @@ class Engine:
         rest = self._clock() - ended if between is None else between
         self._hint("drafting", lambda: self._drafting.ran(won, sum(step.batch.sizes), ended - drafted + rest))
         for report in reports:
-            if isinstance(report, Streamed) and not report.done:
+            if isinstance(report, Streamed) and not report.answer.done:
                 report.job.enqueued = ended
-                report.job.sent(len(report.tokens), ended)
+                report.job.sent(len(report.answer.tokens), ended)
                 outcome.again.append(report.job)
                 self._at_hand[report.job.lease] = report.job
 
@@ -306,20 +305,33 @@ class Engine:
         return Row(job.lease.slot, *draft, judged="all" if best else "none")
 
     def _settle(
-        self, step: Step, b: int, job: Job, draft: FlatTree, accepted: Accepted, timing: Timing, foreseen: int
+        self,
+        step: Step,
+        b: int,
+        job: Job,
+        draft: FlatTree,
+        accepted: Accepted,
+        timing: tuple[float, float, int],
+        foreseen: int,
     ) -> Settled | Streamed:
+        """Decide a round. `timing`: milliseconds that it waited and ran, and the sessions that shared the forward;
+        `foreseen`: nodes of the draft that the edge had sent."""
         path, next_token, finish = cut_path(
             job.rules, job.ids, draft[0], accepted.path, accepted.next_token, self._decode
         )
         new = [*(draft[0][node] for node in path[1:]), next_token]
         logprobs = log_probabilities(step, b, path, new, job.logprobs) if job.logprobs >= 0 else b""
         self._commit(step, b, job.lease, path)
+        of, round, base, (queue_ms, forward_ms, batch) = job.lease.session, job.request.round, job.base, timing
         if isinstance(job.request, Verify):
-            return Settled(job, path, next_token, finish, timing, logprobs)
+            return Settled(
+                job, Verdict(of, round, base, path, next_token, finish, queue_ms, forward_ms, batch, logprobs)
+            )
         job.ids += new
         job.deadline = float("inf")  # it has begun
-        done = bool(finish) or job.cancelled
-        return Streamed(job, new, finish, len(draft[0]) - 1, done, timing, logprobs, foreseen)
+        done, drafted = bool(finish) or job.cancelled, len(draft[0]) - 1
+        answer = StreamTokens(of, round, base, new, done, finish, drafted, queue_ms, forward_ms, logprobs, foreseen)
+        return Streamed(job, answer)
 
     # ---- slots
 
@@ -388,7 +400,7 @@ class Engine:
         reports: list[Report] = []
         for job in jobs:
             if job.cancelled and isinstance(job.request, Stream):
-                reports.append(Streamed(job, [], "", 0, True, Timing()))
+                reports.append(Streamed.ended(job))
             elif job.cancelled:
                 reports.append(Dropped(job, Refusal(Code.CANCELLED, "cancelled before it ran")))
             else:
@@ -409,7 +421,7 @@ class Engine:
 
     def _drop_for_memory(self, job: Job) -> None:
         if isinstance(job.request, Stream) and job.base > job.request.base:
-            self._report([Streamed(job, [], "", 0, True, Timing())])  # it has begun: its tokens stay
+            self._report([Streamed.ended(job)])  # it has begun: its tokens stay
             return
         wait = int(1000 * _FULL_RETRY_SECONDS)
         message = "the target's key/value memory is full"

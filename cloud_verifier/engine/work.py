@@ -18,7 +18,7 @@ from moa.grammar.matcher import Matcher, TextMask
 from moa.sampling import SamplingSettings
 from moa.wire.codes import Refusal
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Finish, RecordContract, Stream, Verify
+from moa.wire.messages import RecordContract, Stream, StreamTokens, Verdict, Verify
 from moa.wire.ranges import Ranges
 
 if TYPE_CHECKING:
@@ -53,15 +53,6 @@ class Detokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of output tokens, special tokens left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How long a request waited and ran, and how many sessions shared the pass."""
-
-    queue_ms: float = 0.0
-    forward_ms: float = 0.0
-    batch: int = 1
 
 
 class Latency(NamedTuple):
@@ -199,26 +190,20 @@ class Settled:
     """A verify round is decided; the slot holds the accepted path."""
 
     job: Job
-    path: list[int]
-    next_token: int
-    finish: Finish
-    timing: Timing
-    logprobs: bytes = b""
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A stream round has new tokens; it ends with them if `done`."""
+    """A stream round has new tokens, or ends."""
 
     job: Job
-    tokens: list[int]
-    finish: Finish
-    drafted: int
-    done: bool
-    timing: Timing
-    logprobs: bytes = b""
-    foreseen: int = 0
-    """How many of the `drafted` nodes the edge had sent."""
+    answer: StreamTokens
+
+    @classmethod
+    def ended(cls, job: Job) -> Streamed:
+        """A stream that ends with the tokens it has sent."""
+        return cls(job, StreamTokens(job.lease.session, job.request.round, job.base, [], done=True))
 
 
 @dataclass(frozen=True, slots=True)

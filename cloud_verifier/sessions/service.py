@@ -15,6 +15,7 @@ from cloud_verifier.engine.work import (
     Failed,
     Job,
     Latency,
+    Lease,
     ModelFacts,
     Recorded,
     Report,
@@ -34,7 +35,7 @@ from moa.grammar.spec import Grammar
 from moa.token_bucket import TokenBucket
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.limits import Limits
-from moa.wire.messages import Error, Goaway, Open, Verify
+from moa.wire.messages import Error, Goaway, Open, Stream, StreamTokens, Verify
 
 _SERVED_SECONDS = 1.0
 
@@ -205,7 +206,7 @@ class Service:
                     lease = self.table.reserve(session)
                     self.work.prefill(lease, session.log, session.base)
                 case Run():
-                    job = session.make_job(self.table.reserve(session), output)
+                    job = new_job(session, self.table.reserve(session), output, self.limits)
                     self.work.submit(job)
                     session.job = job
                 case _:
@@ -266,15 +267,15 @@ class Service:
                 if session.outbox is not None:
                     session.outbox.offer(session.records)
                 return
-            case Settled(job, path, timing=timing):
-                verdict = session.settle(report, self.clock())
-                self.perform(session, verdict, Latency(job.enqueued, timing.forward_ms / 1000))
+            case Settled(job, verdict):
+                settled = session.settle(verdict, self.clock())
+                self.perform(session, settled, Latency(job.enqueued, verdict.forward_ms / 1000))
                 drafted = len(job.request.tokens) - 1 if isinstance(job.request, Verify) else 0
-                self.metrics.accepted(drafted, len(path) - 1, len(path), "verify")
-                self.metrics.queue_seconds.observe(timing.queue_ms / 1000)
-            case Streamed():
-                self.perform(session, session.stream_on(report, self.clock()))
-                self._pay(session, report)
+                self.metrics.accepted(drafted, len(verdict.path) - 1, len(verdict.path), "verify")
+                self.metrics.queue_seconds.observe(verdict.queue_ms / 1000)
+            case Streamed(_, answer):
+                self.perform(session, session.stream_on(answer, self.clock()))
+                self._pay(session, answer)
             case Waiting():
                 outputs = session.wait(report, self.clock())
                 self.table.pass_on(session)
@@ -287,14 +288,14 @@ class Service:
         if session.at_rest:
             self.table.pass_on(session)
 
-    def _pay(self, session: ServerSession, report: Streamed) -> None:
+    def _pay(self, session: ServerSession, answer: StreamTokens) -> None:
         """Count what a stream has had run; one above its principal's rate or share of slots ends with what it has
         sent, and the edge asks for the rest."""
-        if report.tokens:
-            kind = "foreseen" if report.foreseen else "stream"
-            self.metrics.accepted(report.drafted, len(report.tokens) - 1, len(report.tokens), kind)
+        if answer.tokens:
+            kind = "foreseen" if answer.foreseen else "stream"
+            self.metrics.accepted(answer.drafted, len(answer.tokens) - 1, len(answer.tokens), kind)
         budget = self.principal(session.principal).tokens
-        budget.spend(report.drafted + 1)
+        budget.spend(answer.drafted + 1)
         if session.job is None:
             return
         if budget.wait(0, self.clock()) > 0 or self.table.must_yield(session):
@@ -340,3 +341,22 @@ class Service:
         self.metrics.slots_free.set(self.table.slots_free)
         self.metrics.pages_free.set(self.free_pages())
         self.metrics.queue.set(self.work.queued)
+
+
+def new_job(session: ServerSession, lease: Lease, run: Run, limits: Limits) -> Job:
+    """The session's running round as a job of the engine."""
+    if session.running is None:
+        raise RuntimeError("no round is running")
+    begun = session.base > session.running.base
+    return Job(
+        lease=lease,
+        request=session.running,
+        ids=list(session.log) if isinstance(session.running, Stream) else session.log,
+        rules=session.rules,
+        sampling=session.sampling,
+        enqueued=run.arrived,
+        deadline=float("inf") if begun else run.arrived + limits.request_seconds,
+        logprobs=session.logprobs,
+        guesses=session.guesses,
+        matcher=session.matcher,
+    )

@@ -7,8 +7,8 @@
     session.foresee(message, arrived)   [Run] if a waiting stream goes on with these guesses
     session.cancel(round)               [StreamTokens] if a waiting stream ends with it
     session.resume(message)             [Resumed]
-    session.settle(report, now)         [Verdict]: what the engine reports of a round
-    session.stream_on(report, now)      [StreamTokens]
+    session.settle(verdict, now)        [Verdict]: what the engine says of a round
+    session.stream_on(answer, now)      [StreamTokens]
     session.wait(report, now)           [Run] if guesses have come meanwhile
 
 Each verb returns messages for the edge and work for the engine, in order; `Service` carries them out. A request is run
@@ -18,12 +18,12 @@ sent twice without changing the log. The edge's side is `moa/wire/session.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from cloud_verifier.engine.guesses import Guesses
-from cloud_verifier.engine.work import Job, Lease, Settled, Streamed, Timing, Waiting
+from cloud_verifier.engine.work import Job, Lease, Waiting
 from cloud_verifier.sessions.handshake import sampling_settings
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.record_sender import OutgoingRecords
@@ -306,25 +306,6 @@ class ServerSession:
 
     # ---- to and from the engine
 
-    def make_job(self, lease: Lease, run: Run) -> Job:
-        """The running round as a job of the engine."""
-        if self.running is None:
-            raise RuntimeError("no round is running")
-        stream = isinstance(self.running, Stream)
-        begun = self.base > self.running.base
-        return Job(
-            lease=lease,
-            request=self.running,
-            ids=list(self.log) if stream else self.log,
-            rules=self.rules,
-            sampling=self.sampling,
-            enqueued=run.arrived,
-            deadline=float("inf") if begun else run.arrived + self._limits.request_seconds,
-            logprobs=self.logprobs,
-            guesses=self.guesses,
-            matcher=self.matcher,
-        )
-
     def give_up(self) -> None:
         """The running round was not run (deadline, no room): its number may be used again."""
         self.running = self.job = self.guesses = None
@@ -332,49 +313,42 @@ class ServerSession:
     def stop_waiting(self, *, for_good: bool = False) -> list[Output]:
         """End a stream that waits for guesses, with the tokens it has sent; `for_good`: none may wait from now on."""
         self._may_wait = self._may_wait and not for_good
-        return [self._emit([], "", Timing(), done=True)] if self._waiting else []
+        if self.running is None or not self._waiting:
+            return []
+        return self.stream_on(StreamTokens(self.id, self.running.round, self.base, [], done=True), self.used)
 
-    def settle(self, report: Settled, now: float) -> list[Output]:
+    def settle(self, verdict: Verdict, now: float) -> list[Output]:
         """The target's verdict on the running round, cut at the turn's end by `cut_path`, joins the log."""
         verify = self.running
         if not isinstance(verify, Verify):
             raise self._conflict("no verify round is running")
         self.used = now
-        verdict = Verdict(
-            session=self.id,
-            round=verify.round,
-            base=verify.base,
-            path=list(report.path),
-            next_token=report.next_token,
-            finish=report.finish,
-            queue_ms=report.timing.queue_ms,
-            forward_ms=report.timing.forward_ms,
-            batch=report.timing.batch,
-            logprobs=report.logprobs,
-        )
-        self._rows += report.logprobs
-        self.log += [*(verify.tokens[node] for node in report.path[1:]), report.next_token]
-        self.finish, self.round_number = report.finish, verify.round
+        self.log += [*(verify.tokens[node] for node in verdict.path[1:]), verdict.next_token]
+        self._rows += verdict.logprobs
+        self.finish, self.round_number = verdict.finish, verify.round
         self.give_up()
         self._settled = (verify, verdict)
         return [verdict]
 
-    def stream_on(self, report: Streamed, now: float) -> list[Output]:
-        """New tokens of the running stream join the log."""
+    def stream_on(self, answer: StreamTokens, now: float) -> list[Output]:
+        """New tokens of the running stream join the log; the round may end after them."""
+        stream = self.running
+        if not isinstance(stream, Stream):
+            raise self._conflict("no stream round is running")
         self.used = now
-        if report.tokens and self.guesses is not None:
+        if answer.tokens and self.guesses is not None:
             self.guesses.advanced()
-        return [
-            self._emit(
-                report.tokens,
-                report.finish,
-                report.timing,
-                done=report.done,
-                drafted=report.drafted,
-                foreseen=report.foreseen,
-                logprobs=report.logprobs,
-            )
-        ]
+        self.log += answer.tokens
+        self._rows += answer.logprobs
+        self.finish = answer.finish
+        if answer.done:
+            self.round_number = stream.round
+            self.give_up()
+            won = self.log[stream.base + 1 :]
+            rows = self._last_rows(len(won))
+            whole = StreamTokens(self.id, stream.round, stream.base, won, True, answer.finish, logprobs=rows)
+            self._settled = (stream, whole)
+        return [answer]
 
     def wait(self, report: Waiting, now: float) -> list[Output]:
         """The running stream has no guess to verify: it waits, ends, or runs with what has come meanwhile."""
@@ -388,45 +362,6 @@ class ServerSession:
     @property
     def _waiting(self) -> bool:
         return self.running is not None and self.job is None and self.guesses is not None
-
-    def _emit(
-        self,
-        new: Sequence[int],
-        finish: Finish,
-        timing: Timing,
-        *,
-        done: bool,
-        drafted: int = 0,
-        foreseen: int = 0,
-        logprobs: bytes = b"",
-    ) -> StreamTokens:
-        """New tokens of the running stream join the log; `done` ends the round after them."""
-        stream = self.running
-        if not isinstance(stream, Stream):
-            raise self._conflict("no stream round is running")
-        base = self.base
-        self.log += new
-        self._rows += logprobs
-        self.finish = finish
-        if done:
-            self.round_number = stream.round
-            self.give_up()
-            won = self.log[stream.base + 1 :]
-            rows = self._last_rows(len(won))
-            self._settled = (stream, StreamTokens(self.id, stream.round, stream.base, won, True, finish, logprobs=rows))
-        return StreamTokens(
-            session=self.id,
-            round=stream.round,
-            base=base,
-            tokens=list(new),
-            done=done,
-            finish=finish,
-            drafted=drafted,
-            foreseen=foreseen,
-            queue_ms=timing.queue_ms,
-            forward_ms=timing.forward_ms,
-            logprobs=logprobs,
-        )
 
     def _last_rows(self, tokens: int) -> bytes:
         """Log-probabilities of the last so many tokens, as far as they are known and fit into one answer."""

@@ -78,9 +78,9 @@ def test_it_settles_what_the_target_says() -> None:
     bench.run()
     settled = {report.job: report for report in bench.of(Settled)}
     for i, job in enumerate(jobs):
-        assert settled[job].path == [0, 1, 2, 3]
-        assert settled[job].next_token == kit.generated(kit.prompt(i, 10 + i), 4)[-1]
-    assert max(report.timing.batch for report in settled.values()) > 1
+        assert settled[job].verdict.path == [0, 1, 2, 3]
+        assert settled[job].verdict.next_token == kit.generated(kit.prompt(i, 10 + i), 4)[-1]
+    assert max(report.verdict.batch for report in settled.values()) > 1
 
 
 def test_a_prompt_that_raises_is_quarantined_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts
         job = bench.submit(lease, ids, [])
         bench.run()
         (settled,) = [report for report in bench.of(Settled) if report.job is job]
-        ids = [*ids, settled.next_token]
+        ids = [*ids, settled.verdict.next_token]
     assert made == []
     assert len(lease.backlog) < 16, "what waits is joined"
     assert lease.backlog[0].hidden.untyped_storage().nbytes() == lease.backlog[0].hidden.nbytes, "and no other's states"
@@ -194,7 +194,7 @@ def test_records_take_a_small_share_of_the_time_while_there_are_rounds_and_are_a
         bench.engine.turn(0)
         while not (settled := [report for report in bench.of(Settled) if report.job is job]):
             bench.engine.turn(0)
-        ids = [*ids, settled[0].next_token]
+        ids = [*ids, settled[0].verdict.next_token]
     assert 0 < spent[0] / (now[0] - began) < 0.05
     assert lease.made.newest_missing(121, 1) is not None
     bench.run()
@@ -255,7 +255,9 @@ def test_a_prompt_and_drafts_run_in_one_forward(monkeypatch: pytest.MonkeyPatch)
     bench.work.prefill(waiting, kit.prompt(1, 140), 139)
     while 2 not in rows:
         bench.submit(
-            drafting, [*ids, *text[: (done := sum(len(one.path) for one in bench.of(Settled)))]], text[done:][:2]
+            drafting,
+            [*ids, *text[: (done := sum(len(one.verdict.path) for one in bench.of(Settled)))]],
+            text[done:][:2],
         )
         settled = len(bench.of(Settled))
         while len(bench.of(Settled)) == settled:
@@ -263,8 +265,8 @@ def test_a_prompt_and_drafts_run_in_one_forward(monkeypatch: pytest.MonkeyPatch)
     bench.run()
     bench.submit(waiting, kit.prompt(1, 140), right := kit.generated(kit.prompt(1, 140), 3))
     bench.run()
-    assert bench.of(Settled)[-1].path == [0, 1, 2, 3], right
-    assert all(one.next_token in text for one in bench.of(Settled)[:-1])
+    assert bench.of(Settled)[-1].verdict.path == [0, 1, 2, 3], right
+    assert all(one.verdict.next_token in text for one in bench.of(Settled)[:-1])
 
 
 def test_sessions_that_find_the_memory_full_are_told_to_come_back_and_harm_nobody() -> None:
@@ -292,10 +294,10 @@ def test_a_stream_that_finds_the_memory_full_ends_with_what_it_has_said() -> Non
     bench.run()
     bench.submit(bench.lease(0), kit.prompt(0, 20), None)
     bench.run()
-    said = [token for report in bench.of(Streamed) for token in report.tokens]
+    said = [token for report in bench.of(Streamed) for token in report.answer.tokens]
     assert said == kit.generated(kit.prompt(0, 20), len(said))
     assert len(said) == 32 - 19, "two pages are full"
-    assert bench.of(Streamed)[-1].done
+    assert bench.of(Streamed)[-1].answer.done
     assert bench.of(Failed) == []
 
 
@@ -388,7 +390,7 @@ def test_a_stream_whose_edge_has_guessed_nothing_is_not_compared_with_drafts_of_
     while len(bench.of(Streamed)) == 1:
         bench.engine.turn(0)
     assert compared == [job]
-    assert bench.of(Streamed)[-1].foreseen == 1
+    assert bench.of(Streamed)[-1].answer.foreseen == 1
 
 
 def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,7 +456,7 @@ def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(
     wrong.sampling = sampling
     bench.run()
     assert [report.job for report in bench.of(Settled)] == [right]
-    assert bench.of(Settled)[0].next_token == kit.generated(kit.prompt(1, 9), 1)[0]
+    assert bench.of(Settled)[0].verdict.next_token == kit.generated(kit.prompt(1, 9), 1)[0]
     (failed,) = bench.of(Failed)
     assert failed.job is wrong
     assert "NaN or Inf" in failed.reason
@@ -486,7 +488,7 @@ def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(monkeypatch
     broken.matcher = choice.matcher(0)  # as if the prompt had to match
     bench.run()
     settled = {report.job: report for report in bench.of(Settled)}
-    assert {settled[job].next_token for job in held} == {expected[0].ids[0]}
+    assert {settled[job].verdict.next_token for job in held} == {expected[0].ids[0]}
     (dropped,) = bench.of(Dropped)
     assert (dropped.job, dropped.refusal.code) == (broken, Code.GRAMMAR)
     assert not bench.of(Failed)

@@ -101,16 +101,16 @@ class World:
     def post(self, reports: list[Report]) -> None:
         for report in reports:
             match report:
-                case Settled(job, path, next_token, finish):
+                case Settled(job, verdict):
                     assert isinstance(job.request, Verify)
                     session = self.sessions[job.lease]
-                    session.ids += [*(job.request.tokens[node] for node in path[1:]), next_token]
-                    session.done = bool(finish)
-                    if not finish:
+                    session.ids += [*(job.request.tokens[node] for node in verdict.path[1:]), verdict.next_token]
+                    session.done = bool(verdict.finish)
+                    if not session.done:
                         self.ask(session)
-                case Streamed(job, tokens, done=done):
-                    self.sessions[job.lease].ids += tokens
-                    self.sessions[job.lease].done = done
+                case Streamed(job, answer):
+                    self.sessions[job.lease].ids += answer.tokens
+                    self.sessions[job.lease].done = answer.done
                 case Failed(lease):
                     self.sessions[lease].failed += 1
                     self.work.release(lease)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud_verifier.engine.page_reservations import PageReservations
@@ -23,7 +24,7 @@ from cloud_verifier.serving import conversation
 from cloud_verifier.serving.admission import Admission
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.serving.connection import Connection
-from cloud_verifier.sessions import channel, outbox, session
+from cloud_verifier.sessions import channel, outbox, service, session
 from cloud_verifier.sessions.budgets import Meter
 from cloud_verifier.sessions.channel import Channel
 from cloud_verifier.sessions.outbox import Outbox
@@ -34,7 +35,7 @@ from cloud_verifier.sessions.slots import SlotShares
 from cloud_verifier.sessions.table import SessionTable
 from moa.process.half_open import HalfOpen
 from moa.wire import ClientSession, Code, Recovered, Refusal, Refused, decode_server
-from moa.wire.messages import Activations, Cancel, Sync
+from moa.wire.messages import Activations, Cancel, StreamTokens, Sync, Verdict
 from tests.verifier import kit
 
 IDS = kit.prompt(1, 10)
@@ -204,10 +205,11 @@ RAISING = [
     (OutgoingRecords, "newest_unsent", TOLD),
     *((channel, name, TOLD) for name in ("decode_client", "check", "answer_hello", "Outbox")),
     (outbox, "encode", TOLD),
-    *((session, name, TOLD) for name in ("sampling_settings", "chain_hash", "Guesses", "Job")),
+    *((session, name, TOLD) for name in ("sampling_settings", "chain_hash", "Guesses")),
     *((ServerSession, name, TOLD) for name in ("open", "append", "resume", "round", "foresee", "cancel", "attach")),
-    *((ServerSession, name, TOLD) for name in ("want_records", "make_job")),
-    *((ServerSession, name, DONE) for name in ("settle", "stream_on", "_emit")),
+    (ServerSession, "want_records", TOLD),
+    *((ServerSession, name, DONE) for name in ("settle", "stream_on")),
+    *((service, name, TOLD) for name in ("new_job", "Job")),
     *((Service, name, TOLD) for name in ("join", "admit", "open", "perform")),
     *((Service, name, TOLD) for name in ("go_on", "prepare")),
     *((Service, name, DONE) for name in ("_take", "_pay")),
@@ -259,14 +261,19 @@ def _other(kind: type[Report], other: Callable[[Any], list[Any]]) -> Callable[..
     return take
 
 
+def _with(report: Settled, **changes: Any) -> Settled:
+    return Settled(report.job, structs.replace(report.verdict, **changes))
+
+
 UNKNOWN = Lease(bytes(16), "nobody")
 NONSENSE = [
-    ("a path outside of the draft", Settled, lambda r: [dataclasses.replace(r, path=[0, 99])]),
-    ("a path of no nodes", Settled, lambda r: [dataclasses.replace(r, path=None)]),
+    ("a path outside of the draft", Settled, lambda r: [_with(r, path=[0, 99])]),
+    ("a path of no nodes", Settled, lambda r: [_with(r, path=None)]),
     ("a verdict twice", Settled, lambda r: [r, r]),
-    ("a verdict for a stream", Streamed, lambda r: [Settled(r.job, [0], 5, "", r.timing)]),
-    ("a stream's tokens for a draft", Settled, lambda r: [Streamed(r.job, [5], "", 0, True, r.timing)]),
-    ("a stream that ends twice", Streamed, lambda r: [dataclasses.replace(r, done=True)] * 2),
+    ("a verdict for a stream", Streamed, lambda r: [Settled(r.job, Verdict(r.job.lease.session, 1, 0, [0], 5))]),
+    ("a stream's tokens for a draft", Settled,
+     lambda r: [Streamed(r.job, StreamTokens(r.job.lease.session, 1, 0, [5], True))]),
+    ("a stream that ends twice", Streamed, lambda r: [Streamed(r.job, structs.replace(r.answer, done=True))] * 2),
     ("a failure of no job", Settled, lambda r: [Failed(r.job.lease, None, "no reason")]),
     ("a failure twice", Settled, lambda r: [Failed(r.job.lease, r.job, "x"), Failed(r.job.lease, r.job, "x")]),
     ("a refusal twice", Settled, lambda r: [Dropped(r.job, Refusal(Code.BUSY, "no room", retry_after_ms=1))] * 2),

@@ -57,7 +57,7 @@ class Client:
         for report in reports:
             if isinstance(report, Settled):
                 self.waits.append(self.clock.now - report.job.enqueued)
-                self.ids = [*self.ids, report.next_token]
+                self.ids = [*self.ids, report.verdict.next_token]
                 self.asks = self.clock.now + self.pause
 
     def wait(self, seconds: float) -> bool:

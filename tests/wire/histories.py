@@ -8,14 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from cloud_verifier.engine.work import Job, Lease, Settled, Streamed, Timing, Waiting
+from cloud_verifier.engine.work import Job, Lease, Streamed, Waiting
+from cloud_verifier.sessions.service import new_job
 from cloud_verifier.sessions.session import Output, Prefill, Run, ServerSession
 from moa.logprobs import pack
 from moa.speculation.guess_tree import Picked
 from moa.tree import Accepted, accept
 from moa.wire import FEATURES, Code, Limits, Refusal
 from moa.wire.finish import Decode, cut_path, first_finish
-from moa.wire.messages import Append, Cancel, Foresee, Open, Resume, Resumed, Stream, StreamTokens, Verify, round_of
+from moa.wire.messages import (
+    Append,
+    Cancel,
+    Foresee,
+    Open,
+    Resume,
+    Resumed,
+    Stream,
+    StreamTokens,
+    Verdict,
+    Verify,
+    round_of,
+)
+
+Times = tuple[float, float]
+"""Milliseconds that a round waits and runs."""
+AT_ONCE: Times = 0.0, 0.0
 
 
 def path_to(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]:
@@ -51,7 +68,7 @@ class Histories:
         self._says, self._eos, self._max_context = says, frozenset({eos}), max_context
         self._decode, self._stream_tokens = decode, stream_tokens
 
-    def answers(self, message: Any, timing: Timing) -> list[Any]:
+    def answers(self, message: Any, times: Times) -> list[Any]:
         """What the verifier sends back at once."""
         session = self.known.get(message.session)
         try:
@@ -85,16 +102,14 @@ class Histories:
                     outputs = []
         except Refusal as refusal:
             return [refusal.error(session=message.session, round=round_of(message))]
-        return [answer for output in outputs for answer in self._carry_out(session, output, timing)] + self._end(
-            session
-        )
+        return [answer for output in outputs for answer in self._carry_out(session, output, times)] + self._end(session)
 
-    def _carry_out(self, session: ServerSession | None, output: Output, timing: Timing) -> list[Any]:
+    def _carry_out(self, session: ServerSession | None, output: Output, times: Times) -> list[Any]:
         match output:
             case Prefill():
                 return []
             case Run() if session is not None:
-                return self.run(session, timing)
+                return self.run(session, times)
             case _:
                 return [output]
 
@@ -102,35 +117,38 @@ class Histories:
         """The end of a stream that was cancelled."""
         if session is None or session.job is None or not session.job.cancelled:
             return []
-        return session.stream_on(Streamed(session.job, [], "", 0, True, Timing()), 0.0)
+        return session.stream_on(Streamed.ended(session.job).answer, 0.0)
 
     def job(self, session: ServerSession) -> Job:
         """The running round, handed to the engine."""
         assert session.lease is not None
-        session.job = session.make_job(session.lease, Run(0.0))
+        session.job = new_job(session, session.lease, Run(0.0), Limits())
         return session.job
 
-    def run(self, session: ServerSession, timing: Timing) -> list[Any]:
+    def run(self, session: ServerSession, times: Times) -> list[Any]:
         """The answers of the admitted round."""
         request, job = session.running, self.job(session)
         if isinstance(request, Stream):
-            return self._stream(session, job, timing)
+            return self._stream(session, job, times)
         assert isinstance(request, Verify)
         found = self._accept(session, request.tokens, request.parents or range(-1, len(request.tokens) - 1))
         cut = cut_path(session.rules, session.log, request.tokens, found.path, found.next_token, self._decode)
-        return session.settle(Settled(job, *cut, timing, rows(session, len(cut[0]))), 0.0)
+        told = rows(session, len(cut[0]))
+        verdict = Verdict(session.id, request.round, request.base, *cut, *times, logprobs=told)
+        return session.settle(verdict, 0.0)
 
     def _accept(self, session: ServerSession, tokens: Sequence[int], parents: Sequence[int]) -> Accepted:
         return accept(tokens, parents, lambda node: self._says([*session.log, *path_to(tokens, parents, node)]))
 
-    def _stream(self, session: ServerSession, job: Job, timing: Timing) -> list[Any]:
+    def _stream(self, session: ServerSession, job: Job, times: Times) -> list[Any]:
         answers: list[Any] = []
         for count in itertools.count(1):
             new = [self._says(session.log)]
             _, finish = first_finish(session.rules, session.log, new, self._decode)
             done = bool(finish) or count == self._stream_tokens
             told = rows(session, len(new))
-            answers += session.stream_on(Streamed(job, new, finish, 0, done, timing, told), 0.0)
+            answer = StreamTokens(session.id, job.request.round, session.base, new, done, finish, 0, *times, told)
+            answers += session.stream_on(answer, 0.0)
             if done:
                 break
         return answers
@@ -169,7 +187,7 @@ class SteppedHistories(Histories):
         assert session.wait(Waiting(session.job), 0.0) == [], "all guesses have been looked at"
         return False
 
-    def step(self, id: bytes, timing: Timing) -> StreamTokens:
+    def step(self, id: bytes, times: Times) -> StreamTokens:
         """The next forward of a stream."""
         session = self.known[id]
         assert session.job is not None
@@ -184,18 +202,18 @@ class SteppedHistories(Histories):
         count, finish = first_finish(session.rules, session.log, new, self._decode)
         self.forwards += 1
         told = rows(session, count)
-        (answer,) = session.stream_on(
-            Streamed(session.job, new[:count], finish, len(tokens) - 1, bool(finish), timing, told, foreseen), 0.0
-        )
+        round, base, done = session.job.request.round, session.base, bool(finish)
+        made = StreamTokens(id, round, base, new[:count], done, finish, len(tokens) - 1, *times, told, foreseen)
+        (answer,) = session.stream_on(made, 0.0)
         assert isinstance(answer, StreamTokens)
         return answer
 
-    def run(self, session: ServerSession, timing: Timing) -> list[Any]:
+    def run(self, session: ServerSession, times: Times) -> list[Any]:
         """The answer of the admitted round; a stream's follow step by step."""
         self.forwards += isinstance(session.running, Verify)
-        return super().run(session, timing)
+        return super().run(session, times)
 
-    def _stream(self, session: ServerSession, job: Job, timing: Timing) -> list[Any]:
+    def _stream(self, session: ServerSession, job: Job, times: Times) -> list[Any]:
         return []
 
     def _own(self, session: ServerSession) -> tuple[list[int], list[int]]:

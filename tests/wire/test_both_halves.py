@@ -10,10 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cloud_verifier.engine.work import Timing
 from moa.logprobs import TokenLogprobs
 from moa.wire import Advanced, ClientSession, Recovered, Refused
-from tests.wire.histories import SteppedHistories
+from tests.wire.histories import AT_ONCE, SteppedHistories
 
 EOS = 0
 
@@ -86,12 +85,12 @@ class BothHalves(RuleBasedStateMachine):
         """The oldest message, perhaps twice."""
         message = self.up.popleft()
         for _ in range(times):
-            self.down += self.verifier.answers(message, Timing())
+            self.down += self.verifier.answers(message, AT_ONCE)
 
     @precondition(lambda self: self.verifier.streams(self.device.id))
     @rule()
     def forward(self) -> None:
-        self.down.append(self.verifier.step(self.device.id, Timing()))
+        self.down.append(self.verifier.step(self.device.id, AT_ONCE))
 
     # ---- the device hears
 

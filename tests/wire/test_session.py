@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.engine.work import Streamed, Timing
 from cloud_verifier.sessions.session import PREFILL, Run, ServerSession
 from moa.errors import ProtocolError
 from moa.wire import Advanced, ClientSession, Code, Ready, RecordsArrived, Recovered, Refusal, Refused
@@ -21,7 +20,7 @@ from moa.wire.messages import (
     Verdict,
     Verify,
 )
-from tests.wire.histories import Histories
+from tests.wire.histories import AT_ONCE, Histories
 
 EOS = 0
 
@@ -46,7 +45,7 @@ class Server(Histories):
 
     def handle(self, message: Any) -> Any:
         """Its one answer; None while the round is under way."""
-        return next(iter(self.answers(message, Timing())), None)
+        return next(iter(self.answers(message, AT_ONCE)), None)
 
 
 class Pair:
@@ -146,7 +145,7 @@ def test_a_stream_that_had_begun_goes_on_from_where_it_was_when_its_verifier_is_
     stream = pair.session.stream(speculate=False, waits=True)
     pair.ours.round(stream, 0.0)
     job = pair.server.job(pair.ours)
-    (message,) = pair.ours.stream_on(Streamed(job, [says([3, 1, 4])], "", 0, False, Timing()), 0.0)
+    (message,) = pair.ours.stream_on(StreamTokens(pair.ours.id, job.request.round, 2, [says([3, 1, 4])]), 0.0)
     pair.session.receive(message)  # type: ignore[arg-type]
     pair.server.known.clear()
     event = pair.say(pair.session.recover()[0])
@@ -195,7 +194,7 @@ def test_a_round_that_still_runs_at_resume_is_waited_for() -> None:
     event = pair.say(pair.session.recover()[0])
     assert isinstance(event, Recovered)
     assert event.resend == ()
-    assert isinstance(pair.session.receive(pair.server.run(pair.ours, Timing())[0]), Advanced)
+    assert isinstance(pair.session.receive(pair.server.run(pair.ours, AT_ONCE)[0]), Advanced)
 
 
 def test_an_append_beyond_the_context_is_refused_by_name() -> None:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cloud_verifier.engine.work import Timing
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.retry import Retry
@@ -115,7 +114,7 @@ class Verifier(SteppedHistories):
             if isinstance(message, Resume):
                 return [Resumed(session, "gone")]
             return [Error(self.fault, "as the test has it", session, round, self.retry_after_ms)]
-        return self.answers(message, Timing(1000 * self.claims, 1000 * (self.forward + self.claims)))
+        return self.answers(message, (1000 * self.claims, 1000 * (self.forward + self.claims)))
 
 
 class Reader:
@@ -347,8 +346,8 @@ class World:
                         self._answer(self._attached[session], answer, self.now + self.latency)
                 self.at(self.forward, lambda: self._stream(session))
             elif verifier.streams(session):
-                timing = Timing(0.0, 1000 * self.verifier.forward)
-                self._answer(self._attached[session], verifier.step(session, timing), self.now + self.latency)
+                answer = verifier.step(session, (0.0, 1000 * self.verifier.forward))
+                self._answer(self._attached[session], answer, self.now + self.latency)
                 self._stream(session)
 
         self.at(self.verifier.forward, forward)
