@@ -33,9 +33,10 @@ torture: $(STAMP) ## fuzzers, floods, kills, overload and a soak: minutes (FULL=
 audit: $(STAMP) ## known vulnerabilities of what we depend on; asks a public database
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
+# optimum keeps transformers below 5, so the two cannot share an environment. int8 is then quantized by ONNX Runtime alone.
 newest: ## export and model tests beside transformers 5, in an environment of their own
 	test -x $(VENV)5/bin/python || $(PYTHON) -m venv $(VENV)5
-	grep -vE '^(transformers|huggingface_hub|huggingface-hub|tokenizers|hf-xet)==' constraints.txt > $(VENV)5/constraints.txt
+	grep -vE '^(transformers|optimum|optimum-onnx|huggingface_hub|huggingface-hub|tokenizers|hf-xet)==' constraints.txt > $(VENV)5/constraints.txt
 	$(VENV)5/bin/python -m pip install --quiet -c $(VENV)5/constraints.txt -e ".[train]" "transformers>=5" onnx onnxscript hypothesis pytest pytest-asyncio pytest-timeout
 	$(VENV)5/bin/python -m pytest tests/export tests/model
 

@@ -19,8 +19,9 @@ from moa.errors import UsageError, run_cli
 from moa.safe_text import safe_text
 
 PROGRAM = "moa-export"
-_INT8_CPUS = ("avx512_vnni", "avx2")
-"""For processors with 8-bit dot products, ARM's too; and for x86 without, where they would saturate."""
+_INT8_CPUS = ("avx512_vnni", "avx2", "arm64")
+"""optimum's configurations. The first is for x86 with 8-bit dot products; `avx2` avoids the overflow of older
+processors."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from export.variants import Made
 from moa.bundle import OPSETS
 from moa.manifest import Agreement, StepTime, TokenizerFiles, Variant, Vocabulary
 
-_TOOLS = ("moa-edge", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "numpy")
+_TOOLS = ("moa-edge", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "optimum", "optimum-onnx", "numpy")
 _MAP = "shared/draft_to_target.npy"
 
 

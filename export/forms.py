@@ -47,7 +47,7 @@ class Workshop:
     draft_to_target: NDArray[np.int64] | None = None
     int8_cpu: str = "avx512_vnni"
     _layers: dict[int, Path] = field(default_factory=dict)
-    _int8: dict[int, Path] = field(default_factory=dict)
+    _int8: dict[int, tuple[Path, str]] = field(default_factory=dict)
 
     def layers(self, opset: int) -> Path:
         """The layers' graph in float32."""
@@ -79,13 +79,14 @@ class Workshop:
         """Float32, exact."""
         return self._graph(onnx.load(self.layers(opset)), FloatTable)
 
-    def int8_graph(self, opset: int) -> WeightedModel:
-        """Eight bits with dynamically quantized activations."""
+    def int8_graph(self, opset: int) -> tuple[WeightedModel, str]:
+        """Eight bits with dynamically quantized activations; returns also the name of the quantizer."""
         if opset not in self._int8:
             work = self.folder / f"int8-{opset}"
             work.mkdir(parents=True, exist_ok=True)
             self._int8[opset] = int8_layers(self.layers(opset), work, self.int8_cpu)
-        return self._graph(onnx.load(self._int8[opset]), Int8Table)
+        layers, maker = self._int8[opset]
+        return self._graph(onnx.load(layers), Int8Table), maker
 
     def unpacked_graph(self, opset: int) -> WeightedModel:
         """Weights in eight bits, products in float32."""

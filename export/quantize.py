@@ -1,4 +1,4 @@
-"""Quantizes the layers: eight bits, or eight bits of the weights only, or four bits in blocks."""
+"""Quantizes the layers: eight bits with optimum's configurations or of the weights only, four bits in blocks."""
 
 from __future__ import annotations
 
@@ -13,22 +13,38 @@ from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQua
 from export.quiet import quiet
 
 
-def int8_layers(layers: Path, work: Path, cpu: str) -> Path:
-    """Dynamically quantized products, written into `work`. For `avx2` weights have no sign: where products of bytes
-    have no instruction of their own, sums of signed ones saturate."""
-    path = work / "int8.onnx"
+def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
+    """Dynamically quantized products, written into `work`; returns the model and the quantizer's name.
+
+    optimum's quantizer cannot be imported with transformers 5; then ONNX Runtime's own is used with the same settings.
+    """
+    skip = products_of_activations(onnx.load(layers, load_external_data=False))
     with quiet():
-        quantize_dynamic(
-            layers,
-            path,
-            op_types_to_quantize=["MatMul"],
-            per_channel=True,
-            weight_type=QuantType.QUInt8 if cpu == "avx2" else QuantType.QInt8,
-            nodes_to_exclude=products_of_activations(onnx.load(layers, load_external_data=False)),
-            extra_options={"WeightSymmetric": True, "ActivationSymmetric": False, "EnableSubgraph": False},
-            use_external_data_format=True,
-        )
-    return path
+        try:
+            from optimum.onnxruntime import ORTQuantizer
+            from optimum.onnxruntime.configuration import AutoQuantizationConfig
+        except ImportError:
+            path, maker = work / "int8.onnx", "onnxruntime"
+            symmetric = {"avx512_vnni": QuantType.QInt8, "arm64": QuantType.QInt8, "avx2": QuantType.QUInt8}
+            quantize_dynamic(
+                layers,
+                path,
+                op_types_to_quantize=["MatMul"],
+                per_channel=True,
+                weight_type=symmetric[cpu],
+                nodes_to_exclude=skip,
+                extra_options={"WeightSymmetric": cpu != "avx2", "ActivationSymmetric": False, "EnableSubgraph": False},
+                use_external_data_format=True,
+            )
+        else:
+            maker = f"optimum.onnxruntime.ORTQuantizer ({cpu})"
+            recipe = getattr(AutoQuantizationConfig, cpu)(
+                is_static=False, per_channel=True, operators_to_quantize=["MatMul"], nodes_to_exclude=skip
+            )
+            quantizer = ORTQuantizer.from_pretrained(layers.parent, file_name=layers.name)
+            quantizer.quantize(save_dir=work, quantization_config=recipe, use_external_data_format=True)
+            path = work / f"{layers.stem}_quantized.onnx"
+    return path, maker
 
 
 def block_layers(layers: Path, *, bits: int, block: int) -> onnx.ModelProto:

@@ -51,13 +51,13 @@ def make_dynamic(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) 
     if kind.name == "web" and shop.parameters <= UNPACKED_MOST:
         graph = shop.unpacked_graph(kind.opset)
         return Made(graph.save_whole(path), "int8", "weights become float32 when they are loaded")
-    graph = shop.int8_graph(kind.opset)
+    graph, maker = shop.int8_graph(kind.opset)
     if kind.name == "web":
-        return Made(graph.save_whole(path), "int8")
+        return Made(graph.save_whole(path), "int8", f"layers by {maker}")
     if kind.name == "mobile":
         graph.save_whole(path)
-        return Made(_to_ort(path), "int8", "no phone ran it when it was built")
-    return Made(graph.save(path), "int8")
+        return Made(_to_ort(path), "int8", f"layers by {maker}; no phone ran it when it was built")
+    return Made(graph.save(path), "int8", f"layers by {maker}")
 
 
 def _four_bits(shop: Workshop, kind: VariantKind, path: Path, judge: Judge) -> Made:

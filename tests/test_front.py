@@ -18,7 +18,7 @@ from moa.cli.moa_edge import PROGRAMS, SHELLS, completion, main
 
 _BASE = """
 import sys
-for name in ("torch", "transformers", "onnx", "onnxscript", "safetensors", "huggingface_hub"):
+for name in ("torch", "transformers", "optimum", "onnx", "onnxscript", "safetensors", "huggingface_hub"):
     sys.modules[name] = None
 from moa.cli.moa_edge import main
 main()

@@ -18,13 +18,13 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("moa", "export", "edge_client", "cloud_verifier")
 SCRATCH = (".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
-HEAVY = {"torch", "transformers", "onnx", "onnxscript", "safetensors"}
+HEAVY = {"torch", "transformers", "optimum", "onnx", "onnxscript", "safetensors"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Runs in a fresh process: `None` in sys.modules turns every import of that name into an ImportError.
 IMPORT_WITHOUT_TORCH = """
 import importlib, pkgutil, sys
-for name in ("torch", "transformers", "onnx", "safetensors"):
+for name in ("torch", "transformers", "optimum", "onnx", "safetensors"):
     sys.modules[name] = None
 names = ["moa.bundle", "moa.config", "moa.errors", "moa.records", "moa.sampling", "moa.tree"]
 for package in map(importlib.import_module, ("edge_client", "moa.wire")):

@@ -41,7 +41,7 @@ def environment(home: Path) -> dict[str, str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_that_loads_the_library_imports_ours_first(package: str) -> None:
     """A package's `__init__` runs before its modules, and `moa/__init__.py` sets the variable."""
-    using = [path for path in (ROOT / package).rglob("*.py") if "onnxruntime" in imported(path)]
+    using = [path for path in (ROOT / package).rglob("*.py") if imported(path) & {"onnxruntime", "optimum"}]
     starts = {"moa", "edge_client"} & ({package} | imported(ROOT / package / "__init__.py"))
     assert not using or starts, f"{using[0]} may load the library with its telemetry"
 

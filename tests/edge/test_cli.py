@@ -42,7 +42,7 @@ _BLOCKED = """
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers", "onnx", "safetensors"):
+        if name.split(".")[0] in ("torch", "transformers", "optimum", "onnx", "safetensors"):
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Block())
 from edge_client.cli import main

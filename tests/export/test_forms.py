@@ -42,11 +42,12 @@ def saturates() -> bool:
 )
 def test_int8_is_close_and_a_quarter_of_the_size(cpu: str, tied_pair: Pair, tmp_path: Path) -> None:
     shop = Workshop(tied_pair.source(), tmp_path / "work", top_k=8, int8_cpu=cpu)
-    graph = shop.int8_graph(OPSET)
+    graph, maker = shop.int8_graph(OPSET)
     exact = sum(value.nbytes for value in shop.float_graph(OPSET).weights.values())
     files = graph.save(tmp_path / "model.onnx")
     assert worst(shop, files[0]) < 1.0  # random weights, wide logits
     assert files[1].stat().st_size < 0.35 * exact
+    assert maker.startswith(("optimum", "onnxruntime"))
     kinds = {node.op_type for node in graph.proto.graph.node}
     assert "MatMul" not in kinds
     assert "Attention" in kinds
