@@ -1,13 +1,14 @@
 """The demo pair's text: skill exercises, small talk, requests that mix skills, and natural text; train and held-out."""
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Literal
 
 from . import natural as text
 from .natural import Split, split_of
 from .skills import SKILLS, TALK, Example, Skill
-from .skills.plain import plain as plain_turns
+from .skills.plain import PLAIN
+from .skills.wider import WIDER
 
 Kind = Literal["code", "english", "mixed"]
 KINDS: tuple[Kind, ...] = ("code", "english", "mixed")
@@ -40,7 +41,19 @@ def talk(seed: int) -> Iterator[Example]:
 
 def plain(seed: int) -> Iterator[Example]:
     """Endless turns in the words of people who do not know the exercises, for training."""
-    return plain_turns(random.Random(f"plain-{seed}"))
+    return _drawn_by_weight(PLAIN, random.Random(f"plain-{seed}"))
+
+
+def wider(seed: int) -> Iterator[Example]:
+    """The same with words beyond the exercises' lists."""
+    return _drawn_by_weight(WIDER, random.Random(f"wider-{seed}"))
+
+
+def _drawn_by_weight(
+    makers: Mapping[Callable[[random.Random], Example], float], rng: random.Random
+) -> Iterator[Example]:
+    while True:
+        yield rng.choices(list(makers), list(makers.values()))[0](rng)
 
 
 _PAIRS = (

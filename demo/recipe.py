@@ -26,6 +26,10 @@ class Mix:
     seed: int
     plain: float = 0.0
     """Share of turns in the words of people who do not know the exercises."""
+    wider: float = 0.0
+    """Share of such turns with words beyond the exercises' lists."""
+    talk: float = TALK
+    """Share of small talk among the other turns."""
 
     def of(self, tokens: int) -> Mix:
         """The same mix of about so many tokens."""
@@ -73,11 +77,25 @@ COURSES = (
         Mix(285_000, 10_000, 10_000, ("edit", "function", "count", "json", "filter", "sort"), 11, plain=0.45),
         LoopSettings(steps=75, batch=16, learning_rate=5e-4, warmup=4, checkpoint_every=10),
     ),
+    Course(
+        "relearn",
+        Mix(
+            1_100_000,
+            50_000,
+            50_000,
+            ("edit", "function", "json", "sort", "filter", "word_problem", "story"),
+            15,
+            plain=0.12,
+            wider=0.3,
+            talk=0.11,
+        ),
+        LoopSettings(steps=600, batch=16, learning_rate=1.2e-3, warmup=6, checkpoint_every=10),
+    ),
 )
 REVISION = Course(
     "revise",
     Mix(666_000, 15_000, 15_000, ("arithmetic", "word_problem", "date", "filter", "edit", "function"), 12, plain=0.3),
-    COURSES[-1].settings,
+    COURSES[4].settings,
 )
 """Mostly old exercises, for the drafter alone: the target keeps what `settle` left."""
 
@@ -113,6 +131,9 @@ late, or with only the prompt's."""
 _FOLLOWING = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.34), Spacing(32, 64, 0.06)), cold=0.25))
 """The same with more documents that have only their prompt's records."""
 
+_COLD = DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.4), Spacing(32, 64, 0.06)), cold=0.5))
+"""The same with more documents without records."""
+
 DRAFTER_COURSES = (
     DrafterCourse(
         "follow",
@@ -142,7 +163,13 @@ DRAFTER_COURSES = (
         "revise",
         REVISION,
         LoopSettings(steps=170, batch=16, learning_rate=1e-3, warmup=6, checkpoint_every=5),
-        DistillSettings(anchors=AnchorRule(spacings=(Spacing(4, 12, 0.4), Spacing(32, 64, 0.06)), cold=0.5)),
+        _COLD,
+    ),
+    DrafterCourse(
+        "relearn",
+        COURSES[5],
+        LoopSettings(steps=300, batch=16, learning_rate=1e-3, warmup=6, checkpoint_every=10),
+        _COLD,
     ),
 )
 """The embedded drafter came the way of the first two courses. Of the first, its first 480 steps ran beside earlier

@@ -36,7 +36,6 @@ from demo.recipe import (
     LONGEST_CHAT,
     MIXED,
     ROW,
-    TALK,
     Course,
     DrafterCourse,
     Mix,
@@ -82,9 +81,10 @@ def turns(mix: Mix) -> Iterator[Example]:
     """What a user may say next: an exercise as a rule."""
     rng = random.Random(f"turns-{mix.seed}")
     streams = [corpus.talk(mix.seed), corpus.mixed("train", mix.seed)]
-    streams += [corpus.examples("train", mix.seed, mix.more, times=2), corpus.plain(mix.seed)]
-    shares = (TALK, MIXED, 1 - TALK - MIXED, mix.plain / (1 - mix.plain))
-    held_out = {question.prompt for question in (*EVERYDAY, *STRANGERS)} if mix.plain else set()
+    streams += [corpus.examples("train", mix.seed, mix.more, times=2), corpus.plain(mix.seed), corpus.wider(mix.seed)]
+    people = mix.plain + mix.wider
+    shares = (mix.talk, MIXED, 1 - mix.talk - MIXED, mix.plain / (1 - people), mix.wider / (1 - people))
+    held_out = {question.prompt for question in (*EVERYDAY, *STRANGERS)} if people else set()
     while True:
         turn = next(rng.choices(streams, shares)[0])
         if turn.prompt not in held_out:

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from .arithmetic import add_up, working_units
 from .base import Example, listed
@@ -86,20 +86,16 @@ _THEIRS = (
 def _word_problem(rng: random.Random) -> Example:
     start, sign = rng.randint(2, 30), rng.choice("+-")
     count = rng.randint(1, min(start, 9))
-    total = start + count if sign == "+" else start - count
     mine = rng.random() < 0.55
     what, who = things(rng), name(rng)
     verb = rng.choice(_GAINS[: 6 if mine else 5] if sign == "+" else _LOSSES[: 8 if mine else 3])
-    acts = "are given" if verb == "am given" else verb
-    has, does = ("You have", f"You {acts}") if mine else (f"{who} has", f"{who} {verb}s")
-    answer = f"{has} {start} {what}. {does} {count}, so {start} {sign} {count} = {total}. The answer is {total}."
     pronoun = rng.choice(("he", "she", who))
     slots = {
         "start": start, "things": what, "verb": verb, "count": count, "name": who, "pronoun": pronoun,
         "Pronoun": pronoun[0].upper() + pronoun[1:],
         "more": " more" if sign == "+" and rng.random() < 0.6 else " of them" if rng.random() < 0.2 else "",
     }  # fmt: skip
-    return _ask(rng, _MINE if mine else _THEIRS, answer, slots)
+    return _ask(rng, _MINE if mine else _THEIRS, add_up(start, [(sign, count)]), slots)
 
 
 _UNITS = (("m", "cm", 100), ("kg", "g", 1000), ("km", "m", 1000), ("h", "min", 60), ("weeks", "days", 7))
@@ -436,14 +432,7 @@ def _function(rng: random.Random) -> Example:
     return Example("plain", request.format(does=does), _program(code, purpose, call, result))
 
 
-_KINDS: dict[Callable[[random.Random], Example], float] = {
+PLAIN: dict[Callable[[random.Random], Example], float] = {
     _sum: 45, _word_problem: 6, _units: 4, _weekday: 5, _sort: 4, _maximum: 4, _filter: 4, _count: 4, _compare: 3,
     _parity: 1, _table: 3, _json: 4, _edit: 5, _story: 5, _function: 6, declined: 16,
 }  # fmt: skip
-
-
-def plain(rng: random.Random) -> Iterator[Example]:
-    """Endless turns, each skill as often as it needs."""
-    kinds, weights = list(_KINDS), list(_KINDS.values())
-    while True:
-        yield rng.choices(kinds, weights)[0](rng)

@@ -8,7 +8,7 @@ from .words import city, made_up, name
 _MODEL = "I am a small demo model with sixteen skills"
 _TRY = "Try a sum, a date or a short story."
 
-_REPLIES = {
+REPLIES = {
     "greeting": f"Hello! {_MODEL}. {_TRY}",
     "feeling": f"I am well, thank you. {_MODEL}. {_TRY}",
     "thanks": "You are welcome!",
@@ -22,7 +22,7 @@ _REPLIES = {
     "large": "I only add and subtract, with results up to 99, so I cannot work this out.",
 }
 """One reply each: the demo always describes itself in the same words."""
-DECLINED = _REPLIES["world"]
+DECLINED = REPLIES["world"]
 
 _TOPICS = (
     "gravity", "the moon", "the French Revolution", "photosynthesis", "black holes", "the stock market",
@@ -48,7 +48,7 @@ _DEEDS = (
 
 def _draw_small_talk(rng: random.Random) -> Task:
     kind = rng.choice(("greeting", "greeting", "feeling", "thanks", "farewell", "identity", "ability"))
-    return Task(kind, _REPLIES[kind], {"name": name(rng)}, facts=(_REPLIES[kind],))
+    return Task(kind, REPLIES[kind], {"name": name(rng)}, facts=(REPLIES[kind],))
 
 
 def _draw_world(rng: random.Random) -> Task:
@@ -61,7 +61,7 @@ def _draw_world(rng: random.Random) -> Task:
         "name": name(rng),
         "year": rng.randint(1500, 2030),
     }
-    return Task("world", _REPLIES["world"], slots, facts=("cannot",))
+    return Task("world", REPLIES["world"], slots, facts=("cannot",))
 
 
 def _draw_large(rng: random.Random) -> Task:
@@ -73,7 +73,7 @@ def _draw_large(rng: random.Random) -> Task:
     else:
         sign = rng.choice((" + ", " + ", "+", " plus ", " - ", " minus "))
         left, right = rng.sample((rng.randint(100, 9999), rng.randint(50, 9999)), 2)
-    return Task("large", _REPLIES["large"], {"sum": f"{left}{sign}{right}"}, facts=("cannot",))
+    return Task("large", REPLIES["large"], {"sum": f"{left}{sign}{right}"}, facts=("cannot",))
 
 
 def _draw(rng: random.Random) -> Task:
