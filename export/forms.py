@@ -32,9 +32,8 @@ class Blocks:
         )
 
 
-BLOCKS = (Blocks(128, 4), Blocks(32, 4), Blocks(32, 8))
+BLOCKS = (Blocks(32, 4), Blocks(32, 8))
 """From the fastest to the most accurate; the first with enough agreement is used."""
-DEFAULT_BLOCKS = BLOCKS[1]
 
 
 @dataclass

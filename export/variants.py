@@ -9,7 +9,7 @@ from typing import Literal
 
 from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
 
-from export.forms import BLOCKS, DEFAULT_BLOCKS, Blocks, Workshop
+from export.forms import BLOCKS, Blocks, Workshop
 from export.kinds import VariantKind
 from export.quiet import quiet
 from export.runner import OrtRunner
@@ -61,14 +61,13 @@ def make_dynamic(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) 
 
 
 def _four_bits(shop: Workshop, kind: VariantKind, path: Path, judge: Judge) -> Made:
-    """The fastest blocks that keep enough acceptance; without text to compare on, the middle ones."""
+    """The smallest graph that keeps enough acceptance; without text to compare on, the smallest."""
     made: Made | None = None
     tried: list[str] = []
     for blocks in BLOCKS:
         candidate, agreement = _judged(shop, kind, path, blocks, judge)
         if agreement is None:
-            files = shop.block_graph(kind.opset, DEFAULT_BLOCKS).save(path)
-            return Made(files, "int4", f"{DEFAULT_BLOCKS}; not judged on text")
+            return Made(candidate, "int4", f"{blocks}; not judged on text")
         tried.append(f"{blocks}: {agreement.acceptance_ratio:.3f}")
         made = Made(candidate, "int4", f"acceptance of fp32 kept by {'; '.join(tried)}", agreement)
         if agreement.acceptance_ratio >= ENOUGH:
