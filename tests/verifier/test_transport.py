@@ -341,8 +341,7 @@ async def test_a_verify_that_waited_too_long_is_not_run(monkeypatch: pytest.Monk
         with kit.held_forward(running) as (entered, release):
             await edge.send(ClientSession(kit.prompt(1, 30)).open())
             assert await asyncio.to_thread(entered.wait, kit.PATIENCE)
-            (ours,) = (one for one in running.service.table if one.id == session.id)
-            monkeypatch.setattr(ours, "_limits", kit.limited(request_seconds=0.001).limits)
+            monkeypatch.setattr(running.service, "limits", kit.limited(request_seconds=0.001).limits)
             await edge.send(session.verify([session.log[-1]]))
             async with asyncio.timeout(kit.PATIENCE):
                 while not running.work.queued:
