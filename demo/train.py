@@ -27,6 +27,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from demo import corpus, natural
 from demo import tokenizer as demo_tokenizer
 from demo.everyday import EVERYDAY
+from demo.newcomers import NEWCOMERS
 from demo.pretraining import Pretraining
 from demo.recipe import (
     COURSES,
@@ -84,7 +85,7 @@ def turns(mix: Mix) -> Iterator[Example]:
     streams += [corpus.examples("train", mix.seed, mix.more, times=2), corpus.plain(mix.seed), corpus.wider(mix.seed)]
     people = mix.plain + mix.wider
     shares = (mix.talk, MIXED, 1 - mix.talk - MIXED, mix.plain / (1 - people), mix.wider / (1 - people))
-    held_out = {question.prompt for question in (*EVERYDAY, *STRANGERS)} if people else set()
+    held_out = {question.prompt for question in (*EVERYDAY, *STRANGERS, *NEWCOMERS)} if people else set()
     while True:
         turn = next(rng.choices(streams, shares)[0])
         if turn.prompt not in held_out:

@@ -1,4 +1,4 @@
-"""What people ask a demo first: one-digit sums and two lists of sixty everyday questions, online and offline.
+"""What people ask a demo first: one-digit sums and three lists of sixty everyday questions, online and offline.
 
 Online is the target's own text; offline is the device alone, from the first token on.
 """
@@ -17,12 +17,13 @@ from benchmarks.kit.figures import table
 from benchmarks.kit.lab import Asking, open_lab
 from benchmarks.kit.progress import steps
 from demo.everyday import EVERYDAY, SUM_WORDINGS, right_sum, sums
+from demo.newcomers import NEWCOMERS
 from demo.questions import Question
 from demo.strangers import STRANGERS
 from edge_client.tools.compare import ask
 
-LISTS: dict[str, Sequence[Question]] = {"own": EVERYDAY, "strangers": STRANGERS}
-"""Questions by who then wrote the training's wordings, and by somebody who trained nothing."""
+LISTS: dict[str, Sequence[Question]] = {"own": EVERYDAY, "strangers": STRANGERS, "newcomers": NEWCOMERS}
+"""Questions by who then wrote the training's wordings, and by two others who trained nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

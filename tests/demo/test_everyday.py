@@ -1,27 +1,29 @@
 """The everyday questions are judged strictly and never trained on; the plain turns' answers are right."""
 
-import random
 import re
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import pytest
 
+from demo import corpus
 from demo.everyday import EVERYDAY, right_sum, sums
+from demo.newcomers import NEWCOMERS
 from demo.questions import Question, holds
 from demo.recipe import COURSES
-from demo.skills.plain import plain
+from demo.skills import Example
 from demo.skills.talk import DECLINED
 from demo.strangers import STRANGERS
 from demo.train import turns
 
-BY_PROMPT = {question.prompt: question for question in (*EVERYDAY, *STRANGERS)}
+BY_PROMPT = {question.prompt: question for question in (*EVERYDAY, *STRANGERS, *NEWCOMERS)}
 DOUBLE = "Write a Python function that doubles a number."
 _JSON_REPLY = '{"name": "Anna", "age": 30}'
 
 
-def test_there_are_two_lists_of_sixty_different_questions() -> None:
-    assert len(EVERYDAY) == len(STRANGERS) == 60
-    assert len({asked.prompt for asked in EVERYDAY}) == len({asked.prompt for asked in STRANGERS}) == 60
+def test_there_are_three_lists_of_sixty_different_questions() -> None:
+    for questions in (EVERYDAY, STRANGERS, NEWCOMERS):
+        assert len(questions) == len({asked.prompt for asked in questions}) == 60
 
 
 @pytest.mark.parametrize(
@@ -77,12 +79,13 @@ def test_no_everyday_question_is_trained_on() -> None:
     assert not drawn & set(BY_PROMPT)
 
 
-def test_plain_sums_have_right_answers() -> None:
+@pytest.mark.parametrize("turns_of", [corpus.plain, corpus.wider])
+def test_plain_sums_have_right_answers(turns_of: Callable[[int], Iterator[Example]]) -> None:
     """What the answer works out is what the prompt asks for."""
     checked = 0
-    for example in islice(plain(random.Random(0)), 4000):
+    for example in islice(turns_of(0), 4000):
         asked = re.search(r"\d+(?: ?[+-] ?\d+)+", example.prompt)
         if asked and example.answer.startswith("First"):
             assert right_sum(eval(asked[0]), example.answer), example
             checked += 1
-    assert checked > 500
+    assert checked > 50
