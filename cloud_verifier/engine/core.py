@@ -177,7 +177,8 @@ class Engine:
         waiting = {job for job, draft in guesses.items() if draft is None and job.guesses and job.guesses.waits}
         self._report([Waiting(job) for job in waiting])
         jobs = [job for job in jobs if job not in waiting and self._claim(job.lease, job, outcome)]
-        pieces = [one for one in pieces if self._claim(one.lease, None, outcome) and one.lease.length < one.goal]
+        claimed = [one for one in pieces if self._claim(one.lease, None, outcome)]
+        pieces = [one for one in claimed if one.size and one.lease.length < one.goal]
         if not jobs and not pieces:
             return
         started = self._clock()
@@ -349,12 +350,10 @@ class Engine:
         return True
 
     def _take_slot(self, lease: Lease) -> None:
-        source, lease.share = lease.share, None
-        pool, tokens = self.target.pool, 0
-        if source is not None and source.slot is not None and not source.revoked:
-            tokens = min(lease.share_tokens, source.length)
-            if not tokens or not self._hint("records", lambda: self._recorder.can_copy(source, lease, tokens)):
-                tokens = 0
+        source, tokens, pool = lease.share, lease.start, self.target.pool
+        lease.share = None
+        if source is not None and tokens:
+            tokens *= bool(self._hint("records", lambda: self._recorder.can_copy(source, lease, tokens)))
         if source is None or source.slot is None or not tokens:
             lease.slot = pool.acquire()
         else:

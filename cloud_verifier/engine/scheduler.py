@@ -39,7 +39,8 @@ _SHORTEST_WAIT = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class PrefillPiece:
-    """Run up to `size` tokens of `ids` after those in the lease's slot, but none from `goal` on."""
+    """Run up to `size` tokens of `ids` after those in the lease's slot, but none from `goal` on. None of a prompt that
+    is shared whole."""
 
     lease: Lease
     ids: Sequence[int]
@@ -180,8 +181,8 @@ class Scheduler:
             self._latest_prefill = sum(piece.size for piece in pieces)
             return EngineStep(prefill=pieces, began=now)
         lease, prompt = self._order()[0]
-        tokens = min(_LEAST_PIECE, prompt.goal - lease.length)
-        least = self._cost.seconds(tokens, attention_pairs([(tokens, lease.length)]))
+        tokens = min(_LEAST_PIECE, prompt.goal - lease.start)
+        least = self._cost.seconds(tokens, attention_pairs([(tokens, lease.start)]))
         return self._pacing.hold(least, now) + _SHORTEST_WAIT
 
     def finished(self, step: EngineStep, outcome: StepOutcome, now: float) -> list[Job]:
@@ -308,22 +309,20 @@ class Scheduler:
         pieces: list[PrefillPiece] = []
         left = min(most or self._prefill_tokens, self._prefill_tokens)
         for lease, prompt in self._order()[: self._max_rows]:
-            need = prompt.goal - lease.length
+            start = lease.start
+            need = max(0, prompt.goal - start)
             size = min(need, left)
             if seconds != math.inf:
-                size = min(size, self._cost.fitting(seconds, size, lease.length, beside))
-            if (
-                self._queue.served(lease.principal) > served
-                or size <= 0
-                or (size < min(need, _LEAST_PIECE) and seconds != math.inf)
-            ):
+                size = min(size, self._cost.fitting(seconds, size, start, beside))
+            too_small = size < min(need, _LEAST_PIECE if seconds != math.inf else 1)
+            if too_small or self._queue.served(lease.principal) > served:
                 break
             left -= size
             if seconds != math.inf:
-                seconds -= self._cost.added(size, lease.length, beside)
+                seconds -= self._cost.added(size, start, beside)
                 beside += size
             prompt.ran += size
-            pieces.append(PrefillPiece(lease, prompt.ids, prompt.goal, size, lease.length))
+            pieces.append(PrefillPiece(lease, prompt.ids, prompt.goal, size, start))
         self._oldest_first ^= bool(pieces)
         return pieces
 

@@ -123,6 +123,14 @@ class Lease:
     draft_slot: int | None = None
     """Slot of the server's own drafter."""
 
+    @property
+    def start(self) -> int:
+        """Tokens that need not be run: those in the slot or, before there is one, those that it will share."""
+        source = self.share
+        if self.slot is not None or source is None or source.slot is None or source.revoked:
+            return self.length
+        return min(self.share_tokens, source.length)
+
 
 READING_SPEED = 10.0
 """Tokens a second that a person reads."""

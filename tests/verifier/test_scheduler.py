@@ -388,3 +388,20 @@ def test_records_are_bounded_while_rounds_are_expected_and_are_not_taken_for_the
     queue.next()
     queue.clock.now += 1.0
     assert queue.scheduler.background_room(queue.clock.now) == math.inf
+
+
+def test_prompts_that_another_session_has_run_begin_together_although_rounds_are_about_to_come() -> None:
+    queue, source = Timed(), lease(length=40)
+    source.slot = 0
+    queue.submit(job(source, base=40))
+    queue.next()
+    queue.clock.now += 0.01
+    jobs = [job(lease(length=0), base=40) for _ in range(11)]
+    for one in jobs:
+        one.lease.share, one.lease.share_tokens = source, 40
+        queue.submit(one)
+    ran = pieces(queue.next())
+    assert [(piece.start, piece.size) for piece in ran] == [(40, 0)] * 11
+    for one in jobs:
+        one.lease.slot, one.lease.length = 1, 40
+    assert drafts(queue.next()) == jobs
