@@ -25,7 +25,7 @@ def add_flags(parser: argparse.ArgumentParser, options: type) -> None:
     says = {name: text for cls in reversed(options.__mro__) for name, text in described(cls).items()}
     for field in dataclasses.fields(options):
         kind, default = kinds[field.name], cast(Any, field.default)
-        how: dict[str, Any] = {"default": default, "help": says.get(field.name, "")}
+        how: dict[str, Any] = {"default": default, "help": says.get(field.name, "").replace("%", "%%")}
         flag = "--" + field.name.replace("_", "-")
         if kind is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, **how)

@@ -25,7 +25,7 @@ class Options(Base):
     """Of one of them."""
 
     tokens: int = 8
-    """Of a short answer."""
+    """Of an answer, 3 % of them words."""
     links: tuple[str, ...] = one_of(("wifi",), ("wifi", "4g"))
     steps: tuple[float, ...] = (1.5, 2.0)
     fast: bool = True
@@ -44,7 +44,7 @@ def test_a_field_is_a_flag_and_its_docstring_the_help() -> None:
     )
     parser = argparse.ArgumentParser()
     add_flags(parser, Options)
-    assert "Of a short answer. (default: 8)" in parser.format_help()
+    assert "Of an answer, 3 % of them words. (default: 8)" in parser.format_help()
 
 
 @pytest.mark.parametrize(
