@@ -15,7 +15,7 @@ import pytest
 import edge_client
 from moa.wire.codes import CloseCode, Code
 from tools.api import api_page
-from tools.readme import PARSERS, between, cli_reference, digest, programs, remarks, rendered, results_page, table
+from tools.readme import PARSERS, cli_reference, digest, programs, remarks, rendered, results_page
 from tools.wire import close_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,11 +171,8 @@ def test_a_digest_is_the_first_table_and_the_closing_words() -> None:
     assert digest("**A**\n\n| a |\n| - |\n\n**B**\n\n| b |\n\nMedians.\n") == "**A**\n\n| a |\n| - |\n\nMedians."
     assert remarks("**A**\n\n| a |\n| - |\n\nBest.\n\n| b |\n\nMedians.\n") == "Best.\n\nMedians."
     assert digest("| a |\n\n| b |\n") == digest("| a |\n") == "| a |"
-
-
-def test_markers_keep_what_is_around_them() -> None:
-    text = "a\n<!-- t:begin -->\nold\n<!-- t:end -->\nb\n"
-    assert between(text, "t", "new") == "a\n<!-- t:begin -->\nnew\n<!-- t:end -->\nb\n"
+    page = "**A**\n\n| a |\n\nBetween.\n\n**B, more**\n\n| b |\n\nMedians.\n"
+    assert digest(page, "B") == "**B, more**\n\n| b |\n\nMedians."
 
 
 def test_cli_reference_lists_subcommands_defaults_and_choices() -> None:
@@ -212,9 +209,3 @@ def test_what_python_adds_to_a_class_is_no_close_code(monkeypatch: pytest.Monkey
     monkeypatch.setattr(CloseCode, "__firstlineno__", 7, raising=False)  # as Python 3.13 does
     assert "__firstlineno__" not in close_table()
     assert "`RESTART`" in close_table()
-
-
-def test_a_table_is_found_by_its_caption() -> None:
-    page = "**A**\n\n| a |\n\nBetween.\n\n**B, more**\n\n| b |\n\nMedians.\n"
-    assert table(page, "B") == "| b |\n\nMedians."
-    assert table(page, "A") == "| a |\n\nMedians."
