@@ -8,7 +8,6 @@ import time
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -22,9 +21,6 @@ _TREES = (1, 8, 16, 32, 64)
 _CONTEXT = 128
 _LENGTHS = (256, 1024, 4096, 16384)
 _SECONDS = 1.0
-_SHORTEST = 64
-"""Of sessions of unlike lengths: as many between 64 and 128 tokens as between 128 and 256, and so on up to a full
-context."""
 
 
 def measure(settings: Settings) -> dict[str, Any]:
@@ -55,7 +51,6 @@ def measure(settings: Settings) -> dict[str, Any]:
         "kv_bytes": target.pool.nbytes,
         "buffer_bytes": 0 if target.runner is None else target.runner.nbytes,
         "fits": [{"tokens": n, "sessions": _fits(target, n)} for n in _LENGTHS if n <= target.pool.capacity],
-        "unlike": unlike(target.pool.slots, target.pool.pages, target.pool.capacity),
         "records": facts.records is not None,
         "drafts": served.drafts,
         "context": context,
@@ -85,11 +80,6 @@ def show(figures: dict[str, Any], *, as_json: bool) -> None:
     for fit in figures["fits"]:
         table.add_row(f"{fit['tokens']:,}", f"{fit['sessions']:,}")
     console.print(table)
-    mixed = figures["unlike"]
-    console.print(
-        f"of lengths spread evenly on a logarithmic scale from {mixed['shortest']:,} to {mixed['longest']:,} tokens, "
-        f"room for drafts included, {mixed['sessions']:,} sessions fit; {mixed['whole_contexts']:,} of the longest"
-    )
     table = Table("nodes in the tree", "ms a forward", "nodes a second", title=f"behind {figures['context']} tokens")
     for tree in figures["trees"]:
         table.add_row(str(tree["nodes"]), f"{tree['ms']:.2f}", f"{tree['verified_per_second']:,.0f}")
@@ -111,19 +101,6 @@ def _time(target: Target, slot: int, nodes: int) -> float:
 def _fits(target: Target, tokens: int) -> int:
     """How many sessions of so many tokens, drafts included, fit into memory."""
     return min(target.pool.slots, target.pool.pages // -(-tokens // PAGE))
-
-
-def unlike(slots: int, pages: int, capacity: int) -> dict[str, int]:
-    """How many sessions of unlike lengths fit into so many pages, and how many if each took a whole context."""
-    shortest = min(_SHORTEST, capacity)
-    lengths = np.geomspace(shortest, capacity, 1001)
-    mean = float(np.ceil(lengths / PAGE).mean())
-    return {
-        "shortest": shortest,
-        "longest": capacity,
-        "sessions": min(slots, int(pages / mean)),
-        "whole_contexts": min(slots, pages * PAGE // capacity),
-    }
 
 
 def _machine(target: Target) -> str:

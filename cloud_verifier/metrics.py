@@ -44,9 +44,7 @@ class Metrics:
             "verify_seconds", "From a draft's arrival on its socket to the writing of its verdict", _MS
         )
         self.overhead_seconds = self._histogram(
-            "verify_overhead_seconds",
-            "The same without the forward: waiting, and the server's own work",
-            _FINE,
+            "verify_overhead_seconds", "The same without the forward: waiting, and the server's own work", _FINE
         )
         self.forwards = self._counter(
             "forwards", "Forwards by path (graph, eager or library) and the accelerator's tier", "path", "tier"

@@ -75,12 +75,7 @@ class TreeDrafting(ServerDrafting):
     Subclasses give the drafter a session's text: `_able`, `_known` and `_catch_up`."""
 
     def __init__(
-        self,
-        target: Target,
-        drafting: Drafting,
-        shape: TreeShape,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
+        self, target: Target, drafting: Drafting, shape: TreeShape, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._target, self._drafting, self._shape, self._clock = target, drafting, shape, clock
         self.policy = Policy(shape)
@@ -285,9 +280,7 @@ class MoaServerDrafting(RecordDrafting):
         if target.runner is not None:
             make = partial(ChainDrafting, drafter, target.runner.graphs)
         drafting = make(
-            slots=drafting_slots(target),
-            capacity=target.pool.capacity,
-            scratch=shape.breadth * (shape.depth + 1) + 8,
+            slots=drafting_slots(target), capacity=target.pool.capacity, scratch=shape.breadth * (shape.depth + 1) + 8
         )
         if isinstance(drafting, ChainDrafting):
             drafting.prepare()

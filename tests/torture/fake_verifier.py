@@ -64,13 +64,6 @@ class Seen:
     requests: list[tuple[float, str]] = field(default_factory=list)
     """When, and of which kind."""
     connections: list[float] = field(default_factory=list)
-    sent: int = 0
-    """Bytes that it was sent."""
-
-    def busiest_second(self) -> int:
-        """The most requests and connections within a second."""
-        times = sorted([*(at for at, _ in self.requests), *self.connections])
-        return max((sum(at <= other < at + 1 for other in times) for at in times), default=0)
 
 
 Behaviour = Callable[[ClientMessage, list[Message]], Sequence[Reply]]
@@ -278,12 +271,9 @@ class Fake:
             case float():
                 await asyncio.sleep(reply)
             case str() | bytes():
-                self.seen.sent += len(reply)
                 await connection.send(reply)
             case _:
-                frame = encode(reply)
-                self.seen.sent += len(frame)
-                await connection.send(frame)
+                await connection.send(encode(reply))
 
 
 @contextlib.asynccontextmanager

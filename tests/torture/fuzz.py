@@ -69,12 +69,7 @@ class Fuzzer:
     def frame(self) -> bytes:
         """The next websocket frame. What it holds may be anything."""
         name, make = self._rng.choices(
-            [
-                ("fields", self._fields),
-                ("bytes", self._bytes),
-                ("sequence", self._sequence),
-            ],
-            weights=[40, 30, 30],
+            [("fields", self._fields), ("bytes", self._bytes), ("sequence", self._sequence)], weights=[40, 30, 30]
         )[0]
         self.kinds[name] += 1
         return make()
@@ -235,14 +230,7 @@ class Fuzzer:
 
 
 async def fuzz(
-    port: int,
-    token: str,
-    frames: int,
-    seed: int,
-    *,
-    a_connection: int = 250,
-    lanes: int = 1,
-    until: float = math.inf,
+    port: int, token: str, frames: int, seed: int, *, a_connection: int = 250, lanes: int = 1, until: float = math.inf
 ) -> Counter[str]:
     """Send this many on each lane; how many were looked at, of which kind, and how many connections it took.
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from cloud_verifier.serving.auth import new_token, token_line
 from tests.torture.raw import fetch
@@ -23,11 +20,11 @@ _COMMAND = "from cloud_verifier.cli import main; main()"
 class Server:
     """A running `cloud-verifier serve` with two principals, honest and greedy."""
 
-    def __init__(self, folder: Path, flags: Sequence[str], descriptors: int = 0) -> None:
+    def __init__(self, folder: Path, flags: Sequence[str]) -> None:
         self.honest, self.greedy = new_token(), new_token()
         self.tokens, self.log = folder / "tokens", folder / "log"
         self.tokens.write_text(f"{token_line('honest', self.honest)}\n{token_line('greedy', self.greedy)}\n")
-        self._flags, self._descriptors = flags, descriptors
+        self._flags = flags
         self._process: asyncio.subprocess.Process | None = None
         self.port = self.api_port = 0
 
@@ -47,7 +44,6 @@ class Server:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
-                preexec_fn=self._few_descriptors if self._descriptors else None,
             )
         if self._process.stdout is None:
             raise RuntimeError("no pipe")
@@ -59,9 +55,6 @@ class Server:
             if "--openai" in self._flags:
                 line = (await self._process.stdout.readline()).decode()
                 self.api_port = int(line.partition("/v1,")[0].rpartition(":")[2])
-
-    def _few_descriptors(self) -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (self._descriptors, self._descriptors))
 
     @property
     def memory(self) -> float:
@@ -91,11 +84,6 @@ class Server:
         """Its log."""
         return self.log.read_text()
 
-    async def kill(self) -> None:
-        """SIGKILL."""
-        self.process.send_signal(signal.SIGKILL)
-        await self.process.wait()
-
     async def stop(self) -> int:
         """SIGTERM, and wait; the exit code."""
         if self.process.returncode is None:
@@ -105,10 +93,10 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def server(*flags: str, **how: Any) -> AsyncIterator[Server]:
+async def server(*flags: str) -> AsyncIterator[Server]:
     """A verifier of the embedded pair for as long as the context lasts."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Server(Path(folder), flags, **how)
+        made = Server(Path(folder), flags)
         await made.start()
         try:
             yield made

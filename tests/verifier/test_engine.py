@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -68,19 +67,6 @@ class Bench:
 
     def of(self, kind: type) -> list[Any]:
         return [report for report in self.reports if isinstance(report, kind)]
-
-
-def test_it_settles_what_the_target_says() -> None:
-    bench = Bench()
-    jobs = [
-        bench.submit(bench.lease(i), kit.prompt(i, 10 + i), kit.generated(kit.prompt(i, 10 + i), 3)) for i in range(4)
-    ]
-    bench.run()
-    settled = {report.job: report for report in bench.of(Settled)}
-    for i, job in enumerate(jobs):
-        assert settled[job].verdict.path == [0, 1, 2, 3]
-        assert settled[job].verdict.next_token == kit.generated(kit.prompt(i, 10 + i), 4)[-1]
-    assert max(report.verdict.batch for report in settled.values()) > 1
 
 
 def test_a_prompt_that_raises_is_quarantined_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,32 +229,6 @@ def test_a_model_that_does_not_run_is_noticed_at_the_start(monkeypatch: pytest.M
         bench.engine.start()
 
 
-def test_a_prompt_and_drafts_run_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-    drafting, waiting, ids = bench.lease(0), bench.lease(1), kit.prompt(0, 9)
-    rows: list[int] = []
-    real = bench.served.target.forward
-    monkeypatch.setattr(bench.served.target, "forward", lambda them: rows.append(len(them)) or real(them))
-    bench.submit(drafting, ids, [])
-    bench.run()
-    text = kit.generated(ids, 90)
-    bench.work.prefill(waiting, kit.prompt(1, 140), 139)
-    while 2 not in rows:
-        bench.submit(
-            drafting,
-            [*ids, *text[: (done := sum(len(one.verdict.path) for one in bench.of(Settled)))]],
-            text[done:][:2],
-        )
-        settled = len(bench.of(Settled))
-        while len(bench.of(Settled)) == settled:
-            bench.engine.turn(0)
-    bench.run()
-    bench.submit(waiting, kit.prompt(1, 140), right := kit.generated(kit.prompt(1, 140), 3))
-    bench.run()
-    assert bench.of(Settled)[-1].verdict.path == [0, 1, 2, 3], right
-    assert all(one.verdict.next_token in text for one in bench.of(Settled)[:-1])
-
-
 def test_sessions_that_find_the_memory_full_are_told_to_come_back_and_harm_nobody() -> None:
     target = Target.from_model(kit.model(), slots=8, capacity=96, kv_tokens=96)
     bench = Bench(served=serve_model(target))
@@ -299,32 +259,6 @@ def test_a_stream_that_finds_the_memory_full_ends_with_what_it_has_said() -> Non
     assert len(said) == 32 - 19, "two pages are full"
     assert bench.of(Streamed)[-1].answer.done
     assert bench.of(Failed) == []
-
-
-def test_a_shared_beginning_brings_its_records_and_makes_none_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-    source, sharer = bench.lease(0), bench.lease(1)
-    ids = kit.prompt(0, 60)
-    bench.work.prefill(source, ids, 59)
-    while source.length < 59:
-        bench.engine.turn(0)
-    made: list[int] = []
-    drafter = bench.served.drafter
-    assert drafter is not None
-    real = drafter.project
-    monkeypatch.setattr(drafter, "project", lambda k, v, h, at: made.append(len(at)) or real(k, v, h, at))
-    sharer.share, sharer.share_tokens = source, 50
-    bench.submit(sharer, ids, [5])
-    assert bench.engine.turn(0)
-    assert sharer.length >= 50
-    assert all(rows <= 16 for rows in made)
-    bench.run()
-    for lease, rows in ((source, 59), (sharer, 60)):
-        assert lease.made.newest_missing(rows, 1) is None
-    assert source.records is not None
-    assert sharer.records is not None
-    for ours, theirs in zip(sharer.records.read(0, 50), source.records.read(0, 50), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-3)
 
 
 class VirtualDrafting(TreeDrafting):

@@ -298,25 +298,6 @@ async def test_a_session_whose_slot_was_taken_is_prefilled_again_under_a_new_epo
         assert session.epoch == 1
 
 
-async def test_another_server_takes_a_session_over() -> None:
-    truth = kit.generated(IDS, 10)
-    async with kit.verifier() as first, kit.verifier() as second:
-        async with kit.client(first) as edge:
-            session = await edge.start(IDS, max_new_tokens=10)
-            for _ in range(4):
-                await edge.advance(session, [session.log[-1]])
-        async with kit.client(second) as edge:
-            await edge.send(*session.recover())
-            event = await edge.event(session)
-            assert isinstance(event, Recovered)
-            assert event.outcome == "gone"
-            await edge.send(*event.resend)
-            assert isinstance(await edge.event(session), Ready)
-            await _rest(edge, session)
-        assert session.log[len(IDS) :] == truth
-        assert session.round == 10
-
-
 async def test_a_log_that_differs_is_gone() -> None:
     async with kit.verifier() as running, kit.client(running) as edge:
         session = await edge.start(IDS, max_new_tokens=10)

@@ -158,15 +158,6 @@ def test_token_logs_have_a_budget_and_cold_ones_go_first() -> None:
     assert [session.id[0] for session in world.table] == [2, 3, 4]
 
 
-def test_closing_gives_everything_back() -> None:
-    world = World()
-    for name in range(50):
-        world.table.remove(world.session(name), "closed")
-    assert len(world.table) == 0
-    assert world.table.slots_free == 2
-    assert len(world.released) == 50
-
-
 def test_a_common_beginning_is_shared_within_a_principal_only() -> None:
     system = list(range(10, 40))
     world = World()

@@ -19,12 +19,8 @@ def test_only_loopback_may_be_served_without_authentication(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_loopback(host: str) -> None:
-    assert is_loopback(host)
-    assert Settings(host=host).auth_tokens is None
-
-
-def test_the_default_is_loopback() -> None:
     assert is_loopback(Settings().host)
+    assert Settings(host=host).auth_tokens is None
 
 
 @pytest.mark.parametrize("wrong", [{"tls_cert": Path("c")}, {"port": 70000}, {"slots": 0}, {"batch_wait_ms": -1}])

@@ -16,7 +16,6 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from cloud_verifier.serving.auth import Authenticator
-from moa.errors import UsageError
 from moa.wire import ClientSession, chain_hash, encode
 from moa.wire.messages import Cancel, Close, Error, Goaway, Open, Opened, Resume, Sync, Verify
 from moa.wire.session import Advanced, Ready, Recovered, Refused
@@ -193,14 +192,6 @@ async def test_connections_are_bounded(tokens: tuple[Authenticator, str, str]) -
             pass
 
 
-async def test_a_taken_port_is_one_clear_line() -> None:
-    async with kit.verifier() as running:
-        port = running.transport.port
-        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1:{port}"):
-            async with kit.verifier(dataclasses.replace(kit.SETTINGS, port=port)):
-                pass
-
-
 async def test_who_does_not_say_hello_is_hung_up_on() -> None:
     async with kit.verifier(kit.limited(hello_timeout=0.2)) as running:
         async with kit.connection(running) as raw:
@@ -226,19 +217,6 @@ async def test_half_open_connections_are_reaped() -> None:
         edge.connection.transport.pause_reading()  # the network is gone, without a close
         async with asyncio.timeout(kit.PATIENCE):
             while running.service.connections:
-                await asyncio.sleep(0.01)
-        edge.connection.transport.abort()
-
-
-async def test_a_reader_that_is_too_slow_is_dropped() -> None:
-    settings = kit.limited(send_timeout=0.2, ping_interval=60.0)
-    async with kit.verifier(settings) as running, kit.client(running) as edge:
-        edge.connection.transport.pause_reading()
-        (outbox,) = running.service.connections
-        async with asyncio.timeout(kit.PATIENCE):
-            while running.service.connections:
-                for _ in range(50):
-                    outbox.answer(Error("busy", "x" * 100_000))
                 await asyncio.sleep(0.01)
         edge.connection.transport.abort()
 
@@ -318,20 +296,6 @@ async def test_a_stream_pays_for_what_it_has_run_and_goes_on_when_it_has_paid(
             assert refused > 5
         async with kit.client(running, token=bob) as edge:
             await edge.start(IDS)
-
-
-async def test_more_sessions_than_slots_get_a_typed_busy() -> None:
-    async with kit.verifier(kit.limited(idle_seconds=100.0)) as running, kit.client(running) as edge:
-        for i in range(kit.SETTINGS.slots):
-            await edge.start(kit.prompt(i, 5))
-        extra = ClientSession(list(IDS))
-        await edge.send(extra.open())
-        event = await edge.event(extra)
-        assert isinstance(event, Refused)
-        assert event.retry
-        assert (event.error.code, event.error.limit) == ("busy", "slots")
-        assert event.error.retry_after_ms > 0
-        assert len(running.service.table) == kit.SETTINGS.slots
 
 
 async def test_a_verify_that_waited_too_long_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
