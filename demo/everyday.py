@@ -58,10 +58,7 @@ EVERYDAY = (
     Question("tell me a story about Eve and a cat", story("Eve", "cat")),
     Question("Write a Python function that adds two numbers", holds(_PROGRAM + r"\w+ \+ \w+")),
     Question("Write a Python function that adds 5 to a number.", holds(_PROGRAM + r".*5")),
-    Question(
-        "write a python function to double a number",
-        holds(_PROGRAM + r"(?:.*\* 2|2 \* |(\w+) \+ \1)"),
-    ),
+    Question("write a python function to double a number", holds(_PROGRAM + r"(?:.*\* 2|2 \* |(\w+) \+ \1)")),
     Question("Tell me a joke", never, outside=True),
     Question("What's the weather like today?", never, outside=True),
     Question("Who is the president of the United States?", never, outside=True),

@@ -162,16 +162,10 @@ DRAFTER_COURSES = (
         ALONE,
     ),
     DrafterCourse(
-        "settle",
-        COURSES[4],
-        LoopSettings(steps=60, batch=16, learning_rate=6e-4, warmup=4, checkpoint_every=10),
-        ALONE,
+        "settle", COURSES[4], LoopSettings(steps=60, batch=16, learning_rate=6e-4, warmup=4, checkpoint_every=10), ALONE
     ),
     DrafterCourse(
-        "revise",
-        REVISION,
-        LoopSettings(steps=170, batch=16, learning_rate=1e-3, warmup=6, checkpoint_every=5),
-        _COLD,
+        "revise", REVISION, LoopSettings(steps=170, batch=16, learning_rate=1e-3, warmup=6, checkpoint_every=5), _COLD
     ),
     DrafterCourse(
         "relearn",

@@ -39,10 +39,7 @@ def train(out: Path, characters: int = 6_000_000) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     # A digit is always its own token, so that numbers look the same everywhere.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
+        [pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

@@ -67,8 +67,7 @@ class Bundle:
         name = name or self.manifest.default_variant
         if name not in self.manifest.variants:
             raise BundleError(
-                f"this bundle has no variant {name!r}",
-                hint=f"it has {', '.join(sorted(self.manifest.variants))}",
+                f"this bundle has no variant {name!r}", hint=f"it has {', '.join(sorted(self.manifest.variants))}"
             )
         variant = self.manifest.variants[name]
         if variant.opset not in OPSETS:

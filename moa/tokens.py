@@ -1,9 +1,13 @@
-"""Token logs: the common prefix of two."""
+"""Token logs and texts: the common prefix of two."""
 
 from __future__ import annotations
 
+from typing import TypeVar
 
-def common_prefix(a: list[int], b: list[int]) -> int:
+_Run = TypeVar("_Run", list[int], str)
+
+
+def common_prefix(a: _Run, b: _Run) -> int:
     """Length of the common prefix, by bisection over slice comparisons, which run at C speed."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from moa.errors import ConfigError, NumericalError
 from moa.sampling import MAX_SEED, SamplingSettings, candidates, choose, gumbel, penalize

@@ -98,22 +98,10 @@ def test_sampled_text_does_not_depend_on_speculation(engine: Speculator, seed: i
     assert ids(SHAPES["chain"]) == plain
 
 
-def test_sampled_next_tokens_follow_the_targets_distribution(engine: Speculator) -> None:
-    """The engine says what `choose` says, and 20,000 draws of `choose` are distributed as the target's softmax."""
+def test_sampled_next_tokens_are_chosen_from_the_targets_logits(engine: Speculator) -> None:
+    """How often `choose` takes which token is in `tests/test_sampling.py`."""
     prompt = prompts_of((9,))[0]
     logits = engine.target.model(torch.tensor([prompt])).logits[0, -1].detach().float().numpy()
-    draws = 20_000
-    counts = np.zeros(len(logits))
-    for seed in range(draws):
-        counts[choose(logits, SamplingSettings(temperature=1.0, seed=seed), len(prompt))] += 1
-    expected = np.exp(logits - logits.max()).astype(np.float64)
-    expected *= draws / expected.sum()
-    cells = expected >= 5
-    counts = np.append(counts[cells], counts[~cells].sum())
-    expected = np.append(expected[cells], expected[~cells].sum())
-    statistic = ((counts - expected) ** 2 / np.maximum(expected, 1e-9))[expected > 0].sum()
-    freedom = len(counts) - 1
-    assert (statistic - freedom) / np.sqrt(2 * freedom) < 4
     for seed in range(40):
         settings = GenerationSettings(max_new_tokens=1, sampling=SamplingSettings(temperature=1.0, seed=seed))
         assert engine.generate([prompt], settings)[0].ids == [choose(logits, settings.sampling, len(prompt))]

@@ -5,10 +5,7 @@ import random
 from .base import Skill, Task, same_last, same_last_number
 
 _PLACES = {1: ("ones",), 2: ("tens", "ones"), 3: ("hundreds", "tens", "ones")}
-_WORDS = {
-    "larger": ("larger", "larger", "bigger", "greater", "higher"),
-    "smaller": ("smaller", "smaller", "lower"),
-}
+_WORDS = {"larger": ("larger", "larger", "bigger", "greater", "higher"), "smaller": ("smaller", "smaller", "lower")}
 
 
 def larger_by(left: int, right: int, wanted: str) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from moa.api.present import Show
 from moa.api.tools import ToolFormat, WrittenCall
+from moa.tokens import common_prefix
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -78,7 +79,5 @@ class Separator:
 
 
 def _change(old: str, new: str, sure: str) -> Change:
-    if new.startswith(old):
-        return Change(new[len(old) :], len(sure))
-    same = next((at for at, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), len(new))
-    return Change(new[same:], len(sure), same)
+    same = common_prefix(old, new)
+    return Change(new[same:], len(sure), same if same < len(old) else None)

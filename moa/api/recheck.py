@@ -18,6 +18,7 @@ from moa.api.present import Show
 from moa.api.responses import ResponseShape
 from moa.api.shapes import Shape
 from moa.api.stream import side_by_side
+from moa.tokens import common_prefix
 
 _MOST_FAILURES = 3
 
@@ -53,8 +54,7 @@ class Recheck:
         if ended is None or not ended.verified:
             return
         self.shape.unverified = None
-        differ = (at for at, pair in enumerate(zip(written, ended.text, strict=False)) if pair[0] != pair[1])
-        same = next(differ, min(len(written), len(ended.text)))
+        same = common_prefix(written, ended.text)
         show = Show(ended.text[same:], len(ended.text), same if same < len(written) else None)
         for told in (*self.shape.piece(0, show, marked=True, last=True), *self.shape.end(0, ended)):
             yield told

@@ -110,12 +110,6 @@ async def test_a_stream_with_usage() -> None:
     assert "id:" not in reply.text
 
 
-async def test_tools_may_be_offered_and_are_not_called() -> None:
-    async with served(says("text")) as (_, address), browser(address) as client:
-        body = chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="auto")
-        assert (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["finish_reason"] == "stop"
-
-
 async def test_several_choices_have_seeds_of_their_own() -> None:
     async with served(lambda ask: says(f"seed {ask.seed}")) as (_, address), browser(address) as client:
         answer = (await client.post("/v1/chat/completions", json=chat(n=3, seed=7))).json()

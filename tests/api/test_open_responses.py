@@ -1,6 +1,6 @@
-"""The cases of Open Responses' compliance suite that concern text: basic, streaming, system prompt, several turns.
+"""The cases of Open Responses' compliance suite that concern text: basic, system prompt, several turns.
 
-The others call tools (two of the seven that are public) or send a picture, which this API does not do.
+Streaming and tool calls are in `test_openai.py` and `test_tools.py`; a picture is what this API does not do.
 """
 
 from __future__ import annotations
@@ -10,41 +10,14 @@ from typing import Any
 import pytest
 
 from tests.api.scripted import MODEL, browser, says, served
-from tests.api.test_app import data_of
 
 FIELDS = [
-    "id",
-    "object",
-    "created_at",
-    "completed_at",
-    "status",
-    "incomplete_details",
-    "model",
-    "previous_response_id",
-    "instructions",
-    "output",
-    "error",
-    "tools",
-    "tool_choice",
-    "truncation",
-    "parallel_tool_calls",
-    "text",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_logprobs",
-    "temperature",
-    "reasoning",
-    "usage",
-    "max_output_tokens",
-    "max_tool_calls",
-    "store",
-    "background",
-    "service_tier",
-    "metadata",
-    "safety_identifier",
+    "id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id",
+    "instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p",
+    "presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "usage",
+    "max_output_tokens", "max_tool_calls", "store", "background", "service_tier", "metadata", "safety_identifier",
     "prompt_cache_key",
-]
+]  # fmt: skip
 """Every response has all of them, null or not."""
 
 
@@ -75,17 +48,6 @@ async def test_a_whole_response(case: str) -> None:
     assert [dict(one) for one in answerer.asks[0].question.messages or ()] == [
         {"role": one["role"], "content": one["content"]} for one in CASES[case]
     ]
-
-
-async def test_a_streamed_response() -> None:
-    async with served(says("Hel", "lo")) as (_, address), browser(address) as client:
-        body = {"model": MODEL, "input": CASES["basic"], "stream": True}
-        reply = await client.post("/v1/responses", json=body)
-    *events, done = data_of(reply.text)
-    assert done == "[DONE]"
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == "Hello"
-    check(events[-1]["response"])
 
 
 async def test_what_is_out_of_scope_is_refused_by_name() -> None:

@@ -120,17 +120,6 @@ async def test_errors_are_the_packages_own() -> None:
             await client.models.retrieve(MODEL)
 
 
-async def test_closing_a_stream_ends_the_answer() -> None:
-    async with talking(lambda ask: [Began(3), Piece("a"), asyncio.Event()]) as (answerer, client):
-        stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)  # type: ignore[call-overload]
-        async for chunk in stream:
-            if chunk.choices[0].delta.content:
-                break
-        await stream.close()
-        async with asyncio.timeout(PATIENCE):
-            await answerer.closed.wait()
-
-
 # ---- responses
 
 

@@ -20,10 +20,7 @@ from tests.clients.conftest import MODEL, PATIENCE, Device
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"), pytest.mark.filterwarnings("default")]
 STORY = "Make up a little story: the hero is Ben, the animal is a cat, the place is a forest."
 SLOW = 0.15
 """Seconds a forward, so that an answer has a middle."""

@@ -1,11 +1,10 @@
 """The corpus is deterministic, even over the skills, and its splits are disjoint."""
 
-import ast
 from collections import Counter
 from itertools import islice
 
-from demo.corpus import KINDS, examples, messages, mixed, natural, split_of, stdlib_prompts, stdlib_text, talk
-from demo.skills import SKILLS, Example
+from demo.corpus import KINDS, examples, mixed, natural, split_of, stdlib_prompts, stdlib_text, talk
+from demo.skills import SKILLS
 
 
 def test_examples_are_deterministic_and_depend_on_the_seed() -> None:
@@ -26,11 +25,6 @@ def test_splits_share_no_prompt() -> None:
     assert all(split_of(prompt) == "heldout" for prompt in heldout)
 
 
-def test_messages_are_a_chat() -> None:
-    chat = messages(Example("parity", "Is 3 odd?", "Yes."))
-    assert chat == [{"role": "user", "content": "Is 3 odd?"}, {"role": "assistant", "content": "Yes."}]
-
-
 def test_stdlib_text_is_deterministic_and_split_by_file() -> None:
     train, heldout = list(islice(stdlib_text("train"), 20)), list(stdlib_text("heldout"))
     assert train == list(islice(stdlib_text("train"), 20))
@@ -44,11 +38,6 @@ def test_stdlib_prompts_continue_held_out_functions() -> None:
         assert example.skill == "code"
         assert example.prompt.count("\n") == 6
         assert example.prompt + example.answer.rstrip("\n") in heldout
-
-
-def test_stdlib_text_is_python() -> None:
-    for text in islice(stdlib_text("train"), 5):
-        ast.parse(text)
 
 
 def test_small_talk_is_deterministic_and_of_every_kind() -> None:

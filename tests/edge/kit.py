@@ -35,10 +35,9 @@ from moa.model.drafter import Drafter
 from moa.model.loading import load_model
 from moa.sampling import SamplingSettings
 from moa.speculation.guess_tree import GuessTreeGrower
-from moa.tree import DraftTree, TreeGrower, TreeShape
+from moa.tree import DraftTree, TreeGrower, TreeShape, path_of
 from tests.tiny import save_tiny
 from tests.verifier import kit as verifier_kit
-from tests.wire.histories import path_to
 
 
 @functools.cache
@@ -119,7 +118,7 @@ class OracleDrafter:
         while grower.frontier:
             top = []
             for node in grower.frontier:
-                top.append(self._top([*ids, *path_to(grower.tokens, grower.parents, node)]))
+                top.append(self._top([*ids, *path_of(grower.tokens, grower.parents, node)]))
             grower.expand(np.array(top), np.log(np.tile([[0.7, 0.2, 0.1]], (len(top), 1))).astype(np.float32))
             yield
         return grower.tree()
@@ -137,7 +136,7 @@ class OracleDrafter:
             self._growth, self._grown_after = GuessTreeGrower(ids[-1]), list(ids)
         growth = self._growth
         nodes = growth.best(breadth)
-        top = [self._top([*ids, *path_to(growth.tree.tokens, growth.tree.parents, node)]) for node in nodes]
+        top = [self._top([*ids, *path_of(growth.tree.tokens, growth.tree.parents, node)]) for node in nodes]
         growth.expand(nodes, top, [[math.log(p) for p in (0.7, 0.2, 0.1)]] * len(nodes))
         return growth
 

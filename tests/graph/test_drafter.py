@@ -12,10 +12,9 @@ from moa.graph.cache import RecordBuffer
 from moa.graph.drafter import OnnxDrafter, run
 from moa.graph.step import Call, Heads, StepGraph
 from moa.sampling import SamplingSettings, gumbel
-from moa.tree import DraftTree, TreeShape
+from moa.tree import DraftTree, TreeShape, path_of
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit
-from tests.wire.histories import path_to
 
 SHAPES = (TreeShape.chain(4, min_score=-1e9), TreeShape(3, 3, 9, min_score=-1e9))
 GREEDY, SAMPLED = SamplingSettings(), SamplingSettings(temperature=0.7, seed=11)
@@ -84,7 +83,7 @@ def test_a_grown_tree_says_what_a_fresh_drafter_says_and_what_is_passed_is_not_r
         tree = growth.tree
         for node in rng.sample([n for n in range(len(tree)) if n not in growth.open], 2 if len(tree) > 4 else 1):
             expected = run(
-                fresh_with_records().grow([*ids, *path_to(tree.tokens, tree.parents, node)], 3, -1e9, sampling)
+                fresh_with_records().grow([*ids, *path_of(tree.tokens, tree.parents, node)], 3, -1e9, sampling)
             ).tree
             children = [n for n, parent in enumerate(tree.parents) if parent == node]
             assert [tree.tokens[n] for n in children] == expected.tokens[1:]
@@ -93,7 +92,7 @@ def test_a_grown_tree_says_what_a_fresh_drafter_says_and_what_is_passed_is_not_r
         if round % 4 == 3:
             ids = [*ids, rng.randrange(4, 128)]  # off the tree, or on it by luck
         else:
-            ids = [*ids, *path_to(tree.tokens, tree.parents, rng.choice([n for n in range(len(tree)) if n]))]
+            ids = [*ids, *path_of(tree.tokens, tree.parents, rng.choice([n for n in range(len(tree)) if n]))]
         if round == 5:
             assert run(used.guess(ids, sampling)) == run(fresh_with_records().guess(ids, sampling))
 

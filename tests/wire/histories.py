@@ -13,7 +13,7 @@ from cloud_verifier.sessions.service import new_job
 from cloud_verifier.sessions.session import Output, Prefill, Run, ServerSession
 from moa.logprobs import pack
 from moa.speculation.guess_tree import Picked
-from moa.tree import Accepted, accept
+from moa.tree import Accepted, accept, path_of
 from moa.wire import FEATURES, Code, Limits, Refusal
 from moa.wire.finish import Decode, cut_path, first_finish
 from moa.wire.messages import (
@@ -33,15 +33,6 @@ from moa.wire.messages import (
 Times = tuple[float, float]
 """Milliseconds that a round waits and runs."""
 AT_ONCE: Times = 0.0, 0.0
-
-
-def path_to(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]:
-    """The tokens of a tree from below its root to a node."""
-    path = []
-    while node > 0:
-        path.append(tokens[node])
-        node = parents[node]
-    return path[::-1]
 
 
 def rows(session: ServerSession, tokens: int) -> bytes:
@@ -138,7 +129,7 @@ class Histories:
         return session.settle(verdict, 0.0)
 
     def _accept(self, session: ServerSession, tokens: Sequence[int], parents: Sequence[int]) -> Accepted:
-        return accept(tokens, parents, lambda node: self._says([*session.log, *path_to(tokens, parents, node)]))
+        return accept(tokens, parents, lambda node: self._says([*session.log, *path_of(tokens, parents, node)]))
 
     def _stream(self, session: ServerSession, job: Job, times: Times) -> list[Any]:
         answers: list[Any] = []

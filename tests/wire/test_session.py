@@ -10,16 +10,7 @@ import pytest
 from cloud_verifier.sessions.session import PREFILL, Run, ServerSession
 from moa.errors import ProtocolError
 from moa.wire import Advanced, ClientSession, Code, Ready, RecordsArrived, Recovered, Refusal, Refused
-from moa.wire.messages import (
-    Activations,
-    Error,
-    Open,
-    Opened,
-    Resumed,
-    StreamTokens,
-    Verdict,
-    Verify,
-)
+from moa.wire.messages import Activations, Error, Open, Opened, Resumed, StreamTokens, Verdict, Verify
 from tests.wire.histories import AT_ONCE, Histories
 
 EOS = 0
@@ -72,17 +63,6 @@ def test_a_verdict_says_which_nodes_were_accepted() -> None:
     assert event.path == (0, 2, 4)
     assert event.tokens == (first, second, says([3, 1, 4, first, second]))
     assert pair.session.log == pair.ours.log
-
-
-def test_the_same_round_gets_the_same_verdict_and_changes_nothing() -> None:
-    pair = Pair()
-    message = pair.session.verify([4, 5])
-    verdict = pair.server.handle(message)
-    log = list(pair.ours.log)
-    assert pair.server.handle(message) == verdict
-    assert pair.ours.log == log
-    assert isinstance(pair.session.receive(verdict), Advanced)
-    assert pair.session.receive(verdict) is None
 
 
 @pytest.mark.parametrize(
@@ -226,9 +206,7 @@ def test_a_retryable_refusal_keeps_the_request_and_another_drops_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"path": [1]}, {"path": [0, 2]}, {"path": [0, 9]}, {"path": []}, {"base": 7}],
-    ids=str,
+    "change", [{"path": [1]}, {"path": [0, 2]}, {"path": [0, 9]}, {"path": []}, {"base": 7}], ids=str
 )
 def test_an_impossible_verdict_is_an_error_and_not_text(change: dict[str, Any]) -> None:
     pair = Pair()

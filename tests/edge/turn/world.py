@@ -33,7 +33,7 @@ from moa.errors import LinkError, MoaError
 from moa.masking import MASKED
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.speculation.prediction import Prediction
-from moa.tree import DraftTree
+from moa.tree import DraftTree, path_of
 from moa.wire import ClientSession, Code
 from moa.wire.finish import TurnRules
 from moa.wire.messages import (
@@ -53,7 +53,7 @@ from moa.wire.messages import (
     WireLimits,
     round_of,
 )
-from tests.wire.histories import SteppedHistories, path_to
+from tests.wire.histories import SteppedHistories
 
 VOCAB, EOS = 60, 1
 LIMITS = WireLimits(2**18, 8192, 8192, 4096, 64, 256)
@@ -378,7 +378,7 @@ class World:
         nodes = growth.best(breadth)
         tokens, scores = [], []
         for node in nodes:
-            log = [*ids, *path_to(growth.tree.tokens, growth.tree.parents, node)]
+            log = [*ids, *path_of(growth.tree.tokens, growth.tree.parents, node)]
             guess = self._guess(log)
             second = says(log) if says(log) != guess and len(log) % 2 else (guess + 7) % VOCAB
             right = self.chances(log) if self.chances is not None else self.right
