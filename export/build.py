@@ -188,11 +188,7 @@ class _Build:
         write_golden(self.folder / GOLDEN, golden_cases(self.source.spec, self.source.vocabulary, runners))
 
     def _manifest(
-        self,
-        top_k: int,
-        variants: dict[str, Variant],
-        shared: SharedParts,
-        calibration: Calibration | None,
+        self, top_k: int, variants: dict[str, Variant], shared: SharedParts, calibration: Calibration | None
     ) -> None:
         source = self.source
         manifest = Manifest(

@@ -42,12 +42,7 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("-d", "--drafter", help="the drafter's folder, or independent:ID_OR_DIR for a small causal LM")
     build.add_argument("-o", "--out", type=Path, help="folder of the bundle, which must not exist yet")
     build.add_argument(
-        "-v",
-        "--variant",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="may be repeated; the first is the default",
+        "-v", "--variant", action="append", default=[], metavar="NAME", help="may be repeated; the first is the default"
     )
     build.add_argument("--draft-vocab", type=int, metavar="N", help="draft only the N most frequent tokens")
     build.add_argument("--vocab-text", type=Path, nargs="+", default=[], metavar="FILE", help="text to choose them by")

@@ -20,12 +20,7 @@ STEPS = (1, 8)
 
 
 def step_times(
-    model: Path,
-    spec: BodySpec,
-    vocabulary: int,
-    *,
-    threads: tuple[int, ...] = (1, 2),
-    seconds: float = 0.5,
+    model: Path, spec: BodySpec, vocabulary: int, *, threads: tuple[int, ...] = (1, 2), seconds: float = 0.5
 ) -> tuple[StepTime, ...]:
     """Median step times, each measured for about `seconds`."""
     times = []

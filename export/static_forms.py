@@ -78,14 +78,7 @@ class StaticStep(nn.Module):
         return logits, *rows
 
     def _cross(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor,
-        has_records: Tensor,
+        self, x: Tensor, cos: Tensor, sin: Tensor, key: Tensor, value: Tensor, mask: Tensor, has_records: Tensor
     ) -> Tensor:
         block = self.crossing
         query = _turn(block.self_attn.query(self._norm(block.input_layernorm, x)), cos, sin)

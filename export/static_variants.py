@@ -15,14 +15,7 @@ from export.kinds import VariantKind
 from export.parity import random_steps
 from export.reference import Reference
 from export.runner import StepInput
-from export.static_forms import (
-    EMBEDDING,
-    StaticShape,
-    export_static,
-    partitions,
-    quantize_for_htp,
-    write_embedding,
-)
+from export.static_forms import EMBEDDING, StaticShape, export_static, partitions, quantize_for_htp, write_embedding
 from export.static_runner import Feeds, StaticRunner, session_of
 from export.variants import Made
 
@@ -30,11 +23,7 @@ _CALIBRATION_STEPS = 64
 
 
 def make_static(
-    shop: Workshop,
-    kind: VariantKind,
-    folder: Path,
-    shape: StaticShape,
-    reference: Reference | None,
+    shop: Workshop, kind: VariantKind, folder: Path, shape: StaticShape, reference: Reference | None
 ) -> Made:
     """Write a static variant and run it on the CPU; for runtimes that have a usability checker, that is run too."""
     folder.mkdir(parents=True)

@@ -85,12 +85,7 @@ class OnnxDrafter:
     """`DeviceDrafter` over the exported step graph."""
 
     def __init__(
-        self,
-        graph: StepGraph,
-        *,
-        draft_tokens: NDArray[np.int64] | None = None,
-        vocab_size: int,
-        borrowed: int = 0,
+        self, graph: StepGraph, *, draft_tokens: NDArray[np.int64] | None = None, vocab_size: int, borrowed: int = 0
     ) -> None:
         """`draft_tokens` are the target ids of a reduced draft vocabulary; the last `borrowed` layers with a cache are
         the target's own."""

@@ -100,13 +100,7 @@ class Call:
     """
 
     def __init__(
-        self,
-        graph: StepGraph,
-        tokens: int,
-        *,
-        cache: Sequence[Float],
-        records: Mapping[str, Float],
-        text: bool,
+        self, graph: StepGraph, tokens: int, *, cache: Sequence[Float], records: Mapping[str, Float], text: bool
     ) -> None:
         """`cache` and `records` are read at every run; guesses are computed after the last token of a text, and after
         each of a level."""

@@ -248,14 +248,7 @@ class Drafter(nn.Module):
         return x, rows
 
     def _layer(
-        self,
-        index: int,
-        x: Tensor,
-        positions: Tensor,
-        angles: Rows,
-        mask: Tensor,
-        past: Rows,
-        queries: Tensor | None,
+        self, index: int, x: Tensor, positions: Tensor, angles: Rows, mask: Tensor, past: Rows, queries: Tensor | None
     ) -> tuple[Tensor, Rows]:
         """One layer of the body: new keys and values of all tokens, output for the `queries`."""
         if self.config.body is not None:

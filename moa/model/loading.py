@@ -40,11 +40,7 @@ class LoadedModel:
 
 
 def load_model(
-    source: str | Path,
-    *,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-    quantize: str = "",
+    source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, quantize: str = ""
 ) -> LoadedModel:
     """Load a causal language model of a supported family, in eval mode, without running code from its folder."""
     where = _checked_device(device)

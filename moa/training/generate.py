@@ -52,10 +52,7 @@ class GeneratedAnswers:
         asked = [array("i", prompt) for prompt in prompts if 0 < len(prompt) <= room]
         done = self._whole_windows(target.pool.slots)
         speculator = Speculator(target)
-        with (
-            self.path.open("a", encoding="utf-8") as file,
-            Progress(len(asked), done, quiet=quiet, of="answer") as bar,
-        ):
+        with self.path.open("a", encoding="utf-8") as file, Progress(len(asked), done, quiet=quiet, of="answer") as bar:
             for at in range(done, len(asked), target.pool.slots):
                 began = time.perf_counter()
                 window = [list(prompt) for prompt in asked[at : at + target.pool.slots]]

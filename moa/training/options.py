@@ -84,9 +84,7 @@ def parser() -> argparse.ArgumentParser:
         "--paper", action="store_true", help="losses, masks, optimiser and rate of the paper's public code"
     )
     top.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="sizes, and the measured memory and time of eight steps; no training",
+        "--dry-run", action="store_true", help="sizes, and the measured memory and time of eight steps; no training"
     )
     top.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
     top.add_argument("--quiet", action="store_true", help="no progress")

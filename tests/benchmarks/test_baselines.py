@@ -10,13 +10,7 @@ import torch
 
 from benchmarks.baselines.features import parameter_count
 from benchmarks.baselines.presets import NO_RECORDS, build, moa_config
-from benchmarks.baselines.registry import (
-    drafting_with,
-    load_any,
-    load_target,
-    open_drafting,
-    save,
-)
+from benchmarks.baselines.registry import drafting_with, load_any, load_target, open_drafting, save
 from moa.errors import ConfigError, UsageError
 from moa.model.checkpoint import new_drafter
 from moa.model.generate import GenerationSettings, Speculator

@@ -109,8 +109,7 @@ def _embedded(table: FloatTable | Int8Table | BlockTable, folder: Path) -> tuple
 
 
 @pytest.mark.parametrize(
-    ("kind", "tolerance"),
-    [("float", 1e-6), ("int8", 0.02), ("unpacked", 0.02), ("b16", 0.3), ("b16-8", 0.02)],
+    ("kind", "tolerance"), [("float", 1e-6), ("int8", 0.02), ("unpacked", 0.02), ("b16", 0.3), ("b16-8", 0.02)]
 )
 def test_both_uses_of_a_table_see_the_same_numbers(kind: str, tolerance: float, tmp_path: Path) -> None:
     matrix = np.random.default_rng(0).standard_normal((40, 24), np.float32)  # 24 is no multiple of the block

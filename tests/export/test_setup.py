@@ -102,10 +102,7 @@ def test_a_dry_run_says_sizes_and_writes_nothing(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize(
     ("more", "wrong"),
-    [
-        (["--steps", "3"], "--steps is for the training of --records"),
-        (["-v", "cpu-int3"], "cpu-int3"),
-    ],
+    [(["--steps", "3"], "--steps is for the training of --records"), (["-v", "cpu-int3"], "cpu-int3")],
 )
 def test_mistakes_are_one_line(more: list[str], wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, small = save_siblings(tmp_path, "llama")

@@ -17,10 +17,7 @@ from moa.graph.step import StepGraph
 def forever() -> onnx.NodeProto:
     """2^62 additions."""
     body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["go"], ["again"]),
-            helper.make_node("Add", ["x", "x"], ["y"]),
-        ],
+        [helper.make_node("Identity", ["go"], ["again"]), helper.make_node("Add", ["x", "x"], ["y"])],
         "body",
         [
             helper.make_tensor_value_info("i", TensorProto.INT64, []),

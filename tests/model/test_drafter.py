@@ -187,12 +187,7 @@ def test_the_published_layout_is_the_paper_step_by_step(published: Path, target:
 
 
 DEEP = {"layers": 3, "final_norm": True}
-SHAPES = [
-    {},
-    {"final_state": True},
-    {"use_lsa": False},
-    DEEP,
-]
+SHAPES = [{}, {"final_state": True}, {"use_lsa": False}, DEEP]
 
 
 def some_records(drafter: Drafter, target: Target, ids: list[int]) -> tuple[Tensor, Tensor]:

@@ -315,12 +315,7 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.parametrize("case", BAD_INPUTS)
 def test_a_mistake_is_one_clear_line(
-    case: str,
-    target: Path,
-    chats: Path,
-    broken: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    case: str, target: Path, chats: Path, broken: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given, message = BAD_INPUTS[case]
     arguments = [part.format(target=target, **broken) for part in given]

@@ -123,8 +123,7 @@ def rows_of(attention: Attention, kinds: Sequence[str], seed: int = 0) -> list[R
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "window"),
-    [(1, 1, 64, 0), (4, 2, 96, 37), (7, 1, 16, 500), (8, 1, 256, 0)],
+    ("heads", "kv_heads", "width", "window"), [(1, 1, 64, 0), (4, 2, 96, 37), (7, 1, 16, 500), (8, 1, 256, 0)]
 )
 def test_attention_equals_the_reference(heads: int, kv_heads: int, width: int, window: int) -> None:
     attention = Attention([509, 3, 20], heads=heads, kv_heads=kv_heads, width=width, window=window)
