@@ -6,10 +6,9 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cloud_verifier import logs, tokens
@@ -49,9 +48,6 @@ _ADDRESS = {
 _MEMORY = dict.fromkeys(("slots", "kv_tokens"), "N")
 _BATCHES = ("max_batch_rows", "max_batch_tokens", "prefill_tokens", "batch_wait_ms")
 _BATCHING = _MEMORY | dict.fromkeys(_BATCHES, "N")
-
-ApiEndpoint = Callable[[Any], contextlib.AbstractAsyncContextManager[str]]
-"""Starts another listener beside the verifier's port; yields its address."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -119,28 +115,25 @@ def _serve(arguments: argparse.Namespace) -> int:
 
         logs.take_over_libraries()
         served = load(settings)
-        beside = _no_endpoint
+        verifier = Verifier(served, settings, auth)
+        beside: contextlib.AbstractAsyncContextManager[str] = contextlib.nullcontext("")
         if api_port is not None:
             from cloud_verifier.openai.endpoint import endpoint
 
             tokenizer = served.target.tokenizer
-            beside = functools.partial(
-                endpoint, port=api_port, tokenizer=tokenizer, settings=settings, principals=auth.principal
+            beside = endpoint(
+                verifier, port=api_port, tokenizer=tokenizer, settings=settings, principals=auth.principal
             )
-        loop.run(_until_stopped(Verifier(served, settings, auth), port, beside))
+        loop.run(_until_stopped(verifier, port, beside))
     return 0
 
 
-@contextlib.asynccontextmanager
-async def _no_endpoint(verifier: Any) -> AsyncIterator[str]:
-    yield ""
-
-
-async def _until_stopped(verifier: Any, port: Port, beside: ApiEndpoint) -> None:
+async def _until_stopped(verifier: Any, port: Port, beside: contextlib.AbstractAsyncContextManager[str]) -> None:
+    """`beside`: another listener, whose address it gives; empty without one."""
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    async with verifier.open(port), beside(verifier) as address:
+    async with verifier.open(port), beside as address:
         log.info("listening", extra={"event": "listening", "url": verifier.transport.url})
         print(f"listening on {verifier.transport.url}", flush=True)
         if address:

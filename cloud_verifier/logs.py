@@ -109,17 +109,14 @@ class ToStandardError(logging.Handler):
 
 def configure(level: str, limits: Limits) -> None:
     """Send the logs of the verifier and of its libraries to stderr as JSON."""
-    handler = ToStandardError()
-    handler.setFormatter(JsonFormatter())
-    handler.addFilter(FairShare(limits.max_log_lines_per_second))
-    log.handlers[:] = [handler]
+    for logger in (log, logging.getLogger()):
+        handler = ToStandardError()
+        handler.setFormatter(JsonFormatter())
+        handler.addFilter(FairShare(limits.max_log_lines_per_second))
+        logger.handlers[:] = [handler]
     log.setLevel(level.upper())
     log.propagate = False
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    others = ToStandardError()
-    others.setFormatter(JsonFormatter())
-    others.addFilter(FairShare(limits.max_log_lines_per_second))
-    logging.getLogger().handlers[:] = [others]
     logging.captureWarnings(True)
     # The library's messages about failed handshakes are dropped: we log those in our own format.
     for name in ("websockets.server", "websockets"):

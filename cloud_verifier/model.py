@@ -103,7 +103,6 @@ def load(settings: Settings) -> Served:
             "slots": target.pool.slots,
             "megabytes": round(target.pool.nbytes / 1e6),
             "records": served.facts.records is not None,
-            "drafts": served.drafts,
         },
     )
     return served

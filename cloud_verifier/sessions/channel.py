@@ -188,16 +188,8 @@ class Channel:
                 raise Refusal(Code.LIMIT, f"{own} sessions on this connection", limit="max_sessions_per_connection")
             session = self.service.open(message, self.principal, self.features, matcher)
             self._meter.refund()
-            log.info(
-                "session opened",
-                extra={
-                    "event": "opened",
-                    "session": session.id,
-                    "principal": self.principal,
-                    "peer": self.peer,
-                    "prompt_tokens": len(message.ids),
-                },
-            )
+            fields = {"event": "opened", "session": session.id, "principal": self.principal, "peer": self.peer}
+            log.info("session opened", extra=fields | {"prompt_tokens": len(message.ids)})
         answer = session.open(message)
         session.attach(self.outbox)
         self.service.perform(session, answer)

@@ -322,16 +322,8 @@ class Service:
     def count_refusal(self, error: Error, principal: str) -> None:
         """Count and log a refusal, without its message: that may quote the client's text or tokens."""
         self.metrics.refusals.labels(error.code, error.limit).inc()
-        log.info(
-            "refused",
-            extra={
-                "session": error.session,
-                "round": error.round,
-                "principal": principal,
-                "code": error.code,
-                "limit": error.limit,
-            },
-        )
+        where = {"session": error.session, "round": error.round, "principal": principal}
+        log.info("refused", extra=where | {"code": error.code, "limit": error.limit})
 
     def observe(self) -> None:
         """Update the gauges."""

@@ -199,16 +199,8 @@ class SessionTable:
             self._owned[session.principal] -= 1
             self._log_bytes -= session.counted
             session.counted = 0
-            log.info(
-                "session ended",
-                extra={
-                    "event": "ended",
-                    "session": session.id,
-                    "principal": session.principal,
-                    "reason": reason,
-                    "tokens": len(session.log),
-                },
-            )
+            fields = {"event": "ended", "session": session.id, "principal": session.principal, "reason": reason}
+            log.info("session ended", extra=fields | {"tokens": len(session.log)})
 
     def sweep(self) -> None:
         """Apply timeouts: detached sessions lose their slot, cold ones are removed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import cache
@@ -26,6 +26,7 @@ from moa.config import DrafterConfig
 from moa.model.checkpoint import new_drafter
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings, choose
+from moa.speculation.policy import Policy
 from moa.wire import Limits, decode_server
 from tests.support import client as wire_client
 from tests.support.client import Client
@@ -153,6 +154,15 @@ class _Chosen(LogitsProcessor):
         only = torch.full_like(scores, -torch.inf)
         only[0, choose(scores[0].numpy(), self._sampling, len(log), log)] = 0.0
         return only
+
+
+def draft_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it costs."""
+
+    def plan(self: Policy, texts: Any, unread: Iterable[int | None], beside: int = 0) -> list[int]:
+        return [0 if tokens is None else 4 for tokens in unread]
+
+    monkeypatch.setattr(Policy, "plan", plan)
 
 
 def random_draft(

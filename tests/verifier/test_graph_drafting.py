@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -18,7 +18,6 @@ from cloud_verifier.model import load, load_graph
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError
 from moa.model.graph_drafting import GraphDrafting
-from moa.speculation.policy import Policy
 from moa.wire.messages import Sampling
 from tests.edge import kit as edge_kit
 from tests.verifier import kit
@@ -36,12 +35,7 @@ def settings() -> Settings:
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft in every round, whatever it costs."""
-
-    def plan(self: Policy, texts: Any, unread: Iterable[int | None], beside: int = 0) -> list[int]:
-        return [0 if tokens is None else 4 for tokens in unread]
-
-    monkeypatch.setattr(Policy, "plan", plan)
+    kit.draft_in_every_round(monkeypatch)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,6 @@ from moa.model.eagle3 import PublishedEagle3
 from moa.model.shared import SharedWeights
 from moa.model.target import Row, Step, Target
 from moa.sampling import SamplingSettings
-from moa.speculation.policy import Policy
 from moa.wire.messages import Sampling
 from tests.model import published
 from tests.tiny import save_tiny, tiny
@@ -35,12 +33,7 @@ TOKENS = 32
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft in every round, whatever it costs."""
-
-    def plan(self: Policy, texts: Any, unread: Iterable[int | None], beside: int = 0) -> list[int]:
-        return [0 if tokens is None else 4 for tokens in unread]
-
-    monkeypatch.setattr(Policy, "plan", plan)
+    kit.draft_in_every_round(monkeypatch)
 
 
 @cache
