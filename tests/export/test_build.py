@@ -23,7 +23,7 @@ from export.source import load_source
 from export.vocabulary import count_files, most_frequent
 from moa.bundle import MANIFEST, Bundle
 from moa.config import DrafterConfig
-from moa.errors import ConfigError, UsageError
+from moa.errors import UsageError
 from moa.model.partial_target import read_facts
 from tests.export.conftest import PROMPTS, Pair
 from tests.tiny import save_tiny
@@ -167,14 +167,12 @@ def _hole(folder: Path, shapes: dict[str, tuple[int, int]]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"variants": ("gpu",)}, "unknown variant 'gpu'"),
         ({"top_k": 0}, "--top-k must be at least 1"),
         ({"new_tokens": 1}, "--new-tokens must be at least 2"),
         ({"draft_vocab": 5}, "--draft-vocab needs text"),
         ({"draft_vocab": 500, "vocab_text": (Path("x"),)}, r"must be 1..128"),
         ({"drafter": "nowhere"}, "no drafter at nowhere"),
         ({"drafter": "independent:./nowhere"}, "no model at ./nowhere"),
-        ({"target": "./nowhere"}, "no model at ./nowhere"),
     ],
 )
 def test_what_cannot_be_built_is_refused_at_once(
@@ -213,8 +211,3 @@ def test_prompts_are_read_from_both_kinds_of_file(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_text("\n")
     with pytest.raises(UsageError, match="hold no prompt"):
         read_prompts([tmp_path / "d.txt"])
-
-
-def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigError):
-        BuildSettings(target="t", drafter="d", out=Path("o"), draft_vocab=3)

@@ -53,9 +53,3 @@ def test_a_field_is_a_flag_and_its_docstring_the_help() -> None:
 def test_a_number_may_not_be_too_small(arguments: list[str], least: int) -> None:
     with pytest.raises(UsageError, match=f"must be at least {least}"):
         parsed(*arguments)
-
-
-def test_a_word_must_be_among_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parsed("--links", "carrier-pigeon")
-    assert "invalid choice: 'carrier-pigeon'" in capsys.readouterr().err
