@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -116,6 +119,29 @@ def client(running: Verifier, **how: Any) -> AbstractAsyncContextManager[Client]
 def connection(running: Verifier, *, token: str = "", **options: Any) -> connect:
     """A bare websocket to the verifier."""
     return wire_client.connection(running.transport.url, token=token, **options)
+
+
+async def get(url: str, path: str, token: str = "") -> tuple[int, str]:
+    """Status and text of a plain HTTP request to a websocket's port."""
+    request = urllib.request.Request(url.replace("ws://", "http://") + path)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+
+    def fetch() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    return await asyncio.to_thread(fetch)
+
+
+def metric(running: Verifier, name: str) -> float:
+    """A sample of the metrics page, by its name with its labels."""
+    lines = running.metrics.page().decode().splitlines()
+    return float(next(line for line in lines if line.startswith(name + " ")).split()[-1])
 
 
 def generated(ids: Sequence[int], count: int, sampling: SamplingSettings | None = None) -> list[int]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -64,9 +62,9 @@ async def test_http_and_refused_handshakes_are_answered_as_on_its_own_port(tmp_p
     known = {"Authorization": f"Bearer {token}"}
     async with behind_uvicorn(Authenticator.read(file)) as url:
         for path, status in {"/health/live": 200, "/health/ready": 200, "/metrics": 401, "/": 401}.items():
-            assert await _status(url, path) == status
+            assert (await kit.get(url, path))[0] == status
         for path, status in {"/metrics": 200, "/nothing": 404, "/": 426}.items():
-            assert await _status(url, path, known) == status
+            assert (await kit.get(url, path, token))[0] == status
         for status, options in (
             (401, {}),
             (400, {"additional_headers": known, "subprotocols": None}),
@@ -120,16 +118,3 @@ async def _until_closed(raw: ClientConnection) -> tuple[list[bytes], int | None]
             while True:
                 frames.append(await raw.recv())
     return frames, raw.close_code
-
-
-async def _status(url: str, path: str, headers: dict[str, str] | None = None) -> int:
-    def fetch() -> int:
-        request = urllib.request.Request(url.replace("ws://", "http://") + path, headers=headers or {})
-        try:
-            with urllib.request.urlopen(request, timeout=kit.PATIENCE) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
-
-    return await asyncio.to_thread(fetch)

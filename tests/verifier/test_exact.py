@@ -111,9 +111,7 @@ async def test_sessions_alone_and_together_are_told_what_the_library_says(
     async with Verifier(served(family, SETTINGS), SETTINGS).open() as running:
         for sessions in (1, 8, 32) if family == "llama" else (1, 8):
             await all_at_once(running, [speech(seed, family, sampling) for seed in range(sessions)])
-        page = running.metrics.page().decode()
-    alone = float(page.split('moa_batch_rows_bucket{le="1.0"} ')[1].split()[0])
-    batches = float(page.split("moa_batch_rows_count ")[1].split()[0])
+    alone, batches = (kit.metric(running, f"moa_batch_rows_{of}") for of in ('bucket{le="1.0"}', "count"))
     assert alone < batches, "some of them ran together"
 
 

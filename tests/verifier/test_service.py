@@ -119,12 +119,12 @@ async def test_a_conversation_runs_only_its_new_tokens() -> None:
         session = await edge.start(IDS, max_new_tokens=4)
         await _rest(edge, session)
         turn = kit.prompt(9, 7)
-        before = _value(running, "moa_prompt_tokens_total")
+        before = kit.metric(running, "moa_prompt_tokens_total")
         await edge.send(session.append(turn, max_new_tokens=5))
         assert isinstance(await edge.event(session), Ready)
         await _rest(edge, session)
         assert session.log[-5:] == kit.generated(session.log[:-5], 5)
-        assert _value(running, "moa_prompt_tokens_total") - before == len(turn)
+        assert kit.metric(running, "moa_prompt_tokens_total") - before == len(turn)
 
 
 async def test_a_shared_beginning_is_run_once() -> None:
@@ -133,12 +133,12 @@ async def test_a_shared_beginning_is_run_once() -> None:
         first = await edge.start([*system, *a], max_new_tokens=3)
         await _rest(edge, first)
         await _rows(edge, first, len(system) + len(a))
-        run = _value(running, "moa_prompt_tokens_total")
+        run = kit.metric(running, "moa_prompt_tokens_total")
         second = await edge.start([*system, *b], max_new_tokens=3)
         await _rest(edge, second)
         assert second.log[-3:] == kit.generated([*system, *b], 3)
-        assert _value(running, "moa_prompt_tokens_total") - run == len(b) - 1
-        assert _value(running, "moa_shared_prefix_tokens_total") == len(system)
+        assert kit.metric(running, "moa_prompt_tokens_total") - run == len(b) - 1
+        assert kit.metric(running, "moa_shared_prefix_tokens_total") == len(system)
         await _rows(edge, second, len(system) + len(b))
         rows = {id: _collect(edge, id, 60)[0] for id in (first.id, second.id)}
         np.testing.assert_array_equal(rows[first.id], rows[second.id])
@@ -437,8 +437,3 @@ async def test_what_cannot_be_done_is_a_typed_error() -> None:
             error = await edge.receive()
             assert isinstance(error, Error), message
             assert error.code == ("limit" if isinstance(message, Open) else "unknown_session"), message
-
-
-def _value(running: kit.Verifier, name: str) -> float:
-    lines = running.metrics.page().decode().splitlines()
-    return float(next(line for line in lines if line.startswith(name + " ")).split()[1])

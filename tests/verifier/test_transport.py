@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
@@ -30,22 +28,6 @@ def tokens(tmp_path: Any) -> tuple[Authenticator, str, str]:
     return kit.principals(tmp_path, "alice", "bob")
 
 
-async def _get(running: kit.Verifier, path: str, token: str = "") -> tuple[int, str]:
-    request = urllib.request.Request(running.transport.url.replace("ws://", "http://") + path)
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
-
-    def fetch() -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(request, timeout=kit.PATIENCE) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
-    return await asyncio.to_thread(fetch)
-
-
 async def _closed(raw: ClientConnection) -> int | None:
     async with asyncio.timeout(kit.PATIENCE):
         await raw.wait_closed()
@@ -55,15 +37,15 @@ async def _closed(raw: ClientConnection) -> int | None:
 
 async def test_health_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     async with kit.verifier() as running:
-        assert await _get(running, "/health/live") == (200, "live\n")
-        assert await _get(running, "/health/ready") == (200, "ready\n")
+        assert await kit.get(running.transport.url, "/health/live") == (200, "live\n")
+        assert await kit.get(running.transport.url, "/health/ready") == (200, "ready\n")
         async with kit.client(running) as edge:
             session = await edge.start(IDS)
             await edge.advance(session, [IDS[-1], 5])
             async with asyncio.timeout(kit.PATIENCE):
                 page = ""
                 while 'moa_forward_seconds_sum{kind="draft"}' not in page:  # the engine counts after it has answered
-                    status, page = await _get(running, "/metrics")
+                    status, page = await kit.get(running.transport.url, "/metrics")
         assert status == 200
         for line in (
             "moa_spec_decode_num_drafts_total 1.0",
@@ -81,16 +63,16 @@ async def test_health_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         assert 0 < overhead < whole
         assert whole - overhead == pytest.approx(forward, rel=0.01), "of one session alone the rest is its forward"
-        assert (await _get(running, "/other"))[0] == 404
+        assert (await kit.get(running.transport.url, "/other"))[0] == 404
         monkeypatch.setattr(running.engine, "_probe", lambda: None)  # it would find that all is well
         running.engine.alive_at = -1000.0
-        assert await _get(running, "/health/ready") == (503, "no forward has succeeded lately\n")
-        assert await _get(running, "/health/live") == (503, "no forward has succeeded lately\n")
-        assert await _get(running, "/") == (503, "no forward has succeeded lately\n")
+        assert await kit.get(running.transport.url, "/health/ready") == (503, "no forward has succeeded lately\n")
+        assert await kit.get(running.transport.url, "/health/live") == (503, "no forward has succeeded lately\n")
+        assert await kit.get(running.transport.url, "/") == (503, "no forward has succeeded lately\n")
         running.engine.alive_at = time.monotonic()
         running.service.draining = True
-        assert (await _get(running, "/health/ready"))[0] == 503
-        assert (await _get(running, "/health/live"))[0] == 200
+        assert (await kit.get(running.transport.url, "/health/ready"))[0] == 503
+        assert (await kit.get(running.transport.url, "/health/live"))[0] == 200
 
 
 async def test_whoever_posts_is_told_what_this_port_is_for() -> None:
@@ -125,9 +107,9 @@ async def test_handshakes_that_are_turned_away(tokens: tuple[Authenticator, str,
                 await connect(running.transport.url, **given)
             assert caught.value.response.status_code == status, options
         for wrong in ("", "guess"):
-            assert (await _get(running, "/metrics", wrong))[0] == 401
-        assert (await _get(running, "/health/live"))[0] == 200
-        assert (await _get(running, "/metrics", alice))[0] == 200
+            assert (await kit.get(running.transport.url, "/metrics", wrong))[0] == 401
+        assert (await kit.get(running.transport.url, "/health/live"))[0] == 200
+        assert (await kit.get(running.transport.url, "/metrics", alice))[0] == 200
         async with kit.client(running, token=alice) as edge:
             assert await edge.start(IDS)
         async with kit.connection(running, token=alice, **ours):
