@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import settings
@@ -12,14 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from moa.logprobs import TokenLogprobs
 from moa.wire import Advanced, ClientSession, Recovered, Refused
-from tests.wire.histories import AT_ONCE, SteppedHistories
-
-EOS = 0
-
-
-def says(log: Sequence[int]) -> int:
-    """The "target": a fixed function of everything before."""
-    return (sum(log) * 31 + len(log) * 17) % 50 + 1
+from tests.wire.histories import AT_ONCE, EOS, SteppedHistories, says
 
 
 class BothHalves(RuleBasedStateMachine):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,14 +10,7 @@ from cloud_verifier.sessions.session import PREFILL, Run, ServerSession
 from moa.errors import ProtocolError
 from moa.wire import Advanced, ClientSession, Code, Ready, RecordsArrived, Recovered, Refusal, Refused
 from moa.wire.messages import Activations, Error, Open, Opened, Resumed, StreamTokens, Verdict, Verify
-from tests.wire.histories import AT_ONCE, Histories
-
-EOS = 0
-
-
-def says(log: Sequence[int]) -> int:
-    """The "target": a fixed function of everything before."""
-    return (sum(log) * 31 + len(log) * 17) % 50 + 1
+from tests.wire.histories import AT_ONCE, EOS, Histories, says
 
 
 def text(ids: list[int], count: int) -> list[int]:
