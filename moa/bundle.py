@@ -2,7 +2,6 @@
 
     bundle = Bundle.open(folder)            # manifest read and validated; files there, of the right size
     bundle.verify(["cpu-int4"])             # contents hashed: shared files and these variants'
-    bundle.check_tokenizer(hash)            # the verifier's tokenizer is the one this drafter was made for
     model = bundle.path(bundle.variant("cpu-int4").model)
 
 The manifest is written last, by a rename. So a folder with a manifest is a complete bundle, and one without is not.
@@ -102,15 +101,6 @@ class Bundle:
                 )
             done += entry.size
         return done
-
-    def check_tokenizer(self, found: str, whose: str = "the target") -> None:
-        """Raise unless `found` is the hash of the tokenizer that this drafter was made for."""
-        if found != self.manifest.tokenizer.hash:
-            raise BundleError(
-                f"{whose} has another tokenizer ({found[:12] or 'none'}) than this bundle"
-                f" ({self.manifest.tokenizer.hash[:12] or 'none'})",
-                hint="a drafter works only with the tokenizer it was trained with",
-            )
 
     def draft_to_target(self) -> NDArray[np.int64] | None:
         """Target ids of the reduced draft vocabulary; None if the drafter has the target's whole vocabulary."""

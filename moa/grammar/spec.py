@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -35,11 +34,6 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     def of_schema(cls, schema: dict[str, Any] | bool) -> Grammar:
         """The JSON texts that a schema allows."""
         return cls("json_schema", json.dumps(schema, ensure_ascii=False))
-
-    @classmethod
-    def of_choices(cls, choices: Sequence[str]) -> Grammar:
-        """One of some texts."""
-        return cls("lark", "start: " + " | ".join(map(json.dumps, choices)))
 
     def check(self) -> None:
         """Bound what the compiler gets to see; else a `GrammarError`."""

@@ -114,7 +114,7 @@ async def test_a_conversation_has_a_grammar_for_each_turn() -> None:
         conversation = client.conversation()
         first = await transcribe(conversation, ids(), grammar=GRAMMAR)
         text = [*conversation.ids, *ids()]
-        second = await transcribe(conversation, text, grammar=Grammar.of_choices(["yes", "no"]))
+        second = await transcribe(conversation, text, grammar=Grammar("regex", "yes|no"))
         third = await transcribe(conversation, [*conversation.ids, *ids()], max_new_tokens=4)
         valid(first)
         assert second.text in ("yes", "no")

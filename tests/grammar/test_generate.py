@@ -35,7 +35,7 @@ PERSON = {
 GRAMMARS = {
     "schema": Grammar.of_schema(PERSON),
     "regex": Grammar("regex", "(yes|no|maybe), [a-z ]{5,30}\\."),
-    "choices": Grammar.of_choices(["alpha", 'be"ta', "alphabet"]),
+    "choices": Grammar("regex", 'alpha|be"ta|alphabet'),
     "lark": Grammar("lark", 'start: "a" item{1,5} "z"\nitem: /[0-9]{2}/ ";"?'),
 }
 SAMPLED = SamplingSettings(temperature=1.0, seed=7, top_p=0.95, repetition_penalty=1.1)

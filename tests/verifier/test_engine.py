@@ -408,8 +408,8 @@ def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(monkeypatch
     target = Target.load(str(demo.paths().target), slots=8, capacity=256)
     bench = Bench(serve_model(target))
     prompt = target.tokenizer("Once upon a time")["input_ids"]
-    choice = target.grammars.compile(Grammar.of_choices(["alpha", "omega"]))
-    expected = Speculator(target).generate([prompt], GenerationSettings(grammar=Grammar.of_choices(["alpha", "omega"])))
+    choice = target.grammars.compile(Grammar("regex", "alpha|omega"))
+    expected = Speculator(target).generate([prompt], GenerationSettings(grammar=Grammar("regex", "alpha|omega")))
     plain = bench.submit(bench.lease(0), prompt, [])
     held = [bench.submit(bench.lease(name), prompt, []) for name in range(1, 5)]
     for job in held:

@@ -230,7 +230,7 @@ def test_ranges_of_records_that_come_between_two_rounds_use_no_budget_up_to_a_nu
 
 def test_what_follows_a_grammar_counts_as_memory() -> None:
     world, read = World(), (demo.paths().tokenizer / "tokenizer.json").read_text
-    compiled = GrammarCompiler(read, size=4096, eos_ids=[4]).compile(Grammar.of_choices(["yes", "no"]))
+    compiled = GrammarCompiler(read, size=4096, eos_ids=[4]).compile(Grammar("regex", "yes|no"))
     one = world.session(1)
     before = world.table.log_bytes
     one.matcher = compiled.matcher(len(one.log))
