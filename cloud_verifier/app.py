@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from cloud_verifier.engine.core import Engine
-from cloud_verifier.engine.graph_drafting import GraphServerDrafting
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.stream_drafting import FeatureServerDrafting, MoaServerDrafting, ServerDrafting
+from cloud_verifier.engine.stream_drafting import (
+    FeatureServerDrafting,
+    GraphServerDrafting,
+    MoaServerDrafting,
+    ServerDrafting,
+)
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Report
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.model import Served
 from cloud_verifier.serving.admission import Admission
-from cloud_verifier.serving.auth import Authenticator, Credentials
+from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.serving.transport import Transport
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
@@ -31,7 +35,7 @@ _SWEEP_SECONDS = 1.0
 class Verifier:
     """One verifier: everything between a loaded model and an open port."""
 
-    def __init__(self, served: Served, settings: Settings, auth: Credentials | None = None) -> None:
+    def __init__(self, served: Served, settings: Settings, auth: Authenticator | None = None) -> None:
         self.metrics = Metrics()
         scheduler = Scheduler(
             settings.limits,
@@ -46,7 +50,6 @@ class Verifier:
             served.facts,
             settings.limits,
             self.work,
-            text=served.text,
             metrics=self.metrics,
             free_pages=lambda: served.target.pool.free_pages,
             grammars=served.target.grammars,
@@ -67,11 +70,11 @@ class Verifier:
             recorder,
             self.work,
             self._post,
-            text=served.text,
+            decode=served.decode,
             metrics=self.metrics,
             drafting=drafting,
             most_guesses=settings.limits.max_tree_nodes - 1,
-            died=self._engine_died,
+            died=lambda: self._in_loop(self.died.set),
         )
         self.admission = Admission(self.service, auth or Authenticator(), lambda: self.engine.wrong())
         self.transport = Transport(self.service, settings, self.admission)
@@ -116,12 +119,10 @@ class Verifier:
             self.service.sweep()
 
     def _post(self, reports: list[Report]) -> None:
-        # The loop may be closed already.
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self.service.take, reports)
+        self._in_loop(self.service.take, reports)
 
-    def _engine_died(self) -> None:
+    def _in_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        """For the engine's thread. The loop may be closed already."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self.died.set)
+                self._loop.call_soon_threadsafe(call, *arguments)

@@ -8,19 +8,18 @@ import contextlib
 import dataclasses
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from cloud_verifier import logs, tokens
 from cloud_verifier.logs import log
-from cloud_verifier.serving import event_loop as loop
-from cloud_verifier.serving import secured
-from cloud_verifier.serving.auth import Authenticator, TokenFile
+from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from moa import __version__
 from moa.cli.command_line import CommandParser
 from moa.cli.settings_flags import add_flags, given_fields
 from moa.errors import MoaError, run_cli
+from moa.process.gc_freeze import leave_out_what_is_loaded
 from moa.process.listening import Port
 from moa.wire.limits import Limits
 
@@ -48,6 +47,8 @@ _ADDRESS = {
 _MEMORY = dict.fromkeys(("slots", "kv_tokens"), "N")
 _BATCHES = ("max_batch_rows", "max_batch_tokens", "prefill_tokens", "batch_wait_ms")
 _BATCHING = _MEMORY | dict.fromkeys(_BATCHES, "N")
+SWITCH_SECONDS = 0.0005
+"""A verdict should not wait the default 5 ms for the engine's thread to yield."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -100,9 +101,9 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
 def _serve(arguments: argparse.Namespace) -> int:
     """Load the target (the embedded pair without --target) and serve it until SIGTERM or Ctrl-C, then drain."""
     settings = settings_from(arguments)
-    auth = TokenFile(settings.auth_tokens) if settings.auth_tokens else Authenticator()
+    auth = Authenticator(settings.auth_tokens)
     logs.configure(arguments.log_level, settings.limits)
-    secured.tls(settings)  # that it cannot be used is said before anything is loaded
+    _ = settings.tls  # that it cannot be used is said before anything is loaded
     if settings.app is not None:
         from moa.api.pages import app_policy
 
@@ -124,8 +125,20 @@ def _serve(arguments: argparse.Namespace) -> int:
             beside = endpoint(
                 verifier, port=api_port, tokenizer=tokenizer, settings=settings, principals=auth.principal
             )
-        loop.run(_until_stopped(verifier, port, beside))
+        run_loop(_until_stopped(verifier, port, beside))
     return 0
+
+
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Run `main` to its end, on uvloop where there is one. Everything that it needs must have been loaded."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    leave_out_what_is_loaded()
+    try:
+        import uvloop
+    except ImportError:  # uvloop is optional
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
 
 
 async def _until_stopped(verifier: Any, port: Port, beside: contextlib.AbstractAsyncContextManager[str]) -> None:

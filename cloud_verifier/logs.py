@@ -12,8 +12,9 @@ import logging
 import os
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from moa.safe_text import safe_line, safe_text
@@ -61,12 +62,13 @@ class FairShare(logging.Filter):
     def __init__(self, lines_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._rate, self._clock = lines_per_second, clock
-        self._sources: OrderedDict[str, _Source] = OrderedDict()
+        self._source = lru_cache(_MAX_SOURCES)(self._new)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether this line may go out."""
         now = self._clock()
-        source = self._source(record, now)
+        peer = getattr(record, "peer", "").rpartition(":")[0]
+        source = self._source(getattr(record, "principal", "") or peer or record.name)
         if source.lines.take(1, now):
             if source.left_out:
                 record.suppressed = source.left_out
@@ -78,21 +80,14 @@ class FairShare(logging.Filter):
         record.msg, record.args, record.exc_info = "more lines of this source are left out", (), None
         return True
 
-    def _source(self, record: logging.LogRecord, now: float) -> _Source:
-        peer = getattr(record, "peer", "").rpartition(":")[0]
-        name = getattr(record, "principal", "") or peer or record.name
-        source = self._sources.get(name)
-        if source is None:
-            source = self._sources[name] = _Source(TokenBucket(self._rate, self._rate * _BURST_SECONDS, now))
-            if len(self._sources) > _MAX_SOURCES:
-                self._sources.popitem(last=False)
-        self._sources.move_to_end(name)
-        return source
+    def _new(self, name: str) -> _Source:
+        return _Source(TokenBucket(self._rate, self._rate * _BURST_SECONDS, self._clock()))
 
 
+@dataclass
 class _Source:
-    def __init__(self, lines: TokenBucket) -> None:
-        self.lines, self.left_out = lines, 0
+    lines: TokenBucket
+    left_out: int = 0
 
 
 class ToStandardError(logging.Handler):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cloud_verifier.engine.work import Detokenizer, ModelFacts
+from cloud_verifier.engine.work import ModelFacts
 from cloud_verifier.logs import log
 from cloud_verifier.settings import Settings
 from moa import __version__
@@ -29,24 +27,12 @@ from moa.model.rows import Row
 from moa.model.shared import SharedWeights
 from moa.model.target import Target
 from moa.records import DTYPES
+from moa.wire.finish import Decode
 from moa.wire.messages import RecordContract
 
 _WARM_SECONDS = 2.0
 _USUAL_DRAFT = 8
 """Tokens of a session's draft in the forwards that an accelerator is prepared for at start."""
-
-
-class TargetDetokenizer:
-    """`Detokenizer` by the target's own tokenizer. Its Rust core does not allow two threads at once, hence the lock."""
-
-    def __init__(self, target: Target) -> None:
-        self._tokenizer = target.tokenizer
-        self._lock = threading.Lock()
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of output tokens."""
-        with self._lock:
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 @dataclass(frozen=True)
@@ -55,7 +41,8 @@ class Served:
 
     target: Target
     drafter: Drafter | None
-    text: Detokenizer | None
+    decode: Decode | None
+    """Text of output tokens, for stop strings."""
     facts: ModelFacts
     graph: LoadedGraph | None = None
     """The drafter as exported, which drafts streams in place of `drafter`."""
@@ -91,9 +78,15 @@ def load(settings: Settings) -> Served:
     drafter = load_drafter(folder, target.model, target.facts) if folder is not None else None
     # The identity that `moa-export` writes into a bundle's manifest for the same drafter.
     name = weights_id(folder, target.facts) if folder is not None else ""
-    graph = load_graph(settings, target.device, name)
-    served = serve_model(target, drafter, text=TargetDetokenizer(target), drafter_name=name, graph=graph)
-    served = replace(served, server_drafter=server_drafter)
+    tokenizer = target.tokenizer
+    served = Served(
+        target,
+        drafter,
+        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+        model_facts(target, drafter, name),
+        load_graph(settings, target.device, name),
+        server_drafter,
+    )
     log.info(
         "the model is loaded",
         extra={
@@ -187,15 +180,10 @@ def load_graph(settings: Settings, device: torch.device, drafter: str) -> Loaded
 
 
 def serve_model(
-    target: Target,
-    drafter: Drafter | None = None,
-    *,
-    text: Detokenizer | None = None,
-    drafter_name: str = "",
-    graph: LoadedGraph | None = None,
+    target: Target, drafter: Drafter | None = None, *, decode: Decode | None = None, drafter_name: str = ""
 ) -> Served:
     """Serve models that are in memory."""
-    return Served(target, drafter, text, model_facts(target, drafter, drafter_name), graph)
+    return Served(target, drafter, decode, model_facts(target, drafter, drafter_name))
 
 
 def model_facts(target: Target, drafter: Drafter | None, drafter_name: str = "") -> ModelFacts:

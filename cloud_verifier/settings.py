@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moa.api.access import is_loopback
-from moa.errors import ConfigError
+from moa.errors import ConfigError, UsageError
 from moa.tree import TreeShape
 from moa.wire.limits import Limits
 
@@ -106,6 +107,19 @@ class Settings:
         if not port.isdecimal() or int(port) > 65535:
             raise ConfigError(f"--openai takes [HOST:]PORT, not {self.openai!r}")
         return host.strip("[]") or self.host, int(port)
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What `--tls-cert` and `--tls-key` say; None for a port without TLS."""
+        if self.tls_cert is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"cannot use the TLS certificate {self.tls_cert}: {error.strerror or error}") from None
+        return context
 
     @property
     def stream_shape(self) -> TreeShape:

@@ -140,7 +140,7 @@ class BaselineVerifier(Verifier):
             Recorder(served.drafter, self._post, metrics=self.metrics),
             self.work,
             self._post,
-            text=served.text,
+            decode=served.decode,
             metrics=self.metrics,
             drafting=drafts,
         )
@@ -162,13 +162,13 @@ def lane(
     )
     facts = model_facts(target, first.drafter, first.facts.drafter)
     if not options.baseline:
-        return Verifier(Served(target, first.drafter, first.text, facts, first.graph), settings), target
+        return Verifier(Served(target, first.drafter, first.decode, facts, first.graph), settings), target
     drafting: Drafting
     if chains is not None:
         drafting = ReplayedDrafting(chains, level_seconds=options.level_ms / 1000)
     else:
         drafting = open_drafting(Path(options.baseline), target, graph=options.graph)
-    return BaselineVerifier(Served(target, first.drafter, first.text, facts), target, drafting, settings), target
+    return BaselineVerifier(Served(target, first.drafter, first.decode, facts), target, drafting, settings), target
 
 
 async def serve(settings: Settings, options: Emulated) -> None:

@@ -25,7 +25,6 @@ from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece, StepOutcom
 from cloud_verifier.engine.stream_drafting import FlatTree, ServerDrafting
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import (
-    Detokenizer,
     Dropped,
     Failed,
     Job,
@@ -45,7 +44,7 @@ from moa.model.choosing import accept_rows, log_probabilities
 from moa.model.target import Row, Step, Target
 from moa.tree import Accepted
 from moa.wire.codes import Code, Refusal
-from moa.wire.finish import cut_path
+from moa.wire.finish import Decode, cut_path
 from moa.wire.messages import Stream, StreamTokens, Verdict, Verify
 
 _PAUSE = 0.001
@@ -71,7 +70,7 @@ class Engine:
         work: Workload,
         post: Post,
         *,
-        text: Detokenizer | None = None,
+        decode: Decode | None = None,
         metrics: Metrics | None = None,
         drafting: ServerDrafting | None = None,
         most_guesses: int = 63,
@@ -83,7 +82,7 @@ class Engine:
         self.alive_at = clock()
         """When the last forward ended, or this was made."""
         self._work, self._post = work, post
-        self._decode = text.decode if text is not None else None
+        self._decode = decode
         self._metrics = metrics or Metrics()
         self._recorder, self._drafting = recorder, drafting or ServerDrafting()
         self._most_guesses = most_guesses

@@ -6,9 +6,9 @@ Only the loop changes sessions and their histories; only the model's thread touc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,13 +46,6 @@ class ModelFacts:
     """Whether drafts may branch; else only chains give exactly the target's text."""
     grammars: bool = False
     """Whether there is a tokenizer, which grammars need."""
-
-
-class Detokenizer(Protocol):
-    """Tokens and text, as the target's tokenizer sees them. Called from any thread."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of output tokens, special tokens left out."""
 
 
 class Latency(NamedTuple):

@@ -9,7 +9,6 @@ from typing import Any
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.openai.answerer import Tokenizer, VerifierAnswerer
-from cloud_verifier.serving.secured import tls
 from cloud_verifier.settings import Settings
 from moa.api.access import Access, Principals
 from moa.api.app import Api, ApiLimits
@@ -38,7 +37,7 @@ async def endpoint(
     )
     pages = [*page("cloud_verifier.openai", "page", "/ui"), *page("moa.api", "assets", "/ui")]
     routes = [*pages, *web_app(settings.app)]
-    async with api.running(), serving(api.app(routes, settings.origins), port, tls=tls(settings), ports=2) as address:
+    async with api.running(), serving(api.app(routes, settings.origins), port, tls=settings.tls, ports=2) as address:
         yield address
 
 

@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cloud_verifier.logs import log
-from cloud_verifier.serving.auth import Credentials
+from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.sessions.service import Service
 from moa.api.metrics import CONTENT_TYPE
-
-Wrong = Callable[[], str]
-"""Empty if the model is healthy, else its problem."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +34,17 @@ class Reply:
 class Admission:
     """Answers requests for a `Service`."""
 
-    def __init__(self, service: Service, auth: Credentials, wrong: Wrong) -> None:
+    def __init__(self, service: Service, auth: Authenticator, wrong: Callable[[], str]) -> None:
+        """`wrong`: the model's problem; empty if it is healthy."""
         self._service, self._auth, self._wrong = service, auth, wrong
 
     def answer(self, target: str, authorization: Sequence[str], peer: str) -> Reply | str:
         """The answer to a request with these Authorization headers, or the principal whose websocket may open."""
         path = target.partition("?")[0]
-        if path == "/health/live":
-            wrong = self._wrong()
-            return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK, wrong or "live")
-        if path == "/health/ready":
-            wrong = "draining" if self._service.draining else self._wrong()
-            return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK, wrong or "ready")
+        wrong = "draining" if self._service.draining and path != "/health/live" else self._wrong()
+        if path in ("/health/live", "/health/ready"):
+            status = http.HTTPStatus.SERVICE_UNAVAILABLE if wrong else http.HTTPStatus.OK
+            return text_reply(status, wrong or path.removeprefix("/health/"))
         principal = self._auth.principal(authorization)
         if principal is None:
             log.warning("unauthorized", extra={"peer": peer, "event": "unauthorized"})
@@ -60,7 +56,7 @@ class Admission:
             return Reply(http.HTTPStatus.OK, self._service.metrics.page(), {"Content-Type": CONTENT_TYPE})
         if path != "/":
             return text_reply(http.HTTPStatus.NOT_FOUND, "not found")
-        if wrong := "draining" if self._service.draining else self._wrong():
+        if wrong:
             return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, wrong)
         if self._service.full(principal):
             return text_reply(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many connections", {"Retry-After": "1"})

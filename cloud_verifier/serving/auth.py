@@ -7,9 +7,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from cloud_verifier.logs import log
 from moa.api.access import ANONYMOUS
@@ -52,33 +50,38 @@ def read_entries(path: Path) -> tuple[tuple[str, bytes], ...]:
     return tuple(entries)
 
 
-@dataclass(frozen=True)
 class Authenticator:
-    """Maps an Authorization header to a principal. Without entries everybody is the same anonymous principal."""
+    """Maps Authorization headers to a principal, by a token file that is read again when it changes, without a restart.
+    Without a file everybody is the same anonymous principal.
 
-    entries: tuple[tuple[str, bytes], ...] = ()
+    A changed file that cannot be read or parsed is ignored. One without entries refuses everybody.
+    """
 
-    @classmethod
-    def read(cls, path: Path | None) -> Authenticator:
-        """Read a token file; it must have an entry."""
-        if path is None:
-            return cls()
-        entries = read_entries(path)
-        if not entries:
+    def __init__(self, path: Path | None = None) -> None:
+        """At first the file must have an entry."""
+        self._path, self._stamp = path, _stamp(path)
+        self._entries = read_entries(path) if path is not None else ()
+        if path is not None and not self._entries:
             raise ConfigError(f"the token file {path} has no entries", hint="add one with `cloud-verifier token new`")
-        return cls(entries)
 
     def principal(self, authorization: Sequence[str]) -> str | None:
         """The caller's name by its Authorization headers, or None to refuse it: without a valid header, or with
         several, because a proxy may have checked a different one."""
-        if not self.entries:
+        if self._path is None:
             return ANONYMOUS
+        if (stamp := _stamp(self._path)) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._entries = read_entries(self._path)
+                log.info("the token file was read again", extra={"event": "tokens"})
+            except UsageError as error:
+                log.error("the token file has changed, but: %s", error, extra={"event": "tokens"})
         header = authorization[0] if len(authorization) == 1 else ""
         scheme, _, token = header.partition(" ")
         presented = _digest(token.strip())
         found = None
         # Compare with every entry in constant time, so that timing does not reveal which entry matches.
-        for name, digest in self.entries:
+        for name, digest in self._entries:
             if hmac.compare_digest(presented, digest) and found is None:
                 found = name
         return found if scheme.lower() == "bearer" else None
@@ -90,41 +93,12 @@ def authorizations(headers: Sequence[str], subprotocols: Iterable[str]) -> list[
     return [*headers, *(f"Bearer {token}" for token in tokens)]
 
 
-class Credentials(Protocol):
-    """Maps a caller to its principal."""
-
-    def principal(self, authorization: Sequence[str]) -> str | None:
-        """The caller's name by its Authorization headers, or None to refuse it."""
-
-
-class TokenFile:
-    """The tokens of a file, which is read again when it changes, without a restart.
-
-    A file that cannot be read or parsed is ignored. An empty one refuses everybody.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._stamp = self._look()
-        self._tokens = Authenticator.read(path)
-
-    def principal(self, authorization: Sequence[str]) -> str | None:
-        """The caller's name by the current file."""
-        if (stamp := self._look()) != self._stamp:
-            self._stamp = stamp
-            try:
-                self._tokens = Authenticator(read_entries(self._path))
-                log.info("the token file was read again", extra={"event": "tokens"})
-            except UsageError as error:
-                log.error("the token file has changed, but: %s", error, extra={"event": "tokens"})
-        return self._tokens.principal(authorization) if self._tokens.entries else None
-
-    def _look(self) -> tuple[int, int, int]:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return (0, 0, 0)
-        return (found.st_ino, found.st_mtime_ns, found.st_size)
+def _stamp(path: Path | None) -> tuple[int, int, int]:
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        found = None
+    return (found.st_ino, found.st_mtime_ns, found.st_size) if found is not None else (0, 0, 0)
 
 
 def _digest(token: str) -> bytes:

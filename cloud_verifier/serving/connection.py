@@ -11,6 +11,7 @@ Otherwise the socket is not read, and TCP makes the other end wait.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from websockets.protocol import Event
 from cloud_verifier.logs import log
 from cloud_verifier.sessions.budgets import BYTES, FRAMES, Meter
 from moa.process.half_open import HalfOpen
+from moa.process.secured import Secured
 from moa.wire.limits import Limits
 
 _PIECE = 1024
@@ -166,3 +168,13 @@ class Connection(ServerConnection):
     def _too_slow(self) -> None:
         log.warning("too slow a reader", extra={"peer": self.peer, "event": "slow_reader", "limit": "send_timeout"})
         self.abort()
+
+
+class SecuredConnection(Secured, Connection):
+    """A `Connection` that is established when its TLS handshake is over."""
+
+
+def connection_type(limits: Limits, half_open: HalfOpen, tls: ssl.SSLContext | None) -> type[Connection]:
+    """The class of one port's connections, with TLS or without."""
+    parts = {"_limits": limits, "_half_open": half_open, "_tls": tls, "_handshake_seconds": limits.handshake_timeout}
+    return type("BoundedConnection", (Connection if tls is None else SecuredConnection,), parts)

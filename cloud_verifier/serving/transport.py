@@ -15,9 +15,8 @@ from websockets.typing import Origin, Subprotocol
 from cloud_verifier.logs import log
 from cloud_verifier.serving.admission import FAILED, Admission, Reply
 from cloud_verifier.serving.auth import authorizations
-from cloud_verifier.serving.connection import Connection
+from cloud_verifier.serving.connection import Connection, connection_type
 from cloud_verifier.serving.conversation import converse
-from cloud_verifier.serving.secured import kind, tls
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.settings import Settings
 from moa.process.half_open import HalfOpen, room_for_connections
@@ -49,7 +48,7 @@ class Transport:
             "write_limit": limits.send_buffer_bytes,
         }
         self._half_open = HalfOpen(limits.max_half_open, self._dropped)
-        self._kind = kind(limits, self._half_open, tls(settings))
+        self._kind = connection_type(limits, self._half_open, settings.tls)
         service.metrics.half_open.set_function(lambda: len(self._half_open))
 
     @property

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import (
-    Detokenizer,
     Dropped,
     Failed,
     Job,
@@ -49,13 +48,12 @@ class Service:
         limits: Limits,
         work: Workload,
         *,
-        text: Detokenizer | None = None,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         free_pages: Callable[[], int] = lambda: 0,
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        self.facts, self.limits, self.text, self.clock = facts, limits, text, clock
+        self.facts, self.limits, self.clock = facts, limits, clock
         self.metrics = metrics or Metrics()
         self.work, self.free_pages, self._grammars = work, free_pages, grammars
         self.table = SessionTable(

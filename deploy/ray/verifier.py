@@ -36,14 +36,12 @@ class Replica:
         from cloud_verifier.app import Verifier
         from cloud_verifier.model import load
         from cloud_verifier.serving.asgi import AsgiVerifier
-        from cloud_verifier.serving.auth import Authenticator, TokenFile
-        from cloud_verifier.serving.event_loop import SWITCH_SECONDS
+        from cloud_verifier.serving.auth import Authenticator
 
         settings = cli.settings_from(cli.parser().parse_args(["serve", *shlex.split(flags)]))
         logs.configure("info", settings.limits)
-        sys.setswitchinterval(SWITCH_SECONDS)
-        auth = TokenFile(settings.auth_tokens) if settings.auth_tokens else Authenticator()
-        self._verifier = Verifier(load(settings), settings, auth)
+        sys.setswitchinterval(cli.SWITCH_SECONDS)
+        self._verifier = Verifier(load(settings), settings, Authenticator(settings.auth_tokens))
         self._app = AsgiVerifier(self._verifier, settings.origins)
 
     def __serve_build_asgi_app__(self) -> Any:

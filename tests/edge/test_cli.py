@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from edge_client.cli import main, parser
 from edge_client.cli.generate import Record
 from edge_client.cli.serve import tell_of_the_verifier
@@ -37,6 +36,7 @@ from moa.wire import Code, encode
 from moa.wire.messages import Error
 from tests.edge import kit
 from tests.edge.link.test_websocket import stranger
+from tests.verifier.kit import principals
 
 _BLOCKED = """
 import sys
@@ -242,8 +242,8 @@ async def test_a_verifier_that_refuses_is_one_clear_line(code: Code, what: bytes
             await refused(["--verifier", url, *form], b"not with you", what)
 
 
-async def test_a_wrong_token_is_one_clear_line() -> None:
-    auth = Authenticator(((token_line("edge", new_token()).split()[0], b"x" * 32),))
+async def test_a_wrong_token_is_one_clear_line(tmp_path: Path) -> None:
+    auth, _ = principals(tmp_path, "edge")
     async with kit.verifier(auth=auth) as running:
         await refused(["--verifier", running.transport.url, "--token", "wrong"], b"refused the token", b"--token")
 

@@ -53,7 +53,7 @@ def principals(folder: Path, *names: str) -> tuple[Authenticator, *tuple[str, ..
     tokens = [new_token() for _ in names]
     file = folder / "tokens"
     file.write_text("".join(f"{token_line(*pair)}\n" for pair in zip(names, tokens, strict=True)))
-    return Authenticator.read(file), *tokens
+    return Authenticator(file), *tokens
 
 
 @contextlib.contextmanager
@@ -85,7 +85,7 @@ def model(family: str = "llama") -> Any:
 
 
 def served(
-    settings: Settings = SETTINGS, *, own: Any = None, family: str = "llama", drafter: bool = True, text: Any = None
+    settings: Settings = SETTINGS, *, own: Any = None, family: str = "llama", drafter: bool = True, decode: Any = None
 ) -> Served:
     """A tiny target with slots of its own, or `own` weights, and a random drafter."""
     target = Target.from_model(
@@ -99,7 +99,7 @@ def served(
     if drafter:
         torch.manual_seed(0)
         random_drafter = new_drafter(DrafterConfig.for_target(target.facts), target.model).eval()
-    return serve_model(target, random_drafter, text=text, drafter_name="d" if drafter else "")
+    return serve_model(target, random_drafter, decode=decode, drafter_name="d" if drafter else "")
 
 
 @contextlib.asynccontextmanager

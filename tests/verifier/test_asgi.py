@@ -60,7 +60,7 @@ async def test_http_and_refused_handshakes_are_answered_as_on_its_own_port(tmp_p
     token, file = new_token(), tmp_path / "tokens"
     file.write_text(token_line("alice", token))
     known = {"Authorization": f"Bearer {token}"}
-    async with behind_uvicorn(Authenticator.read(file)) as url:
+    async with behind_uvicorn(Authenticator(file)) as url:
         for path, status in {"/health/live": 200, "/health/ready": 200, "/metrics": 401, "/": 401}.items():
             assert (await kit.get(url, path))[0] == status
         for path, status in {"/metrics": 200, "/nothing": 404, "/": 426}.items():

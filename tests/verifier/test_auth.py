@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.serving.auth import Authenticator, TokenFile, new_token, token_line
+from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from moa.api.access import ANONYMOUS
 from moa.errors import ConfigError, UsageError
 
@@ -14,7 +14,7 @@ def test_a_token_lets_its_principal_in(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     alice, bob = new_token(), new_token()
     file.write_text(f"# who may connect\n{token_line('alice', alice)}\n\n{token_line('bob', bob)} # a comment\n")
-    auth = Authenticator.read(file)
+    auth = Authenticator(file)
     assert auth.principal([f"Bearer {alice}"]) == "alice"
     assert auth.principal([f"bearer  {bob} "]) == "bob"
     for wrong in ("", "Bearer", "Bearer ", f"Basic {alice}", alice, f"Bearer {alice}x", "Bearer \udcff"):
@@ -25,7 +25,7 @@ def test_a_token_lets_its_principal_in(tmp_path: Path) -> None:
 def test_several_authorization_headers_let_nobody_in(tmp_path: Path) -> None:
     file, token = tmp_path / "tokens", new_token()
     file.write_text(token_line("alice", token) + "\n")
-    auth = Authenticator.read(file)
+    auth = Authenticator(file)
     assert auth.principal([f"Bearer {token}", f"Bearer {token}"]) is None
     assert auth.principal([f"Bearer {token}", "Basic eA=="]) is None
 
@@ -37,14 +37,14 @@ def test_the_file_holds_no_secret(tmp_path: Path) -> None:
 
 
 def test_without_a_file_everybody_is_one_principal() -> None:
-    assert Authenticator.read(None).principal([]) == ANONYMOUS
+    assert Authenticator().principal([]) == ANONYMOUS
 
 
 def test_every_entry_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tokens = [new_token() for _ in range(5)]
     file = tmp_path / "tokens"
     file.write_text("".join(token_line(f"p{i}", token) + "\n" for i, token in enumerate(tokens)))
-    auth = Authenticator.read(file)
+    auth = Authenticator(file)
     compared: list[int] = []
     real = hmac.compare_digest
 
@@ -64,16 +64,16 @@ def test_a_bad_line_is_named_but_not_repeated(tmp_path: Path, line: str) -> None
     file = tmp_path / "tokens"
     file.write_text(f"# first\n{line}\n")
     with pytest.raises(ConfigError, match="line 2") as caught:
-        Authenticator.read(file)
+        Authenticator(file)
     assert line not in str(caught.value)
 
 
 def test_files_that_let_nobody_in_are_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
-        Authenticator.read(tmp_path / "none")
+        Authenticator(tmp_path / "none")
     (tmp_path / "empty").write_text("# nobody\n")
     with pytest.raises(ConfigError, match="no entries"):
-        Authenticator.read(tmp_path / "empty")
+        Authenticator(tmp_path / "empty")
     with pytest.raises(UsageError, match="name"):
         token_line("a b", "t")
 
@@ -82,7 +82,7 @@ def test_a_token_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     alice, bob = new_token(), new_token()
     file.write_text(token_line("alice", alice) + "\n")
-    tokens = TokenFile(file)
+    tokens = Authenticator(file)
     assert tokens.principal([f"Bearer {bob}"]) is None
     file.write_text(f"{token_line('alice', alice)}\n{token_line('bob', bob)}\n")
     assert tokens.principal([f"Bearer {bob}"]) == "bob"

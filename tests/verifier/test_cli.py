@@ -186,7 +186,7 @@ def test_token_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         main(["token", "new", "--name", "phone", "--append", str(file)])
     assert caught.value.code == 0
     token = capsys.readouterr().out.strip()
-    assert Authenticator.read(file).principal([f"Bearer {token}"]) == "phone"
+    assert Authenticator(file).principal([f"Bearer {token}"]) == "phone"
     assert token not in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
 
@@ -234,9 +234,9 @@ def test_token_list_and_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [line.split()[0] for line in listed] == ["phone", "phone", "tablet"]
     assert not any(secret in line for secret in secrets for line in listed)
     assert token("revoke", str(file), listed[0].split()[1])[0] == 0
-    assert [Authenticator.read(file).principal([f"Bearer {s}"]) for s in secrets] == [None, "phone", "tablet"]
+    assert [Authenticator(file).principal([f"Bearer {s}"]) for s in secrets] == [None, "phone", "tablet"]
     assert token("revoke", str(file), "phone")[2] == "1 token revoked\n"
-    assert [Authenticator.read(file).principal([f"Bearer {s}"]) for s in secrets] == [None, None, "tablet"]
+    assert [Authenticator(file).principal([f"Bearer {s}"]) for s in secrets] == [None, None, "tablet"]
     assert file.read_text().startswith("# keep me\n")
     assert file.stat().st_mode & 0o077 == 0
     code, _, errors = token("revoke", str(file), "nobody")

@@ -12,8 +12,7 @@ import torch
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
-from cloud_verifier.engine.graph_drafting import GraphServerDrafting
-from cloud_verifier.engine.stream_drafting import MoaServerDrafting
+from cloud_verifier.engine.stream_drafting import GraphServerDrafting, MoaServerDrafting
 from cloud_verifier.model import load, load_graph
 from cloud_verifier.settings import Settings
 from moa.errors import UsageError

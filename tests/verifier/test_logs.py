@@ -72,4 +72,4 @@ def test_sources_without_end_cost_no_memory_without_end() -> None:
     share = FairShare(10, clock=lambda: 0.0)
     for number in range(5000):
         share.filter(record(peer=f"10.0.{number >> 8}.{number & 255}:1"))
-    assert len(share._sources) <= 1024
+    assert share._source.cache_info().currsize <= 1024

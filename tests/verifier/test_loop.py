@@ -7,13 +7,13 @@ import sys
 
 PROGRAM = """
 import gc
-from cloud_verifier.serving import event_loop as loop
+from cloud_verifier.cli import run_loop
 
 async def main():
     print(gc.get_freeze_count(), len(gc.get_objects()))
 
 print(len(gc.get_objects()))
-loop.run(main())
+run_loop(main())
 """
 
 

@@ -147,14 +147,10 @@ async def test_a_shared_beginning_is_run_once() -> None:
 async def test_stop_strings_and_the_end_token_end_a_turn() -> None:
     tokenizer = tiny_tokenizer()
 
-    class Text:
-        def decode(self, ids: list[int]) -> str:
-            return str(tokenizer.decode(ids))
-
     truth = kit.generated(IDS, 12)
     stop = str(tokenizer.decode(truth[4:6]))
     cut = next(n for n in range(1, 13) if stop in str(tokenizer.decode(truth[:n])))
-    async with kit.verifier(text=Text()) as running, kit.client(running) as edge:
+    async with kit.verifier(decode=tokenizer.decode) as running, kit.client(running) as edge:
         session = await edge.start(IDS, max_new_tokens=12, stop=[stop])
         event = await edge.advance(session, [IDS[-1], *truth])
         assert event.finish == "stop"

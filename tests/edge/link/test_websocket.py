@@ -15,7 +15,6 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import InvalidMessage
 
-from cloud_verifier.serving.auth import Authenticator, new_token, token_line
 from edge_client.client import EdgeClient
 from edge_client.link.dialling import Dialling, explain
 from edge_client.link.retry import Retry
@@ -40,6 +39,7 @@ from moa.wire.messages import (
 )
 from tests.edge import kit
 from tests.edge.turn.world import WELCOME
+from tests.verifier.kit import principals
 
 HELLO = hello(client="test", tokenizer="", target="", drafter="")
 
@@ -85,8 +85,8 @@ async def test_nobody_there() -> None:
     assert "cloud-verifier serve" in error.hint
 
 
-async def test_a_wrong_token() -> None:
-    auth = Authenticator(((token_line("edge", new_token()).split()[0], b"x" * 32),))
+async def test_a_wrong_token(tmp_path: Path) -> None:
+    auth, _ = principals(tmp_path, "edge")
     async with kit.verifier(auth=auth) as running:
         error = await trouble(running.transport.url, token="wrong")
         assert "refused the token" in str(error)
