@@ -31,6 +31,8 @@ class Scripted:
         self._script = script
         self.asks: list[AnswerRequest] = []
         self.open = 0
+        self.waits = asyncio.Event()
+        """Set when a script waits."""
         self.closed = asyncio.Event()
         """Set when an answer's generator has ended, by whatever way."""
 
@@ -55,6 +57,7 @@ class Scripted:
         try:
             for step in self._script(ask):
                 if isinstance(step, asyncio.Event):
+                    self.waits.set()
                     await step.wait()
                 else:
                     yield step
@@ -98,6 +101,15 @@ async def browser(address: str, **headers: str) -> AsyncIterator[httpx.AsyncClie
     """A plain HTTP client."""
     async with httpx.AsyncClient(base_url=address, headers=headers, timeout=PATIENCE, trust_env=False) as client:
         yield client
+
+
+@contextlib.asynccontextmanager
+async def talk(
+    script: Script | Sequence[AnswerEvent], **settings: Any
+) -> AsyncIterator[tuple[Scripted, httpx.AsyncClient]]:
+    """The endpoint on loopback, and a plain HTTP client of it."""
+    async with served(script, **settings) as (answerer, address), browser(address) as client:
+        yield answerer, client
 
 
 async def post_from_a_thread(address: str, path: str, **request: Any) -> httpx.Response:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from moa.api import app
-from moa.api.answer import Began, Cut, LinkNews, Piece, Scored
+from moa.api.answer import AnswerEvent, Began, Cut, LinkNews, Piece, Scored
 from moa.api.app import Api, ApiLimits
 from moa.api.http import serving
 from moa.errors import CapacityError, LinkError, RemoteError, UsageError
 from moa.process.listening import Port
 from tests.api.heartbeat import heartbeat
-from tests.api.scripted import MODEL, PATIENCE, browser, chat, ended, endpoint, post_from_a_thread, says, served
+from tests.api.scripted import MODEL, PATIENCE, browser, chat, ended, endpoint, post_from_a_thread, says, served, talk
 
 
 def data_of(stream: str) -> list[Any]:
@@ -28,124 +28,109 @@ def data_of(stream: str) -> list[Any]:
     ]
 
 
-async def test_a_chat_answer() -> None:
-    async with served(says("Hel", "lo")) as (answerer, address), browser(address) as client:
-        answer = (await client.post("/v1/chat/completions", json=chat())).json()
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+
+
+def texts_of(stream: str) -> tuple[str, str]:
+    """The reasoning and the answer of a streamed chat with one choice, with what was cut taken back."""
+    reasoning = answer = ""
+    for chunk in data_of(stream)[:-1]:
+        for choice in chunk["choices"]:
+            marks, delta = choice.get("moa", {}), choice["delta"]
+            reasoning = reasoning[: marks.get("reasoning_cut")] + delta.get("reasoning_content", "")
+            answer = answer[: marks.get("cut")] + delta.get("content", "")
+            assert marks.get("verified", 0) <= len(answer)
+    return reasoning, answer
+
+
+async def test_a_chat_answer_whole_and_as_a_stream() -> None:
+    async with talk(says("Hel", "lo")) as (answerer, client):
+        answer = (await client.post(CHAT, json=chat("secret"))).json()
+        reply = await client.post(CHAT, json=chat(stream=True, stream_options={"include_usage": True}))
+        page = (await client.get("/metrics")).text
     assert answer["object"] == "chat.completion"
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 2)
-    assert answerer.asks[0].question.messages == [{"role": "user", "content": "hi"}]
+    assert answerer.asks[0].question.messages == [{"role": "user", "content": "secret"}]
     assert answerer.asks[0].mode == "keep"
+    assert reply.headers["content-type"] == "text/event-stream"
+    *chunks, usage, done = data_of(reply.text)
+    assert done == "[DONE]"
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert texts_of(reply.text) == ("", "Hello")
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], 5)
+    assert "id:" not in reply.text
+    assert 'moa_api_requests_total{route="/v1/chat/completions",status="200"} 2.0' in page
+    assert "moa_api_running_answers 0.0" in page
+    assert "secret" not in page
+    assert "Hel" not in page
 
 
-async def test_thinking_is_told_apart_from_the_answer() -> None:
-    async with served(says("<th", "ink>\nhm", "m</thi", "nk>\n\n4", "2")) as (_, address), browser(address) as client:
-        answer = (await client.post("/v1/chat/completions", json=chat())).json()["choices"][0]["message"]
-        assert (answer["reasoning_content"], answer["content"]) == ("hmm", "42")
-        reply = await client.post("/v1/chat/completions", json=chat(stream=True))
-    deltas = [chunk["choices"][0]["delta"] for chunk in data_of(reply.text)[:-1]]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hmm"
-    assert "".join(delta.get("content", "") for delta in deltas) == "42"
-
-
-CORRECTED = [
-    Began(3),
-    Piece("<think>\nhmm</think>4", verified=False),
-    Cut(9),
-    Piece("o</think>7"),
-    ended("<think>\nho</think>7"),
-]
-
-
-async def test_thinking_is_told_apart_in_a_stream_that_is_corrected() -> None:
-    async with served(CORRECTED) as (_, address), browser(address) as client:
-        for how in ({}, {"reasoning_format": "none"}):
-            body = chat(stream=True, moa={"mode": "provisional"}, **how)
-            reasoning = answer = ""
-            for chunk in data_of((await client.post("/v1/chat/completions", json=body)).text)[:-1]:
-                (choice,) = chunk["choices"]
-                marks, delta = choice.get("moa", {}), choice["delta"]
-                reasoning = reasoning[: marks.get("reasoning_cut")] + delta.get("reasoning_content", "")
-                answer = answer[: marks.get("cut")] + delta.get("content", "")
-                assert marks.get("verified", 0) <= len(answer)
-            assert (reasoning, answer) == (("", "<think>\nho</think>7") if how else ("ho", "7"))
-
-
-async def test_thinking_that_the_template_opens_is_told_apart_too() -> None:
-    told = [Began(3, thinking=True), *says("hmm\n</think>\n\n", "42")[1:]]
-    async with served(told) as (_, address), browser(address) as client:
-        answer = (await client.post("/v1/chat/completions", json=chat())).json()["choices"][0]["message"]
-    assert (answer["reasoning_content"], answer["content"]) == ("hmm\n", "42")
+@pytest.mark.parametrize(
+    "script",
+    [
+        says("<th", "ink>\nhm", "m</thi", "nk>\n\n4", "2"),
+        [Began(3, thinking=True), *says("hm", "m</think>\n\n", "42")[1:]],
+        [
+            *(Began(3), Piece("<think>\nhxx</think>4", verified=False), Cut(9)),
+            *(Piece("mm</think>42"), ended("<think>\nhmm</think>42")),
+        ],
+    ],
+    ids=["in pieces", "opened by the template", "corrected"],
+)
+async def test_thinking_is_told_apart_from_the_answer(script: list[AnswerEvent]) -> None:
+    async with talk(script) as (_, client):
+        message = (await client.post(CHAT, json=chat())).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("hmm", "42")
+        how = {"stream": True, "moa": {"mode": "provisional"}}
+        assert texts_of((await client.post(CHAT, json=chat(**how))).text) == ("hmm", "42")
+        plain = await client.post(CHAT, json=chat(**how, reasoning_format="none"))
+        assert texts_of(plain.text) == ("", script[-1].text)  # type: ignore[union-attr]
 
 
 async def test_variables_for_the_template_are_passed_on_and_bounded() -> None:
-    async with served(says("4")) as (answerer, address), browser(address) as client:
-        given = {"enable_thinking": False, "reasoning_effort": "low", "budget": 3}
-        assert (await client.post("/v1/chat/completions", json=chat(chat_template_kwargs=given))).status_code == 200
-        body = {"model": MODEL, "input": "hi", "chat_template_kwargs": given}
-        assert (await client.post("/v1/responses", json=body)).status_code == 200
+    given = {"enable_thinking": False, "reasoning_effort": "low", "budget": 3}
+    async with talk(says("4")) as (answerer, client):
+        for path, body in ((CHAT, chat()), (RESPONSES, {"input": "hi"})):
+            assert (await client.post(path, json=body | {"chat_template_kwargs": given})).status_code == 200
         assert [ask.question.template for ask in answerer.asks] == [given, given]
         for wrong in ({"messages": "x"}, {"chat_template": "{{ 1 }}"}, {"bos_token": "x"}, {"a b": 1}, {"x": [1]},
                       {"x": "y" * 257}, {f"x{n}": n for n in range(17)}):  # fmt: skip
-            reply = await client.post("/v1/chat/completions", json=chat(chat_template_kwargs=wrong))
+            reply = await client.post(CHAT, json=chat(chat_template_kwargs=wrong))
             assert reply.status_code == 400
             assert "chat_template_kwargs" in reply.json()["error"]["param"], reply.text
         reply = await client.post("/v1/completions", json={"prompt": "x", "chat_template_kwargs": given})
         assert reply.json()["error"]["code"] == "unsupported_parameter"
 
 
-async def test_a_stream_with_usage() -> None:
-    async with served(says("Hel", "lo")) as (_, address), browser(address) as client:
-        body = chat(stream=True, stream_options={"include_usage": True})
-        reply = await client.post("/v1/chat/completions", json=body)
-    assert reply.headers["content-type"] == "text/event-stream"
-    *chunks, usage, done = data_of(reply.text)
-    assert done == "[DONE]"
-    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "Hello"
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    assert usage["choices"] == []
-    assert usage["usage"]["total_tokens"] == 5
-    assert "id:" not in reply.text
-
-
 async def test_several_choices_have_seeds_of_their_own() -> None:
-    async with served(lambda ask: says(f"seed {ask.seed}")) as (_, address), browser(address) as client:
-        answer = (await client.post("/v1/chat/completions", json=chat(n=3, seed=7))).json()
+    async with talk(lambda ask: says(f"seed {ask.seed}")) as (_, client):
+        answer = (await client.post(CHAT, json=chat(n=3, seed=7))).json()
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["seed 7", "seed 8", "seed 9"]
     assert answer["usage"]["completion_tokens"] == 3
 
 
 async def test_completions_take_texts_and_ids() -> None:
-    async with (
-        served(lambda ask: says(str(ask.question.text or ask.question.ids))) as (_, address),
-        browser(address) as client,
-    ):
-        for prompt, texts in [
-            ("a", ["a"]),
-            (["a", "b"], ["a", "b"]),
-            ([1, 2], ["(1, 2)"]),
-            ([[1], [2]], ["(1,)", "(2,)"]),
-        ]:
+    async with talk(lambda ask: says(str(ask.question.text or ask.question.ids))) as (_, client):
+        for prompt, texts in (
+            ("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], ["(1, 2)"]), ([[1], [2]], ["(1,)", "(2,)"])
+        ):  # fmt: skip
             answer = (await client.post("/v1/completions", json={"model": MODEL, "prompt": prompt})).json()
             assert [choice["text"] for choice in answer["choices"]] == texts
 
 
 async def test_provisional_text_is_marked_and_retracted() -> None:
     script = [Began(3), Piece("ab"), LinkNews("offline"), Piece("cd", False), Cut(3), Piece("x"), ended("abcx")]
-    async with served(script) as (_, address), browser(address) as client:
-        reply = await client.post("/v1/chat/completions", json=chat(stream=True, moa={"mode": "provisional"}))
-    text, marks, news = "", [], []
-    for chunk in data_of(reply.text)[:-1]:
-        for choice in chunk["choices"]:
-            text = text[: choice.get("moa", {}).get("cut")] + choice["delta"].get("content", "")
-            marks.append(choice.get("moa"))
-        news += [chunk["moa"]["link"]] if not chunk["choices"] else []
-    assert text == "abcx"
+    async with talk(script) as (_, client):
+        reply = await client.post(CHAT, json=chat(stream=True, moa={"mode": "provisional"}))
+    chunks = data_of(reply.text)[:-1]
+    marks = [choice.get("moa") for chunk in chunks for choice in chunk["choices"]]
+    assert texts_of(reply.text) == ("", "abcx")
     assert {"verified": 2} in marks
     assert {"verified": 2, "cut": 3} in marks
-    assert news == ["offline"]
+    assert [chunk["moa"]["link"] for chunk in chunks if not chunk["choices"]] == ["offline"]
 
 
 @pytest.mark.parametrize(
@@ -178,8 +163,8 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
     ],
 )
 async def test_a_wrong_request_is_refused_by_name(body: Any, param: str | None) -> None:
-    async with served(says("x")) as (answerer, address), browser(address) as client:
-        reply = await client.post("/v1/chat/completions", json=body)
+    async with talk(says("x")) as (answerer, client):
+        reply = await client.post(CHAT, json=body)
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
@@ -197,29 +182,23 @@ async def test_a_wrong_request_is_refused_by_name(body: Any, param: str | None) 
         (RemoteError("limit", "too long"), 400, "context_length_exceeded"),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
-async def test_errors_from_inside_have_their_status(
-    error: Exception, status: int, code: str | None, stream: bool
+async def test_errors_from_inside_have_their_status_and_are_the_last_event_of_a_stream(
+    error: Exception, status: int, code: str | None
 ) -> None:
+    begun: list[AnswerEvent] = []
+
     def refuse(ask: Any) -> Any:
+        yield from begun
         raise error
-        yield
 
-    async with served(refuse) as (_, address), browser(address) as client:
-        reply = await client.post("/v1/chat/completions", json=chat(stream=stream))
-    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
-    assert ("retry-after" in reply.headers) == (status in (429, 503))
-
-
-async def test_an_error_in_the_middle_of_a_stream_is_its_last_event() -> None:
-    def breaks(ask: Any) -> Any:
-        yield from [Began(3), Piece("a")]
-        raise LinkError("gone")
-
-    async with served(breaks) as (_, address), browser(address) as client:
-        reply = await client.post("/v1/chat/completions", json=chat(stream=True))
-    *_, error, done = data_of(reply.text)
-    assert (error["error"]["code"], done) == ("verifier_unavailable", "[DONE]")
+    async with talk(refuse) as (_, client):
+        for stream in (False, True):
+            reply = await client.post(CHAT, json=chat(stream=stream))
+            assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+            assert ("retry-after" in reply.headers) == (status in (429, 503))
+        begun += [Began(3), Piece("a")]
+        *_, last, done = data_of((await client.post(CHAT, json=chat(stream=True))).text)
+    assert (last["error"]["code"], done) == (code, "[DONE]")
 
 
 @pytest.mark.parametrize(
@@ -238,14 +217,14 @@ async def test_an_error_in_the_middle_of_a_stream_is_its_last_event() -> None:
     ],
 )
 async def test_refusals_have_the_shape_of_an_error(method: str, path: str, kind: str, body: bytes, status: int) -> None:
-    async with served(says("x")) as (_, address), browser(address) as client:
+    async with talk(says("x")) as (_, client):
         reply = await client.request(method, path, content=body, headers={"Content-Type": kind} if kind else {})
     assert reply.status_code == status
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_keys_guard_everything_but_health() -> None:
-    async with served(says("x"), keys=["right"]) as (_, address):
+async def test_keys_guard_everything_but_health_and_other_websites_are_refused_before_all() -> None:
+    async with served(says("x"), keys=["right"]) as (answerer, address):
         async with browser(address) as client:
             assert (await client.get("/health")).status_code == 200
             for path in ("/v1/models", "/metrics", "/moa/status", "/v1/streams/x"):
@@ -253,14 +232,10 @@ async def test_keys_guard_everything_but_health() -> None:
                 assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
         async with browser(address, Authorization="Bearer right") as client:
             assert (await client.get("/v1/models")).json()["data"][0]["id"] == MODEL
-
-
-async def test_another_website_is_refused_before_anything_else() -> None:
-    async with served(says("x")) as (answerer, address), browser(address, Origin="https://evil.example") as client:
-        reply = await client.post("/v1/chat/completions", json=chat())
+            reply = await client.post(CHAT, json=chat(), headers={"Origin": "https://evil.example"})
     assert reply.status_code == 403
-    assert not answerer.asks
     assert "access-control-allow-origin" not in reply.headers
+    assert not answerer.asks
 
 
 async def test_memory_is_given_back_after_a_large_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,50 +243,27 @@ async def test_memory_is_given_back_after_a_large_request(monkeypatch: pytest.Mo
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(app, "_TRIM_SECONDS", 0.02)
     monkeypatch.setattr(app, "give_back_free_memory", lambda: loop.call_soon_threadsafe(given.set))
-    async with served(says("x")) as (_, address), browser(address) as client:
-        await client.post("/v1/chat/completions", json=chat())
+    async with talk(says("x")) as (_, client):
+        await client.post(CHAT, json=chat())
         await asyncio.sleep(0.1)
         assert not given.is_set()
-        await client.post("/v1/chat/completions", json=chat(user="x" * 2**17))
+        await client.post(CHAT, json=chat(user="x" * 2**17))
         async with asyncio.timeout(PATIENCE):
             await given.wait()
 
 
-async def test_a_stream_whose_client_leaves_before_its_first_token_ends() -> None:
-    script = [asyncio.Event()]
-    async with served(lambda ask: script) as (answerer, address):
-        for path, body in [
-            ("/v1/chat/completions", chat(stream=True)),
-            ("/v1/responses", {"model": MODEL, "input": "hi", "stream": True}),
-        ]:
-            answerer.closed.clear()
-            async with browser(address) as client:
-                asked = asyncio.create_task(client.post(path, json=body))
-                async with asyncio.timeout(PATIENCE):
-                    while not answerer.open:
-                        await asyncio.sleep(0)
-                    asked.cancel()
-                    await answerer.closed.wait()
-        assert answerer.open == 0
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_hangs_up_ends_its_answer_at_once(stream: bool) -> None:
-    script = [Began(3), Piece("a"), asyncio.Event()]
-    async with served(lambda ask: script) as (answerer, address):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
-        body = json.dumps(chat(stream=stream)).encode()
-        writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            + f"Content-Length: {len(body)}\r\n\r\n".encode()
-            + body
-        )
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(CHAT, chat()), (CHAT, chat(stream=True)), (RESPONSES, {"input": "hi", "stream": True})],
+)
+async def test_a_client_that_hangs_up_ends_its_answer_at_once(path: str, body: dict[str, Any], begun: bool) -> None:
+    script = [*([Began(3), Piece("a")] if begun else []), asyncio.Event()]
+    async with talk(lambda ask: script) as (answerer, client):
+        asked = asyncio.create_task(client.post(path, json=body))
         async with asyncio.timeout(PATIENCE):
-            if stream:
-                await reader.readuntil(b'"a"')
-            while not answerer.open:
-                await asyncio.sleep(0)
-            writer.close()
+            await answerer.waits.wait()
+            asked.cancel()
             await answerer.closed.wait()
         assert answerer.open == 0
 
@@ -320,15 +272,15 @@ async def test_too_many_answers_are_refused_and_places_come_back() -> None:
     go = asyncio.Event()
     script = [Began(3), go, *says("x")[1:]]
     limits = ApiLimits(max_running=2)
-    async with served(lambda ask: script, limits=limits) as (_, address), browser(address) as client:
-        held = asyncio.create_task(client.post("/v1/chat/completions", json=chat(n=2)))
+    async with talk(lambda ask: script, limits=limits) as (_, client):
+        held = asyncio.create_task(client.post(CHAT, json=chat(n=2)))
         async with asyncio.timeout(PATIENCE):
             while (await client.get("/moa/status")).json()["running"] < 2:
                 await asyncio.sleep(0)
-        assert (await client.post("/v1/chat/completions", json=chat())).status_code == 429
+        assert (await client.post(CHAT, json=chat())).status_code == 429
         go.set()
         assert (await held).status_code == 200
-        assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
+        assert (await client.post(CHAT, json=chat())).status_code == 200
 
 
 # ---- resumable streams
@@ -340,7 +292,7 @@ async def test_a_resumable_stream_goes_on_without_its_client_and_is_taken_up_fro
     async with served(lambda ask: script, keys=["me", "other"]) as (answerer, address):
         async with browser(address, Authorization="Bearer me") as client:
             body = chat(stream=True, moa={"resumable": True})
-            async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            async with client.stream("POST", CHAT, json=body) as reply:
                 id = reply.headers["x-request-id"]
                 lines = []
                 async for line in reply.aiter_lines():
@@ -365,9 +317,9 @@ async def test_a_resumable_stream_goes_on_without_its_client_and_is_taken_up_fro
 
 async def test_a_resumable_stream_is_stopped_by_its_id() -> None:
     script = [Began(3), Piece("a"), asyncio.Event()]
-    async with served(lambda ask: script) as (answerer, address), browser(address) as client:
+    async with talk(lambda ask: script) as (answerer, client):
         body = chat(stream=True, moa={"resumable": True})
-        async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+        async with client.stream("POST", CHAT, json=body) as reply:
             id = reply.headers["x-request-id"]
             assert (await client.delete(f"/v1/streams/{id}")).status_code == 204
             async with asyncio.timeout(PATIENCE):
@@ -375,15 +327,6 @@ async def test_a_resumable_stream_is_stopped_by_its_id() -> None:
                 async for _ in reply.aiter_lines():
                     pass  # it ends
         assert (await client.get(f"/v1/streams/{id}")).status_code == 404
-
-
-async def test_metrics_count_requests_without_their_text() -> None:
-    async with served(says("secret words")) as (_, address), browser(address) as client:
-        await client.post("/v1/chat/completions", json=chat("secret prompt"))
-        page = (await client.get("/metrics")).text
-    assert 'moa_api_requests_total{route="/v1/chat/completions",status="200"} 1.0' in page
-    assert "moa_api_running_answers 0.0" in page
-    assert "secret" not in page
 
 
 # ---- stored responses
@@ -401,16 +344,16 @@ async def test_only_what_a_response_prints_is_kept_and_all_of_it_is_counted() ->
             {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 9000}]},
             {"input": "hi", "prediction": {"type": "content", "content": "z" * 300_000}},
         ):
-            reply = await client.post("/v1/responses", json={"model": MODEL, **fields})
+            reply = await client.post(RESPONSES, json={"model": MODEL, **fields})
             assert reply.status_code == 200
         assert sum(sizes_of(api)) < 50_000
-        said = [await client.post("/v1/responses", json={"model": MODEL, "input": "w" * 200_000}) for _ in range(12)]
+        said = [await client.post(RESPONSES, json={"model": MODEL, "input": "w" * 200_000}) for _ in range(12)]
         assert {reply.status_code for reply in said} == {200}
         assert 400_000 < sum(sizes_of(api)) < 1.05 * 2**20
-        reply = await client.post("/v1/responses", json={"model": MODEL, "input": "w" * 400_000})
+        reply = await client.post(RESPONSES, json={"model": MODEL, "input": "w" * 400_000})
         assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_long_to_store")
         body = {"model": MODEL, "input": "w" * 400_000, "store": False}
-        assert (await client.post("/v1/responses", json=body)).status_code == 200
+        assert (await client.post(RESPONSES, json=body)).status_code == 200
 
 
 def sizes_of(api: Api) -> list[int]:

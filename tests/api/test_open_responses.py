@@ -5,11 +5,9 @@ Streaming and tool calls are in `test_openai.py` and `test_tools.py`; a picture 
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.api.scripted import MODEL, browser, says, served
+from tests.api.scripted import MODEL, says, talk
 
 FIELDS = [
     "id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id",
@@ -32,26 +30,22 @@ CASES = {
 }
 
 
-def check(response: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", CASES)
+async def test_a_whole_response(case: str) -> None:
+    async with talk(says("Hel", "lo")) as (answerer, client):
+        response = (await client.post("/v1/responses", json={"model": MODEL, "input": CASES[case]})).json()
     assert [name for name in FIELDS if name not in response] == []
     assert (response["object"], response["status"], response["error"]) == ("response", "completed", None)
     (item,) = response["output"]
     assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
     assert item["content"] == [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}]
     assert response["usage"]["total_tokens"] == response["usage"]["input_tokens"] + response["usage"]["output_tokens"]
-
-
-@pytest.mark.parametrize("case", CASES)
-async def test_a_whole_response(case: str) -> None:
-    async with served(says("Hel", "lo")) as (answerer, address), browser(address) as client:
-        check((await client.post("/v1/responses", json={"model": MODEL, "input": CASES[case]})).json())
-    assert [dict(one) for one in answerer.asks[0].question.messages or ()] == [
-        {"role": one["role"], "content": one["content"]} for one in CASES[case]
-    ]
+    asked = [{"role": one["role"], "content": one["content"]} for one in CASES[case]]
+    assert [dict(one) for one in answerer.asks[0].question.messages or ()] == asked
 
 
 async def test_what_is_out_of_scope_is_refused_by_name() -> None:
-    async with served(says("x")) as (_, address), browser(address) as client:
+    async with talk(says("x")) as (_, client):
         picture = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
         for body, named in [
             ({"input": [{"type": "message", "role": "user", "content": [picture]}]}, "input[0].content"),

@@ -25,38 +25,25 @@ async def talking(script: Script, key: str = "key") -> AsyncIterator[tuple[Scrip
         yield answerer, client
 
 
-async def test_chat() -> None:
-    async with talking(lambda ask: says("Hel", "lo")) as (_, client):
-        answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, seed=1, temperature=0.5)  # type: ignore[call-overload]
-        assert answer.choices[0].message.content == "Hello"
-        assert answer.usage.total_tokens == 5
-        parts, usage = [], None
-        options = {"include_usage": True}
-        stream = await client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, stream=True, stream_options=options  # type: ignore[call-overload]
-        )  # fmt: skip
-        async for chunk in stream:
-            parts += [choice.delta.content or "" for choice in chunk.choices]
-            usage = chunk.usage or usage
-        assert "".join(parts) == "Hello"
-        assert usage is not None
-
-
-async def test_completions_and_models() -> None:
-    async with talking(lambda ask: says(str(ask.question.text))) as (answerer, client):
-        answer = await client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=5, stop="x")
-        assert [choice.text for choice in answer.choices] == ["a", "b"]
-        assert (answerer.asks[0].max_tokens, answerer.asks[0].stop) == (5, ("x",))
+async def test_chat_completions_and_models() -> None:
+    async with talking(lambda ask: says("Hel", "lo")) as (answerer, client):
+        how: Any = {"model": MODEL, "messages": MESSAGES, "prediction": {"type": "content", "content": "likely"}}
+        answer = await client.chat.completions.create(**how)
+        assert (answer.choices[0].message.content, answer.usage.total_tokens) == ("Hello", 5)
+        assert answerer.asks[0].question.prediction == "likely"
+        chunks = [
+            chunk
+            async for chunk in await client.chat.completions.create(
+                **how, stream=True, stream_options={"include_usage": True}
+            )
+        ]
+        assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == "Hello"
+        assert chunks[-1].usage is not None
+        text = await client.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=5, stop="x")
+        assert [choice.text for choice in text.choices] == ["Hello", "Hello"]
+        assert (answerer.asks[-1].max_tokens, answerer.asks[-1].stop) == (5, ("x",))
         assert [model.id async for model in client.models.list()] == [MODEL]
         assert (await client.models.retrieve(MODEL)).id == MODEL
-
-
-async def test_a_prediction_is_handed_on() -> None:
-    async with talking(lambda ask: says("x")) as (answerer, client):
-        await client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, prediction={"type": "content", "content": "likely"}  # type: ignore[call-overload]
-        )  # fmt: skip
-        assert answerer.asks[0].question.prediction == "likely"
 
 
 def scored() -> list[Any]:

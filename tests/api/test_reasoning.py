@@ -13,24 +13,21 @@ from moa.api.reasoning import Separator, split, within_thinking
 
 
 @pytest.mark.parametrize(
-    ("text", "reasoning", "answer"),
+    ("text", "opened", "reasoning", "answer"),
     [
-        ("42", "", "42"),
-        ("<think>\nhm\n</think>\n\n42", "hm\n", "42"),
-        ("\n<think>hm</think>42", "hm", "42"),
-        ("<think>hm", "hm", ""),
-        ("<thin", "", "<thin"),
-        ("a <think>b</think>", "", "a <think>b</think>"),
-        ("<think>a</think>b<think>c</think>", "a", "b<think>c</think>"),
+        ("42", False, "", "42"),
+        ("<think>\nhm\n</think>\n\n42", False, "hm\n", "42"),
+        ("\n<think>hm</think>42", False, "hm", "42"),
+        ("<think>hm", False, "hm", ""),
+        ("<thin", False, "", "<thin"),
+        ("a <think>b</think>", False, "", "a <think>b</think>"),
+        ("<think>a</think>b<think>c</think>", False, "a", "b<think>c</think>"),
+        ("hm\n</think>\n\n42", True, "hm\n", "42"),
+        ("hm", True, "hm", ""),
     ],
 )
-def test_only_thinking_at_the_beginning_is_split_off(text: str, reasoning: str, answer: str) -> None:
-    assert split(text) == (reasoning, answer)
-
-
-def test_thinking_that_the_prompt_has_opened_ends_with_its_tag() -> None:
-    assert split("hm\n</think>\n\n42", thinking=True) == ("hm\n", "42")
-    assert split("hm", thinking=True) == ("hm", "")
+def test_only_thinking_at_the_beginning_is_split_off(text: str, opened: bool, reasoning: str, answer: str) -> None:
+    assert split(text, thinking=opened) == (reasoning, answer)
 
 
 @pytest.mark.parametrize(
