@@ -1,7 +1,6 @@
 """The device: ONNX drafter, decoding, transport, offline mode, and synchronisation. Never imports torch."""
 
-from edge_client.blocking import Answer, ask
-from edge_client.client import EdgeClient
+from edge_client.client import Answer, EdgeClient, ask
 from edge_client.conversation import Conversation
 from edge_client.device import Device
 from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token

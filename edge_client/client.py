@@ -8,20 +8,21 @@ async with EdgeClient(verifier="wss://verifier.example", token=...) as client:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
-from edge_client.conversation import Conversation
+from edge_client.conversation import Conversation, Shared
 from edge_client.device import Device
-from edge_client.events import Event
+from edge_client.events import Done, Event, Reason
 from edge_client.link.dialling import Dialling
 from edge_client.link.retry import Retry
 from edge_client.link.websocket import Endpoint, VerifierLink, hello, tls_context
 from edge_client.settings import ClientSettings, SettingChanges, TurnChanges
-from edge_client.shared import Shared
 from edge_client.text.chat import Messages, prompt_ids
 from edge_client.turn.controller import Controller
 from edge_client.turn.worker import time_steps
@@ -163,3 +164,37 @@ def _link_to(address: str, settings: ClientSettings, device: Device) -> Verifier
     )
     longest = settings.reconnect_seconds
     return VerifierLink(endpoint, Dialling(Retry(min(0.25, longest), longest)))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer's text, whether all of it is verified, why it ended, and its figures."""
+
+    text: str
+    verified: bool
+    reason: Reason
+    stats: dict[str, Any]
+
+    def __str__(self) -> str:
+        """For people: text that the device wrote alone never goes unmarked."""
+        return self.text if self.verified else f"{self.text}\n[not all of this was verified by the target]"
+
+
+def ask(
+    prompt: str | Messages,
+    settings: ClientSettings | None = None,
+    *,
+    raw: bool = False,
+    **changes: Unpack[SettingChanges],
+) -> Answer:
+    """Answer a prompt: `print(ask("What is 17 plus 25?", verifier="local"))`. Inside an event loop use `EdgeClient`."""
+    return asyncio.run(_ask(EdgeClient(settings, **changes), prompt, raw=raw))
+
+
+async def _ask(client: EdgeClient, prompt: str | Messages, *, raw: bool) -> Answer:
+    done: Done | None = None
+    async with client:
+        async for event in client.generate(prompt, raw=raw):
+            done = event if isinstance(event, Done) else done
+    assert done is not None  # the last event of every answer
+    return Answer(done.text, done.verified, done.reason, done.stats)

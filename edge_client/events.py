@@ -79,3 +79,50 @@ class Done(Event, frozen=True, kw_only=True):
     verified: bool
     text: str
     stats: dict[str, Any]
+
+
+class AnswerSoFar:
+    """An answer as its events have told it so far."""
+
+    def __init__(self) -> None:
+        self.prompt: list[int] = []
+        self.ids: list[int] = []
+        self.texts: list[str] = []
+        """What each token has added."""
+        self.statuses: list[Status] = []
+        self.settled = 0
+        """Tokens from the beginning that cannot be withdrawn any more: verified, or adopted."""
+        self.logprobs: dict[int, TokenLogprobs] = {}
+        """By position, of the verified tokens, if they were asked for."""
+        self.done: Done | None = None
+
+    def take(self, event: Event) -> None:
+        """Take in the next event."""
+        start = len(self.prompt)
+        match event:
+            case Prompt():
+                self.prompt = event.ids
+            case Token():
+                self.ids.append(event.id)
+                self.texts.append(event.text)
+                self.statuses.append(event.status)
+                if event.logprobs is not None:
+                    self.logprobs[event.position] = event.logprobs
+            case Confirm():
+                self.statuses[event.start - start : event.stop - start] = ["verified"] * (event.stop - event.start)
+                self.logprobs |= zip(range(event.start, event.stop), event.logprobs, strict=False)
+            case Adopt():
+                self.settled = event.stop - start
+            case Retract():
+                for told in (self.ids, self.texts, self.statuses):
+                    del told[event.start - start :]
+            case Done():
+                self.done = event
+            case _:
+                pass
+        while self.settled < len(self.statuses) and self.statuses[self.settled] == "verified":
+            self.settled += 1
+
+    def text(self, start: int = 0, stop: int | None = None) -> str:
+        """The text of tokens start..stop."""
+        return "".join(self.texts[start:stop])

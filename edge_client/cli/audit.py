@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import sys
 from dataclasses import dataclass
@@ -16,12 +15,10 @@ from rich.console import Console
 
 from edge_client.cli import options
 from edge_client.client import EdgeClient
-from edge_client.device import Device
-from edge_client.link.local import LocalVerifier
-from edge_client.screen.console import make_console
+from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
-from edge_client.tools.compare import TimedAnswer, ask_all, first_difference
+from edge_client.tools.compare import TimedAnswer, ask, first_difference
 from moa.errors import MoaError, UsageError
 from moa.logprobs import MAX_TOP
 from moa.sampling import SamplingSettings, gumbel
@@ -96,17 +93,15 @@ class Audit:
 
 
 async def _audit(settings: ClientSettings, prompt: str, *, raw: bool) -> Audit:
-    device = Device.of(settings)
-    async with contextlib.AsyncExitStack() as stack:
-        if settings.verifier == "local":
-            address = await stack.enter_async_context(LocalVerifier().running())
-            settings = dataclasses.replace(settings, verifier=address)
-        ids = EdgeClient(settings, device=device).encode(prompt, raw=raw)
-        (drafted,) = await ask_all(settings, device, [ids], logprobs=MAX_TOP)
-        (alone,) = await ask_all(settings, device, [ids], draft="single", sync="off", logprobs=MAX_TOP)
-        at = first_difference(drafted.ids, alone.ids)
-        lead = None if at is None else margin(alone, drafted, at, len(ids), settings.sampling)
-        return Audit(device.codec, drafted, alone, at, lead)
+    async with EdgeClient(settings) as client:
+        ids = client.encode(prompt, raw=raw)
+        await client.wait_online()
+        drafted = await ask(client, ids, logprobs=MAX_TOP)
+        client.settings = dataclasses.replace(settings, sync="off")
+        alone = await ask(client, ids, draft="single", logprobs=MAX_TOP)
+    at = first_difference(drafted.ids, alone.ids)
+    lead = None if at is None else margin(alone, drafted, at, len(ids), settings.sampling)
+    return Audit(client.device.codec, drafted, alone, at, lead)
 
 
 def margin(alone: TimedAnswer, drafted: TimedAnswer, at: int, prompt: int, sampling: SamplingSettings) -> float | None:

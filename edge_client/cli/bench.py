@@ -18,7 +18,7 @@ from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.link.local import LocalVerifier
-from edge_client.screen.console import make_console
+from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import ask_all, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy

@@ -11,16 +11,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from edge_client.cli import options, structure
+from edge_client.cli import options
 from edge_client.cli.dialogue import Ask, Dialogue, Quit
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
-from edge_client.events import Done, Link
-from edge_client.screen.console import make_console
+from edge_client.events import AnswerSoFar, Done, Link
 from edge_client.screen.ctrl_c import CtrlC, Interrupted
 from edge_client.screen.reader import Reader, make_reader
-from edge_client.screen.terminal import Pieces, refused
-from edge_client.screen.views import make_view
+from edge_client.screen.terminal import refused
+from edge_client.screen.views import make_console, make_view
 from moa.errors import LinkError, MoaError, UsageError
 from moa.grammar.spec import Grammar
 from moa.safe_text import safe_text
@@ -36,7 +35,7 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--no-history", action="store_true", help="keep no file of what you type")
     options.add_connection(command)
     options.add_generation(command)
-    structure.add(command)
+    options.add_structure(command)
     command.set_defaults(run=run)
 
 
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     # A correction comes while the next message is typed, so an answer need not wait for it.
     settings = options.settings_from(arguments, seed=seed, settle_seconds=1.0)
     options.tell_seed(settings, seed)
-    schema = structure.read_schema(arguments.json_schema)
+    schema = options.read_schema(arguments.json_schema)
     talk = _talk(Dialogue(settings, arguments.system), schema, arguments.json_schema, history=not arguments.no_history)
     return asyncio.run(talk)
 
@@ -58,7 +57,7 @@ async def _talk(dialogue: Dialogue, schema: Grammar | None, file: Path | None, *
     async with EdgeClient(dialogue.settings) as client, client.conversation() as conversation:
         if not client.device.codec.can_chat:
             raise UsageError("this bundle has no chat template", hint="use `generate --raw`")
-        structure.check_schema(schema, file, client.device)
+        options.check_schema(schema, file, client.device)
         if reader.interactive:
             console.print(_HINT, style="dim")
             if client.link is None:
@@ -130,20 +129,17 @@ class ChatLoop:
 
     async def _answer(self) -> None:
         """One answer; Ctrl-C stops it."""
-        dialogue, pieces, client = self._dialogue, Pieces(), self._client
-        done: Done | None = None
+        dialogue, told, client = self._dialogue, AnswerSoFar(), self._client
 
         async def show() -> None:
-            nonlocal done
             events = self._conversation.generate(dialogue.to_send(), grammar=self._schema, **dialogue.changes)
             with make_view(console=self._console, context=client.shared.max_context) as view:
                 async with contextlib.aclosing(events):
                     async for event in events:
                         view.take(event)
-                        pieces.take(event)
+                        told.take(event)
                         if isinstance(event, Link) and event.state == "refused":
                             self.refused = event.detail
-                        done = event if isinstance(event, Done) else None
 
         try:
             await self._ctrl_c.stoppable(show())
@@ -152,7 +148,7 @@ class ChatLoop:
         except MoaError:
             dialogue.unanswered()
             raise
-        dialogue.answered(done.text if done is not None else pieces.text(0))
+        dialogue.answered(told.done.text if told.done is not None else told.text())
 
     # ---- what was written offline
 

@@ -1,22 +1,45 @@
-"""`edge-client doctor`: checks the installation and says what to do about problems."""
+"""`edge-client doctor`: checks of bundle, drafter, link and verifier, each with what to do about a problem."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import ssl
 import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
+import numpy as np
+import onnxruntime
 from rich.console import Console
 from rich.text import Text
 
 from edge_client.cli import options
-from edge_client.screen.console import make_console
+from edge_client.client import EdgeClient
+from edge_client.device import Device, embedded_bundle
+from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
-from edge_client.tools.doctor import Check, examine
+from moa.bundle import Bundle
+from moa.errors import MoaError
+from moa.graph.drafter import DeviceDrafter, OnnxDrafter
+from moa.graph.drafter import run as run_steps
+from moa.graph.step import StepGraph, default_threads
+from moa.process.memory import resident_bytes
 from moa.safe_text import safe_line
+from moa.sampling import SamplingSettings
+from moa.tree import TreeShape
 
-_STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
+Outcome = Literal["ok", "warning", "failed"]
+_STYLES: dict[Outcome, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
+_START_SECONDS = 2.0
+_GOLDEN_TOLERANCE = 0.5
+"""Quantized kernels differ a little between processors; a wrong graph differs much more."""
+_IDS = range(8, 20)
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -29,21 +52,159 @@ def add(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run every check; exit code 1 when one failed."""
-    checks = asyncio.run(_examine(options.settings_from(arguments), make_console(), quiet=arguments.json))
+    console = None if arguments.json else make_console()
+    checks = asyncio.run(_examine(options.settings_from(arguments), console))
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode([msgspec.to_builtins(check) for check in checks]) + b"\n")
     return int(any(check.state == "failed" for check in checks))
 
 
-async def _examine(settings: ClientSettings, console: Console, *, quiet: bool) -> list[Check]:
+async def _examine(settings: ClientSettings, console: Console | None) -> list[Check]:
     checks = []
     async for check in examine(settings):
         checks.append(check)
-        if not quiet:
-            console.print(
-                Text(f"{check.state:8}", style=_STYLES[check.state])
-                + Text(safe_line(f"{check.name:11}{check.finding}"))
-            )
-            if check.advice and check.state != "ok":
-                console.print(Text(safe_line(f"{'':19}-> {check.advice}"), style="bold"))
+        if console is None:
+            continue
+        line = Text(safe_line(f"{check.name:11}{check.finding}"))
+        console.print(Text(f"{check.state:8}", style=_STYLES[check.state]) + line)
+        if check.advice and check.state != "ok":
+            console.print(Text(safe_line(f"{'':19}-> {check.advice}"), style="bold"))
     return checks
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding."""
+
+    name: str
+    state: Outcome
+    finding: str
+    advice: str = ""
+
+
+async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
+    """All possible checks, in the order of their dependencies."""
+    try:
+        bundle = Bundle.open(settings.bundle or embedded_bundle())
+        size = bundle.verify()
+    except MoaError as error:
+        yield Check("bundle", "failed", str(error), error.hint)
+        return
+    yield Check("bundle", "ok", f"{bundle.folder}: {size / 1e6:.1f} MB, contents as its manifest says")
+    providers = ", ".join(onnxruntime.get_available_providers())
+    yield Check("runtime", "ok", f"ONNX Runtime {onnxruntime.__version__}, {providers}")
+    started = time.perf_counter()
+    try:
+        device = Device.of(settings)
+    except MoaError as error:
+        yield Check("drafter", "failed", str(error), error.hint)
+        return
+    loaded = time.perf_counter() - started
+    try_out(device.new_drafter())
+    first = time.perf_counter() - started
+    times = f"loaded in {1000 * loaded:.0f} ms, first drafts after {1000 * first:.0f} ms"
+    finding = f"variant {device.variant} {times}, {resident_bytes() / 1e6:.0f} MB resident"
+    yield Check(
+        "drafter", "ok" if first < _START_SECONDS else "warning", finding, "a smaller variant, or a faster disk"
+    )
+    drafter = device.new_drafter()
+    if isinstance(drafter, OnnxDrafter):
+        yield _golden(bundle, device, drafter.graph)
+        placed = drafter.graph.session.get_providers()[0]
+        yield Check("placement", "ok" if placed == "CPUExecutionProvider" else "warning", f"runs on {placed}")
+        yield _speed(bundle, device, settings)
+    if settings.verifier:
+        async for check in _verifier(settings, device):
+            yield check
+    else:
+        advice = "pass --verifier ADDRESS, or --verifier local"
+        yield Check("verifier", "warning", "none given: text will be provisional", advice)
+
+
+def try_out(drafter: DeviceDrafter) -> None:
+    """Guess without records, draft a tree with records, continue along it, and add records of drafted tokens: a graph
+    may compute the right results and still not fit the client's caches and records."""
+    sampling, shape = SamplingSettings(), TreeShape(breadth=2, depth=3, nodes=5)
+    ids = list(_IDS)
+    run_steps(drafter.guess(ids, sampling))
+    for known in (len(ids) - 1, len(ids) + 1):
+        if drafter.records is not None:
+            wire = drafter.records.wire
+            rows = np.zeros((known, wire.count, wire.width), np.float32)
+            drafter.records.put(0, rows, rows)
+        ids += run_steps(drafter.draft(ids, shape, sampling)).tokens[1:3]
+    if drafter.records is not None:
+        drafter.records.truncate(0)
+
+
+def _golden(bundle: Bundle, device: Device, graph: StepGraph) -> Check:
+    try:
+        cases = [case for case in bundle.golden() if device.variant in case.expected]
+        if not cases:
+            return Check("arithmetic", "warning", "the bundle has no expected results for this variant")
+        worst = 0.0
+        for case in cases:
+            logp, tokens = graph.session.run(["top_logp", "top_tokens"], case.inputs)
+            worst = max(worst, case.difference(device.variant, logp, tokens))
+    except Exception as error:  # onnxruntime raises many types without a common base
+        problem = f"its expected results cannot be computed: {safe_line(str(error))}"
+        return Check("arithmetic", "failed", problem, "build the bundle again, or take it from elsewhere")
+    if worst > _GOLDEN_TOLERANCE or not np.isfinite(worst):
+        advice = "text stays exact online, but drafts will miss: try --variant cpu-fp32, and report the processor"
+        return Check("arithmetic", "failed", f"results differ from those of the build by {worst:.3g}", advice)
+    return Check("arithmetic", "ok", f"{len(cases)} expected results reproduced within {worst:.2g}")
+
+
+def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> Check:
+    """Step times with one thread and with several."""
+    times: dict[int, float] = {}
+    in_use = settings.threads or default_threads()
+    for threads in sorted({1, in_use}):
+        drafter = Device.load(bundle.folder, variant=device.variant, threads=threads).new_drafter()
+        ids, shape, sampling = list(range(8, 24)), TreeShape.chain(4), SamplingSettings()
+        samples = []
+        for extra in range(8):
+            began = time.perf_counter()
+            steps = sum(1 for _ in drafter.draft([*ids, 8 + extra], shape, sampling)) + 1
+            samples.append((time.perf_counter() - began) / steps)
+        times[threads] = sorted(samples)[len(samples) // 2]
+    text = ", ".join(
+        f"{1000 * seconds:.2f} ms with {threads} thread{'s' * (threads > 1)}" for threads, seconds in times.items()
+    )
+    best = min(times, key=lambda threads: times[threads])
+    if best != in_use and times[best] < 0.9 * times[in_use]:
+        return Check("speed", "warning", f"a step takes {text}", f"pass --threads {best}")
+    return Check("speed", "ok", f"a step takes {text}")
+
+
+async def _verifier(settings: ClientSettings, device: Device) -> AsyncIterator[Check]:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(EdgeClient(settings, device=device))
+            await client.wait_online()
+        except MoaError as error:  # an unusable --tls-ca, a local verifier that did not start, no answer
+            yield Check("verifier", "failed", str(error), error.hint)
+            return
+        assert client.link is not None
+        assert client.link.welcome is not None
+        link, welcome = client.link, client.link.welcome
+        away = f"{welcome.server}, {1000 * link.rtt.smoothed:.1f} ms away, offers {', '.join(welcome.features)}"
+        yield Check("verifier", "ok", away)
+        if welcome.tokenizer and welcome.tokenizer != device.bundle.manifest.tokenizer.hash:
+            problem = "the verifier's target has another tokenizer"
+            yield Check("tokenizer", "failed", problem, "use the bundle of this target")
+        else:
+            yield Check("tokenizer", "ok", "the same on both ends")
+        if device.new_drafter().records is not None:
+            if welcome.records is None:
+                reason = f"none will come: {'; '.join(welcome.notices) or 'no reason was given'}"
+                advice = "drafts will be accepted less often; check --drafter there"
+                yield Check("records", "warning", reason, advice)
+            else:
+                made = f"the verifier makes them for this drafter ({', '.join(welcome.records.dtypes)})"
+                yield Check("records", "ok", made)
+        parts = urlsplit(link.endpoint.url)
+        if parts.scheme == "wss":
+            yield Check("TLS", "ok", f"{ssl.OPENSSL_VERSION}, certificate checked")
+        elif parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+            yield Check("TLS", "warning", "not encrypted: token and text can be read on the way", "use wss://")

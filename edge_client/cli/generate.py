@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from edge_client.cli import options, structure
+from edge_client.cli import options
 from edge_client.client import EdgeClient
-from edge_client.events import Adopt, Confirm, Done, Event, Link, Prompt, Retract, Token
+from edge_client.events import AnswerSoFar, Done, Event, Link, Prompt, Token
 from edge_client.screen.terminal import PipeView, View, refused, rescue
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
@@ -37,7 +37,7 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     options.add_connection(command)
     options.add_generation(command)
-    structure.add(command)
+    options.add_structure(command)
     command.set_defaults(run=run)
 
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer one prompt; exit code 1 when the verifier refused it, or when it must be verified and is not."""
     if arguments.logprobs is not None and not (arguments.json or arguments.jsonl):
         raise UsageError("--logprobs has no place in plain text", hint="add --json or --jsonl")
-    schema = structure.read_schema(arguments.json_schema)
+    schema = options.read_schema(arguments.json_schema)
     prompt = options.read_prompt(arguments.prompt, arguments.file)
     seed = options.draw_seed()
     settings = options.settings_from(arguments, seed=seed)
@@ -87,7 +87,7 @@ async def _answer(settings: ClientSettings, schema_file: Path | None, asked: dic
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, record.stop, task)
     try:
         async with EdgeClient(settings) as client:
-            structure.check_schema(asked["grammar"], schema_file, client.device)
+            options.check_schema(asked["grammar"], schema_file, client.device)
             with view:
                 try:
                     async for event in client.generate(**asked):
@@ -123,16 +123,12 @@ class JsonLines(View):
         _print(msgspec.json.encode(event))
 
 
-class Record:
+class Record(AnswerSoFar):
     """An answer as one JSON object."""
 
     def __init__(self) -> None:
-        self._prompt: list[int] = []
-        self._ids: list[int] = []
-        self._status: list[str] = []
+        super().__init__()
         self._events: list[Event] = []
-        self._done: Done | None = None
-        self._text = ""
         self.stopped = False
         """Whether the process was told to end."""
         self.refused = ""
@@ -145,49 +141,31 @@ class Record:
 
     def cancelled(self) -> Done:
         """The end of an answer that was stopped."""
-        verified = bool(self._status) and set(self._status) == {"verified"}
-        return Done(reason="cancelled", verified=verified, text=self._text, stats={})
+        return Done(reason="cancelled", verified=set(self.statuses) == {"verified"}, text=self.text(), stats={})
 
     def take(self, event: Event) -> None:
         """Take in the next event."""
-        start = len(self._prompt)
-        match event:
-            case Prompt():
-                self._prompt = event.ids
-            case Token():
-                self._ids.append(event.id)
-                self._status.append(event.status)
-                self._text += event.text
-            case Confirm():
-                self._status[event.start - start : event.stop - start] = ["verified"] * (event.stop - event.start)
-            case Retract():
-                del self._ids[event.start - start :], self._status[event.start - start :]
-                self._text = self._text[: event.characters]
-            case Link():
-                self.refused = event.detail if event.state == "refused" else ""
-            case Done():
-                self._done = event
-            case _:
-                pass
-        # Single tokens are in `token_ids` already; other events are listed.
-        if not isinstance(event, Prompt | Token | Done) or isinstance(event, Adopt):
+        super().take(event)
+        if isinstance(event, Link):
+            self.refused = event.detail if event.state == "refused" else ""
+        if not isinstance(event, Prompt | Token | Done):  # those are in the other fields
             self._events.append(event)
 
     @property
     def verified(self) -> bool:
         """Whether every token is the target's own."""
-        return self._done is not None and self._done.verified
+        return self.done is not None and self.done.verified
 
     def report(self) -> dict[str, Any]:
         """The object."""
-        done = self._done
+        done = self.done
         return {
             "text": done.text if done else "",
             "reason": done.reason if done else "link",
             "verified": self.verified,
-            "prompt_ids": self._prompt,
-            "token_ids": self._ids,
-            "status": self._status,
+            "prompt_ids": self.prompt,
+            "token_ids": self.ids,
+            "status": self.statuses,
             "events": [msgspec.to_builtins(event) for event in self._events],
             "stats": done.stats if done else {},
         }

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from edge_client.cli import options
 from edge_client.device import embedded_bundle
-from edge_client.screen.console import make_console
+from edge_client.screen.views import make_console
 from moa.bundle import Bundle
 from moa.graph.load import dynamic_variants
 from moa.safe_text import safe_line

@@ -10,12 +10,19 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from edge_client.bundles.store import locate
 from edge_client.settings import ClientSettings
 from moa.cli.settings_flags import add_flags, given_fields
 from moa.errors import UsageError
+from moa.grammar.spec import MAX_BYTES, Grammar
+from moa.safe_text import safe_line
+
+if TYPE_CHECKING:
+    from edge_client.device import Device
 
 _CONNECTION = {
     **{"verifier": "ADDRESS", "bundle": "NAME_OR_DIR", "variant": "NAME", "token": "TOKEN", "tls_ca": "FILE"},
@@ -81,6 +88,35 @@ def tell_seed(settings: ClientSettings, drawn: int) -> None:
     """Print the seed that was drawn, if it was used."""
     if settings.temperature > 0 and settings.seed == drawn:
         print(f"edge-client: seed {drawn} (--seed {drawn} gives the same text)", file=sys.stderr)
+
+
+def add_structure(command: argparse.ArgumentParser) -> None:
+    """What the answer must match."""
+    group = command.add_argument_group("structure")
+    group.add_argument("--json-schema", type=Path, metavar="FILE", help="answer in JSON that fits this schema")
+
+
+def read_schema(path: Path | None) -> Grammar | None:
+    """The schema in the file that the flag names."""
+    if path is None:
+        return None
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise UsageError(f"{path} is too large", hint=f"at most {MAX_BYTES} bytes")
+        return Grammar.of_schema(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not a JSON schema: {safe_line(str(error))}") from None
+
+
+def check_schema(schema: Grammar | None, path: Path | None, device: Device) -> None:
+    """Refuse a schema that cannot be followed, by its file's name."""
+    try:
+        if schema is not None:
+            device.grammars.compile(schema)
+    except UsageError as error:
+        raise UsageError(f"the schema in {path} cannot be used: {error}", hint=error.hint) from None
 
 
 def add_prompt(command: argparse.ArgumentParser) -> None:

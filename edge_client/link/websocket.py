@@ -23,8 +23,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from edge_client.link.dialling import Dialling, explain, refusal
-from edge_client.link.estimates import RoundTrip
-from edge_client.link.flow import RecordFlow
+from edge_client.link.estimates import RecordFlow, RoundTrip
 from moa.errors import LinkError, ProtocolError, UsageError
 from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, Code, Refusal, client_frame, decode_server, encode
 from moa.wire.messages import (

@@ -7,9 +7,9 @@ from typing import Any, Self
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from edge_client.events import Done, Event, Link, Notice, Retract
+from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Retract
 from edge_client.screen.region import Region
-from edge_client.screen.terminal import Pieces, View
+from edge_client.screen.terminal import View
 from moa.safe_text import safe_line, safe_text
 
 _PROVISIONAL = "dim italic"
@@ -25,18 +25,17 @@ class LiveView(View):
         """`context`: how many tokens it holds, if the reader is to know how full it is."""
         self._console, self._context = console, context
         self._live = Region(console)
-        self._pieces = Pieces()
+        self._answer = AnswerSoFar()
         self._printed = 0
         """Characters of final text that are printed."""
         self._link = Link(state="connecting")
         self._withdrawn = 0
-        self._done: Done | None = None
         self._rest = ""
         """Text beyond that of the tokens: it was held back until the end of the answer."""
 
     def take(self, event: Event) -> None:
         """Show an event."""
-        self._pieces.take(event)
+        self._answer.take(event)
         match event:
             case Link():
                 if event.state in _TROUBLE and event.detail and event.detail != self._link.detail:
@@ -48,15 +47,14 @@ class LiveView(View):
             case Notice():
                 self._live.console.print(Text(safe_line(event.message), style="yellow"))
             case Done():
-                self._done = event
-                self._rest = event.text[len(self._pieces.text(0)) :]
+                self._rest = event.text[len(self._answer.text()) :]
             case _:
                 pass
         self._print_settled_lines()
         self._live.update(self._render())
 
     def _print_settled_lines(self) -> None:
-        settled = self._pieces.text(0, self._pieces.settled)
+        settled = self._answer.text(0, self._answer.settled)
         if (end := settled.rfind("\n") + 1) > self._printed:
             self._live.console.print(Text(safe_text(settled[self._printed : end - 1])))
             self._printed = end
@@ -66,9 +64,9 @@ class LiveView(View):
 
     def _open_lines(self) -> Text:
         """The part that is still redrawn."""
-        settled = self._pieces.text(0, self._pieces.settled)[self._printed :]
-        provisional = self._pieces.text(self._pieces.settled)
-        style = "" if self._done is None or self._done.verified else _PROVISIONAL
+        settled = self._answer.text(0, self._answer.settled)[self._printed :]
+        provisional = self._answer.text(self._answer.settled)
+        style = "" if self._answer.done is None or self._answer.done.verified else _PROVISIONAL
         return (
             Text(safe_text(settled)) + Text(safe_text(provisional), _PROVISIONAL) + Text(safe_text(self._rest), style)
         )
@@ -78,8 +76,8 @@ class LiveView(View):
         status = Text("● ", style=style) + Text(self._link.state, style="dim")
         if self._link.state in _TROUBLE and self._link.detail:
             status += Text(f" ({safe_line(self._link.detail)})", style="dim")
-        status += Text(f" · {len(self._pieces.texts)} tokens", style="dim")
-        if waiting := len(self._pieces.texts) - self._pieces.settled:
+        status += Text(f" · {len(self._answer.texts)} tokens", style="dim")
+        if waiting := len(self._answer.texts) - self._answer.settled:
             status += Text(f" · {waiting} not verified", style="yellow dim")
         if self._withdrawn:
             status += Text(f" · {self._withdrawn} corrected", style="magenta dim")
@@ -95,10 +93,10 @@ class LiveView(View):
         self._live.update(Text(""))
         self._live.stop()
         self._console.print(self._open_lines())
-        if self._done is not None:
-            line = summary(self._done, self._pieces.settled)
+        if self._answer.done is not None:
+            line = summary(self._answer.done, self._answer.settled)
             if self._context:
-                line += f" · context {self._pieces.start + len(self._pieces.texts)} of {self._context}"
+                line += f" · context {len(self._answer.prompt) + len(self._answer.texts)} of {self._context}"
             self._console.print(Text(line, style="dim"))
 
 

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any, NoReturn, Self
 
-from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
+from edge_client.events import AnswerSoFar, Done, Event, Link, Notice
 from moa.errors import MoaError
 from moa.safe_text import safe_line, safe_text
 
@@ -34,39 +34,6 @@ class View:
         pass
 
 
-class Pieces:
-    """The turn's text by token, and how much of it is final."""
-
-    def __init__(self) -> None:
-        self.start = 0
-        self.texts: list[str] = []
-        self.settled = 0
-        """Tokens from the beginning that cannot be withdrawn any more."""
-        self._sure: list[bool] = []
-
-    def take(self, event: Event) -> None:
-        """Take in an event."""
-        match event:
-            case Prompt():
-                self.start = len(event.ids)
-            case Token():
-                self.texts.append(event.text)
-                self._sure.append(event.status == "verified")
-            case Confirm() | Adopt():
-                for index in range(event.start - self.start, event.stop - self.start):
-                    self._sure[index] = True
-            case Retract():
-                del self.texts[event.start - self.start :], self._sure[event.start - self.start :]
-            case _:
-                pass
-        while self.settled < len(self._sure) and self._sure[self.settled]:
-            self.settled += 1
-
-    def text(self, start: int, stop: int | None = None) -> str:
-        """Text of tokens start..stop."""
-        return "".join(self.texts[start:stop])
-
-
 class PipeView(View):
     """For files and pipes: each final text once. `remarks` go to standard error."""
 
@@ -74,35 +41,35 @@ class PipeView(View):
         self._remarks: list[str] | None = [] if remarks else None
         """Those that wait for the end of a line: standard error may be the same terminal or file."""
         self._midline = False
-        self._pieces = Pieces()
+        self._answer = AnswerSoFar()
         self._written = 0
         self._broken: OSError | None = None
 
     def take(self, event: Event) -> None:
         """Write the text that has become final."""
-        self._pieces.take(event)
+        self._answer.take(event)
         match event:
             case Notice():
                 self._tell(event.message)
             case Link(state=state, detail=detail) if state in ("offline", "refused"):
                 self._tell(f"{state}: {detail}" if detail else state)
             case Done():
-                self._write(len(self._pieces.texts), event.text[len(self._pieces.text(0)) :] + "\n")
-                if not event.verified and self._pieces.texts:
-                    how_much = "not all" if self._pieces.settled else "nothing"
+                self._write(len(self._answer.texts), event.text[len(self._answer.text()) :] + "\n")
+                if not event.verified and self._answer.texts:
+                    how_much = "not all" if self._answer.settled else "nothing"
                     self._tell(f"{how_much} of this was verified by the target")
                 if event.reason in _ENDS:
                     self._tell(_ENDS[event.reason])
                 if self._broken is not None:
                     rescue(event.text, self._broken)
             case _:
-                self._write(self._pieces.settled)
+                self._write(self._answer.settled)
 
     def _write(self, stop: int, more: str = "") -> None:
         if self._broken is not None:
             return
         try:
-            text = self._pieces.text(self._written, stop) + more
+            text = self._answer.text(self._written, stop) + more
             # A file gets the text as it is; for a terminal, even a dumb one, control characters are escaped.
             sys.stdout.write(safe_text(text) if sys.stdout.isatty() else text)
             sys.stdout.flush()

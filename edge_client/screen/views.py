@@ -1,4 +1,5 @@
-"""Chooses the view for an output: a terminal, a pipe, or none."""
+"""Chooses the view for an output: a terminal, a pipe, or none. Imports rich only where it is used: it takes as long to
+load as the drafter."""
 
 from __future__ import annotations
 
@@ -11,6 +12,19 @@ from edge_client.screen.terminal import PipeView, View
 if TYPE_CHECKING:
     from rich.console import Console
 
+_ENDLESS = 500
+
+
+def make_console() -> Console:
+    """Standard output, without markup in printed text. In a pipe a line stays a line, however long, so that `grep`
+    finds it."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _ENDLESS
+    return console
+
 
 def make_view(*, quiet: bool = False, console: Console | None = None, context: int = 0) -> View:
     """The view for this output; on a terminal it says how much of the `context` is used, if that is given."""
@@ -18,7 +32,6 @@ def make_view(*, quiet: bool = False, console: Console | None = None, context: i
         return View()
     if console is None and not (sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")):
         return PipeView()
-    # Imported here: rich takes as long to load as the drafter.
     from rich.console import Console
 
     from edge_client.screen.live import LiveView

@@ -37,18 +37,17 @@ from moa.text_stream import Decoder, text_after
 from moa.wire.limits import Limits
 
 _FIGURES = (
-    "seconds",
-    "first_token_seconds",
-    "rounds",
-    "offline_tokens",
-    "confirmed",
-    "retracted",
-    "adopted",
-    "resumes",
+    *("seconds", "first_token_seconds", "rounds", "offline_tokens"),
+    *("confirmed", "retracted", "adopted", "resumes"),
+    *("rtt_ms", "sent_bytes", "received_bytes"),
 )
+_ASKED = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"),
+    *("stop", "ignore_eos", "logprobs"),
+)
+"""Settings that a request has by the same name."""
 _FIRST_SECONDS = 20.0
 """Least wait for a first token beyond the usual, where the device cannot write; clients give up after 30 to 60."""
-_LINK_FIGURES = ("rtt_ms", "sent_bytes", "received_bytes")
 
 
 class EdgeAnswerer:
@@ -138,20 +137,9 @@ class EdgeAnswerer:
 
 def changes_of(ask: AnswerRequest, longest: int) -> TurnChanges:
     """The client settings that a request changes for its turn."""
-    given: dict[str, Any] = {
-        "max_new_tokens": longest,
-        "temperature": ask.temperature,
-        "top_p": ask.top_p,
-        "top_k": ask.top_k,
-        "min_p": ask.min_p,
-        "repetition_penalty": ask.repetition_penalty,
-        "seed": ask.seed,
-        "stop": ask.stop,
-        "ignore_eos": ask.ignore_eos,
-        "logprobs": ask.logprobs,
-        "settle_seconds": ask.patience,
-        "on_reconnect": "keep" if ask.mode == "keep" else "rewind",
-    }
+    given = {name: getattr(ask, name) for name in _ASKED}
+    given |= {"max_new_tokens": longest, "settle_seconds": ask.patience}
+    given["on_reconnect"] = "keep" if ask.mode == "keep" else "rewind"
     return cast(TurnChanges, {name: value for name, value in given.items() if value is not None})
 
 
@@ -215,6 +203,6 @@ class Marks:
             drafted=stats["drafted"],
             accepted=stats["accepted"],
             calls=stats["calls"],
-            more={name: stats[name] for name in (*_FIGURES, *_LINK_FIGURES) if name in stats},
+            more={name: stats[name] for name in _FIGURES if name in stats},
         )
         return Ended(reason=done.reason, verified=done.verified, text=done.text, counts=counts)

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.device import Device
-from edge_client.events import Confirm, Done, Event, Retract, Token
+from edge_client.events import AnswerSoFar, Event
 from edge_client.settings import ClientSettings, TurnChanges
 from moa.errors import MoaError
 from moa.logprobs import TokenLogprobs
@@ -36,28 +36,14 @@ async def ask(
     client: EdgeClient | Conversation, ids: Sequence[int], see: See | None = None, **changes: Unpack[TurnChanges]
 ) -> TimedAnswer:
     """Run one turn to its end; `see` gets every event."""
-    tokens: list[int] = []
-    logprobs: dict[int, TokenLogprobs] = {}
-    done: Done | None = None
+    told = AnswerSoFar()
     async for event in client.generate(ids=ids, **changes):
-        match event:
-            case Token():
-                tokens.append(event.id)
-                if event.logprobs is not None:
-                    logprobs[event.position] = event.logprobs
-            case Confirm():
-                logprobs |= zip(range(event.start, event.stop), event.logprobs, strict=False)
-            case Retract():
-                del tokens[event.start - len(ids) :]
-            case Done():
-                done = event
-            case _:
-                pass
+        told.take(event)
         if see is not None:
             see(event)
-    if done is None:
+    if (done := told.done) is None:
         raise MoaError("the answer never ended")
-    return TimedAnswer(tokens, done.text, done.verified, done.reason, done.stats, logprobs)
+    return TimedAnswer(told.ids, done.text, done.verified, done.reason, done.stats, told.logprobs)
 
 
 async def ask_all(

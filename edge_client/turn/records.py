@@ -1,6 +1,6 @@
 """The activation records of one conversation: store rows, and choose their precision.
 
-The verifier chooses which rows to send, newest first; the connection controls the rate (`edge_client/link/flow.py`).
+The verifier chooses which rows to send, newest first; the connection controls the rate (`RecordFlow`).
 Tokens are exact whatever happens to records.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edge_client.link.flow import RecordFlow
+from edge_client.link.estimates import RecordFlow
 from edge_client.turn.budget import Budget
 from moa import records
 from moa.errors import ProtocolError

@@ -17,7 +17,7 @@ import pytest
 from edge_client.bundles.pull import pull
 from edge_client.bundles.store import installed, locate, store
 from edge_client.cli import main
-from edge_client.config_file import remember
+from edge_client.cli.use import remember
 from edge_client.device import embedded_bundle
 from edge_client.settings import read_config_file
 from moa.errors import BundleError, ConfigError, LinkError, MoaError, UsageError

@@ -12,7 +12,7 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from edge_client.events import Done, Event, Link, Notice, Prompt, Token
-from edge_client.screen.console import make_console
+from edge_client.screen.views import make_console
 from edge_client.screen.live import LiveView
 from edge_client.screen.region import Region
 from edge_client.screen.terminal import PipeView

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge_client.cli.structure import read_schema
+from edge_client.cli.options import read_schema
 from moa.errors import UsageError
 
 SCHEMA = {
