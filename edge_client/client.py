@@ -58,9 +58,9 @@ class EdgeClient:
         shared = Shared(device, settings, controller)
         address = settings.verifier
         if address == "local":
-            from edge_client.link.local import LocalVerifier
+            from edge_client.link.local import local_verifier
 
-            address = await self._stack.enter_async_context(LocalVerifier().running())
+            address = await self._stack.enter_async_context(local_verifier())
         if address and not settings.offline:
             shared.link = await self._stack.enter_async_context(_link_to(address, settings, device).running())
             controller.rtt = shared.link.rtt

@@ -19,6 +19,7 @@ from edge_client.text.codec import TextStream
 from edge_client.turn.budget import Budget, Spending
 from edge_client.turn.controller import Controller
 from edge_client.turn.deadlines import Deadlines
+from edge_client.turn.guard import OfflineGuard
 from edge_client.turn.machine import TurnMachine
 from edge_client.turn.reachability import Reachability
 from edge_client.turn.records import Records
@@ -248,6 +249,7 @@ class Conversation:
         self.records.precision, self.records.budget = settings.sync, settings.budget
         session_state = self._continue(context, settings, grammar) or self._begin(context, settings, grammar)
         codec, sampling, controller = shared.device.codec, settings.sampling, shared.controller
+        calibration = shared.device.bundle.manifest.calibration
         transcript = Transcript(
             session=session_state.session,
             rules=TurnRules(
@@ -268,7 +270,7 @@ class Conversation:
             controller,
             shared.spending,
             self.records,
-            shared.device.guard(settings.max_offline_tokens, lambda: bool(self.records.held())),
+            OfflineGuard.of(calibration, settings.max_offline_tokens, lambda: bool(self.records.held())),
             Deadlines(settings.patience, controller, waiting_since=now, unread=unread),
             Stats(started=now),
             Reachability(shared.link is not None),

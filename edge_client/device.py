@@ -9,7 +9,6 @@ from pathlib import Path
 
 from edge_client.settings import ClientSettings
 from edge_client.text.codec import TextCodec
-from edge_client.turn.guard import OfflineGuard
 from moa import demo
 from moa.bundle import Bundle
 from moa.grammar.matcher import GrammarCompiler
@@ -45,10 +44,6 @@ class Device:
         size, eos_ids = bundle.manifest.vocabulary.target, sorted(codec.eos_ids)
         grammars = GrammarCompiler(lambda: str(codec.tokenizer.to_str()), size=size, eos_ids=eos_ids)
         return cls(bundle, loaded.variant, codec, loaded.drafter, grammars)
-
-    def guard(self, stop_at: int, informed: Callable[[], bool]) -> OfflineGuard:
-        """The calibrated guard; `stop_at` >= 0 overrides where it stops. `informed`: whether there are records."""
-        return OfflineGuard.of(self.bundle.manifest.calibration, stop_at, informed)
 
     def acceptance(self) -> tuple[list[float], list[float]]:
         """Calibrated chances that a level of a chain, and of a tree, is accepted, given the level before."""

@@ -50,5 +50,7 @@ def parser(words: Collection[str] = tuple(_COMMANDS)) -> argparse.ArgumentParser
     for name, says in _COMMANDS.items():
         command = commands.add_parser(name, help=says)
         if name in words:
-            import_module(f"edge_client.cli.{name}").add(command)
+            module = import_module(f"edge_client.cli.{name}")
+            module.add(command)
+            command.set_defaults(run=module.run)
     return top

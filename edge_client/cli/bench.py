@@ -17,7 +17,7 @@ from rich.table import Table
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.device import Device
-from edge_client.link.local import LocalVerifier
+from edge_client.link.local import local_verifier
 from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import ask_all, rates
@@ -45,7 +45,6 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_connection(command)
     options.add_generation(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -89,7 +88,7 @@ async def _measure(
     reference: list[list[int]] | None = None
     async with contextlib.AsyncExitStack() as stack:
         if settings.verifier == "local":
-            address = await stack.enter_async_context(LocalVerifier().running())
+            address = await stack.enter_async_context(local_verifier())
             settings = dataclasses.replace(settings, verifier=address)
         if profile is not None:
             parts = urlsplit(settings.verifier)
@@ -109,13 +108,7 @@ async def _measure(
 
 
 def _read_prompts(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise UsageError(f"no prompts at {path}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path} is not text (UTF-8)") from None
-    prompts = [line for line in lines if line.strip()]
+    prompts = [line for line in options.read_file(path).splitlines() if line.strip()]
     if not prompts:
         raise UsageError(f"{path} holds no prompts")
     return prompts

@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+from collections import Counter
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -16,7 +18,7 @@ from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.device import Device
 from edge_client.events import Event, Notice, Token
-from edge_client.link.local import LocalVerifier
+from edge_client.link.local import local_verifier
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from edge_client.tools.compare import TimedAnswer, ask, ask_all, rates
@@ -45,7 +47,6 @@ def add(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--drafter", default="", metavar="DIR", help="its drafter")
     options.add_connection(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,7 +60,7 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
     device = Device.of(settings)
     async with contextlib.AsyncExitStack() as stack:
         console.print("Starting a verifier on this machine ...", style="dim")
-        address = await stack.enter_async_context(LocalVerifier(serve).running())
+        address = await stack.enter_async_context(local_verifier(*serve))
         parts = urlsplit(address)
         condition = PROFILES[profile].at(0)
         link = await stack.enter_async_context(LinkProxy(parts.hostname or "", parts.port or 0, PROFILES[profile]))
@@ -77,8 +78,7 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
             for text, ids in zip(_PROMPTS, prompts, strict=False):
                 drafted.append(await _show(console, client, text, ids))
             console.print(Rule("the link will be cut", style="red"))
-            cutter = _Cutter(link)
-            drafted.append(await _show(console, client, _CUT_PROMPT, prompts[-1], cutter))
+            drafted.append(await _show(console, client, _CUT_PROMPT, prompts[-1], _cutter(link)))
 
         console.print("\nThe same answers in other ways, to compare ...", style="dim")
         alone = await ask_all(near, device, prompts, draft="single", sync="off")
@@ -97,14 +97,14 @@ async def _story(settings: ClientSettings, serve: list[str], profile: str, conso
 
 
 async def _show(
-    console: Console, client: EdgeClient, text: str, ids: list[int], cutter: _Cutter | None = None
+    console: Console, client: EdgeClient, text: str, ids: list[int], cut: Callable[[Event], str] = lambda _: ""
 ) -> TimedAnswer:
     console.print(f"> {text}", style="bold")
     with make_view(console=console) as view:
 
         def see(event: Event) -> None:
             view.take(event)
-            if cutter is not None and (news := cutter.take(event)):
+            if news := cut(event):
                 view.take(Notice(message=news))
 
         answer = await ask(client, ids, see)
@@ -112,28 +112,24 @@ async def _show(
     return answer
 
 
-class _Cutter:
-    """Cuts the link in the middle of an answer, and restores it after some offline tokens."""
+def _cutter(link: LinkProxy) -> Callable[[Event], str]:
+    """Cuts the link in the middle of an answer, and restores it after some offline tokens; says so when it does."""
+    told = Counter[str]()
+    steps = [
+        ("verified", _CUT_AFTER, link.go_down, "[the link is cut: the device goes on alone]"),
+        ("provisional", _RESTORE_AFTER, link.restore, "[the link is back: what was written offline is checked]"),
+    ]
 
-    def __init__(self, link: LinkProxy) -> None:
-        self._link = link
-        self._verified = self._provisional = 0
-        self._state = "up"
-
-    def take(self, event: Event) -> str:
-        """Count tokens; returns a message for the user, if any."""
+    def take(event: Event) -> str:
         if isinstance(event, Token):
-            self._verified += event.status == "verified"
-            self._provisional += event.status == "provisional"
-        if self._state == "up" and self._verified >= _CUT_AFTER:
-            self._state = "down"
-            self._link.go_down()
-            return "[the link is cut: the device goes on alone]"
-        if self._state == "down" and self._provisional >= _RESTORE_AFTER:
-            self._state = "back"
-            self._link.restore()
-            return "[the link is back: what was written offline is checked]"
-        return ""
+            told[event.status] += 1
+        if not steps or told[steps[0][0]] < steps[0][1]:
+            return ""
+        _, _, act, says = steps.pop(0)
+        act()
+        return says
+
+    return take
 
 
 def _table(console: Console, ways: dict[str, list[TimedAnswer]]) -> None:

@@ -47,7 +47,6 @@ def add(command: argparse.ArgumentParser) -> None:
     command.description = "Check bundle, runtime, speed, verifier, and say what to do."
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     options.add_connection(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -38,7 +38,6 @@ def add(command: argparse.ArgumentParser) -> None:
     options.add_connection(command)
     options.add_generation(command)
     options.add_structure(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,6 @@ def add(command: argparse.ArgumentParser) -> None:
     command.description = "Show what a bundle holds."
     command.add_argument("--json", action="store_true", help="print the manifest as JSON")
     options.add_connection(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

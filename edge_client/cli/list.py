@@ -22,7 +22,6 @@ def add(command: argparse.ArgumentParser) -> None:
     command.description = "The bundles that are here; * marks the one in use."
     command.add_argument("--json", action="store_true", help="print them as JSON")
     options.add_config(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

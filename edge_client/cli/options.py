@@ -84,10 +84,15 @@ def draw_seed() -> int:
     return secrets.randbelow(2**32)
 
 
+def say(line: str) -> None:
+    """A remark, on standard error."""
+    print(f"edge-client: {safe_line(line)}", file=sys.stderr, flush=True)
+
+
 def tell_seed(settings: ClientSettings, drawn: int) -> None:
     """Print the seed that was drawn, if it was used."""
     if settings.temperature > 0 and settings.seed == drawn:
-        print(f"edge-client: seed {drawn} (--seed {drawn} gives the same text)", file=sys.stderr)
+        say(f"seed {drawn} (--seed {drawn} gives the same text)")
 
 
 def add_structure(command: argparse.ArgumentParser) -> None:
@@ -139,7 +144,7 @@ def add_prompt(command: argparse.ArgumentParser) -> None:
 def read_prompt(words: Sequence[str], files: Sequence[Path] = ()) -> str:
     """The prompt: the words of the command line, then files, then what is piped in."""
     parts = [" ".join(word for word in words if word != "-")]
-    parts += [_decoded(_read_file(file), str(file)) for file in files]
+    parts += [read_file(file) for file in files]
     wanted = "-" in words or not (words or files)
     if wanted and (sys.stdin is None or (sys.stdin.isatty() and "-" not in words)):
         raise UsageError("the prompt is empty", hint="give it as an argument or on standard input")
@@ -160,10 +165,11 @@ def _is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
-def _read_file(path: Path) -> bytes:
+def read_file(path: Path) -> str:
+    """The text of a file, without the end of its last line."""
     try:
         with path.open("rb") as file:
-            return file.read(_LONGEST_PROMPT + 1)
+            return _decoded(file.read(_LONGEST_PROMPT + 1), str(path))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
 

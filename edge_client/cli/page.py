@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from edge_client.bundles.store import locate
+from edge_client.cli.options import say
 from edge_client.device import embedded_bundle
-from moa.safe_text import safe_line
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -26,15 +25,11 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--packages", type=Path, metavar="DIR", help="the packages' archives, if npm shall not be asked"
     )
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the app."""
     from edge_client.tools.web_app import WebAppSettings, build_web_app
-
-    def say(line: str) -> None:
-        print(f"edge-client: {safe_line(line)}", file=sys.stderr, flush=True)
 
     bundle = locate(arguments.bundle)
     settings = WebAppSettings(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from edge_client.bundles.pull import pull
-from moa.safe_text import safe_line
+from edge_client.cli.options import say
 
 
 def add(command: argparse.ArgumentParser) -> None:
@@ -17,15 +16,10 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("source", help="a folder, its https address, or a hub id (HF_ENDPOINT, HF_TOKEN)")
     command.add_argument("--name", default="", help="its name here (default: the last part of the source)")
     command.add_argument("--force", action="store_true", help="replace a bundle of this name")
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Pull a bundle."""
-
-    def say(line: str) -> None:
-        print(f"edge-client: {safe_line(line)}", file=sys.stderr, flush=True)
-
     bundle = pull(arguments.source, name=arguments.name, force=arguments.force, say=say)
     print(bundle.folder.name)
     say(f"--bundle {bundle.folder.name} uses it, `edge-client use --bundle {bundle.folder.name}` always")

@@ -35,7 +35,6 @@ def add(command: argparse.ArgumentParser) -> None:
     add_flags(command.add_argument_group("endpoint"), ServeSettings, _FLAGS)
     options.add_connection(command)
     options.add_generation(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,7 +23,6 @@ def add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--bundle", metavar="NAME_OR_DIR", help="a pulled bundle, a folder, or `embedded`")
     command.add_argument("--verifier", metavar="ADDRESS", help="ws://, wss:// or `local`; empty for none")
     options.add_config(command)
-    command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,8 +7,7 @@ import contextlib
 import importlib.util
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import IO
 
 from moa.errors import LinkError, UsageError, how_to_install
@@ -29,43 +28,35 @@ main()
 """The verifier's command; it ends with its parent in any case, because their pipe closes."""
 
 
-@dataclass(frozen=True)
-class LocalVerifier:
-    """`cloud-verifier serve` as a child process; `arguments` are more of its flags."""
-
-    arguments: Sequence[str] = ()
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
-        """Run it while the body runs; yields its address."""
-        missing = [
-            name for name in ("cloud_verifier", "torch", "transformers") if importlib.util.find_spec(name) is None
-        ]
-        if missing:
-            raise UsageError(
-                f"a local verifier needs {missing[0]}, which is not installed",
-                hint=f"{how_to_install('verifier')}, or give the address of a verifier, or chat --offline",
-            )
-        with tempfile.TemporaryFile() as errors:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", _PROGRAM, "serve", "--port", "0", "--log-level", "error"),
-                *self.arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,  # Ctrl-C is for the client: it may stop an answer, not the verifier
-            )
+@contextlib.asynccontextmanager
+async def local_verifier(*arguments: str) -> AsyncIterator[str]:
+    """Run `cloud-verifier serve` with these flags as a child process while the body runs; yields its address."""
+    missing = [name for name in ("cloud_verifier", "torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"a local verifier needs {missing[0]}, which is not installed",
+            hint=f"{how_to_install('verifier')}, or give the address of a verifier, or chat --offline",
+        )
+    with tempfile.TemporaryFile() as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _PROGRAM, "serve", "--port", "0", "--log-level", "error"),
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,  # Ctrl-C is for the client: it may stop an answer, not the verifier
+        )
+        try:
+            yield await _address(process, errors)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
             try:
-                yield await _address(process, errors)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
-                try:
-                    async with asyncio.timeout(10):
-                        await process.communicate()
-                except TimeoutError:
-                    process.kill()
+                async with asyncio.timeout(10):
                     await process.communicate()
+            except TimeoutError:
+                process.kill()
+                await process.communicate()
 
 
 async def _address(process: asyncio.subprocess.Process, errors: IO[bytes]) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.live_render import LiveRender
+from rich.segment import Segment
 from rich.text import Text
 
 from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Retract
-from edge_client.screen.region import Region
 from edge_client.screen.terminal import View
 from moa.safe_text import safe_line, safe_text
 
@@ -119,3 +121,34 @@ def summary(done: Done, settled: int) -> str:
     if done.reason not in ("eos", "stop"):
         parts.append(f"ended by {done.reason}")
     return " · ".join(parts)
+
+
+class Region(Live):
+    """rich's own, but the rows to erase are counted with the current window width: a terminal that is made narrower
+    wraps its lines, which then take more rows than when they were drawn."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console=console, refresh_per_second=12, transient=True, vertical_overflow="visible")
+        self._live_render = _Drawn(console)
+
+
+class _Drawn(LiveRender):
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._widths: list[int] = []
+        """Cells of each line as it was last drawn."""
+        super().__init__("", vertical_overflow="visible")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        segments = [part for part in super().__rich_console__(console, options) if isinstance(part, Segment)]
+        self._widths = [Segment.get_line_length(line) for line in Segment.split_lines(segments)] or [0]
+        yield from segments
+
+    @property
+    def _shape(self) -> tuple[int, int] | None:
+        width = max(1, self._console.width)
+        return (width, sum(max(1, -(-cells // width)) for cells in self._widths)) if self._widths else None
+
+    @_shape.setter
+    def _shape(self, shape: tuple[int, int] | None) -> None:
+        pass

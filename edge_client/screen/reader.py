@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edge_client.screen.ctrl_c import Interrupted
 from moa.errors import MoaError, UsageError
@@ -20,26 +20,6 @@ if TYPE_CHECKING:
 
 Completions = Callable[[str], list[str]]
 _BLOCK = '"""'
-
-
-class Reader(Protocol):
-    """Source of the user's messages."""
-
-    keys: str
-    """How a message of several lines is typed."""
-
-    @property
-    def interactive(self) -> bool:
-        """Whether input comes from a terminal."""
-
-    async def read(self) -> str | None:
-        """The next message, of one line or more; None at the end. Ctrl-C may be `Interrupted`, where it is a key."""
-
-    def begun(self) -> bool:
-        """Whether a part of the next message was typed before a Ctrl-C."""
-
-    def above(self) -> contextlib.AbstractContextManager[Any]:
-        """While active, output is printed above the line being typed."""
 
 
 def make_reader(completions: Completions, *, history: bool = True) -> Reader:
@@ -66,7 +46,9 @@ class EditingReader:
     """With prompt_toolkit. Pasted text is one message, however many lines it has."""
 
     interactive = True
+    """Whether input comes from a terminal."""
     keys = "Alt-Enter begins a new line."
+    """How a message of several lines is typed."""
 
     def __init__(self, completions: Completions, *, history: bool = True, **how: Any) -> None:
         from prompt_toolkit import PromptSession
@@ -96,7 +78,7 @@ class EditingReader:
         )
 
     async def read(self) -> str | None:
-        """The next message."""
+        """The next message; None at the end. Ctrl-C is a key here, and `Interrupted`."""
         self._begun = False
         try:
             return str(await self._session.prompt_async())
@@ -187,3 +169,6 @@ class PlainReader:
 
         threading.Thread(target=read, daemon=True).start()
         return result
+
+
+Reader = EditingReader | PlainReader

@@ -91,7 +91,7 @@ class Stats:
     def report(self, now: float) -> dict[str, Any]:
         """As rounded numbers."""
         seconds = max(1e-3, (self.finished or now) - self.started)
-        overheads = sorted(self.overhead.seconds)
+        overheads = self.overhead.seconds
         return {
             "seconds": round(seconds, 4),
             "first_token_seconds": round(max(0.0, self.first_token - self.started), 4),
@@ -104,7 +104,6 @@ class Stats:
             "accepted": self.accepted,
             "tokens_per_round": round((self.accepted + self.rounds) / self.rounds, 3) if self.rounds else None,
             "overhead_ms": round(1000 * median(overheads), 3) if overheads else None,
-            "overhead_p95_ms": round(1000 * overheads[int(0.95 * len(overheads))], 3) if overheads else None,
             "offline_tokens": self.offline_tokens,
             "confirmed": self.confirmed,
             "retracted": self.retracted,

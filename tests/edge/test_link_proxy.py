@@ -163,3 +163,11 @@ async def test_an_outage_holds_bytes_and_then_delivers_them() -> None:
             await asyncio.wait_for(reader.read(4), 0.1)
         link.use(PROFILES["loopback"])
         assert await asyncio.wait_for(reader.readexactly(4), 5) == b"ping"
+
+
+def test_a_profile_changes_with_time_as_it_says_and_repeats() -> None:
+    bursty, wifi, outage = PROFILES["bursty"], PROFILES["wifi"], PROFILES["outage"]
+    assert [bursty.at(t).rtt_ms for t in (0, 7.9, 8.1, 9.9, 10.1, 18.5)] == [40, 40, 250, 250, 40, 250]
+    assert [outage.at(t).out for t in (0, 9.9, 10.1, 14.9, 15.1)] == [False, False, True, True, False]
+    assert wifi.at(0) == wifi.at(12345.6)
+    assert replace(outage.at(12), out=False) == outage.at(0) == PROFILES["4g"].at(0)

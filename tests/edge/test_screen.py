@@ -12,10 +12,9 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from edge_client.events import Done, Event, Link, Notice, Prompt, Token
-from edge_client.screen.views import make_console
-from edge_client.screen.live import LiveView
-from edge_client.screen.region import Region
+from edge_client.screen.live import LiveView, Region
 from edge_client.screen.terminal import PipeView
+from edge_client.screen.views import make_console
 
 STATS = {
     "tokens": 1,

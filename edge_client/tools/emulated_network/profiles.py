@@ -47,18 +47,12 @@ class Profile:
             seconds -= duration
         return self.phases[-1][1]
 
-    def with_outages(self, up_seconds: float, gap_seconds: float) -> Profile:
-        """The first condition of this profile, with gaps in which nothing passes."""
-        condition = self.phases[0][1]
-        gap = replace(condition, out=True)
-        return Profile(f"{self.name}+outage", ((up_seconds, condition), (gap_seconds, gap)))
-
 
 def _steady(name: str, *, rtt: float, down: float, up: float, loss: float) -> Profile:
     return Profile(name, ((0.0, Condition(rtt, down, up, loss)),))
 
 
-_4G = _steady("4g", rtt=60, down=20, up=8, loss=0.005)
+_4G = Condition(rtt_ms=60, down_mbps=20, up_mbps=8, loss=0.005)
 
 PROFILES: dict[str, Profile] = {
     profile.name: profile
@@ -66,9 +60,9 @@ PROFILES: dict[str, Profile] = {
         Profile("loopback", ((0.0, Condition()),)),
         _steady("wifi", rtt=10, down=100, up=50, loss=0.002),
         _steady("5g", rtt=20, down=100, up=20, loss=0.001),
-        _4G,
+        Profile("4g", ((0.0, _4G),)),
         _steady("4g-weak", rtt=150, down=2, up=1, loss=0.02),
         Profile("bursty", ((8.0, Condition(40, 30, 15)), (2.0, Condition(250, 5, 2)))),
-        replace(_4G.with_outages(10.0, 5.0), name="outage"),
+        Profile("outage", ((10.0, _4G), (5.0, replace(_4G, out=True)))),
     )
 }

@@ -14,7 +14,7 @@ import pytest
 
 from edge_client.client import EdgeClient
 from edge_client.link import local
-from edge_client.link.local import LocalVerifier
+from edge_client.link.local import local_verifier
 from moa.errors import LinkError, UsageError
 from tests.edge import kit
 from tests.verifier import kit as verifier_kit
@@ -28,7 +28,7 @@ async def test_it_serves_and_ends() -> None:
     flags = ["--target", str(pair / "target"), "--drafter", str(pair / "drafter"), *LIMITS]
     ids = verifier_kit.prompt(0, 12)
     async with (
-        LocalVerifier(flags).running() as url,
+        local_verifier(*flags) as url,
         EdgeClient(verifier=url, device=kit.device(), max_new_tokens=10) as client,
     ):
         await client.wait_online()
@@ -44,16 +44,16 @@ async def test_it_serves_and_ends() -> None:
 @pytest.mark.slow
 async def test_a_start_that_fails_says_why() -> None:
     with pytest.raises(LinkError, match=r"did not start: .*nowhere"):
-        async with LocalVerifier(["--target", "/nowhere"]).running():
+        async with local_verifier("--target", "/nowhere"):
             pass
 
 
 _PARENT = """
 import asyncio, sys
-from edge_client.link.local import LocalVerifier
+from edge_client.link.local import local_verifier
 
 async def main():
-    async with LocalVerifier(sys.argv[1:]).running() as url:
+    async with local_verifier(*sys.argv[1:]) as url:
         print(url, flush=True)
         await asyncio.sleep(600)
 
@@ -84,6 +84,6 @@ async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.Mon
     find: Any = importlib.util.find_spec
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
     with pytest.raises(UsageError, match="needs torch") as error:
-        async with LocalVerifier().running():
+        async with local_verifier():
             pass
     assert "pip install" in error.value.hint
