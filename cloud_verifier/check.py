@@ -64,26 +64,14 @@ def show(figures: dict[str, Any], *, as_json: bool) -> None:
         print(json.dumps(figures, indent=2))
         return
     console = Console()
-    console.print(f"{figures['target']} target, {figures['dtype']} on {figures['machine']}")
-    console.print(
-        f"loaded in {figures['load_seconds']} s; activation records: {'yes' if figures['records'] else 'no'}; "
-        f"drafts of its own: {figures['drafts']}"
-    )
-    console.print(
-        f"memory for {figures['kv_tokens']:,} tokens, {figures['kv_bytes_per_token']:,} bytes each, "
-        f"{figures['kv_bytes'] / 2**20:,.1f} MiB in all; at most {figures['slots']} sessions "
-        f"of up to {figures['context_tokens']:,} tokens"
-    )
-    if figures["buffer_bytes"]:
-        console.print(f"the accelerator's own buffers take {figures['buffer_bytes'] / 2**20:,.1f} MiB beside that")
-    table = Table("tokens of a session", "sessions that fit")
-    for fit in figures["fits"]:
-        table.add_row(f"{fit['tokens']:,}", f"{fit['sessions']:,}")
-    console.print(table)
-    table = Table("nodes in the tree", "ms a forward", "nodes a second", title=f"behind {figures['context']} tokens")
-    for tree in figures["trees"]:
-        table.add_row(str(tree["nodes"]), f"{tree['ms']:.2f}", f"{tree['verified_per_second']:,.0f}")
-    console.print(table)
+    for name, found in figures.items():
+        if not isinstance(found, list):
+            console.print(f"{name.replace('_', ' ')}: {f'{found:,}' if type(found) in (int, float) else found}")
+        elif found:
+            table = Table(*(column.replace("_", " ") for column in found[0]), title=name)
+            for row in found:
+                table.add_row(*(f"{figure:,}" for figure in row.values()))
+            console.print(table)
 
 
 def _time(target: Target, slot: int, nodes: int) -> float:

@@ -25,6 +25,7 @@ from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece, StepOutcom
 from cloud_verifier.engine.stream_drafting import FlatTree, ServerDrafting
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import (
+    Answered,
     Dropped,
     Failed,
     Job,
@@ -32,8 +33,6 @@ from cloud_verifier.engine.work import (
     Post,
     Recorded,
     Report,
-    Settled,
-    Streamed,
     Waiting,
 )
 from cloud_verifier.logs import log
@@ -244,11 +243,12 @@ class Engine:
         rest = self._clock() - ended if between is None else between
         self._hint("drafting", lambda: self._drafting.ran(won, sum(step.batch.sizes), ended - drafted + rest))
         for report in reports:
-            if isinstance(report, Streamed) and not report.answer.done:
-                report.job.enqueued = ended
-                report.job.sent(len(report.answer.tokens), ended)
-                outcome.again.append(report.job)
-                self._at_hand[report.job.lease] = report.job
+            match report:
+                case Answered(job, StreamTokens(done=False) as answer):
+                    job.enqueued = ended
+                    job.sent(len(answer.tokens), ended)
+                    outcome.again.append(job)
+                    self._at_hand[job.lease] = job
 
     def _between(self, jobs: Sequence[Job]) -> float | None:
         """Seconds since the latest forward, where streams go on from it: these are a part of every round of theirs.
@@ -313,7 +313,7 @@ class Engine:
         accepted: Accepted,
         timing: tuple[float, float, int],
         foreseen: int,
-    ) -> Settled | Streamed:
+    ) -> Answered:
         """Decide a round. `timing`: milliseconds that it waited and ran, and the sessions that shared the forward;
         `foreseen`: nodes of the draft that the edge had sent."""
         path, next_token, finish = cut_path(
@@ -324,14 +324,14 @@ class Engine:
         self._commit(step, b, job.lease, path)
         of, round, base, (queue_ms, forward_ms, batch) = job.lease.session, job.request.round, job.base, timing
         if isinstance(job.request, Verify):
-            return Settled(
+            return Answered(
                 job, Verdict(of, round, base, path, next_token, finish, queue_ms, forward_ms, batch, logprobs)
             )
         job.ids += new
         job.deadline = float("inf")  # it has begun
         done, drafted = bool(finish) or job.cancelled, len(draft[0]) - 1
         answer = StreamTokens(of, round, base, new, done, finish, drafted, queue_ms, forward_ms, logprobs, foreseen)
-        return Streamed(job, answer)
+        return Answered(job, answer)
 
     # ---- slots
 
@@ -398,7 +398,7 @@ class Engine:
         reports: list[Report] = []
         for job in jobs:
             if job.cancelled and isinstance(job.request, Stream):
-                reports.append(Streamed.ended(job))
+                reports.append(Answered.ended(job))
             elif job.cancelled:
                 reports.append(Dropped(job, Refusal(Code.CANCELLED, "cancelled before it ran")))
             else:
@@ -419,7 +419,7 @@ class Engine:
 
     def _drop_for_memory(self, job: Job) -> None:
         if isinstance(job.request, Stream) and job.base > job.request.base:
-            self._report([Streamed.ended(job)])  # it has begun: its tokens stay
+            self._report([Answered.ended(job)])  # it has begun: its tokens stay
             return
         wait = int(1000 * _FULL_RETRY_SECONDS)
         message = "the target's key/value memory is full"

@@ -126,11 +126,6 @@ class Scheduler:
         """Rounds waiting for the model."""
         return self._queue.queued
 
-    @property
-    def prompts(self) -> int:
-        """Prompts not yet run to their end."""
-        return len(self._prompts)
-
     def submit(self, job: Job, now: float) -> None:
         """Queue a round; a `Refusal` when there is no room. Tokens before its base are run first, where missing."""
         self._queue.admit(job)

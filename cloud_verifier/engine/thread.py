@@ -27,11 +27,6 @@ class Workload:
         """Rounds waiting for the model."""
         return self._scheduler.queued
 
-    @property
-    def prompts(self) -> int:
-        """Prompts not yet run to their end."""
-        return self._scheduler.prompts
-
     def submit(self, job: Job) -> None:
         """Queue a round; a `Refusal` when there is no room."""
         with self._changed:

@@ -187,22 +187,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """A verify round is decided; the slot holds the accepted path."""
+class Answered:
+    """A verify round is decided, and the slot holds the accepted path; or a stream has new tokens, or ends."""
 
     job: Job
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Streamed:
-    """A stream round has new tokens, or ends."""
-
-    job: Job
-    answer: StreamTokens
+    message: Verdict | StreamTokens
 
     @classmethod
-    def ended(cls, job: Job) -> Streamed:
+    def ended(cls, job: Job) -> Answered:
         """A stream that ends with the tokens it has sent."""
         return cls(job, StreamTokens(job.lease.session, job.request.round, job.base, [], done=True))
 
@@ -240,5 +232,5 @@ class Failed:
     reason: str
 
 
-Report = Settled | Streamed | Waiting | Dropped | Recorded | Failed
+Report = Answered | Waiting | Dropped | Recorded | Failed
 Post = Callable[[list[Report]], None]

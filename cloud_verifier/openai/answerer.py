@@ -23,7 +23,7 @@ from moa.text_stream import TextStream, text_after
 from moa.wire import ClientSession, Refusal, remote_error
 from moa.wire.events import Advanced, Ready, Recovered, Refused
 from moa.wire.limits import Limits
-from moa.wire.messages import Error, Sampling
+from moa.wire.messages import Error, Goaway, Sampling
 
 E = TypeVar("E", Ready, Advanced)
 _DEFAULT_TOKENS = 1024
@@ -204,6 +204,8 @@ class _Exchange:
         not for ever."""
         while True:
             message = await self._line.get()
+            if isinstance(message, Goaway):
+                continue  # a drain waits for this answer
             if getattr(message, "session", None) != self._session.id:
                 raise MoaError(f"unexpected message {type(message).__name__} for another session")
             if isinstance(message, Error) and message.round and self._session.opening:

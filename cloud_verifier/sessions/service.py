@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import (
+    Answered,
     Dropped,
     Failed,
     Job,
@@ -18,8 +19,6 @@ from cloud_verifier.engine.work import (
     ModelFacts,
     Recorded,
     Report,
-    Settled,
-    Streamed,
     Waiting,
 )
 from cloud_verifier.logs import log
@@ -34,7 +33,7 @@ from moa.grammar.spec import Grammar
 from moa.token_bucket import TokenBucket
 from moa.wire.codes import CloseCode, Code, Refusal
 from moa.wire.limits import Limits
-from moa.wire.messages import Error, Goaway, Open, Stream, StreamTokens, Verify
+from moa.wire.messages import Error, Goaway, Open, Stream, StreamTokens, Verdict, Verify
 
 _SERVED_SECONDS = 1.0
 
@@ -265,13 +264,13 @@ class Service:
                 if session.outbox is not None:
                     session.outbox.offer(session.records)
                 return
-            case Settled(job, verdict):
+            case Answered(job, Verdict() as verdict):
                 settled = session.settle(verdict, self.clock())
                 self.perform(session, settled, Latency(job.enqueued, verdict.forward_ms / 1000))
                 drafted = len(job.request.tokens) - 1 if isinstance(job.request, Verify) else 0
                 self.metrics.accepted(drafted, len(verdict.path) - 1, len(verdict.path), "verify")
                 self.metrics.queue_seconds.observe(verdict.queue_ms / 1000)
-            case Streamed(_, answer):
+            case Answered(_, StreamTokens() as answer):
                 self.perform(session, session.stream_on(answer, self.clock()))
                 self._pay(session, answer)
             case Waiting():

@@ -210,7 +210,7 @@ class ServerSession:
     def open(self, message: Open) -> list[Output]:
         """Answer an opening; it may be a repetition."""
         if (len(message.ids), chain_hash(message.ids)) != self._opened:
-            raise Refusal(Code.CONFLICT, "a session of this id is open with another prompt", session=self.id)
+            raise Refusal(Code.CONFLICT, "a session of this id is open with another prompt")
         return [Opened(self.id, len(message.ids), self.records.epoch)]
 
     def append(self, message: Append, matcher: Matcher | None = None) -> list[Output]:
@@ -220,15 +220,14 @@ class ServerSession:
         if self._appended == (base, len(ids)) and self.log[base : base + len(ids)] == ids:
             return [answer]
         if self.running is not None:
-            raise self._conflict(f"round {self.running.round} is running: cancel it or wait")
+            raise Refusal(Code.CONFLICT, f"round {self.running.round} is running: cancel it or wait")
         if base != len(self.log):
-            raise self._conflict(f"append at {base}, but the log has {len(self.log)} tokens")
+            raise Refusal(Code.CONFLICT, f"append at {base}, but the log has {len(self.log)} tokens")
         if base + len(ids) > self.rules.max_context:
             raise Refusal(
                 Code.LIMIT,
                 f"{base + len(ids)} tokens in the context, at most {self.rules.max_context}",
                 limit="max_context_tokens",
-                session=self.id,
             )
         self._appended = (base, len(ids))
         self.log += ids
@@ -249,17 +248,17 @@ class ServerSession:
         if self.running is not None:
             if self.running == message:
                 return []
-            raise self._conflict(f"round {self.running.round} is still running", message.round)
+            raise Refusal(Code.CONFLICT, f"round {self.running.round} is still running")
         if message.round == self.round_number and self._settled is not None and self._settled[0] == message:
             return [self._settled[1]]
         if message.round != self.round_number + 1:
-            raise self._conflict(f"round {message.round} after round {self.round_number}", message.round)
+            raise Refusal(Code.CONFLICT, f"round {message.round} after round {self.round_number}")
         if self.finish:
-            raise self._conflict(f"the turn is over ({self.finish}): append first", message.round)
+            raise Refusal(Code.CONFLICT, f"the turn is over ({self.finish}): append first")
         if message.base != self.base:
-            raise self._conflict(f"base {message.base}, but the pending token is at {self.base}", message.round)
+            raise Refusal(Code.CONFLICT, f"base {message.base}, but the pending token is at {self.base}")
         if isinstance(message, Verify) and message.tokens[0] != self.log[-1]:
-            raise self._conflict(f"the pending token is {self.log[-1]}, not {message.tokens[0]}", message.round)
+            raise Refusal(Code.CONFLICT, f"the pending token is {self.log[-1]}, not {message.tokens[0]}")
         self.running = message
         if isinstance(message, Stream):
             self.guesses = Guesses(message.waits)
@@ -290,7 +289,7 @@ class ServerSession:
     def resume(self, message: Resume) -> list[Output]:
         """Answer a `Resume` with all that the edge has missed."""
         if message.length > len(self.log) or chain_hash(self.log[: message.length]) != message.chain:
-            raise self._conflict("the logs differ: open the session anew")
+            raise Refusal(Code.CONFLICT, "the logs differ: open the session anew")
         answer = Resumed(
             session=self.id,
             outcome="resumed" if self.lease is not None else "reprefilled",
@@ -321,7 +320,7 @@ class ServerSession:
         """The target's verdict on the running round, cut at the turn's end by `cut_path`, joins the log."""
         verify = self.running
         if not isinstance(verify, Verify):
-            raise self._conflict("no verify round is running")
+            raise Refusal(Code.CONFLICT, "no verify round is running")
         self.used = now
         self.log += [*(verify.tokens[node] for node in verdict.path[1:]), verdict.next_token]
         self._rows += verdict.logprobs
@@ -334,7 +333,7 @@ class ServerSession:
         """New tokens of the running stream join the log; the round may end after them."""
         stream = self.running
         if not isinstance(stream, Stream):
-            raise self._conflict("no stream round is running")
+            raise Refusal(Code.CONFLICT, "no stream round is running")
         self.used = now
         if answer.tokens and self.guesses is not None:
             self.guesses.advanced()
@@ -369,6 +368,3 @@ class ServerSession:
             return b""
         start = len(self._rows) - row * min(tokens, _REPEATED_BYTES // row)
         return bytes(self._rows[max(0, start) :])
-
-    def _conflict(self, message: str, round: int = 0) -> Refusal:
-        return Refusal(Code.CONFLICT, message, session=self.id, round=round)

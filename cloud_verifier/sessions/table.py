@@ -83,10 +83,10 @@ class SessionTable:
         """This principal's session of this id, which must be attached to this connection."""
         session = self._sessions.get((principal, id))
         if session is None:
-            raise Refusal(Code.UNKNOWN_SESSION, "no such session here", session=id)
+            raise Refusal(Code.UNKNOWN_SESSION, "no such session here")
         session.used = self._clock()
         if session.outbox is not outbox:
-            raise Refusal(Code.CONFLICT, "resume this session on this connection first", session=id)
+            raise Refusal(Code.CONFLICT, "resume this session on this connection first")
         return session
 
     def check_room(self, session: ServerSession) -> None:
@@ -255,4 +255,4 @@ class SessionTable:
 
     def _busy(self, session: ServerSession, message: str, limit: str) -> Refusal:
         retry = int(1000 * self._slots.appointment(session.principal, self._clock()))
-        return Refusal(Code.BUSY, message, limit=limit, retry_after_ms=retry, session=session.id)
+        return Refusal(Code.BUSY, message, limit=limit, retry_after_ms=retry)

@@ -72,22 +72,11 @@ class CloseCode:
 class Refusal(ProtocolError):
     """A request is refused with a typed error. Raised by pure code, sent by the transport."""
 
-    def __init__(
-        self,
-        code: Code,
-        message: str,
-        *,
-        limit: str = "",
-        retry_after_ms: int = 0,
-        session: bytes = b"",
-        round: int = 0,
-    ) -> None:
+    def __init__(self, code: Code, message: str, *, limit: str = "", retry_after_ms: int = 0) -> None:
         super().__init__(message)
         self.code = code
         self.limit = limit
         self.retry_after_ms = retry_after_ms
-        self.session = session
-        self.round = round
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]
@@ -99,8 +88,8 @@ class Refusal(ProtocolError):
         return Error(
             code=self.code.value,
             message=str(self),
-            session=self.session or session,
-            round=self.round or round,
+            session=session,
+            round=round,
             retry_after_ms=self.retry_after_ms,
             limit=self.limit,
         )

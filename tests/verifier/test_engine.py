@@ -17,7 +17,7 @@ from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.stream_drafting import MoaServerDrafting, ServerDrafting, TreeDrafting
 from cloud_verifier.engine.thread import Workload
-from cloud_verifier.engine.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
+from cloud_verifier.engine.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report
 from cloud_verifier.model import Served, serve_model
 from moa import demo
 from moa.grammar.spec import Grammar
@@ -28,7 +28,7 @@ from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 from moa.wire import Code, Limits
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Foresee, Stream, Verify
+from moa.wire.messages import Foresee, Stream, StreamTokens, Verdict, Verify
 from tests.tiny import tiny
 from tests.verifier import kit
 
@@ -62,11 +62,11 @@ class Bench:
         return job
 
     def run(self) -> None:
-        while self.engine.turn(0) or self.work.prompts:  # they may wait a moment for rounds
+        while self.engine.turn(0) or self.work._scheduler._prompts:  # they may wait a moment for rounds
             pass
 
     def of(self, kind: type) -> list[Any]:
-        return [report for report in self.reports if isinstance(report, kind)]
+        return [report for report in self.reports if isinstance(getattr(report, "message", report), kind)]
 
 
 def test_a_prompt_that_raises_is_quarantined_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,11 +103,11 @@ def test_a_verdict_comes_before_the_records_of_its_tokens_and_prompts_newest_fir
     lease = bench.lease(0)
     bench.submit(lease, kit.prompt(0, 100), [5])
     bench.run()
-    kinds = [type(report) for report in bench.reports]
-    assert kinds.index(Settled) < len(kinds) - 1
+    kinds = [type(getattr(report, "message", report)) for report in bench.reports]
+    assert kinds.index(Verdict) < len(kinds) - 1
     spans = [(r.start, r.stop) for r in bench.of(Recorded)]
     assert sum(stop - start for start, stop in spans) == 100
-    for verdict in bench.of(Settled):
+    for verdict in bench.of(Verdict):
         after = bench.reports[bench.reports.index(verdict) :]
         assert any(isinstance(r, Recorded) and r.stop == 100 for r in after)
     first_chunk = [span for span in spans if span[1] <= 31]
@@ -119,8 +119,8 @@ def test_a_stream_begins_before_the_records_that_its_own_drafts_need() -> None:
     bench = Bench()
     bench.submit(bench.lease(1), kit.prompt(1, 20), None)
     bench.run()
-    kinds = [type(report) for report in bench.reports]
-    assert kinds[0] is Streamed
+    kinds = [type(getattr(report, "message", report)) for report in bench.reports]
+    assert kinds[0] is StreamTokens
     assert {row for r in bench.of(Recorded) for row in range(r.start, r.stop)} >= set(range(20))
 
 
@@ -142,8 +142,8 @@ def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts
     for _ in range(40):
         job = bench.submit(lease, ids, [])
         bench.run()
-        (settled,) = [report for report in bench.of(Settled) if report.job is job]
-        ids = [*ids, settled.verdict.next_token]
+        (settled,) = [report for report in bench.of(Verdict) if report.job is job]
+        ids = [*ids, settled.message.next_token]
     assert made == []
     assert len(lease.backlog) < 16, "what waits is joined"
     assert lease.backlog[0].hidden.untyped_storage().nbytes() == lease.backlog[0].hidden.nbytes, "and no other's states"
@@ -178,9 +178,9 @@ def test_records_take_a_small_share_of_the_time_while_there_are_rounds_and_are_a
     for _ in range(120):
         job = bench.submit(lease, ids, [])
         bench.engine.turn(0)
-        while not (settled := [report for report in bench.of(Settled) if report.job is job]):
+        while not (settled := [report for report in bench.of(Verdict) if report.job is job]):
             bench.engine.turn(0)
-        ids = [*ids, settled[0].verdict.next_token]
+        ids = [*ids, settled[0].message.next_token]
     assert 0 < spent[0] / (now[0] - began) < 0.05
     assert lease.made.newest_missing(121, 1) is not None
     bench.run()
@@ -240,11 +240,11 @@ def test_sessions_that_find_the_memory_full_are_told_to_come_back_and_harm_nobod
     (dropped,) = bench.of(Dropped)
     assert (dropped.job, dropped.refusal.code, dropped.refusal.limit) == (refused, Code.BUSY, "kv_tokens")
     assert bench.of(Failed) == []
-    assert (bench.work.queued, bench.work.prompts) == (0, 0)
+    assert (bench.work.queued, bench.work._scheduler._prompts) == (0, {})
     bench.work.release(good)
     bench.submit(waiting, kit.prompt(1, 50), [5])
     bench.run()
-    assert bench.of(Settled)[-1].job.lease is waiting
+    assert bench.of(Verdict)[-1].job.lease is waiting
 
 
 def test_a_stream_that_finds_the_memory_full_ends_with_what_it_has_said() -> None:
@@ -254,10 +254,10 @@ def test_a_stream_that_finds_the_memory_full_ends_with_what_it_has_said() -> Non
     bench.run()
     bench.submit(bench.lease(0), kit.prompt(0, 20), None)
     bench.run()
-    said = [token for report in bench.of(Streamed) for token in report.answer.tokens]
+    said = [token for report in bench.of(StreamTokens) for token in report.message.tokens]
     assert said == kit.generated(kit.prompt(0, 20), len(said))
     assert len(said) == 32 - 19, "two pages are full"
-    assert bench.of(Streamed)[-1].answer.done
+    assert bench.of(StreamTokens)[-1].message.done
     assert bench.of(Failed) == []
 
 
@@ -316,15 +316,15 @@ def test_a_stream_whose_edge_has_guessed_nothing_is_not_compared_with_drafts_of_
     monkeypatch.setattr(bench.engine._drafting, "matching", lambda job: compared.append(job) or 0.0)
     job = bench.submit(bench.lease(0), ids, None)
     job.guesses = Guesses(waits=False)
-    while not bench.of(Streamed):
+    while not bench.of(StreamTokens):
         bench.engine.turn(0)
     assert not compared, "in a full batch that took a sixth of the time"
     (guess,) = kit.generated(job.ids, 1)
     job.guesses.add(Foresee(job.lease.session, 1, job.base, [job.ids[-1], guess], [-1, 0], [1, 1]))
-    while len(bench.of(Streamed)) == 1:
+    while len(bench.of(StreamTokens)) == 1:
         bench.engine.turn(0)
     assert compared == [job]
-    assert bench.of(Streamed)[-1].answer.foreseen == 1
+    assert bench.of(StreamTokens)[-1].message.foreseen == 1
 
 
 def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,8 +389,8 @@ def test_numbers_that_are_none_end_their_session_alone_and_leave_nothing_behind(
     wrong = bench.submit(bad, [*kit.prompt(2, 9), 77, 5], [6])
     wrong.sampling = sampling
     bench.run()
-    assert [report.job for report in bench.of(Settled)] == [right]
-    assert bench.of(Settled)[0].verdict.next_token == kit.generated(kit.prompt(1, 9), 1)[0]
+    assert [report.job for report in bench.of(Verdict)] == [right]
+    assert bench.of(Verdict)[0].message.next_token == kit.generated(kit.prompt(1, 9), 1)[0]
     (failed,) = bench.of(Failed)
     assert failed.job is wrong
     assert "NaN or Inf" in failed.reason
@@ -414,15 +414,15 @@ def test_masks_that_are_late_hold_up_no_other_row_and_change_no_text(monkeypatch
     held = [bench.submit(bench.lease(name), prompt, []) for name in range(1, 5)]
     for job in held:
         job.matcher = choice.matcher(len(prompt))
-    while not bench.of(Settled):
+    while not bench.of(Verdict):
         bench.engine.turn(0)
-    assert plain in {report.job for report in bench.of(Settled)}
-    assert len(bench.of(Settled)) == 2, "one row's mask is always made"
+    assert plain in {report.job for report in bench.of(Verdict)}
+    assert len(bench.of(Verdict)) == 2, "one row's mask is always made"
     broken = bench.submit(bench.lease(5), prompt, [])
     broken.matcher = choice.matcher(0)  # as if the prompt had to match
     bench.run()
-    settled = {report.job: report for report in bench.of(Settled)}
-    assert {settled[job].verdict.next_token for job in held} == {expected[0].ids[0]}
+    settled = {report.job: report for report in bench.of(Verdict)}
+    assert {settled[job].message.next_token for job in held} == {expected[0].ids[0]}
     (dropped,) = bench.of(Dropped)
     assert (dropped.job, dropped.refusal.code) == (broken, Code.GRAMMAR)
     assert not bench.of(Failed)

@@ -18,7 +18,7 @@ from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.stream_drafting import MoaServerDrafting
 from cloud_verifier.engine.thread import Workload
-from cloud_verifier.engine.work import Dropped, Failed, Job, Lease, RecordRows, Report, Settled, Streamed
+from cloud_verifier.engine.work import Answered, Dropped, Failed, Job, Lease, RecordRows, Report
 from cloud_verifier.metrics import Metrics
 from moa.model.choosing import accept_rows
 from moa.model.target import Step, Target
@@ -26,7 +26,7 @@ from moa.sampling import SamplingSettings
 from moa.tree import Accepted, TreeShape
 from moa.wire import Limits
 from moa.wire.finish import TurnRules
-from moa.wire.messages import Foresee, Stream, Verify
+from moa.wire.messages import Foresee, Stream, Verdict, Verify
 from tests.verifier import kit
 
 COUNT = 6
@@ -101,14 +101,14 @@ class World:
     def post(self, reports: list[Report]) -> None:
         for report in reports:
             match report:
-                case Settled(job, verdict):
+                case Answered(job, Verdict() as verdict):
                     assert isinstance(job.request, Verify)
                     session = self.sessions[job.lease]
                     session.ids += [*(job.request.tokens[node] for node in verdict.path[1:]), verdict.next_token]
                     session.done = bool(verdict.finish)
                     if not session.done:
                         self.ask(session)
-                case Streamed(job, answer):
+                case Answered(job, answer):
                     self.sessions[job.lease].ids += answer.tokens
                     self.sessions[job.lease].done = answer.done
                 case Failed(lease):

@@ -106,7 +106,7 @@ async def test_conversations_that_find_no_slot_are_no_flood(monkeypatch: pytest.
     async with kit.verifier(settings) as running, kit.client(running) as client:
 
         def no_slot(session: ServerSession) -> None:
-            raise Refusal(Code.BUSY, "all slots are busy", limit="slots", session=session.id)
+            raise Refusal(Code.BUSY, "all slots are busy", limit="slots")
 
         with monkeypatch.context() as full:
             full.setattr(running.service.table, "reserve", no_slot)

@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from cloud_verifier.engine.page_reservations import PageReservations
 from cloud_verifier.engine.scheduler import EngineStep
 from cloud_verifier.engine.thread import Workload
-from cloud_verifier.engine.work import Dropped, Failed, Job, Lease, Recorded, RecordRows, Report, Settled, Streamed
+from cloud_verifier.engine.work import Answered, Dropped, Failed, Job, Lease, Recorded, RecordRows, Report
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.serving import conversation
@@ -252,40 +252,47 @@ async def _until_the_victim_is_gone(two: Two) -> None:
             await asyncio.sleep(0.01)
 
 
-def _other(kind: type[Report], other: Callable[[Any], list[Any]]) -> Callable[..., Any]:
+def _other(kind: type[Any], other: Callable[[Any], list[Any]]) -> Callable[..., Any]:
     """Reports of this kind are replaced."""
 
     def take(real: Any, service: Service, reports: list[Report]) -> None:
-        real(service, [new for report in reports for new in (other(report) if isinstance(report, kind) else [report])])
+        real(
+            service,
+            [
+                new
+                for report in reports
+                for new in (other(report) if isinstance(getattr(report, "message", report), kind) else [report])
+            ],
+        )
 
     return take
 
 
-def _with(report: Settled, **changes: Any) -> Settled:
-    return Settled(report.job, structs.replace(report.verdict, **changes))
+def _with(report: Answered, **changes: Any) -> Answered:
+    return Answered(report.job, structs.replace(report.message, **changes))
 
 
 UNKNOWN = Lease(bytes(16), "nobody")
 NONSENSE = [
-    ("a path outside of the draft", Settled, lambda r: [_with(r, path=[0, 99])]),
-    ("a path of no nodes", Settled, lambda r: [_with(r, path=None)]),
-    ("a verdict twice", Settled, lambda r: [r, r]),
-    ("a verdict for a stream", Streamed, lambda r: [Settled(r.job, Verdict(r.job.lease.session, 1, 0, [0], 5))]),
-    ("a stream's tokens for a draft", Settled,
-     lambda r: [Streamed(r.job, StreamTokens(r.job.lease.session, 1, 0, [5], True))]),
-    ("a stream that ends twice", Streamed, lambda r: [Streamed(r.job, structs.replace(r.answer, done=True))] * 2),
-    ("a failure of no job", Settled, lambda r: [Failed(r.job.lease, None, "no reason")]),
-    ("a failure twice", Settled, lambda r: [Failed(r.job.lease, r.job, "x"), Failed(r.job.lease, r.job, "x")]),
-    ("a refusal twice", Settled, lambda r: [Dropped(r.job, Refusal(Code.BUSY, "no room", retry_after_ms=1))] * 2),
+    ("a path outside of the draft", Verdict, lambda r: [_with(r, path=[0, 99])]),
+    ("a path of no nodes", Verdict, lambda r: [_with(r, path=None)]),
+    ("a verdict twice", Verdict, lambda r: [r, r]),
+    ("a verdict for a stream", StreamTokens, lambda r: [Answered(r.job, Verdict(r.job.lease.session, 1, 0, [0], 5))]),
+    ("a stream's tokens for a draft", Verdict,
+     lambda r: [Answered(r.job, StreamTokens(r.job.lease.session, 1, 0, [5], True))]),
+    ("a stream that ends twice", StreamTokens, lambda r: [_with(r, done=True)] * 2),
+    ("a failure of no job", Verdict, lambda r: [Failed(r.job.lease, None, "no reason")]),
+    ("a failure twice", Verdict, lambda r: [Failed(r.job.lease, r.job, "x"), Failed(r.job.lease, r.job, "x")]),
+    ("a refusal twice", Verdict, lambda r: [Dropped(r.job, Refusal(Code.BUSY, "no room", retry_after_ms=1))] * 2),
     ("rows that end before they begin", Recorded, lambda r: [Recorded(r.lease, 7, 2), r]),
-    ("reports of nobody's lease", Settled, lambda r: [Recorded(UNKNOWN, 0, 5), Failed(UNKNOWN, None, "x"), r]),
-    ("a report that is none", Settled, lambda r: [None, r]),
+    ("reports of nobody's lease", Verdict, lambda r: [Recorded(UNKNOWN, 0, 5), Failed(UNKNOWN, None, "x"), r]),
+    ("a report that is none", Verdict, lambda r: [None, r]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "other"), [pytest.param(*fault[1:], id=fault[0]) for fault in NONSENSE])
 async def test_a_report_that_is_nonsense_costs_its_own_session_only(
-    two: Two, kind: type[Report], other: Callable[[Any], list[Any]], monkeypatch: pytest.MonkeyPatch
+    two: Two, kind: type[Any], other: Callable[[Any], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fired = []
 
@@ -332,7 +339,7 @@ async def test_a_round_that_is_swallowed_costs_its_own_session_only(
         return step
 
     def reported(service: Service, reports: list[Report]) -> None:
-        take(service, [one for one in reports if not (isinstance(one, Settled) and swallows(one.job))])
+        take(service, [one for one in reports if not (isinstance(one, Answered) and swallows(one.job))])
 
     owner, name, replaced = {
         "queue": (Workload, "submit", submitted),

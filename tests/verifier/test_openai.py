@@ -165,6 +165,16 @@ async def test_a_client_that_hangs_up_leaves_no_session(both: Both) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_a_drain_waits_for_the_answers_that_run(both: Both) -> None:
+    verifier, client = both
+    stream = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=30, stream=True)  # type: ignore[call-overload]
+    first = await anext(aiter(stream))
+    verifier.service.drain("the test", 1.0)
+    text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    verifier.service.draining = False
+    assert (first.choices[0].delta.content or "") + text == truth(30)
+
+
 @pytest.mark.parametrize("failures", [1, 1000])
 async def test_an_answer_ends_when_its_session_does(both: Both, failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     verifier, client = both

@@ -10,7 +10,7 @@ from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.thread import Workload
-from cloud_verifier.engine.work import Job, Lease, RecordRows, Report, Settled
+from cloud_verifier.engine.work import Answered, Job, Lease, RecordRows, Report
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.wire import Limits
@@ -55,9 +55,9 @@ class Client:
 
     def hear(self, reports: list[Report]) -> None:
         for report in reports:
-            if isinstance(report, Settled):
+            if isinstance(report, Answered):
                 self.waits.append(self.clock.now - report.job.enqueued)
-                self.ids = [*self.ids, report.verdict.next_token]
+                self.ids = [*self.ids, report.message.next_token]
                 self.asks = self.clock.now + self.pause
 
     def wait(self, seconds: float) -> bool:

@@ -215,7 +215,8 @@ def test_a_prompt_that_finds_no_memory_gives_its_round_back() -> None:
     queue.next()
     queue.outcome.full = [holder]
     assert queue.finish() == [one]
-    assert queue.scheduler.queued == queue.scheduler.prompts == 0
+    assert not queue.scheduler.queued
+    assert not queue.scheduler._prompts
     assert queue.next() is None
 
 
@@ -246,7 +247,8 @@ def test_a_released_lease_leaves_nothing_behind(length: int) -> None:
     assert step.releases == [holder]
     queue.outcome.again = [one]
     assert queue.next() is None
-    assert queue.scheduler.queued == queue.scheduler.prompts == 0
+    assert not queue.scheduler.queued
+    assert not queue.scheduler._prompts
 
 
 def test_releases_come_before_all_work() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cloud_verifier.engine.work import Job, Lease, Streamed, Waiting
+from cloud_verifier.engine.work import Answered, Job, Lease, Waiting
 from cloud_verifier.sessions.service import new_job
 from cloud_verifier.sessions.session import Output, Prefill, Run, ServerSession
 from moa.logprobs import pack
@@ -82,7 +82,7 @@ class Histories:
                 case Foresee() if session is None:
                     outputs = []
                 case _ if session is None:
-                    raise Refusal(Code.UNKNOWN_SESSION, "no such session", session=message.session)
+                    raise Refusal(Code.UNKNOWN_SESSION, "no such session")
                 case Open():
                     outputs = session.open(message)
                 case Resume():
@@ -114,7 +114,7 @@ class Histories:
         """The end of a stream that was cancelled."""
         if session is None or session.job is None or not session.job.cancelled:
             return []
-        return session.stream_on(Streamed.ended(session.job).answer, 0.0)
+        return session.stream_on(Answered.ended(session.job).message, 0.0)
 
     def job(self, session: ServerSession) -> Job:
         """The running round, handed to the engine."""
