@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,15 +19,9 @@ print(memory.peak_bytes())
 """
 
 
-def test_memory_of_this_process() -> None:
+def test_memory_of_this_process_or_its_peak_where_the_present_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 5e6 < memory.resident_bytes() <= 1.1 * memory.peak_bytes()
-
-
-def test_the_peak_stands_in_where_the_present_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object, **__: object) -> None:
-        raise FileNotFoundError
-
-    monkeypatch.setattr("builtins.open", missing)
+    monkeypatch.setattr("builtins.open", Mock(side_effect=FileNotFoundError))
     assert memory.resident_bytes() == memory.peak_bytes()
 
 

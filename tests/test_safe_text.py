@@ -8,22 +8,13 @@ from hypothesis import strategies as st
 
 from moa.safe_text import safe_line, safe_text
 
+ATTACKS = {
+    "clear": "\x1b[2J\x1b[H", "clipboard": "\x1b]52;c;ZWNobw==\x07", "title": "\x1b]0;title\x07", "C1 CSI": "\x9b31m",
+    "overwrite": "a\rb", "backspace": "\x08\x08\x08", "bidi": "\u202egnp.exe", "surrogate": "\ud800", "nul": "\x00",
+}  # fmt: skip
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "\x1b[2J\x1b[H",
-        "\x1b]52;c;ZWNobw==\x07",
-        "\x1b]0;title\x07",
-        "\x9b31m",
-        "a\rb",
-        "\x08\x08\x08",
-        "\u202egnp.exe",
-        "\ud800",
-        "\x00",
-    ],
-    ids=["clear", "clipboard", "title", "C1 CSI", "overwrite", "backspace", "bidi", "surrogate", "nul"],
-)
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_nothing_that_a_terminal_obeys_comes_through(attack: str) -> None:
     for safe in (safe_text(attack), safe_line(attack)):
         assert safe.encode()  # no lone surrogate

@@ -11,37 +11,27 @@ from moa.errors import ConfigError, NumericalError
 from moa.sampling import MAX_SEED, SamplingSettings, candidates, choose, gumbel, penalize
 
 
-def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Statistic in units of its own spread: about a standard normal for many cells."""
-    cells = len(counts)
-    return float((((counts - expected) ** 2 / expected).sum() - (cells - 1)) / np.sqrt(2 * (cells - 1)))
-
-
-def test_greedy_is_the_argmax() -> None:
+def test_greedy_is_the_argmax_after_the_penalty() -> None:
     logits = np.array([0.1, 2.0, 2.0, -1.0], dtype=np.float32)
     assert choose(logits, SamplingSettings(), 7) == 1
+    penalised = SamplingSettings(repetition_penalty=2.0)
+    assert choose(np.float32([1.0, 1.1]), penalised, 0, [1]) == 0
+    assert penalised.greedy
+    assert not penalised.plain_greedy
 
 
-def test_noise_is_the_same_for_some_tokens_as_for_all() -> None:
-    whole = gumbel(3, 17, 1000)
-    some = np.array([5, 999, 0])
-    assert np.array_equal(gumbel(3, 17, some), whole[some])
-
-
-def test_noise_differs_by_seed_and_position_and_has_gumbels_moments() -> None:
+def test_noise_is_gumbels_and_depends_on_seed_position_and_token_alone() -> None:
     a, b, c = gumbel(1, 1, 50_000), gumbel(1, 2, 50_000), gumbel(2, 1, 50_000)
     for noise in (a, b, c):
         assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.03)
         assert noise.var() == pytest.approx(np.pi**2 / 6, abs=0.06)
     assert abs(np.corrcoef(np.stack([a, b, c]))[np.triu_indices(3, 1)]).max() < 0.02
-    assert np.isfinite(gumbel(MAX_SEED, 2**31, 1000)).all()
-
-
-def test_noise_of_one_token_over_positions_is_fresh() -> None:
-    one = np.array([7])
-    over = np.array([gumbel(5, p, one)[0] for p in range(4000)])
+    some = np.array([5, 999, 0])
+    assert np.array_equal(gumbel(1, 1, some), a[some])
+    over = np.array([gumbel(5, position, np.array([7]))[0] for position in range(4000)])
     assert over.mean() == pytest.approx(np.euler_gamma, abs=0.1)
     assert abs(np.corrcoef(over[1:], over[:-1])[0, 1]) < 0.06
+    assert np.isfinite(gumbel(MAX_SEED, 2**31, 1000)).all()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +53,9 @@ def test_sampled_frequencies_match_the_distribution(settings: SamplingSettings) 
     probability /= probability.sum()
     assert counts.sum() == counts[kept].sum()
     likely = probability * draws >= 5
-    assert abs(chi_square(counts[kept][likely], probability[likely] * draws)) < 4
+    found, expected, cells = counts[kept][likely], probability[likely] * draws, int(likely.sum())
+    chi_square = ((found - expected) ** 2 / expected).sum()
+    assert abs(chi_square - (cells - 1)) < 4 * np.sqrt(2 * (cells - 1))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -87,27 +79,13 @@ def test_the_penalty_is_that_of_transformers() -> None:
     assert np.allclose(penalize(logits, 1.3, context), theirs[0].numpy())
 
 
-def test_a_penalised_greedy_choice_leaves_a_repeated_token() -> None:
-    logits = np.array([1.0, 1.1], dtype=np.float32)
-    settings = SamplingSettings(repetition_penalty=2.0)
-    assert choose(logits, settings, 0, [1]) == 0
-    assert not settings.plain_greedy
-    assert settings.greedy
-
-
 @pytest.mark.parametrize(
     "bad",
     [
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"top_k": -1},
-        {"top_p": 0.0},
-        {"top_p": 1.01},
-        {"min_p": 1.0},
-        {"repetition_penalty": 0.0},
-        {"seed": -1},
-        {"seed": 2**63},
+        *({"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.01}),
+        *({"min_p": 1.0}, {"repetition_penalty": 0.0}, {"seed": -1}, {"seed": 2**63}),
     ],
+    ids=str,
 )
 def test_settings_out_of_range_are_refused_by_name(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):

@@ -97,17 +97,6 @@ def test_the_dynamic_tree_holds_the_best_paths_of_its_breadth_and_depth(table: n
     assert max(s for s, d in zip(tree.scores, tree.depths(), strict=True) if d == 2) >= best - 1e-5
 
 
-def test_a_chain_is_a_tree_of_breadth_one(table: np.ndarray) -> None:
-    tree = grow(TreeShape.chain(5), table)
-    assert tree.parents == [-1, 0, 1, 2, 3, 4]
-    assert tree.tokens[1:] == [int(table[t].argmax()) for t in tree.tokens[:-1]]
-
-
-def test_growing_stops_where_nothing_is_likely(table: np.ndarray) -> None:
-    tree = grow(TreeShape(breadth=3, depth=6, nodes=40, min_score=-1.0), table)
-    assert 1 < tree.depths().max() + 1 < 6
-
-
 def test_the_mask_lets_a_frontier_node_see_its_ancestors_among_what_was_fed(table: np.ndarray) -> None:
     grower = TreeGrower(0, TreeShape(breadth=2, depth=3, nodes=20))
     while grower.frontier:
@@ -120,12 +109,6 @@ def test_the_mask_lets_a_frontier_node_see_its_ancestors_among_what_was_fed(tabl
         scores = table[grower.frontier_tokens]
         top = np.argsort(-scores, axis=1)[:, :2]
         grower.expand(top, np.take_along_axis(scores, top, axis=1))
-
-
-@pytest.mark.parametrize("field", ["breadth", "depth", "nodes"])
-def test_a_tree_has_at_least_one_of_everything(field: str) -> None:
-    with pytest.raises(ConfigError, match=field):
-        TreeShape(**{field: 0})
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
@@ -149,21 +132,30 @@ def grown(shape: TreeShape, probabilities: list[float], levels: int = 9) -> Draf
     return grower.tree()
 
 
-def test_nodes_that_are_less_likely_than_asked_for_are_left_out() -> None:
-    tree = grown(TreeShape(4, 3, 60, least=math.log(0.05)), [0.6, 0.3, 0.06, 0.04])
-    assert min(tree.scores) >= math.log(0.05) - 1e-6
-    assert [tree.tokens[node] for node in range(1, len(tree)) if tree.parents[node] == 0] == [0, 1, 2]
-    assert len(grown(TreeShape(4, 3, 60), [0.6, 0.3, 0.06, 0.04])) > len(tree)
+@pytest.mark.parametrize(
+    ("shape", "probabilities", "size", "deepest"),
+    [
+        (TreeShape.chain(5), [0.9, 0.1], 5, 5),
+        (TreeShape(4, 3, 60), [0.6, 0.3, 0.06, 0.04], 36, 3),
+        (TreeShape(4, 3, 10), [0.6, 0.3, 0.06, 0.04], 10, 3),
+        # Nodes that are less likely than asked for are left out, but never the best.
+        (TreeShape(4, 3, 60, least=math.log(0.05)), [0.6, 0.3, 0.06, 0.04], 14, 3),
+        (TreeShape(4, 3, 60, least=math.log(0.5)), [0.3, 0.2], 1, 1),
+        # It goes deeper while its nodes together are likely enough: two of 0.4 each go on where one ends.
+        (TreeShape(4, 9, 60, min_score=math.log(0.35)), [0.4], 2, 2),
+        (TreeShape(4, 9, 60, min_score=math.log(0.35)), [0.4, 0.4], 14, 3),
+        (TreeShape(4, 9, 60, min_score=math.log(0.2)), [0.4, 0.4], 22, 4),
+    ],
+)
+def test_a_tree_is_as_large_and_as_deep_as_its_nodes_are_likely(
+    shape: TreeShape, probabilities: list[float], size: int, deepest: int
+) -> None:
+    tree = grown(shape, probabilities)
+    assert (len(tree) - 1, max(tree.depths())) == (size, deepest)
+    assert min(tree.scores) >= min(shape.least, tree.scores[1]) - 1e-6
 
 
-def test_the_best_node_is_never_left_out() -> None:
-    tree = grown(TreeShape(4, 3, 60, least=math.log(0.5)), [0.3, 0.2])
-    assert (tree.tokens, tree.parents) == ([1, 0], [-1, 0])
-
-
-def test_a_tree_goes_deeper_while_its_nodes_together_are_likely_enough() -> None:
-    """One path of 0.4 a level ends where two of 0.4 each, which are right in 0.8, go on."""
-    shape = TreeShape(4, 9, 60, min_score=math.log(0.35))
-    assert max(grown(shape, [0.4]).depths()) == 2
-    assert max(grown(shape, [0.4, 0.4]).depths()) == 3
-    assert max(grown(TreeShape(4, 9, 60, min_score=math.log(0.2)), [0.4, 0.4]).depths()) == 4
+@pytest.mark.parametrize("field", ["breadth", "depth", "nodes"])
+def test_a_tree_has_at_least_one_of_everything(field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        TreeShape(**{field: 0})

@@ -37,7 +37,9 @@ class Clock:
         return self.processor
 
 
-async def test_a_key_waits_for_what_it_took_and_another_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_waits_for_what_it_took_and_for_refusals_and_no_other_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, fair = Clock(), Fairness()
     monkeypatch.setattr(fairness, "time", clock)
 
@@ -65,19 +67,14 @@ async def test_a_key_waits_for_what_it_took_and_another_does_not(monkeypatch: py
     assert time.monotonic() - began > 0.04, "asking again at once wins nothing"
     assert (refused.value.status, refused.value.code) == (429, "busy")
     assert await request(ANONYMOUS, 100.0) == 0, "without keys nobody shares the endpoint"
-    fair._others = lambda principal: principal == "beside"
-    assert await request("beside", 0.4) == pytest.approx((0.4 * fairness._BESIDE_OTHERS - 1) / fairness._SHARE)
-
-
-async def test_a_refused_request_costs_a_key_more_than_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, fair = Clock(), Fairness()
-    monkeypatch.setattr(fairness, "time", clock)
-    for _ in range(round(fairness._BURST_SECONDS / fairness._REFUSAL_SECONDS) + 1):
-        assert fair._keys.of("wrong", clock.now).wait(0, clock.now) < 1e-9
+    for _ in range(round(fairness._BURST_SECONDS / fairness._REFUSAL_SECONDS) + 1):  # it costs more than it took
+        assert await request("wrong", 0.0) < 1e-9
         with pytest.raises(ApiError):
             async with fair.turn("wrong"):
                 raise ApiError(400, "no")
     assert fair._keys.of("wrong", clock.now).wait(0, clock.now) == pytest.approx(0.02 / fairness._SHARE)
+    fair._others = lambda principal: principal == "beside"
+    assert await request("beside", 0.4) == pytest.approx((0.4 * fairness._BESIDE_OTHERS - 1) / fairness._SHARE)
 
 
 async def test_work_that_is_charged_is_cancelled_and_raises_as_before() -> None:

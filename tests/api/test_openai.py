@@ -129,17 +129,10 @@ async def test_a_response_stream_tells_every_step() -> None:
     async with talking(lambda ask: says("Hel", "lo")) as (_, client):
         stream = await client.responses.create(model=MODEL, input="hi", stream=True)
         events = [event async for event in stream]
-    assert [event.type for event in events] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
+    assert [event.type.removeprefix("response.") for event in events] == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *("output_text.delta", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done", "completed"),
     ]
     assert [event.sequence_number for event in events] == list(range(10))
     assert events[-1].response.output_text == "Hello"  # type: ignore[union-attr]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,21 +17,15 @@ from moa.api.reasoning import Separator
 from moa.api.tools import Function, Tool, ToolFormat, Tools, chosen, listed
 from moa.grammar.matcher import GrammarCompiler, Matcher
 from moa.grammar.spec import Grammar, GrammarError
-from tests.api.scripted import MODEL, says, served
+from tests.api.scripted import MODEL, Scripted, says, served
 
-WEATHER = Tool(
-    Function(
-        "get_weather",
-        "The weather",
-        {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "unit": {"enum": ["C", "F"]}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-        strict=True,
-    )
-)
+PLACE = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = Tool(Function("get_weather", "The weather", PLACE, strict=True))
 CLOCK = Tool(Function("clock"))
 BOTH = Tools((WEATHER, CLOCK))
 TEMPLATES = {"qwen": "tools <tool_call>", "mistral": "tools [TOOL_CALLS]", "llama": "tools", "gemma": ""}
@@ -63,31 +59,27 @@ def accepts(grammars: GrammarCompiler, grammar: Grammar | None, text: str) -> bo
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_a_model_writes_what_is_found(grammars: GrammarCompiler, family: str) -> None:
     form = form_of(family)
-    one, two = written(form, ("get_weather", ROME)), written(form, ("get_weather", ROME), ("clock", NOW))
-    wrong = [written(form, ("get_weather", '{"town": "Rome"}')), written(form, ("other", NOW)), one[:-3]]
-    auto, required = form.grammar(BOTH, None), form.grammar(Tools(BOTH.tools, "required"), None)
-    named = form.grammar(Tools(BOTH.tools, "clock", parallel=False), None)
-    for text in (one, two):
-        assert accepts(grammars, auto, text)
-        assert accepts(grammars, required, text)
-        assert not accepts(grammars, named, text)
-    assert accepts(grammars, named, written(form, ("clock", NOW)))
-    for text in wrong:
-        assert not accepts(grammars, auto, text)
-        assert not accepts(grammars, required, text)
-    assert accepts(grammars, auto, "It is warm.")
-    assert not accepts(grammars, required, "It is warm.")
+    weather, clock = ("get_weather", ROME), ("clock", NOW)
     answer = Grammar.of_schema({"type": "object", "properties": {"t": {"type": "integer"}}, "required": ["t"]})
-    either = form.grammar(BOTH, answer)
-    assert accepts(grammars, either, one)
-    assert accepts(grammars, either, '{"t": 3}')
-    assert not accepts(grammars, either, "It is warm.")
-    content, calls, rest = form.split(two)
-    assert (content, [(call.name, call.arguments) for call in calls], rest) == (
-        "",
-        [("get_weather", ROME), ("clock", NOW)],
-        "",
-    )
+    allowed = {
+        "auto": form.grammar(BOTH, None),
+        "required": form.grammar(Tools(BOTH.tools, "required"), None),
+        "named": form.grammar(Tools(BOTH.tools, "clock", parallel=False), None),
+        "or an answer": form.grammar(BOTH, answer),
+    }
+    one, two = written(form, weather), written(form, weather, clock)
+    for text, kinds in (
+        (one, {"auto", "required", "or an answer"}),
+        (two, {"auto", "required", "or an answer"}),
+        (written(form, clock), set(allowed)),
+        (written(form, ("get_weather", '{"town": "Rome"}')), set()),
+        (written(form, ("other", NOW)), set()),
+        (one[:-3], set()),
+        ("It is warm.", {"auto"}),
+        ('{"t": 3}', {"or an answer"} if form.before == "" and not form.opens else {"auto", "or an answer"}),
+    ):
+        assert {kind for kind, grammar in allowed.items() if accepts(grammars, grammar, text)} == kinds, text
+    assert form.split(two) == ("", [weather, clock], "")
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -146,53 +138,46 @@ def test_a_template_without_tools_is_told_of_them() -> None:
     assert known[2] == messages[2]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_openai_finds_the_calls(stream: bool) -> None:
-    form = form_of("qwen")
-    text = "I look.\n" + written(form, ("get_weather", ROME), ("clock", NOW))
-    pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
+CALLING = "I look.\n" + written(form_of("qwen"), ("get_weather", ROME), ("clock", NOW))
+
+
+@contextlib.asynccontextmanager
+async def calling() -> AsyncIterator[tuple[Scripted, AsyncOpenAI]]:
+    """A model that calls both."""
     async with (
-        served(says(*pieces)) as (answerer, address),
+        served(says(*(CALLING[at : at + 7] for at in range(0, len(CALLING), 7)))) as (answerer, address),
         AsyncOpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
     ):
-        how: dict[str, Any] = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": "hi"}],
-            "tools": [listed(WEATHER), listed(CLOCK)],
-        }
+        yield answerer, client
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openai_finds_the_calls(stream: bool) -> None:
+    async with calling() as (answerer, client):
+        messages, tools = [{"role": "user", "content": "hi"}], [listed(WEATHER), listed(CLOCK)]
+        how: Any = {"model": MODEL, "messages": messages, "tools": tools}
         if stream:
             async with client.chat.completions.stream(**how) as events:
-                async for _ in events:
-                    pass
-                choice = (await events.get_final_completion()).choices[0]
+                choice: Any = (await events.get_final_completion()).choices[0]
         else:
             choice = (await client.chat.completions.create(**how)).choices[0]
         plain = (await client.chat.completions.create(**how | {"tool_choice": "none"})).choices[0]
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "I look.\n"
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.\n")
     calls = choice.message.tool_calls or []
-    assert [(one.function.name, one.function.arguments) for one in calls] == [("get_weather", ROME), ("clock", NOW)]  # type: ignore[union-attr]
+    assert [(one.function.name, one.function.arguments) for one in calls] == [("get_weather", ROME), ("clock", NOW)]
     assert len({one.id for one in calls}) == 2
-    tools = answerer.asks[0].question.tools
-    assert tools is not None
-    assert tools.choice == "auto"
-    assert plain.finish_reason == "stop"
-    assert plain.message.content == text
+    asked = answerer.asks[0].question.tools
+    assert asked is not None
+    assert asked.choice == "auto"
+    assert (plain.finish_reason, plain.message.content) == ("stop", CALLING)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_responses_have_calls_as_items(stream: bool) -> None:
-    form = form_of("qwen")
-    text = "I look.\n" + written(form, ("get_weather", ROME), ("clock", NOW))
     tools: Any = [{"type": "function", **listed(tool)["function"], "strict": True} for tool in BOTH.tools]
-    async with (
-        served(says(*(text[at : at + 7] for at in range(0, len(text), 7)))) as (answerer, address),
-        AsyncOpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
-    ):
+    async with calling() as (answerer, client):
         if stream:
             async with client.responses.stream(model=MODEL, input="hi", tools=tools) as events:
-                async for _ in events:
-                    pass
                 response: Any = await events.get_final_response()
         else:
             response = await client.responses.create(model=MODEL, input="hi", tools=tools)

@@ -68,21 +68,24 @@ FEW = st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=2)  # of m
 FIELDS = FEW.flatmap(lambda names: st.fixed_dictionaries({name: VALUES[name] for name in names}))
 
 
-def accepted(fields: dict[str, Any]) -> list[AnswerRequest]:
-    """The requests that the three routes' parsers make of these fields."""
-    asks: list[AnswerRequest] = []
-    for route, prompt in (("chat", {"messages": [{"role": "user", "content": "hi"}]}), ("text", {"prompt": "hi"})):
-        body = json.dumps({"model": "m", **prompt, **fields}).encode()
-        try:
-            asks += (parse_chat if route == "chat" else parse_completion)(body, Defaults(), "me").asks
-        except ApiError as error:
-            assert error.status == 400  # noqa: PT017
+def asks_of(fields: dict[str, Any], prompt: dict[str, Any]) -> Sequence[AnswerRequest]:
+    """The requests that a route's parser makes of these fields; none if they are refused."""
+    body = json.dumps({"model": "m", **prompt, **fields}).encode()
     try:
-        request = parse(json.dumps({"model": "m", "input": "hi", **fields}).encode())
-        asks.append(understand(request, (), Defaults(), "me").ask)
+        if "input" in prompt:
+            return [understand(parse(body), (), Defaults(), "me").ask]
+        return (parse_chat if "messages" in prompt else parse_completion)(body, Defaults(), "me").asks
     except ApiError as error:
         assert error.status == 400  # noqa: PT017
-    return asks
+        return ()
+
+
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def accepted(fields: dict[str, Any]) -> list[AnswerRequest]:
+    """The requests that all routes make of these fields."""
+    return [ask for prompt in (HELLO, {"prompt": "hi"}, {"input": "hi"}) for ask in asks_of(fields, prompt)]
 
 
 def read(ask: AnswerRequest, context: int = 1792) -> Encoded | None:
@@ -130,25 +133,23 @@ def test_what_is_accepted_can_be_sent(fields: dict[str, Any]) -> None:
         ({"response_format": {"type": "regex", "pattern": "a" * 70_000}}, 1792),
         ({"tools": TOOLS, "tool_choice": "required"}, 1792),
         ({"tools": TOOLS, "tool_choice": "required"}, 2**20),
+        ({"tools": TOOLS}, 1792),  # left out
     ],
 )
 async def test_structure_that_no_wire_carries_is_refused_and_what_cannot_fit_unread(
     fields: dict[str, Any], context: int
 ) -> None:
-    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode()
-    (ask,) = parse_chat(body, Defaults(), "me").asks
-    with pytest.raises(MoaError) as refused:
-        await encoded(reader := Reader(), ask, context=context, vocabulary=VOCABULARY, longest=10)
-    assert from_error(refused.value).status == 400
+    (ask,) = asks_of(fields, HELLO)
+    reader = Reader()
+    reading = encoded(reader, ask, context=context, vocabulary=VOCABULARY, longest=10)
+    if fields == {"tools": TOOLS}:
+        assert (await reading).grammar is None
+        assert reader.characters > 0
+    else:
+        with pytest.raises(MoaError) as refused:
+            await reading
+        assert from_error(refused.value).status == 400
     assert reader.characters <= context
-
-
-async def test_tools_that_cannot_fit_are_left_out_unread() -> None:
-    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}).encode()
-    (ask,) = parse_chat(body, Defaults(), "me").asks
-    answer = await encoded(reader := Reader(), ask, context=1792, vocabulary=VOCABULARY, longest=10)
-    assert answer.grammar is None
-    assert 0 < reader.characters < 1792
 
 
 def test_each_route_accepts_the_limits_themselves() -> None:

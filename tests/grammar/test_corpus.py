@@ -32,7 +32,6 @@ def test_whatever_is_chosen_is_valid(every: int) -> None:
                 break
             text.append(rng.choice([token for token in tokens if token]))
     assert finished > (600 if every == 1 else 15)
-    assert len(schemas(every)) > (850 if every == 1 else 20)
 
 
 async def test_answers_are_the_same_and_valid_however_they_are_drafted_and_cut() -> None:

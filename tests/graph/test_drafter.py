@@ -7,10 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from moa.errors import BundleError
 from moa.graph.cache import RecordBuffer
 from moa.graph.drafter import OnnxDrafter, run
-from moa.graph.step import Call, Heads, StepGraph
+from moa.graph.step import Call, Heads
 from moa.sampling import SamplingSettings, gumbel
 from moa.tree import DraftTree, TreeShape, path_of
 from tests.edge import kit
@@ -20,23 +19,19 @@ SHAPES = (TreeShape.chain(4, min_score=-1e9), TreeShape(3, 3, 9, min_score=-1e9)
 GREEDY, SAMPLED = SamplingSettings(), SamplingSettings(temperature=0.7, seed=11)
 
 
-def fresh() -> OnnxDrafter:
+def fresh(records: int = 0) -> OnnxDrafter:
+    """A new drafter, with records of the first positions."""
     drafter = kit.device().new_drafter()
     assert isinstance(drafter, OnnxDrafter)
-    return OnnxDrafter(drafter.graph, vocab_size=verifier_kit.VOCAB)
-
-
-def fresh_with_records() -> OnnxDrafter:
-    drafter = fresh()
-    give_records(drafter, 20)
+    drafter = OnnxDrafter(drafter.graph, vocab_size=verifier_kit.VOCAB)
+    give_records(drafter, records)
     return drafter
 
 
-def give_records(drafter: OnnxDrafter, rows: int, *, seed: int = 0, start: int = 0) -> None:
+def give_records(drafter: OnnxDrafter, rows: int, *, start: int = 0) -> None:
     assert drafter.records is not None
     heads = drafter.records.heads
-    rng = np.random.default_rng(seed)
-    keys, values = rng.normal(size=(2, rows, heads.count, heads.width)).astype(np.float32)
+    keys, values = np.random.default_rng(0).normal(size=(2, rows, heads.count, heads.width)).astype(np.float32)
     drafter.records.put(start, keys[start:], values[start:])
 
 
@@ -48,15 +43,12 @@ def same(a: DraftTree, b: DraftTree) -> None:
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_used_cache_drafts_what_a_fresh_one_does(sampling: SamplingSettings) -> None:
     rng = random.Random(0)
-    used = fresh()
-    give_records(used, 20)
+    used = fresh(20)
     ids = verifier_kit.prompt(0, 20)
     for round in range(12):
         shape = SHAPES[round % 2]
         tree = run(used.draft(ids, shape, sampling))
-        other = fresh()
-        give_records(other, 20)
-        same(tree, run(other.draft(ids, shape, sampling)))
+        same(tree, run(fresh(20).draft(ids, shape, sampling)))
         path: list[int] = []
         at = 0
         while rng.random() < 0.7 and (children := [n for n, p in enumerate(tree.parents) if p == at and n]):
@@ -74,7 +66,7 @@ def test_a_grown_tree_says_what_a_fresh_drafter_says_and_what_is_passed_is_not_r
     sampling: SamplingSettings,
 ) -> None:
     rng = random.Random(1)
-    used, ids = fresh_with_records(), verifier_kit.prompt(0, 20)
+    used, ids = fresh(20), verifier_kit.prompt(0, 20)
     for round in range(8):
         runs, steps = used.runs, rng.randrange(1, 5)
         for _ in range(steps):
@@ -82,9 +74,7 @@ def test_a_grown_tree_says_what_a_fresh_drafter_says_and_what_is_passed_is_not_r
         assert used.runs == runs + steps, "a step is a run, wherever the tree goes on from"
         tree = growth.tree
         for node in rng.sample([n for n in range(len(tree)) if n not in growth.open], 2 if len(tree) > 4 else 1):
-            expected = run(
-                fresh_with_records().grow([*ids, *path_of(tree.tokens, tree.parents, node)], 3, -1e9, sampling)
-            ).tree
+            expected = run(fresh(20).grow([*ids, *path_of(tree.tokens, tree.parents, node)], 3, -1e9, sampling)).tree
             children = [n for n, parent in enumerate(tree.parents) if parent == node]
             assert [tree.tokens[n] for n in children] == expected.tokens[1:]
             scores = [tree.scores[n] - tree.scores[node] for n in children]
@@ -94,10 +84,10 @@ def test_a_grown_tree_says_what_a_fresh_drafter_says_and_what_is_passed_is_not_r
         else:
             ids = [*ids, *path_of(tree.tokens, tree.parents, rng.choice([n for n in range(len(tree)) if n]))]
         if round == 5:
-            assert run(used.guess(ids, sampling)) == run(fresh_with_records().guess(ids, sampling))
+            assert run(used.guess(ids, sampling)) == run(fresh(20).guess(ids, sampling))
 
 
-def test_accepted_nodes_are_not_run_again() -> None:
+def test_accepted_nodes_are_not_run_again_and_what_was_not_drafted_is_run_with_the_root() -> None:
     drafter = fresh()
     ids = verifier_kit.prompt(1, 10)
     tree = run(drafter.draft(ids, SHAPES[0], GREEDY))
@@ -106,23 +96,14 @@ def test_accepted_nodes_are_not_run_again() -> None:
     assert drafter.runs == runs + 1
     assert drafter._calls[1, False].ids.tolist() == [[50]], "only the new token is run"
     assert drafter.ids == [*ids, *tree.tokens[1:3]]
-
-
-def test_what_was_not_drafted_is_run_together_with_the_root() -> None:
-    drafter = fresh()
-    ids = verifier_kit.prompt(1, 10)
-    run(drafter.draft(ids, SHAPES[0], GREEDY))
-    runs = drafter.runs
     tree = run(drafter.draft([*ids, 50, 51, 52], SHAPES[0], GREEDY))
-    assert drafter.runs == runs + SHAPES[0].depth
+    assert drafter.runs == runs + 1 + SHAPES[0].depth
     same(tree, run(fresh().draft([*ids, 50, 51, 52], SHAPES[0], GREEDY)))
 
 
 def test_long_prompts_come_in_pieces_and_outgrow_the_first_arrays() -> None:
     ids = verifier_kit.prompt(2, 300)
-    drafter = fresh()
-    steps = drafter.draft(ids, SHAPES[0], GREEDY)
-    assert sum(1 for _ in steps) >= 5  # three pieces of prompt, then level by level
+    assert sum(1 for _ in fresh().draft(ids, SHAPES[0], GREEDY)) >= 5  # three pieces of prompt, then level by level
     one_by_one = fresh()
     for length in (100, 200, 257, 300):
         tree = run(one_by_one.draft(ids[:length], SHAPES[0], GREEDY))
@@ -131,8 +112,7 @@ def test_long_prompts_come_in_pieces_and_outgrow_the_first_arrays() -> None:
 
 def test_records_are_seen_by_position_and_holes_are_masked() -> None:
     ids = verifier_kit.prompt(3, 20)
-    whole, holes, late = fresh(), fresh(), fresh()
-    give_records(whole, 20)
+    whole, holes, late = fresh(20), fresh(), fresh()
     give_records(holes, 20, start=12)
     without = run(fresh().draft(ids, SHAPES[1], GREEDY))
     assert run(whole.draft(ids, SHAPES[1], GREEDY)).scores != without.scores
@@ -149,9 +129,7 @@ def test_the_noise_is_the_one_that_decides() -> None:
     """At an infinite temperature only noise decides, and the drafter guesses the target's token."""
     ids = verifier_kit.prompt(4, 9)
     sampling = SamplingSettings(temperature=100.0, seed=5)
-    guess = run(fresh().guess(ids, sampling))
-    expected = int(np.argmax(gumbel(5, len(ids), verifier_kit.VOCAB)))
-    assert guess == expected
+    assert run(fresh().guess(ids, sampling)) == np.argmax(gumbel(5, len(ids), verifier_kit.VOCAB))
 
 
 def test_record_buffer_grows_and_keeps_its_rows() -> None:
@@ -163,13 +141,6 @@ def test_record_buffer_grows_and_keeps_its_rows() -> None:
     assert feeds["record_k"].shape == (1, 2, 512, 4)
     np.testing.assert_array_equal(feeds["record_k"][0, :, 390:400], rows[390:].transpose(1, 0, 2))
     assert list(np.flatnonzero(feeds["record_mask"][0, 0, 0] == 0)) == [*range(10), *range(390, 400)]
-
-
-def test_a_file_that_is_no_graph_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    path = tmp_path / "model.onnx"
-    path.write_bytes(b"not a model")
-    with pytest.raises(BundleError, match="is not an ONNX graph"):
-        StepGraph(path)
 
 
 def test_a_run_that_computed_no_numbers_spoils_none_that_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:

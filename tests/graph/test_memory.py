@@ -34,25 +34,10 @@ print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) /
 """
 
 
-def _ones(*names: str) -> list[NodeProto]:
-    return [helper.make_node("Identity", ["scale"], [name]) for name in names]
-
-
-def _node(kind: str, *inputs: str, **how: object) -> NodeProto:
-    return helper.make_node(kind, list(inputs), ["big"], **how)
-
-
 GREEDY: dict[str, Sequence[NodeProto]] = {
-    "nothing": _ones("big"),
-    "ConstantOfShape": [_node("ConstantOfShape", "many")],
-    "Expand": [_node("Expand", "scale", "many")],
-    "Tile": [_node("Tile", "scale", "many")],
-    "Range": [
-        helper.make_node("Range", ["zero", "count", "one"], ["numbers"]),
-        helper.make_node("Cast", ["numbers"], ["big"], to=TensorProto.FLOAT),
-    ],
-    "Pad": [_node("Pad", "scale", "around")],
-    "Resize": [_node("Resize", "scale", "", "", "many")],
+    "nothing": [helper.make_node("Identity", ["scale"], ["big"])],
+    "Expand": [helper.make_node("Expand", ["scale", "many"], ["big"])],
+    "ConstantOfShape": [helper.make_node("ConstantOfShape", ["many"], ["big"])],
     "Concat, again and again": [
         helper.make_node("Concat", [f"c{n}" if n else "scale"] * 2, [f"c{n + 1}" if n < 33 else "big"], axis=0)
         for n in range(34)
@@ -68,14 +53,7 @@ def greedy(nodes: Sequence[NodeProto]) -> bytes:
     model.graph.node.extend(nodes)
     model.graph.node.append(helper.make_node("ReduceMax", ["big"], ["most"], keepdims=0))
     model.graph.node.append(helper.make_node("Add", ["scores", "most"], ["top_logp"]))
-    for name, shape, values in (
-        ("many", [1], [_MANY]),
-        ("around", [2], [0, _MANY]),
-        ("zero", [], [0]),
-        ("one", [], [1]),
-        ("count", [], [_MANY]),
-    ):
-        model.graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, shape, values))
+    model.graph.initializer.append(helper.make_tensor("many", TensorProto.INT64, [1], [_MANY]))
     return model.SerializeToString()
 
 

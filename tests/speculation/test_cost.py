@@ -33,19 +33,13 @@ def test_any_shape_of_curve_is_learned() -> None:
     assert [cost.seconds(size) for size in (1, 30, 64, 192)] == pytest.approx([0.01, 0.01, 0.01, 0.03])
 
 
-def test_the_first_run_of_a_size_does_not_count() -> None:
+def test_the_first_run_of_a_size_does_not_count_and_a_size_never_measured_is_cheap_so_that_it_is_tried() -> None:
     cost = Cost()
     cost.observe(4, 9.0)
     assert cost.seconds(4) == 0.0
     cost.observe(4, 1.0)
     assert cost.seconds(4) == 1.0
-
-
-def test_what_was_not_measured_is_assumed_to_be_cheap_so_that_it_is_tried() -> None:
-    cost = Cost()
-    for _ in range(9):
-        cost.observe(4, 1.0)
-    assert 1.0 < cost.seconds(8) < 1.1
+    assert 1.0 < cost.seconds(8) < 1.5
     for _ in range(99):
         cost.observe(8, 2.0)
     assert cost.seconds(8) == pytest.approx(2.0, rel=0.02)
@@ -89,15 +83,6 @@ def test_what_a_token_attends_to_has_its_own_price() -> None:
     assert cost.added(end, 6000) <= 0.02 < cost.added(end + 1, 6000)
 
 
-def test_short_contexts_put_no_price_of_noise_on_long_ones() -> None:
-    rng = random.Random(0)
-    for _ in range(20):
-        cost = Cost()
-        for n in range(400):
-            cost.observe(1, 0.004 * (1 + 0.1 * rng.random()), attention_pairs([(1, n)]))
-        assert cost.seconds(1, attention_pairs([(1, 100_000)])) < 0.005
-
-
 def test_tokens_beside_others_take_their_share_at_most() -> None:
     cost = learned(0.010, 0.0001)
     limit = 0.25 * cost.seconds(100)
@@ -109,9 +94,13 @@ def test_tokens_beside_others_take_their_share_at_most() -> None:
 
 def test_a_forward_takes_some_time_whatever_was_measured() -> None:
     rng = random.Random(1)
-    for _ in range(50):
+    for _ in range(20):
         cost = Cost(0.005)
         for _ in range(60):
             size, context = rng.choice([1, 4, 8, 200]), rng.choice([0, 10, 8000])
             cost.observe(size, rng.expovariate(50), attention_pairs([(size, context)]))
             assert cost.seconds(64, attention_pairs([(64, 8000)])) >= cost.seconds(64) >= cost.seconds(1) > 0
+        short = Cost()
+        for context in range(400):  # short contexts put no price of noise on long ones
+            short.observe(1, 0.004 * (1 + 0.1 * rng.random()), attention_pairs([(1, context)]))
+        assert short.seconds(1, attention_pairs([(1, 100_000)])) < 0.005
