@@ -107,7 +107,9 @@ async def verifier(
     settings: Settings = SETTINGS, *, auth: Authenticator | None = None, **how: Any
 ) -> AsyncIterator[Verifier]:
     """A verifier that listens on loopback."""
-    async with Verifier(served(settings, **how), settings, auth).open() as running:
+    made = Verifier(served(settings, **how), settings, auth)
+    made.transport._pace["close_timeout"] = 0.1  # an end that is broken on purpose answers no close
+    async with made.open() as running:
         yield running
 
 

@@ -3,6 +3,7 @@ verdicts."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -69,24 +70,6 @@ class Bench:
         return [report for report in self.reports if isinstance(getattr(report, "message", report), kind)]
 
 
-def test_a_prompt_that_raises_is_quarantined_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench()
-    good, bad = bench.lease(1), bench.lease(2)
-    bench.work.prefill(good, kit.prompt(1, 9), 8)
-    bench.work.prefill(bad, kit.prompt(2, 9), 8)
-    real = bench.served.target.forward
-
-    def run(rows: Any) -> Any:
-        if any(next(iter(row.tokens)) == kit.prompt(2, 9)[0] for row in rows):
-            raise RuntimeError("out of memory")
-        return real(rows)
-
-    monkeypatch.setattr(bench.served.target, "forward", run)
-    bench.engine.turn(0)
-    assert (good.length, bad.length) == (8, 0)
-    assert [report.lease for report in bench.of(Failed)] == [bad]
-
-
 def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward of prompts alone reads nothing back: only waiting tells how long it took."""
     now = [0.0]
@@ -98,30 +81,21 @@ def test_the_time_of_a_prompt_is_that_until_the_accelerator_has_computed_it(monk
     assert bench.engine.alive_at == 3.0
 
 
-def test_a_verdict_comes_before_the_records_of_its_tokens_and_prompts_newest_first() -> None:
+@pytest.mark.parametrize("draft", [[5], None], ids=["verdict", "stream"])
+def test_an_answer_comes_before_the_records_of_its_tokens_and_prompts_newest_first(draft: list[int] | None) -> None:
+    """Also before those that the drafts of a stream need: on a thin link these would hold the first token up."""
     bench = Bench()
-    lease = bench.lease(0)
-    bench.submit(lease, kit.prompt(0, 100), [5])
+    job = bench.submit(bench.lease(0), kit.prompt(0, 100), draft)
+    job.rules = dataclasses.replace(job.rules, max_new_tokens=1)
     bench.run()
     kinds = [type(getattr(report, "message", report)) for report in bench.reports]
-    assert kinds.index(Verdict) < len(kinds) - 1
     spans = [(r.start, r.stop) for r in bench.of(Recorded)]
     assert sum(stop - start for start, stop in spans) == 100
-    for verdict in bench.of(Verdict):
-        after = bench.reports[bench.reports.index(verdict) :]
-        assert any(isinstance(r, Recorded) and r.stop == 100 for r in after)
+    (answer,) = bench.of(Verdict if draft else StreamTokens)
+    assert all(kind is Recorded for kind in kinds[bench.reports.index(answer) + 1 :])
+    assert any(r.stop == 100 for r in bench.reports[bench.reports.index(answer) + 1 :])
     first_chunk = [span for span in spans if span[1] <= 31]
     assert first_chunk == sorted(first_chunk, reverse=True)
-
-
-def test_a_stream_begins_before_the_records_that_its_own_drafts_need() -> None:
-    """On a thin link the records of a prompt would hold the first token up."""
-    bench = Bench()
-    bench.submit(bench.lease(1), kit.prompt(1, 20), None)
-    bench.run()
-    kinds = [type(getattr(report, "message", report)) for report in bench.reports]
-    assert kinds[0] is StreamTokens
-    assert {row for r in bench.of(Recorded) for row in range(r.start, r.stop)} >= set(range(20))
 
 
 def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts(
@@ -220,18 +194,13 @@ def test_an_idle_engine_runs_a_token_to_know_that_it_can() -> None:
 
 def test_a_model_that_does_not_run_is_noticed_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
-
-    def forward(rows: Any) -> Any:
-        raise RuntimeError("no kernel image")
-
-    monkeypatch.setattr(bench.served.target, "forward", forward)
-    with pytest.raises(RuntimeError, match="no kernel image"):
+    monkeypatch.setattr(bench.served.target, "forward", None)
+    with pytest.raises(TypeError):
         bench.engine.start()
 
 
-def test_sessions_that_find_the_memory_full_are_told_to_come_back_and_harm_nobody() -> None:
-    target = Target.from_model(kit.model(), slots=8, capacity=96, kv_tokens=96)
-    bench = Bench(served=serve_model(target))
+def test_who_finds_the_memory_full_comes_back_or_keeps_what_was_said_and_harms_nobody() -> None:
+    bench = Bench(served=serve_model(Target.from_model(kit.model(), slots=8, capacity=96, kv_tokens=96)))
     good, waiting = bench.lease(0), bench.lease(1)
     bench.submit(good, kit.prompt(0, 60), [5])
     bench.run()
@@ -239,26 +208,19 @@ def test_sessions_that_find_the_memory_full_are_told_to_come_back_and_harm_nobod
     bench.run()
     (dropped,) = bench.of(Dropped)
     assert (dropped.job, dropped.refusal.code, dropped.refusal.limit) == (refused, Code.BUSY, "kv_tokens")
-    assert bench.of(Failed) == []
     assert (bench.work.queued, bench.work._scheduler._prompts) == (0, {})
-    bench.work.release(good)
-    bench.submit(waiting, kit.prompt(1, 50), [5])
+    bench.work.release(waiting)
+    bench.submit(bench.lease(2), kit.prompt(0, 20), None)
     bench.run()
-    assert bench.of(Verdict)[-1].job.lease is waiting
-
-
-def test_a_stream_that_finds_the_memory_full_ends_with_what_it_has_said() -> None:
-    target = Target.from_model(kit.model(), slots=8, capacity=96, kv_tokens=96)
-    bench = Bench(served=serve_model(target))
-    bench.work.prefill(bench.lease(1), kit.prompt(1, 61), 60)
-    bench.run()
-    bench.submit(bench.lease(0), kit.prompt(0, 20), None)
-    bench.run()
-    said = [token for report in bench.of(StreamTokens) for token in report.message.tokens]
+    said = [token for answer in bench.of(StreamTokens) for token in answer.message.tokens]
     assert said == kit.generated(kit.prompt(0, 20), len(said))
     assert len(said) == 32 - 19, "two pages are full"
     assert bench.of(StreamTokens)[-1].message.done
     assert bench.of(Failed) == []
+    bench.work.release(good)
+    again = bench.submit(bench.lease(3), kit.prompt(1, 50), [5])
+    bench.run()
+    assert bench.of(Verdict)[-1].job is again
 
 
 class VirtualDrafting(TreeDrafting):
@@ -338,8 +300,7 @@ def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(monkeypa
 
     monkeypatch.setattr(bench.served.target, "forward", forward)
     monkeypatch.setattr(bench.engine._drafting, "ran", lambda won, tokens, took: won and rests.append(took - 1.0))
-    lease = bench.lease(0)
-    bench.submit(lease, kit.prompt(0, 10), None).enqueued = now[0]
+    bench.submit(bench.lease(0), kit.prompt(0, 10), None).enqueued = now[0]
     now[0] += 0.5
     while not rests:
         bench.engine.turn(0)
@@ -347,36 +308,6 @@ def test_what_comes_between_two_rounds_of_a_stream_is_a_part_of_a_round(monkeypa
         now[0] += 0.25
         bench.engine.turn(0)
     assert rests == [0.0, 0.25, 0.25], "the first round has waited for nothing but its request"
-    bench.work.release(lease)
-    bench.run()
-    now[0] += 5.0
-    bench.submit(bench.lease(1), kit.prompt(1, 10), None).enqueued = now[0]
-    while len(rests) == 3:
-        bench.engine.turn(0)
-    assert rests[3] == 0.0, "nobody waited for this one"
-
-
-def test_streams_of_a_full_batch_that_is_plain_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    drafting = VirtualDrafting(now)
-    looked: list[Lease] = []
-    monkeypatch.setattr(drafting, "_known", lambda lease: looked.append(lease) or drafting.read)
-    ids = kit.prompt(0, 60)
-    jobs = []
-    for place in range(64):
-        lease = Lease(bytes([place] * 16), "p")
-        rules = TurnRules(60, 900, 2000)
-        jobs.append(Job(lease, Stream(lease.session, 1, 59), list(ids), rules, SamplingSettings(), 0.0, 1e12))
-    for _ in range(100):
-        for job in jobs:
-            job.lease.length = job.base
-        drafts = drafting.draft(jobs)
-        tokens = sum(len(tokens) for tokens, _ in drafts)
-        now[0] += 0.1 * tokens
-        drafting.ran(dict.fromkeys(jobs, 0), tokens, 0.1 * tokens)
-        for job in jobs:
-            job.ids.append(5)
-    assert len(looked) < 20 * 64
 
 
 @pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(temperature=0.7, seed=1)])

@@ -20,7 +20,6 @@ from cloud_verifier.engine.stream_drafting import MoaServerDrafting
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Answered, Dropped, Failed, Job, Lease, RecordRows, Report
 from cloud_verifier.metrics import Metrics
-from moa.model.choosing import accept_rows
 from moa.model.target import Step, Target
 from moa.sampling import SamplingSettings
 from moa.tree import Accepted, TreeShape
@@ -253,11 +252,6 @@ def test_a_fault_costs_the_work_at_hand_and_nothing_else(
     assert fired or method == "log_probabilities"
 
 
-def test_at_least_a_hundred_faults_are_injected() -> None:
-    assert len(list(faults())) * len(CALLS) >= 100
-    assert core.accept_rows is accept_rows, "the last test has left nothing behind"
-
-
 def test_a_loop_that_takes_no_reports_ends_the_thread_and_says_so() -> None:
     died = threading.Event()
 
@@ -271,19 +265,6 @@ def test_a_loop_that_takes_no_reports_ends_the_thread_and_says_so() -> None:
     assert died.wait(kit.PATIENCE)
     engine._thread.join(kit.PATIENCE)
     assert engine.wrong() == "the engine has stopped"
-
-
-def test_a_scheduler_that_raises_for_ever_ends_the_thread_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    died = threading.Event()
-    world = World()
-    engine = Engine(world.served.target, world.recorder, world.work, lambda reports: None, died=died.set)
-
-    def nothing(now: float) -> None:
-        raise Nonsense
-
-    monkeypatch.setattr(world.scheduler, "schedule", nothing)
-    engine.start()
-    assert died.wait(kit.PATIENCE)
 
 
 def test_an_idle_engine_whose_cache_is_full_is_healthy() -> None:

@@ -13,22 +13,20 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.asyncio.client import connect
 
-from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.sessions import channel
 from cloud_verifier.sessions.record_sender import OutgoingRecords
 from cloud_verifier.sessions.session import ServerSession
-from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, ClientSession, Code, Refusal, decode_server, encode
-from moa.wire.events import Advanced, Refused
-from moa.wire.messages import Ack, Cancel, Error, Hello, Open, Opened, Sampling, Stream, Sync, Verify, Welcome
-from tests.torture.raw import BINARY, PING, Raw, binary, frame, request
+from moa.wire import PROTOCOL_VERSIONS, ClientSession, Code, Refusal, decode_server, encode
+from moa.wire.events import Advanced
+from moa.wire.messages import Ack, Cancel, Error, Hello, Open, Stream, Sync, Verify, Welcome
+from tests.torture.raw import BINARY, PING, Raw, binary, frame
+from tests.torture.raw import request as head
 from tests.verifier import kit
 
 IDS = kit.prompt(1, 10)
@@ -57,12 +55,6 @@ def few_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.fixture
-def two(tmp_path: Any) -> tuple[Authenticator, str, str]:
-    """Two principals: a normal one and one above its share."""
-    return kit.principals(tmp_path, "honest", "greedy")
 
 
 async def _until(what: Any) -> None:
@@ -176,39 +168,16 @@ async def test_answers_that_nobody_reads_end_the_connection_at_their_limit() -> 
         await _until(lambda: not running.service.connections)
 
 
-async def test_an_acknowledgement_costs_the_same_however_much_a_connection_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with kit.verifier() as running, kit.client(running, features=["records", "append"]) as edge:
-        for number in range(kit.SETTINGS.slots):
-            session = await edge.start(kit.prompt(number, 30), records="off")
-            await edge.send(Sync(session.id, "off", held=[(2 * row, 2 * row + 1) for row in range(15)]))
-        await edge.send(Verify(session.id, 5, 0, [1]))
-        assert isinstance(await edge.receive(), Error)
+async def test_acknowledgements_and_repeated_cancels_look_at_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with kit.verifier() as running, kit.client(running) as edge:
+        session = await edge.start(IDS, records="off")
         (its,) = running.service.connections
         await _until(lambda: not its.record_sender._offered)
-        looked: list[Any] = []
-        real = OutgoingRecords.newest_unsent
-        monkeypatch.setattr(
-            OutgoingRecords, "newest_unsent", lambda self, most: looked.append(self) or real(self, most)
-        )
+        monkeypatch.setattr(OutgoingRecords, "newest_unsent", None)
         for _ in range(50):
             await edge.send(Ack(0), Ack(2**40), Cancel(session.id, 9))
         await edge.send(Verify(session.id, 5, 0, [1]))  # answered after all of them
         assert isinstance(await edge.receive(), Error)
-        assert looked == []
-
-
-async def test_ranges_that_an_edge_says_it_holds_are_bounded() -> None:
-    async with kit.verifier() as running, kit.client(running) as edge:
-        session = await edge.start(IDS)
-        held = [(2 * row, 2 * row + 1) for row in range(4000)]
-        await edge.send(Sync(session.id, held=held), Verify(session.id, 5, 0, [1]))
-        await edge.receive()
-        ours = running.service.table.find(session.id, "anonymous")
-        assert ours is not None
-        assert len(ours.records.held) <= len(IDS)
-        assert ours.records.held.runs <= len(IDS)
 
 
 # ---- what is logged
@@ -234,46 +203,6 @@ async def test_the_log_says_nothing_of_tokens_and_text(
             assert trace not in record.getMessage()
 
 
-# ---- what is shared
-
-
-async def test_a_principal_that_holds_every_slot_gives_one_to_another_between_two_rounds(
-    two: tuple[Authenticator, str, str],
-) -> None:
-    auth, honest, greedy = two
-    settings = dataclasses.replace(kit.limited(idle_seconds=1000.0), slots=4)
-    async with kit.verifier(settings, auth=auth) as running, kit.client(running, token=greedy) as edge:
-        ended = asyncio.Event()
-
-        async def keep_busy() -> None:
-            sessions = [await edge.start(kit.prompt(n, 9), max_new_tokens=2000, ignore_eos=True) for n in range(4)]
-            for session in sessions:
-                await edge.send(session.verify([session.log[-1]]))
-            while not ended.is_set():
-                message = await edge.receive()
-                session = next(s for s in sessions if s.id == message.session)  # type: ignore[union-attr]
-                event = session.receive(message)  # type: ignore[arg-type]
-                if isinstance(event, Refused):
-                    assert event.retry
-                    await asyncio.sleep(0.02)
-                    await edge.send(*session.unsettled)
-                elif isinstance(event, Advanced) and not session.finish:
-                    await edge.send(session.verify([session.log[-1]]))
-
-        busy = asyncio.create_task(keep_busy())
-        await _until(lambda: running.service.table.slots_free == 0)
-        began = time.monotonic()
-        async with kit.client(running, token=honest) as hers:
-            session = await hers.start(IDS, max_new_tokens=10, patient=True)
-            admitted = time.monotonic() - began
-            while not session.finish:
-                await hers.advance(session, [session.log[-1]])
-        ended.set()
-        busy.cancel()
-        assert admitted < 10.0
-        assert session.log[len(IDS) :] == kit.generated(IDS, 10)
-
-
 async def test_ranges_of_held_rows_count_as_the_work_they_are() -> None:
     held = [(2 * row, 2 * row + 1) for row in range(4000)]
     async with kit.verifier(kit.limited(flood_seconds=0.2)) as running, Raw.of(running) as bad:
@@ -284,15 +213,38 @@ async def test_ranges_of_held_rows_count_as_the_work_they_are() -> None:
         assert bad.limits == ["max_empty_frames_per_second"]
 
 
-async def test_half_open_connections_do_not_keep_a_good_one_out() -> None:
-    async with kit.verifier(kit.limited(max_half_open=8)) as running:
+@pytest.fixture
+def certificate(tmp_path: Path) -> dict[str, Path]:
+    """Settings of TLS."""
+    if shutil.which("openssl") is None:
+        pytest.skip("makes its certificate with openssl")
+    key, chain = tmp_path / "key", tmp_path / "certificate"
+    made = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost")
+    subprocess.run(["openssl", *made, "-keyout", key, "-out", chain], check=True, capture_output=True)
+    return {"tls_cert": chain, "tls_key": key}
+
+
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "TLS"])
+async def test_half_open_connections_do_not_keep_a_good_one_out(secured: bool, request: pytest.FixtureRequest) -> None:
+    files = request.getfixturevalue("certificate") if secured else {}
+    options: dict[str, Any] = {}
+    if secured:
+        options["ssl"] = ssl.create_default_context(cafile=str(files["tls_cert"]))
+        options["ssl"].check_hostname = False
+    async with kit.verifier(dataclasses.replace(kit.limited(max_half_open=8), **files)) as running:
         silent = [await Raw.connect(running.transport.port) for _ in range(40)]
-        async with kit.client(running) as edge:
-            await edge.start(IDS)
+        if secured:
+            wrong = await Raw.connect(running.transport.port)
+            await wrong.pour(head())  # plain words where TLS should be
+            assert not (await wrong.reader.read(1000)).startswith(b"HTTP")
+            await wrong.gone()
+        async with kit.connection(running, **options) as raw:
+            await raw.send(encode(Hello(list(PROTOCOL_VERSIONS), [])))
+            assert isinstance(decode_server(await raw.recv()), Welcome)  # type: ignore[arg-type]
         assert 0 < kit.metric(running, "moa_half_open_connections") <= 8
         assert kit.metric(running, "moa_half_open_dropped_total") >= 32
-        for raw in silent:
-            await raw.gone()
+        for one in silent:
+            await one.gone()
 
 
 def _loops() -> list[Any]:
@@ -361,109 +313,25 @@ async def test_a_port_survives_that_something_else_takes_all_descriptors(
 
 
 @pytest.mark.parametrize(
-    ("head", "status"),
+    ("said", "status"),
     [
         (b"GET //[ HTTP/1.1\r\nHost: x\r\n\r\n", 404),
         (b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n", 404),
-        (request(extra=["Origin: http://["]), 403),
-        (request(extra=["Origin: \xe9"]), 403),
-        (request().replace(b"Host: x", b"Host: [::1:"), 101),
+        (head(extra=["Origin: http://["]), 403),
+        (head(extra=["Origin: \xe9"]), 403),
+        (head().replace(b"Host: x", b"Host: [::1:"), 101),
     ],
 )
 async def test_an_odd_head_of_a_stranger_is_no_defect_of_ours(
-    head: bytes, status: int, caplog: pytest.LogCaptureFixture
+    said: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with kit.verifier() as running:
         raw = await Raw.connect(running.transport.port)
-        raw.write(head)
+        raw.write(said)
         async with asyncio.timeout(kit.PATIENCE):
             assert int((await raw.reader.readuntil(b"\r\n\r\n")).split()[1]) == status
         await raw.gone()
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-async def test_half_open_connections_are_bounded_behind_tls_too(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key", tmp_path / "certificate"
-    made = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost")
-    subprocess.run(["openssl", *made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    trust = ssl.create_default_context(cafile=str(certificate))
-    trust.check_hostname = False
-    settings = dataclasses.replace(kit.limited(max_half_open=8), tls_cert=certificate, tls_key=key)
-    async with kit.verifier(settings) as running:
-        silent = [await Raw.connect(running.transport.port) for _ in range(40)]
-        wrong = await Raw.connect(running.transport.port)
-        await wrong.pour(request())  # plain words where TLS should be
-        assert not (await wrong.reader.read(1000)).startswith(b"HTTP")
-        await wrong.gone()
-        async with connect(running.transport.url, ssl=trust, subprotocols=[SUBPROTOCOL]) as raw:  # type: ignore[list-item]
-            await raw.send(encode(Hello(list(PROTOCOL_VERSIONS), [])))
-            assert isinstance(decode_server(await raw.recv()), Welcome)  # type: ignore[arg-type]
-        assert 0 < kit.metric(running, "moa_half_open_connections") <= 8
-        assert kit.metric(running, "moa_half_open_dropped_total") >= 32
-        for one in silent:
-            await one.gone()
-
-
-async def test_logs_that_grow_are_bounded_too() -> None:
-    """Not only at the opening: a session that grows counts, and one of nobody's goes first."""
-    async with kit.verifier(kit.limited(max_log_bytes=2 * 4096 + 60 * 40)) as running, kit.client(running) as edge:
-        one = await edge.start(kit.prompt(1, 20), max_new_tokens=100)
-        two = await edge.start(kit.prompt(2, 20), max_new_tokens=100)
-        store = running.service.table
-        assert store.log_bytes == sum(session.counted for session in store)
-        refused = None
-        for _ in range(30):
-            await edge.send(one.verify([one.log[-1]]))
-            event = await edge.event(one)
-            if isinstance(event, Refused):
-                refused = event
-                break
-        assert refused is not None
-        assert (refused.error.code, refused.error.limit) == ("busy", "max_log_bytes")
-        assert store.log_bytes <= running.service.limits.max_log_bytes
-        await edge.send(two.close())
-        assert isinstance(await edge.advance(one, [one.log[-1]]) if not one.unsettled else None, Advanced | None)
-        assert store.log_bytes == sum(session.counted for session in store)
-
-
-# ---- what is asked of the model
-
-
-async def test_a_temperature_that_leaves_the_range_of_numbers_is_refused() -> None:
-    async with kit.verifier() as running, kit.client(running) as edge:
-        for temperature in (5e-324, 1e-308, 1e-9, float("nan"), float("inf"), -1.0, 1e308):
-            await edge.send(Open(bytes(16), IDS, sampling=Sampling(temperature=temperature, top_p=0.9)))
-            answer = await edge.receive()
-            assert isinstance(answer, Error)
-            assert answer.code == "bad_message"
-            assert "temperature" in answer.message
-        await edge.send(Open(bytes(16), IDS, sampling=Sampling(temperature=1e-3, top_p=0.9)))
-        assert isinstance(await edge.receive(), Opened)
-
-
-async def test_a_session_longer_than_a_prompt_may_be_comes_back_after_a_restart() -> None:
-    settings = kit.limited(max_prompt_tokens=20)
-    async with kit.verifier(settings) as first, kit.verifier(settings) as second:
-        session = ClientSession(kit.prompt(1, 15), max_new_tokens=10, ignore_eos=True)
-        async with kit.client(first) as edge:
-            edge.sessions[session.id] = session
-            await edge.send(session.open())
-            await edge.event(session)
-            while not session.finish:
-                await edge.advance(session, [session.log[-1]])
-            await edge.send(session.append(kit.prompt(2, 15), max_new_tokens=10))
-            await edge.event(session)
-            await edge.advance(session, [session.log[-1]])
-        assert len(session.log) > 40
-        async with kit.client(second) as edge:
-            edge.sessions[session.id] = session
-            for request in session.recover():
-                await edge.send(request)
-            for request in (await edge.event(session)).resend:  # type: ignore[union-attr]
-                await edge.send(request)
-            await edge.event(session)
-            assert isinstance(await edge.advance(session, [session.log[-1]]), Advanced)
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ LIMITS = dataclasses.replace(
     kit.LIMITS, detached_seconds=0.01, cold_seconds=0.01, hello_timeout=3.0, send_timeout=1.0, max_tokens_per_second=1e6
 )
 SETTINGS = dataclasses.replace(kit.SETTINGS, limits=LIMITS, kv_tokens=1024)
-DONE, TOLD, HTTP = "done", "closed with 1011", "HTTP 500"
+DONE, TOLD, HTTP = "done", "closed with 1011 internal error", "HTTP 500"
 
 
 class Defect(Exception):
@@ -83,7 +83,9 @@ class Two:
             async with asyncio.timeout(kit.PATIENCE):
                 await self._everything()
         except ConnectionClosed as closed:
-            return f"closed with {closed.rcvd.code}" if closed.rcvd is not None else "silent: cut off"
+            return (
+                f"closed with {closed.rcvd.code} {closed.rcvd.reason}" if closed.rcvd is not None else "silent: cut off"
+            )
         except InvalidStatus as refused:
             return f"HTTP {refused.response.status_code}"
         except TimeoutError:

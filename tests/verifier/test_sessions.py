@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Lease, ModelFacts
+from cloud_verifier.sessions.handshake import answer_hello, sampling_settings
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import ServerSession
 from cloud_verifier.sessions.table import SessionTable
@@ -16,7 +18,7 @@ from moa import demo
 from moa.grammar.matcher import MATCHER_BYTES, GrammarCompiler
 from moa.grammar.spec import Grammar
 from moa.wire import FEATURES, Code, Limits, Refusal
-from moa.wire.messages import RecordContract
+from moa.wire.messages import Hello, RecordContract, Sampling, Welcome
 from tests.verifier.sessions import outbox, session, works
 
 FACTS = ModelFacts(
@@ -52,18 +54,26 @@ class World:
         return made
 
 
+def refused(call: Callable[[], Any], limit: str = "", code: Code = Code.BUSY) -> Refusal:
+    """The refusal of a call, which names this limit and, where it is for now, when to come back."""
+    with pytest.raises(Refusal) as caught:
+        call()
+    assert (caught.value.code, caught.value.limit) == (code, limit)
+    assert (caught.value.retry_after_ms > 0) == (code == Code.BUSY)
+    return caught.value
+
+
 def test_a_session_belongs_to_its_principal() -> None:
     world = World()
     one = world.session(1, principal="alice")
     mine = outbox()
     one.attach(mine)
     assert world.table.attached(one.id, "alice", mine) is one
-    with pytest.raises(Refusal) as caught:
-        world.table.attached(one.id, "mallory", mine)
-    with pytest.raises(Refusal) as unknown:
-        world.table.attached(bytes(16), "mallory", mine)
-    assert caught.value.code == unknown.value.code == Code.UNKNOWN_SESSION
-    assert str(caught.value) == str(unknown.value), "a stranger does not learn that the session exists"
+    known, unknown = (
+        refused(lambda id=id: world.table.attached(id, "mallory", mine), code=Code.UNKNOWN_SESSION)  # type: ignore[misc]
+        for id in (one.id, bytes(16))
+    )
+    assert str(known) == str(unknown), "a stranger does not learn that the session exists"
     assert world.table.find(one.id, "mallory") is None
     assert world.session(1, principal="mallory") is not one, "nor when it opens one of the same id"
     assert world.table.attached(one.id, "alice", mine) is one
@@ -91,16 +101,6 @@ def test_live_detached_cold_gone() -> None:
     assert world.reasons == ["detached_too_long"]
 
 
-def test_detached_sessions_lose_their_slot_first_and_the_oldest_of_them() -> None:
-    world = World(idle_seconds=1)
-    live, old = world.session(1), world.session(2, live=False)
-    world.now = 5
-    world.session(3)
-    assert (live.state, old.state) == ("live", "cold")
-    assert live.lease is not None
-    assert world.released == [lease for lease in world.released if lease.session == old.id]
-
-
 def test_a_live_session_that_has_paused_is_next_but_never_one_that_works() -> None:
     world = World(idle_seconds=1)
     working, paused = world.session(1), world.session(2)
@@ -111,10 +111,19 @@ def test_a_live_session_that_has_paused_is_next_but_never_one_that_works() -> No
     assert paused.lease is None
     assert third.lease is not None
     works(third)
-    with pytest.raises(Refusal) as caught:
-        world.session(4)
-    assert (caught.value.code, caught.value.limit) == (Code.BUSY, "slots")
-    assert caught.value.retry_after_ms > 0
+    refused(lambda: world.session(4), "slots")
+
+
+def test_a_greedy_principal_passes_a_slot_on_between_two_rounds() -> None:
+    world = World(idle_seconds=1000)
+    holders = [works(world.session(name, principal="greedy")) for name in (1, 2)]
+    refused(lambda: world.session(3, principal="modest"), "slots")
+    holders[0].give_up()
+    world.table.pass_on(holders[0])
+    assert world.reasons == ["fair_share"]
+    assert world.session(3, principal="modest").lease is not None
+    world.table.pass_on(holders[1])
+    assert holders[1].lease is not None
 
 
 def test_sessions_are_bounded_in_all_and_per_principal() -> None:
@@ -122,15 +131,11 @@ def test_sessions_are_bounded_in_all_and_per_principal() -> None:
     for name in (1, 2):
         world.now += 1
         world.session(name, principal="a")
-    with pytest.raises(Refusal) as caught:
-        world.session(3, principal="a")
-    assert caught.value.limit == "max_sessions_per_principal"
+    refused(lambda: world.session(3, principal="a"), "max_sessions_per_principal")
     world.now += 1
     world.session(4, principal="b")
     world.now += 1
-    with pytest.raises(Refusal) as caught:
-        world.session(5, principal="c")
-    assert caught.value.limit == "max_sessions"
+    refused(lambda: world.session(5, principal="c"), "max_sessions")
     next(iter(world.table)).detach()
     world.session(6, principal="c")
     assert len(world.table) == 3
@@ -158,6 +163,17 @@ def test_token_logs_have_a_budget_and_cold_ones_go_first() -> None:
     assert [session.id[0] for session in world.table] == [2, 3, 4]
 
 
+def test_token_logs_that_grow_are_bounded_too() -> None:
+    world = World(max_log_bytes=2 * 4096 + 60 * 40)
+    one, two = world.session(1, ids=[5] * 20), world.session(2, ids=[6] * 20)
+    one.log += [7] * 20
+    world.table.account(one)
+    refused(lambda: world.table.reserve(works(one)), "max_log_bytes")
+    world.table.remove(two, "closed")
+    world.table.reserve(one)
+    assert world.table.log_bytes == one.counted == one.log_bytes
+
+
 def test_a_common_beginning_is_shared_within_a_principal_only() -> None:
     system = list(range(10, 40))
     world = World()
@@ -166,18 +182,14 @@ def test_a_common_beginning_is_shared_within_a_principal_only() -> None:
     assert second.lease is not None
     assert (second.lease.share, second.lease.share_tokens) == (first.lease, 30)
     other = World()
-    other.session(1, principal="a", ids=[*system, 1])
-    stranger = other.session(2, principal="b", ids=[*system, 2])
+    other.session(1, principal="a", ids=system)
+    stranger = other.session(2, principal="b", ids=system)
     assert stranger.lease is not None
     assert stranger.lease.share is None
-
-
-def test_a_beginning_is_never_shared_to_the_last_token() -> None:
-    world = World()
-    world.session(1, ids=list(range(10, 40)))
-    second = world.session(2, ids=list(range(10, 40)))
-    assert second.lease is not None
-    assert second.lease.share_tokens == 29, "the pending token has not been run"
+    other.table.remove(stranger, "closed")
+    alike = other.session(3, principal="a", ids=system)
+    assert alike.lease is not None
+    assert alike.lease.share_tokens == 29, "the pending token has not been run"
 
 
 def test_pages_are_taken_from_whoever_has_been_away_the_longest() -> None:
@@ -198,23 +210,13 @@ def test_a_session_that_finds_no_pages_is_told_to_come_back() -> None:
     world.session(1, ids=[5] * 65)
     two = world.session(2)
     two.log += [7] * 60
-    with pytest.raises(Refusal) as caught:
-        world.table.reserve(two)
-    assert (caught.value.code, caught.value.limit) == (Code.BUSY, "kv_tokens")
-    assert caught.value.error().retry_after_ms > 0
+    refused(lambda: world.table.reserve(two), "kv_tokens")
     del two.log[33:]
     world.table.reserve(two)
     assert world.released == [], "what is refused is not kept for it"
-
-
-def test_a_session_that_finds_a_slot_and_no_pages_leaves_the_slot_to_others() -> None:
-    world = World(pages=6, idle_seconds=5)
-    world.session(1, ids=[5] * 65)
-    for name in range(2, 8):
-        with pytest.raises(Refusal, match="memory is in use"):
-            world.session(name, ids=[6] * 65)
-        assert world.table.slots_free == 1
-    assert world.session(9).lease is not None
+    world.table.remove(two, "closed")
+    refused(lambda: world.session(3, ids=[6] * 65), "kv_tokens")
+    assert world.table.slots_free == 1, "it leaves the slot to others"
 
 
 def test_ranges_of_records_that_come_between_two_rounds_use_no_budget_up_to_a_number() -> None:
@@ -226,6 +228,39 @@ def test_ranges_of_records_that_come_between_two_rounds_use_no_budget_up_to_a_nu
         world.table.account(one)
         assert one.records.held.runs == runs
         assert world.table.log_bytes - before == 80 * max(0, runs - 8)
+    one.want_records("int8", 0, [(2 * n, 2 * n + 1) for n in range(4000)], FEATURES)
+    assert one.records.held.runs == 40, "only rows of the log count"
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-9, float("nan"), float("inf"), -1.0, 1e308])
+def test_a_temperature_that_leaves_the_range_of_numbers_is_refused(temperature: float) -> None:
+    with pytest.raises(Refusal, match="temperature") as caught:
+        sampling_settings(Sampling(temperature=temperature, top_p=0.9))
+    assert caught.value.code == Code.BAD_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("code", "hello"),
+    [
+        (Code.VERSION, Hello([1], [])),
+        (Code.TOKENIZER, Hello([2], [], tokenizer="another")),
+        (Code.TARGET, Hello([2], [], target="another")),
+        ("", Hello([7, 2], ["records"], drafter="d")),
+        ("drafter_mismatch", Hello([2], ["records"], drafter="another")),
+        (None, Hello([2], ["stream"], drafter="another")),
+    ],
+)
+def test_a_hello_is_welcome_refused_or_told_that_no_records_fit(code: str | None, hello: Hello) -> None:
+    def answer() -> Welcome:
+        return answer_hello(hello, FACTS, Limits(), max_context=90, instance="i")
+
+    if isinstance(code, Code):
+        refused(answer, code=code)
+        return
+    welcome = answer()
+    assert (welcome.version, welcome.vocab_size, welcome.limits.max_context_tokens) == (2, 128, 90)
+    assert [notice.partition(":")[0] for notice in welcome.notices] == ([code] if code else []), "no other needs one"
+    assert (welcome.records == FACTS.records) == ("records" in welcome.features) == (code == "")
 
 
 def test_what_follows_a_grammar_counts_as_memory() -> None:

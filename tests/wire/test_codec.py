@@ -67,6 +67,7 @@ def test_deep_nesting_is_refused() -> None:
     [
         (Open(ID, [1] * 9), "max_prompt_tokens"),
         (Append(ID, 3, [1] * 9), "max_prompt_tokens"),
+        (Open(ID, [1] * 17, max_new_tokens=1, generated=9), "max_context_tokens"),
         (Open(ID, [1], max_new_tokens=5), "max_new_tokens"),
         (Open(ID, [1], max_new_tokens=1, stop=["x"] * 9), "max_stop_strings"),
         (Open(ID, [1], max_new_tokens=1, stop=["y", "ü" * 65]), "max_stop_bytes"),
@@ -105,6 +106,7 @@ def test_what_the_model_would_not_survive_is_refused(message: Any) -> None:
 
 def test_good_messages_pass() -> None:
     check(Open(ID, [1, 2], max_new_tokens=4, generated=1), LIMITS, VOCAB)
+    check(Open(ID, [1] * 16, max_new_tokens=4, generated=9), LIMITS, VOCAB)  # a lost session, longer than a prompt
     check(Verify(ID, 1, 0, [1, 2, 3, 4], [-1, 0, 0, 1]), LIMITS, VOCAB)
     check(Verify(ID, 1, 0, [1] * 6), LIMITS, VOCAB)
     # The limit of bytes is of each string: all of them may be as long.
