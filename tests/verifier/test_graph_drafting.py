@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -21,8 +20,6 @@ from moa.wire.messages import Sampling
 from tests.edge import kit as edge_kit
 from tests.verifier import kit
 
-CPU = torch.device("cpu")
-
 
 @cache
 def settings() -> Settings:
@@ -32,29 +29,19 @@ def settings() -> Settings:
     return replace(kit.SETTINGS, device="cpu", **parts)
 
 
-@pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_drafted_by_the_graph_say_what_those_of_torch_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy and sampled, and after a round that the edge drafted, which the graph has to catch up with."""
     kit.draft_in_every_round(monkeypatch)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-async def test_streams_drafted_by_the_graph_say_what_the_target_says(
-    temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
     drafted: list[int] = []
     real = GraphDrafting.draft
-
-    def draft(self: GraphDrafting, requests: Sequence[Any]) -> Any:
-        drafted.append(len(requests))
-        return real(self, requests)
-
-    monkeypatch.setattr(GraphDrafting, "draft", draft)
+    monkeypatch.setattr(GraphDrafting, "draft", lambda self, asked: drafted.append(len(asked)) or real(self, asked))
     served = load(settings())
     texts = []
     for graph, kind in ((served.graph, GraphServerDrafting), (None, MoaServerDrafting)):
         async with Verifier(replace(served, graph=graph), settings()).open() as running, kit.client(running) as edge:
-            assert type(running.engine._drafting) is kind
-            for number in range(3):
+            drafting = running.engine._drafting
+            assert type(drafting) is kind
+            for number, temperature in ((0, 0.0), (1, 0.0), (1, 0.7)):
                 ids = kit.prompt(number, 20 + 9 * number)
                 sampling = Sampling(temperature=temperature, seed=3)
                 session = await edge.start(ids, max_new_tokens=40, ignore_eos=True, sampling=sampling)
@@ -63,30 +50,19 @@ async def test_streams_drafted_by_the_graph_say_what_the_target_says(
                 await edge.send(session.cancel())
                 while session.busy:
                     await edge.event(session)
-                if not session.finish:  # a round that the edge drafted, which the graph has to catch up with
+                while not session.finish:
                     await edge.advance(session, [session.log[-1], 7])
-                if not session.finish:
-                    await edge.stream(session)
+                    if not session.finish:
+                        await edge.stream(session)
                 texts.append(session.log[len(ids) :])
+            if isinstance(drafting, GraphServerDrafting):
+                (*_, (_, known)) = drafting._drafting._used.values()
+                assert known == session.log[: len(known)]
+                assert len(known) > len(ids)
+                assert drafting._drafting.held(2).newest_missing(len(ids) - 1, 1) is None, "all records of the prompt"
     assert texts[:3] == texts[3:]
-    assert len(drafted) > 30
-    if not temperature:
-        assert texts[0] == kit.generated(kit.prompt(0, 20), 40)
-
-
-async def test_the_graph_has_the_records_and_tokens_of_the_session() -> None:
-    served = load(settings())
-    async with Verifier(served, settings()).open() as running, kit.client(running) as edge:
-        drafting = running.engine._drafting
-        assert isinstance(drafting, GraphServerDrafting)
-        ids = kit.prompt(1, 40)
-        session = await edge.start(ids, max_new_tokens=60, ignore_eos=True)
-        await edge.stream(session)
-        ((_, known),) = drafting._drafting._used.values()
-        assert known == session.log[: len(known)]
-        assert len(known) > len(ids)
-        held = drafting._drafting.held(0)
-        assert held.newest_missing(len(ids) - 1, 1) is None, "all of the prompt's"
+    assert texts[0] == kit.generated(kit.prompt(0, 20), 40)
+    assert len(drafted) > 20
 
 
 def test_the_embedded_bundle_drafts_for_the_embedded_pair_on_a_cpu() -> None:
@@ -96,12 +72,15 @@ def test_the_embedded_bundle_drafts_for_the_embedded_pair_on_a_cpu() -> None:
     assert settings_from(parser().parse_args(["serve", "--bundle", "b"])).bundle == "b"
 
 
-def test_a_bundle_that_cannot_draft_is_one_line() -> None:
-    with pytest.raises(UsageError, match="was made of another drafter"):
-        load_graph(settings(), CPU, "another")
-    with pytest.raises(UsageError, match="without --drafter"):
-        load_graph(settings(), CPU, "")
-    with pytest.raises(UsageError, match="--bundle is for a CPU"):
-        load_graph(settings(), torch.device("meta"), "d")
-    with pytest.raises(UsageError, match="no bundle at"):
-        load_graph(replace(settings(), bundle="nowhere"), CPU, "d")
+@pytest.mark.parametrize(
+    ("wrong", "device", "drafter", "said"),
+    [
+        ({}, "cpu", "another", "was made of another drafter"),
+        ({}, "cpu", "", "without --drafter"),
+        ({}, "meta", "d", "--bundle is for a CPU"),
+        ({"bundle": "nowhere"}, "cpu", "d", "no bundle at"),
+    ],
+)
+def test_a_bundle_that_cannot_draft_is_one_line(wrong: dict[str, Any], device: str, drafter: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_graph(replace(settings(), **wrong), torch.device(device), drafter)

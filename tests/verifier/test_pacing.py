@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloud_verifier.engine.pacing import Pacing
-from tests.verifier.virtual import Reader, Timed, job, lease, pieces
+from tests.verifier.virtual import Reader, lease
 
 
 def after_rounds(*, seconds: float = 0.01, gap: float = 0.02) -> Pacing:
@@ -26,20 +26,6 @@ def test_the_longest_piece_that_may_run_now_is_the_longest_that_is_not_held() ->
         assert room >= 0.0025
         assert between.hold(room, now) == 0.0
         assert between.hold(room + 1e-4, now) > 0.0
-
-
-def test_a_prompt_runs_in_large_pieces_when_nobody_drafts_and_in_small_ones_when_rounds_are_about_to_come() -> None:
-    queue = Timed(prefill_tokens=256)
-    queue.submit(job(lease()))
-    queue.next()
-    queue.scheduler.prefill(lease(length=0), [1] * 2000, 1999)
-    queue.clock.now += 0.01
-    assert queue.next() is None, "it waits for the round that is about to come, for as long as it takes itself"
-    queue.clock.now += queue.wait
-    (few,) = pieces(queue.next())
-    queue.clock.now += 1.0
-    (many,) = pieces(queue.next())
-    assert few.size < many.size == 256
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import threading
 from statistics import median
 
@@ -16,17 +15,6 @@ from moa.wire.messages import Stream
 from tests.verifier.virtual import LIMITS, Clock, Machine, Timed, drafts, job, lease, pieces
 
 
-def test_everything_ready_goes_in_one_batch() -> None:
-    queue = Timed()
-    jobs = [job(lease()) for _ in range(5)]
-    for one in jobs:
-        queue.submit(one)
-    assert queue.scheduler.queued == 5
-    assert drafts(queue.next()) == jobs
-    assert queue.scheduler.queued == 0
-    assert queue.next() is None
-
-
 def test_a_batch_is_bounded_in_rows_and_tokens() -> None:
     queue = Timed(max_batch_rows=3, max_batch_tokens=32)
     for nodes in (4, 4, 4, 4, 16, 16, 17):
@@ -38,17 +26,6 @@ def stream(enqueued: float) -> Job:
     one = job(lease())
     one.request, one.enqueued, one.nodes = Stream(one.lease.session, 1, 4), enqueued, 1
     return one
-
-
-def test_who_has_read_all_that_was_sent_goes_before_who_is_still_reading() -> None:
-    queue = Timed(max_batch_rows=2)
-    ahead, behind, new = stream(90.0), stream(91.0), stream(92.0)
-    ahead.sent(30, 90.0)
-    behind.sent(5, 91.0)
-    for one in (ahead, behind, new):
-        queue.submit(one)
-    assert drafts(queue.next()) == [behind, new]
-    assert drafts(queue.next()) == [ahead], "nobody is idle while there is room"
 
 
 def test_readers_of_a_full_verifier_are_all_in_time_if_it_is_fast_enough_for_all() -> None:
@@ -94,15 +71,6 @@ def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
     assert caught.value.error().retry_after_ms > 0
     queue.next()
     queue.submit(job(lease("c")))
-
-
-def test_one_busy_principal_leaves_room_for_another() -> None:
-    queue = Timed(max_batch_rows=2)
-    for _ in range(10):
-        queue.submit(job(lease("many")))
-    queue.next()
-    queue.submit(job(lease("one")))
-    assert sorted(j.lease.principal for j in drafts(queue.next())) == ["many", "one"]
 
 
 def test_principals_share_by_time_and_not_by_rounds() -> None:
@@ -207,19 +175,6 @@ def test_short_prompts_run_together_within_the_budget() -> None:
     assert [piece.size for piece in pieces(queue.next())] == [8, 8, 8, 8]
 
 
-def test_a_prompt_that_finds_no_memory_gives_its_round_back() -> None:
-    queue = Timed()
-    holder = lease(length=0)
-    one = job(holder, base=20)
-    queue.submit(one)
-    queue.next()
-    queue.outcome.full = [holder]
-    assert queue.finish() == [one]
-    assert not queue.scheduler.queued
-    assert not queue.scheduler._prompts
-    assert queue.next() is None
-
-
 def test_expired_and_cancelled_rounds_are_not_run() -> None:
     clock = Clock()
     queue = Timed(clock)
@@ -249,15 +204,6 @@ def test_a_released_lease_leaves_nothing_behind(length: int) -> None:
     assert queue.next() is None
     assert not queue.scheduler.queued
     assert not queue.scheduler._prompts
-
-
-def test_releases_come_before_all_work() -> None:
-    queue = Timed()
-    queue.submit(job(lease()))
-    queue.scheduler.release(gone := lease())
-    step = queue.next()
-    assert step is not None
-    assert (step.releases, step.jobs) == ([gone], [])
 
 
 def test_releases_that_come_while_a_batch_waits_for_company_go_first() -> None:
@@ -333,14 +279,6 @@ def test_waiting_for_company_has_an_end() -> None:
     assert len(drafts(queue.next())) == 5
 
 
-@pytest.mark.parametrize("nodes", [1, 8])
-def test_one_with_a_single_session_gets_its_share_of_time_beside_one_with_many(nodes: int) -> None:
-    alone = Machine({"modest": 1}, nodes).run(5.0)["modest"]
-    both = Machine({"modest": 1, "greedy": 48}, nodes).run(5.0)
-    assert both["modest"] >= 0.4 * alone
-    assert both["greedy"] >= both["modest"]
-
-
 FLOODS = {
     "drafted streams": (48, 8, 18, {"drafted": "greedy"}),
     "wide drafts": (24, 30, 35, {}),
@@ -370,26 +308,6 @@ def test_principals_that_want_the_same_fill_batches_together() -> None:
     assert both["a"] + both["b"] >= 0.95 * one["a"]
     many = Machine({str(n): 1 for n in range(32)}).run(2.0)
     assert sum(many.values()) >= 0.95 * Machine({"a": 32}).run(2.0)["a"]
-
-
-def test_records_are_bounded_while_rounds_are_expected_and_are_not_taken_for_their_time() -> None:
-    queue, holder = Timed(), lease()
-    assert queue.scheduler.background_room(queue.clock.now) == math.inf
-    queue.submit(job(holder))
-    for _ in range(40):
-        assert len(drafts(queue.next())) == 1
-        queue.clock.now += 0.01
-        queue.finish()
-        queue.submit(job(holder))
-        room, began = queue.scheduler.background_room(queue.clock.now), queue.clock.now
-        queue.clock.now += 0.04
-        queue.scheduler.background_ran(began, queue.clock.now)
-    assert room == pytest.approx(0.0025, rel=0.05)
-    queue.next()
-    queue.clock.now += 1.0
-    queue.next()
-    queue.clock.now += 1.0
-    assert queue.scheduler.background_room(queue.clock.now) == math.inf
 
 
 def test_prompts_that_another_session_has_run_begin_together_although_rounds_are_about_to_come() -> None:

@@ -33,11 +33,8 @@ def test_whoever_has_less_than_its_share_takes_from_whoever_has_more_even_betwee
     holders[2].used = -1.0
     assert shares.victim(session(2, principal="b"), holders, 0.0) is holders[2]
     assert shares.victim(session(2, principal="a"), holders, 0.0) is None, "but not from its own"
-
-
-def test_nobody_takes_from_one_that_has_its_share() -> None:
     shares, holders = full("a", "a", "b", "b")
-    assert shares.victim(session(2, principal="a"), holders, 0.0) is None
+    assert shares.victim(session(2, principal="a"), holders, 0.0) is None, "nor one that has its share"
 
 
 def test_when_all_work_the_next_slot_of_the_greedy_is_kept_for_the_one_that_waits() -> None:
@@ -82,6 +79,7 @@ def test_however_many_wait_they_ask_again_one_after_another() -> None:
     for begin in (0.5, 1.0, 3.0):
         assert sum(begin <= at < begin + 0.5 for at in asked) <= 5, "four slots, so four a pause, and one at its edge"
     assert max(asked) <= 20 * 0.5
+    assert max(shares.appointment("a", 0.0) for _ in range(10_000)) == 20 * 0.5
 
 
 def test_those_who_wait_for_a_slot_of_their_own_share_do_not_wait_behind_a_greedy_principal() -> None:
@@ -90,8 +88,3 @@ def test_those_who_wait_for_a_slot_of_their_own_share_do_not_wait_behind_a_greed
         shares.appointment("a", 0.0)
     shares.victim(session(2, principal="b"), [works(h) for h in holders], 0.0)
     assert shares.appointment("b", 0.0) == 0.5, "its claim ends after 2 s"
-
-
-def test_appointments_are_bounded() -> None:
-    shares, _ = full("a", "a", "a", "a")
-    assert max(shares.appointment("a", 0.0) for _ in range(10_000)) == 20 * 0.5

@@ -8,29 +8,36 @@ import sys
 import pytest
 import torch
 
-from cloud_verifier.model import load_target, warm_up
-from cloud_verifier.settings import Settings
+from cloud_verifier.model import warm_up
 from moa.model.products import can_pack
+from moa.model.target import Target
+from tests.verifier import kit
 
+pytestmark = pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.float32), reason="torch is without oneDNN")
 SCRIPT = """
 import torch
-from cloud_verifier.model import load_target, warm_up
-from cloud_verifier.settings import Settings
+from cloud_verifier.model import warm_up
 from moa.model.rows import Row
+from tests.verifier.test_warm_up import packed
 
-target = load_target(Settings(slots=1, device="cpu", dtype="float32"))
+target = packed()
 for most, sizes in (64, (13, 50, 64, 300)), (512, (700, 2000)):
     warm_up(target, most, seconds=1000)
     for tokens in sizes:
         with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON_CREATION):
             print("tokens", tokens, flush=True)
-            slot = target.pool.acquire()
-            target.forward([Row.chain(slot, [5] * tokens)]).argmax(0)
-            target.pool.release(slot)
+            slots = [target.pool.acquire() for _ in range(1 + tokens // 500)]
+            target.forward([Row.chain(slot, [5] * (tokens // len(slots))) for slot in slots]).argmax(0)
+            for slot in slots:
+                target.pool.release(slot)
 """
 
 
-@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.float32), reason="torch is built without oneDNN")
+def packed() -> Target:
+    """A tiny target whose products oneDNN computes."""
+    return Target.from_model(kit.model(), slots=5, capacity=512, pack_weights=True)
+
+
 def test_no_request_waits_for_kernels_of_onednn() -> None:
     ran = subprocess.run([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, check=True)
     made = {}
@@ -44,12 +51,10 @@ def test_no_request_waits_for_kernels_of_onednn() -> None:
 
 
 def test_a_slow_machine_does_not_wait_for_them_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = load_target(Settings(slots=1, device="cpu", dtype="float32"))
-    ran: list[int] = []
+    target, ran = packed(), list[int]()
     run = target.run_first_layer
     monkeypatch.setattr(target, "run_first_layer", lambda rows: ran.append(len(rows[0].tokens)) or run(rows))
-    warm_up(target, 4, seconds=1000)
-    assert ran == [1, 2, 3, 4]
-    warm_up(target, 4, seconds=-1)
-    assert ran == [1, 2, 3, 4]
-    assert target.pool.free == 1
+    for seconds in (1000, -1):
+        warm_up(target, 4, seconds=seconds)
+        assert ran == [1, 2, 3, 4]
+    assert target.pool.free == 5
