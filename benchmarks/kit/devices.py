@@ -57,12 +57,14 @@ class Script:
         return guesses[:_AHEAD]
 
 
-async def scripts(url: str, count: int, *, length: int, tokens: int, rate: float, nodes: int) -> list[Script]:
+async def scripts(
+    url: str, count: int, *, length: int, tokens: int, rate: float, nodes: int, token: str = ""
+) -> list[Script]:
     """Random prompts of about `length` tokens, no two of one length, with the target's answers of `tokens` tokens."""
 
     async def one(seed: int) -> Script:
         rng = random.Random(seed)
-        async with client(url) as edge:
+        async with client(url, token=token) as edge:
             vocabulary = edge.welcome.vocab_size
             ids = prompt(seed, max(1, length // 2) + seed, vocabulary)
             session = await edge.start(ids, patient=True, max_new_tokens=tokens, ignore_eos=True, records="off")
@@ -102,6 +104,10 @@ class ScriptedDevice:
     begin: Callable[[], Awaitable[None]] | None = None
     """Called once the prompt has run and the first token is known; the answer goes on when it returns."""
     key: str = field(default_factory=lambda: secrets.token_hex(8))
+    token: str = ""
+    """Its bearer token."""
+    reopened: int = 0
+    """How often the verifier had lost the session."""
     rounds: list[Round] = field(default_factory=list)
     _guessing: set[asyncio.Task[None]] = field(default_factory=set)
     _lost_at: float = 0.0
@@ -130,7 +136,7 @@ class ScriptedDevice:
         features = FEATURES if self.records != "off" else FEATURES - {"records"}
         while not self.session.finish:
             with contextlib.suppress(ConnectionClosed, InvalidHandshake, OSError, EOFError):  # a timeout is an OSError
-                async with client(self.url, key=self.key, features=sorted(features)) as edge:
+                async with client(self.url, token=self.token, key=self.key, features=sorted(features)) as edge:
                     pause = _BACKOFF[0]
                     try:
                         await self._converse(edge)
@@ -150,6 +156,8 @@ class ScriptedDevice:
             session.open()
         resuming = session.settled > 0
         await edge.send(*session.recover())
+        if not resuming:
+            await self._tell_ahead(edge)
         sent = 0.0
         while not session.finish:
             if not session.unsettled and not resuming:
@@ -160,7 +168,9 @@ class ScriptedDevice:
             event = await edge.event(session)
             if isinstance(event, Recovered):
                 resuming = False
+                self.reopened += event.outcome == "gone"
                 await edge.send(*event.resend)
+                await self._tell_ahead(edge)  # guesses are not kept for a new connection
             elif isinstance(event, Refused):
                 if not event.retry:
                     raise MoaError(f"a device was refused: {event.error.message}")
@@ -168,6 +178,7 @@ class ScriptedDevice:
                     return
                 await asyncio.sleep(max(0.02, event.retry_after) * random.uniform(0.5, 1.5))
                 await edge.send(*session.unsettled)
+                await self._tell_ahead(edge)
             elif isinstance(event, Advanced):
                 if self.tokens != self.script.truth[: len(self.tokens)]:
                     raise MoaError("a device was told another text than the target's own")

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -78,7 +79,11 @@ class Running:
 
 @contextlib.contextmanager
 def verifier(
-    *flags: str, pair: Pair | None = None, emulated: Emulated | None = None, threads: int = 0
+    *flags: str,
+    pair: Pair | None = None,
+    emulated: Emulated | None = None,
+    threads: int = 0,
+    log: IO[str] | None = None,
 ) -> Iterator[Running]:
     """Run one for as long as the context lasts. `flags` are more of `cloud-verifier serve`; `threads` 0 leaves them
     to it, as a user would."""
@@ -88,6 +93,7 @@ def verifier(
     process = subprocess.Popen(
         [sys.executable, *command, "--port=0", *(pair or Pair()).flags, *flags],
         stdout=subprocess.PIPE,
+        stderr=log,
         text=True,
         cwd=_ROOT,
         env=os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
@@ -96,6 +102,7 @@ def verifier(
         line = process.stdout.readline() if process.stdout is not None else ""
         urls = [word for word in line.split() if word.startswith("ws://")]
         if not urls:
+            sys.stderr.write(Path(log.name).read_text()[-2000:] if log is not None else "")
             raise MoaError("the verifier did not start", hint="what it said is above")
         running = Running(urls, process)
         yield running

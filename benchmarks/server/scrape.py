@@ -13,11 +13,12 @@ Page = Mapping[str, float]
 """Every sample by its name with its labels, as it stands in the text."""
 
 
-async def look(url: str) -> Page:
+async def look(url: str, token: str = "") -> Page:
     """The samples of now."""
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: benchmark\r\n\r\n")
+    allowed = f"Authorization: Bearer {token}\r\n" if token else ""
+    writer.write(f"GET /metrics HTTP/1.1\r\nHost: benchmark\r\n{allowed}\r\n".encode())
     text = (await reader.read()).decode().partition("\r\n\r\n")[2]
     writer.close()
     lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))

@@ -176,7 +176,10 @@ FAST: dict[str, Any] = {
 
 @dataclasses.dataclass
 class Transcript:
-    """Replays the user's events strictly: an event that does not fit fails the test."""
+    """Replays the user's events strictly: a story that cannot be true fails the test.
+
+    Provisional text is confirmed, adopted or retracted, each token once and in order; verified text stays.
+    """
 
     prompt: list[int] = dataclasses.field(default_factory=list)
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -184,6 +187,8 @@ class Transcript:
     text: str = ""
     events: list[Event] = dataclasses.field(default_factory=list)
     done: Done | None = None
+    settled: int = 0
+    """Tokens that are verified or adopted; those behind them are provisional."""
 
     def take(self, event: Event) -> None:
         self.events.append(event)
@@ -193,26 +198,35 @@ class Transcript:
             case Prompt():
                 self.prompt = event.ids
             case Token():
-                assert event.position == start + len(self.tokens)
+                assert event.position == start + len(self.tokens), "a gap"
                 self.tokens.append(event.id)
                 self.verified.append(event.status == "verified")
                 self.text += event.text
+                if event.status == "verified":
+                    self._settle(event.position, event.position + 1)
             case Confirm():
-                for position in range(event.start, event.stop):
-                    assert not self.verified[position - start], "confirmed twice"
-                    self.verified[position - start] = True
+                self._settle(event.start, event.stop)
+                self.verified[event.start - start : event.stop - start] = [True] * (event.stop - event.start)
             case Retract():
-                assert event.stop == start + len(self.tokens)
-                assert not any(self.verified[event.start - start :]), "a verified token was taken back"
+                assert event.stop == start + len(self.tokens), "taken back from the middle"
+                assert event.start >= start + self.settled, "settled text was taken back"
                 del self.tokens[event.start - start :], self.verified[event.start - start :]
                 self.text = self.text[: event.characters]
             case Adopt():
-                assert event.stop == start + len(self.tokens)
+                assert event.stop == start + len(self.tokens), "adopted in the middle"
+                self._settle(event.start, event.stop)
             case Done():
                 self.done = event
                 assert self.text == event.text[: len(self.text)]
+                assert all(self.verified) or not event.verified, "provisional text was never resolved"
             case _:
                 pass
+
+    def _settle(self, start: int, stop: int) -> None:
+        """The oldest provisional tokens stay from now on."""
+        assert start == len(self.prompt) + self.settled, "settled twice, or behind provisional text"
+        self.settled += stop - start
+        assert self.settled <= len(self.tokens), "settled what was never told"
 
 
 async def transcribe(client: EdgeClient | Conversation, ids: Sequence[int], **changes: Any) -> Transcript:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import functools
 import selectors
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -89,6 +91,22 @@ async def test_bytes_arrive_unchanged_and_in_order() -> None:
         writer.write(data)
         assert await asyncio.wait_for(reader.readexactly(len(data)), 10) == data
         assert link.passed == {"up": len(data), "down": len(data)}
+
+
+@virtual
+async def test_a_reset_at_the_far_end_is_an_end_at_the_near_one() -> None:
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)  # more is unread, so that closing resets
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    server = await asyncio.start_server(reset, "127.0.0.1", 0)
+    async with server, LinkProxy("127.0.0.1", server.sockets[0].getsockname()[1]) as link:
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        writer.write(b"ping")
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.transport.abort()
 
 
 @virtual

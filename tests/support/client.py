@@ -24,6 +24,8 @@ class Client:
     """One connection. Records are kept, counted and acknowledged."""
 
     welcome: Welcome
+    longest_pause = 0.05
+    """Seconds before a refused request is sent again, at most: tests are in a hurry."""
 
     def __init__(self, connection: ClientConnection, *, ack: bool = True, patience: float = PATIENCE) -> None:
         self.connection, self._patience = connection, patience
@@ -92,7 +94,7 @@ class Client:
             event = await self.event(session)
             if not (patient and isinstance(event, Refused) and event.retry):
                 return session
-            await asyncio.sleep(min(0.05, event.retry_after))
+            await asyncio.sleep(min(self.longest_pause, event.retry_after))
 
     async def advance(self, session: ClientSession, tokens: Sequence[int], parents: Sequence[int] = ()) -> Advanced:
         """One verify round, patiently repeated while the server is busy."""
@@ -109,7 +111,7 @@ class Client:
                 continue
             if not isinstance(event, Refused) or not event.retry:
                 raise MoaError(f"a round was answered with {event}")
-            await asyncio.sleep(min(0.05, event.retry_after))
+            await asyncio.sleep(min(self.longest_pause, event.retry_after))
 
     async def stream(self, session: ClientSession, *, speculate: bool = True) -> None:
         """One round that the server decodes, to the end of the turn; patiently repeated while the server is busy."""
@@ -119,7 +121,7 @@ class Client:
             if isinstance(event := await self.event(session), Refused):
                 if not event.retry:
                     raise MoaError(f"a stream was answered with {event}")
-                await asyncio.sleep(min(0.05, event.retry_after))
+                await asyncio.sleep(min(self.longest_pause, event.retry_after))
                 await self.send(message)
 
 

@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def main() -> None:
     print(f"seed {options.seed}", flush=True)
     found, wrong = asyncio.run(_run(options))
     if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        options.out.write_text(json.dumps(found, indent=1, default=vars) + "\n")
     sys.exit("\n".join(wrong) if wrong else 0)
 
 
@@ -54,10 +55,14 @@ async def _run(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     wrong: list[str] = []
     for part in options.parts or PARTS:
         began = time.monotonic()
-        result, problems = await PARTS[part](options)
+        try:
+            result, problems = await PARTS[part](options)
+        except Exception as error:  # the other parts are run all the same
+            traceback.print_exception(error)
+            result, problems = {}, [repr(error)]
         found[part] = result | {"seconds": round(time.monotonic() - began, 1)}
         wrong += [f"{part}: {problem}" for problem in problems]
-        print(part, json.dumps(found[part]), *problems, sep="\n  ", flush=True)
+        print(part, json.dumps(found[part], default=vars), *problems, sep="\n  ", flush=True)
     return found, wrong
 
 

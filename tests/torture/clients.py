@@ -1,8 +1,7 @@
 """Kills clients during `edge-client chat` and `edge-client use`, and checks that their files are complete and right.
 
 The next client continues the conversation from the last saved file. Greedy answers depend only on the text before, so
-every transcript is a prefix of the same conversation. Clients are forked off a process that has imported the program
-already: a kill then costs no start.
+every transcript is a prefix of the same conversation.
 """
 
 from __future__ import annotations
@@ -10,22 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import os
 import random
-import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edge_client.cli import main as edge_client
 from edge_client.settings import read_config_file
+from tests.torture.forks import CONTEXT, redirect
 
 QUESTIONS = ("What is 17 plus 25?", "Reverse the word: stone", "What is 9 times 4?", "What is 81 minus 13?")
 _COMMENT = "# written by hand\n"
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["edge_client.cli.chat", "edge_client.cli.use", "tests.torture.clients"])
 
 
 class Home:
@@ -85,15 +81,7 @@ def settle(home: Home, times: int) -> None:
 
 
 def _run(home: Home, words: Sequence[str], typed: str = "") -> None:
-    read, write = os.pipe()
-    os.write(write, typed.encode())
-    os.close(write)
-    log = os.open(home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for end, (standard, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        os.dup2(log if end else read, end)
-        setattr(sys, standard, os.fdopen(end, mode, closefd=False))
-    os.close(read)
-    os.close(log)
+    redirect(home.log, typed)
     with contextlib.suppress(SystemExit):
         edge_client(words)
 
@@ -102,7 +90,7 @@ async def kill_clients(home: Home, kills: int, seed: int) -> tuple[Counter[str],
     """Kill so many, half of them while they talk; what was counted, and what was wrong."""
     rng, counts, wrong = random.Random(seed), Counter[str](), list[str]()
     began = time.monotonic()
-    await _live(_CONTEXT.Process(target=talk, args=(home, home.script())), None)  # one that nobody disturbs
+    await _live(talk, home, home.script(), seconds=None)  # one that nobody disturbs
     whole = time.monotonic() - began
     home.truth = home.answers
     if len(home.truth) < len(QUESTIONS) or not all(home.truth):
@@ -112,9 +100,9 @@ async def kill_clients(home: Home, kills: int, seed: int) -> tuple[Counter[str],
             home.transcript.unlink()
             counts["conversations"] += 1
         if rng.random() < 0.5:
-            killed = await _live(_CONTEXT.Process(target=talk, args=(home, home.script())), rng.uniform(0, whole))
+            killed = await _live(talk, home, home.script(), seconds=rng.uniform(0, whole))
         else:
-            killed = await _live(_CONTEXT.Process(target=settle, args=(home, 10_000)), rng.uniform(0, 0.1))
+            killed = await _live(settle, home, 10_000, seconds=rng.uniform(0, 0.1))
         counts["kills"] += killed
         counts["ended"] += not killed
         wrong += home.problems()
@@ -124,18 +112,13 @@ async def kill_clients(home: Home, kills: int, seed: int) -> tuple[Counter[str],
     return counts, wrong + ["a traceback" for line in said.splitlines() if line.startswith("Traceback")]
 
 
-async def _live(process: multiprocessing.context.ForkServerProcess, seconds: float | None) -> bool:
-    """Let it live for that long after its start; whether it had to be killed."""
+async def _live(target: Callable[..., None], *args: object, seconds: float | None) -> bool:
+    """Let a process live for that long after its start; whether it had to be killed."""
+    process = CONTEXT.Process(target=target, args=args)
     process.start()
-    ended = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().add_reader(process.sentinel, lambda: ended.done() or ended.set_result(None))
-    try:
-        await asyncio.wait([ended], timeout=seconds)
-        killed = not ended.done()
-        process.kill()
-        await ended
-    finally:
-        asyncio.get_running_loop().remove_reader(process.sentinel)
+    await asyncio.to_thread(process.join, seconds)
+    killed = process.is_alive()
+    process.kill()
     process.join()
     process.close()
     return killed

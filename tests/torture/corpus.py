@@ -1,6 +1,6 @@
-"""What has once done harm, as messages: to a verifier, and to a device. What a message can carry goes here when found.
+"""What has once done harm to a verifier, as messages. What a message can carry goes here when found.
 
-Those that need a flood are in `tests/verifier/test_floods.py`; ways of answering are in `fake_verifier.py`.
+Those that need a flood are in `tests/verifier/test_floods.py`; what harmed a device is in `fake_verifier.py`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,15 @@ import msgspec
 from moa.wire import encode
 from moa.wire.messages import (
     Ack,
-    Activations,
     Append,
     Cancel,
-    Error,
     Foresee,
     Message,
     Open,
-    Opened,
     Resume,
-    Resumed,
     Sampling,
-    ServerMessage,
     Stream,
-    StreamTokens,
     Sync,
-    Verdict,
     Verify,
 )
 
@@ -90,40 +83,3 @@ TO_A_VERIFIER: dict[str, Callable[[bytes, list[int]], bytes]] = {
     "text that is none": lambda s, ids: b"\x92\xa5close\xa2\xff\xfe",
 }
 """What is sent to a verifier, of a session with a log of these ids."""
-
-
-def _verdict(**fields: Any) -> Callable[[bytes, int, int], ServerMessage]:
-    return lambda session, round, base: msgspec.structs.replace(Verdict(session, round, base, [0], 40), **fields)
-
-
-def _rows(**fields: Any) -> Callable[[bytes, int, int], ServerMessage]:
-    honest = Activations(b"", 0, 0, 1, "int8", 2, 32, bytes(136))
-    return lambda session, round, base: msgspec.structs.replace(honest, session=session, **fields)
-
-
-TO_A_DEVICE: dict[str, Callable[[bytes, int, int], ServerMessage]] = {
-    "a forward that took no time": _verdict(forward_ms=0.0),
-    "a forward that took for ever": _verdict(forward_ms=_INFINITY),
-    "a forward of 1e300 ms": _verdict(forward_ms=1e300),
-    "a forward before it was asked for": _verdict(forward_ms=-1.0),
-    "a time that is no number": _verdict(queue_ms=_NAN),
-    "a token beyond the vocabulary": _verdict(next_token=HUGE),
-    "a path of a million": _verdict(path=[0] * 1_000_000),
-    "a path through nowhere": _verdict(path=[0, 4000]),
-    "a path of nothing": _verdict(path=[]),
-    "another base": _verdict(base=HUGE),
-    "log-probabilities of nobody": _verdict(logprobs=b"\xff" * 999),
-    "100,000 tokens at once": lambda s, round, base: StreamTokens(s, round, base, [40] * 100_000),
-    "a stream of nothing": lambda s, round, base: StreamTokens(s, round, base, []),
-    "rows at 2^31": _rows(start=HUGE),
-    "2^31 rows": _rows(rows=HUGE),
-    "rows of other heads": _rows(heads=HUGE, head_dim=HUGE),
-    "rows that are no numbers": _rows(dtype="fp16", payload=b"\xff" * 256),
-    "rows of another time": _rows(epoch=HUGE),
-    "a log that is longer than ours": lambda s, round, base: Opened(s, HUGE),
-    "a tail that nobody asked for": lambda s, round, base: Resumed(s, "resumed", HUGE, HUGE, [1] * 9),
-    "an error in escapes": lambda s, round, base: Error(
-        "\x1b[2J", "\x1b]0;owned\x07\u202e", s, round, HUGE, "\x1b[31m"
-    ),
-}
-"""What is sent to a device, of the session, round and base that it has asked about."""

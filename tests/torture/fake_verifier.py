@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
@@ -55,15 +55,6 @@ class End:
 
 Reply = Message | bytes | str | End | float
 """A message, a frame as it is, an end, or seconds to wait."""
-
-
-@dataclass
-class Seen:
-    """What a client has done."""
-
-    requests: list[tuple[float, str]] = field(default_factory=list)
-    """When, and of which kind."""
-    connections: list[float] = field(default_factory=list)
 
 
 Behaviour = Callable[[ClientMessage, list[Message]], Sequence[Reply]]
@@ -114,17 +105,9 @@ def honest(message: ClientMessage, token: int) -> list[Message]:
 # ---- ways of being wrong
 
 
-def _verdict(**fields: Any) -> Behaviour:
-    """Verdicts with other fields."""
-    return lambda message, right: [
-        msgspec.structs.replace(one, **fields) if isinstance(one, Verdict) else one for one in right
-    ]
-
-
-def _welcome(**fields: Any) -> Behaviour:
-    return lambda message, right: [
-        msgspec.structs.replace(one, **fields) if isinstance(one, Welcome) else one for one in right
-    ]
+def _with(kinds: Any, **fields: Any) -> Behaviour:
+    """Answers of these kinds with other fields."""
+    return lambda message, right: [replace(one, **fields) if isinstance(one, kinds) else one for one in right]
 
 
 def _instead(kinds: tuple[type, ...], make: Callable[[Any], Sequence[Reply]]) -> Behaviour:
@@ -155,22 +138,23 @@ def _activations(**fields: Any) -> Callable[[Any], Sequence[Reply]]:
 
 _ASKS = (Open, Append, Verify, Stream, Resume)
 _ROUNDS = (Verify, Stream)
+_ADVANCES = Verdict | StreamTokens
 _OPENS = (Open, Append, Resume)
 
 BEHAVIOURS: dict[str, Behaviour] = {
     "honest": lambda message, right: right,
-    "forward of 0 ms": _verdict(forward_ms=0.0),
-    "forward of 1e300 ms": _verdict(forward_ms=1e300),
-    "forward of infinite ms": _verdict(forward_ms=float("inf"), queue_ms=float("inf")),
-    "forward that is no number": _verdict(forward_ms=float("nan"), queue_ms=float("nan")),
-    "token outside the vocabulary": _verdict(next_token=HUGE),
-    "path outside the draft": _verdict(path=[0, 4000]),
-    "empty path": _verdict(path=[]),
-    "path of a million": _verdict(path=[0] * 1_000_000),
-    "another base": _verdict(base=HUGE),
-    "another round": lambda message, right: [
-        msgspec.structs.replace(one, round=HUGE) if isinstance(one, Verdict | StreamTokens) else one for one in right
-    ],
+    "forward of 0 ms": _with(_ADVANCES, forward_ms=0.0),
+    "forward of 1e300 ms": _with(_ADVANCES, forward_ms=1e300),
+    "forward of infinite ms": _with(_ADVANCES, forward_ms=math.inf, queue_ms=math.inf),
+    "forward that is no number": _with(_ADVANCES, forward_ms=math.nan, queue_ms=math.nan),
+    "forward before it was asked for": _with(_ADVANCES, forward_ms=-1.0),
+    "token outside the vocabulary": _with(Verdict, next_token=HUGE),
+    "path outside the draft": _with(Verdict, path=[0, 4000]),
+    "empty path": _with(Verdict, path=[]),
+    "path of a million": _with(Verdict, path=[0] * 1_000_000),
+    "another base": _with(_ADVANCES, base=HUGE),
+    "another round": _with(_ADVANCES, round=HUGE),
+    "log-probabilities of nobody": _with(_ADVANCES, logprobs=b"\xff" * 999),
     "unknown finish": _instead(_ROUNDS, lambda m: [encode(Verdict(m.session, m.round, m.base, [0], 40)) + b"\xa3xxx"]),
     "quarantined": _instead((Open, *_ROUNDS), _error("quarantined")),
     "unknown session": _instead(_ROUNDS, _error("unknown_session")),
@@ -199,14 +183,14 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "opened far too long": _instead((Open,), lambda m: [Opened(m.session, HUGE)]),
     "opened twice": _behind((Open,), lambda m: [Opened(m.session, len(m.ids)), Opened(m.session, 1)]),
     "resumed with a wrong tail": _instead((Resume,), lambda m: [Resumed(m.session, "resumed", HUGE, HUGE, [1] * 9)]),
-    "limits of 0": _welcome(limits=WireLimits(0, 0, 0, 0, 0, 0)),
-    "limits of 1": _welcome(limits=WireLimits(1, 1, 1, 1, 1, 1)),
-    "huge limits": _welcome(limits=WireLimits(HUGE, HUGE, HUGE, HUGE, HUGE, HUGE)),
-    "a vocabulary of 1": _welcome(vocab_size=1),
-    "records of 2^31 heads": _welcome(records=RecordContract(HUGE, HUGE, ["int8"])),
-    "records of no kind": _welcome(records=RecordContract(0, 0, [])),
-    "another version": _welcome(version=99),
-    "notices with escapes": _welcome(notices=[ESCAPE * 50] * 20, server=ESCAPE, instance=ESCAPE),
+    "limits of 0": _with(Welcome, limits=WireLimits(0, 0, 0, 0, 0, 0)),
+    "limits of 1": _with(Welcome, limits=WireLimits(1, 1, 1, 1, 1, 1)),
+    "huge limits": _with(Welcome, limits=WireLimits(HUGE, HUGE, HUGE, HUGE, HUGE, HUGE)),
+    "a vocabulary of 1": _with(Welcome, vocab_size=1),
+    "records of 2^31 heads": _with(Welcome, records=RecordContract(HUGE, HUGE, ["int8"])),
+    "records of no kind": _with(Welcome, records=RecordContract(0, 0, [])),
+    "another version": _with(Welcome, version=99),
+    "notices with escapes": _with(Welcome, notices=[ESCAPE * 50] * 20, server=ESCAPE, instance=ESCAPE),
     "goaway at once": _behind((Hello,), lambda m: [Goaway(ESCAPE), End(1012, "bye")]),
     "goaway for 2^31 ms": _behind((Hello,), lambda m: [Goaway(ESCAPE, HUGE, HUGE)]),
     "frames that are none": _behind(_ROUNDS, lambda m: [b"\xc1", b"", b"\x90", b"\x92\xa5error\xc0"]),
@@ -240,19 +224,20 @@ class Fake:
     """A running fake."""
 
     def __init__(self, behaviour: Behaviour, tokens: Sequence[int], welcome: dict[str, Any]) -> None:
-        self._behaviour, self._tokens, self.seen, self.url = behaviour, tokens, Seen(), ""
-        self._welcome = msgspec.structs.replace(WELCOME, **welcome)
+        self._behaviour, self._tokens, self.url = behaviour, tokens, ""
+        self.asked = 0
+        """Requests and connections."""
+        self._welcome = replace(WELCOME, **welcome)
         self._next = 0
 
     async def serve(self, connection: ServerConnection) -> None:
         """One connection."""
-        self.seen.connections.append(time.monotonic())
+        self.asked += 1
         with contextlib.suppress(ConnectionClosed, OSError):
             async for frame in connection:
                 with contextlib.suppress(Refusal):
                     message = decode_client(frame if isinstance(frame, bytes) else frame.encode())
-                    if not isinstance(message, Close):
-                        self.seen.requests.append((time.monotonic(), type(message).__name__))
+                    self.asked += not isinstance(message, Close)
                     if isinstance(message, Verify | Stream):
                         self._next += 1
                     right = honest(message, self._tokens[self._next % len(self._tokens)])

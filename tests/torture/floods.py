@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from moa.wire import chain_hash
 from moa.wire.messages import (
@@ -30,6 +30,7 @@ from moa.wire.messages import (
     Stream,
     StreamTokens,
     Sync,
+    Verdict,
     Verify,
 )
 from tests.grammar.hostile import hostile
@@ -57,8 +58,9 @@ class Report:
         self.closes[f"{raw.closed[0]} {raw.closed[1]}" if raw.closed else "cut"] += 1
 
 
-Blob = Callable[[Raw], Awaitable[bytes]]
-"""Prepares a connection, and says what to send on it again and again."""
+Flood = Callable[[int, str, float, Report], Awaitable[None]]
+Blob = bytes | Callable[[Raw], Awaitable[bytes]]
+"""What is sent on a connection again and again; a function prepares the connection for it."""
 
 
 async def greeted(port: int, token: str, until: float, report: Report) -> AsyncIterator[Raw]:
@@ -74,133 +76,103 @@ async def greeted(port: int, token: str, until: float, report: Report) -> AsyncI
         yield raw
 
 
-async def hose(
-    port: int, token: str, until: float, report: Report, blob: Blob, *, reads: bool, pause: float = 0.0
-) -> None:
-    """One connection after another, each sending as much as it can."""
-    async for raw in greeted(port, token, until, report):
-        with contextlib.suppress(ConnectionError, OSError, TimeoutError):
-            data = await blob(raw)
+def _hosed(blob: Blob, *, reads: bool = True, connections: int = _CONNECTIONS) -> Flood:
+    """On each of some lanes one connection after another, each sending as much as it can."""
+
+    async def hose(port: int, token: str, until: float, report: Report) -> None:
+        async for raw in greeted(port, token, until, report):
+            with contextlib.suppress(ConnectionError, OSError, TimeoutError):
+                data = blob if isinstance(blob, bytes) else await blob(raw)
+                if reads:
+                    listening = asyncio.create_task(raw.listen())
+                else:
+                    raw.deaf()
+                while (left := until - time.monotonic()) > 0:
+                    await asyncio.wait_for(raw.pour(data), max(0.1, left))
+                    report.sent += len(data)
+                    await asyncio.sleep(0)
             if reads:
-                listening = asyncio.create_task(raw.listen())
-            else:
-                raw.deaf()
-            while time.monotonic() < until:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(0.1, until - time.monotonic())):
-                    await raw.pour(data)
-                report.sent += len(data)
-                await asyncio.sleep(pause)
-        if reads:
-            raw.writer.close()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(listening, 2.0)
-        report.note(raw)
-        raw.abort()
+                raw.writer.close()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(listening, 2.0)
+            report.note(raw)
+            raw.abort()
+
+    async def flood(port: int, token: str, until: float, report: Report) -> None:
+        await asyncio.gather(*(hose(port, token, until, report) for _ in range(connections)))
+
+    return flood
 
 
-def _many(messages: Sequence[Message]) -> bytes:
+def _many(*messages: Message) -> bytes:
     one = b"".join(binary(message) for message in messages)
     return one * max(1, _BLOB // len(one))
 
 
-async def _pings(raw: Raw) -> bytes:
-    return frame(PING) * (_BLOB // 6)
+def _ids(count: int) -> list[int]:
+    return [40 + n % 50 for n in range(count)]
 
 
-async def _full_pings(raw: Raw) -> bytes:
-    return frame(PING, bytes(125)) * (_BLOB // 131)
+def _holes(rows: int) -> list[tuple[int, int]]:
+    """Rows that a device says it holds, here and there."""
+    return [(2 * row, 2 * row + 1) for row in range(rows)]
 
 
-async def _pongs(raw: Raw) -> bytes:
-    return frame(PONG) * (_BLOB // 6)
-
-
-async def _fragments(raw: Raw) -> bytes:
-    return (frame(BINARY, b"", final=False) + frame(0, b"", final=False) * 1000 + frame(0, b"\x90")) * 10
+async def _opened(raw: Raw, length: int = 16, **how: Any) -> bytes:
+    """The name of a session with a prompt of so many tokens."""
+    session = os.urandom(16)
+    raw.write(binary(Open(session=session, ids=_ids(length), **how)))
+    await raw.message()
+    return session
 
 
 async def _acks(raw: Raw) -> bytes:
-    """Acknowledgements on a connection with many sessions, each of which says that it holds rows here and there."""
-    for number in range(24):
-        held = [(2 * row, 2 * row + 1) for row in range(2000)]
-        raw.write(binary(Open(session=os.urandom(16), ids=[40 + number % 8] * 20, held=held)))
-        await raw.message()
-    return _many([Ack(2**40), Ack(0)])
-
-
-async def _cancels(raw: Raw) -> bytes:
-    return _many([Cancel(os.urandom(16), 1) for _ in range(100)])
+    """Acknowledgements on a connection with many sessions."""
+    for _ in range(24):
+        await _opened(raw, held=_holes(2000))
+    return _many(Ack(2**40), Ack(0))
 
 
 async def _wrong_verifies(raw: Raw) -> bytes:
-    session = os.urandom(16)
-    raw.write(binary(Open(session=session, ids=[40] * 16)))
-    await raw.message()
-    return _many([Verify(session, 7, 15, [40, 41, 42]), Verify(session, 1, 15, [99])])
-
-
-async def _refused_openings(raw: Raw) -> bytes:
-    return _many([Open(session=os.urandom(16), ids=[2000] * 20_000)])
-
-
-async def _bad_messages(raw: Raw) -> bytes:
-    return frame(BINARY, b"\x93\xa4open\xc4\x00") * (_BLOB // 20)
+    session = await _opened(raw)
+    return _many(Verify(session, 7, 15, [40, 41, 42]), Verify(session, 1, 15, [99]))
 
 
 async def _resumes(raw: Raw) -> bytes:
     """Resumes of a long session: each has its log hashed."""
-    session, ids = os.urandom(16), [40 + n % 50 for n in range(4000)]
-    raw.write(binary(Open(session=session, ids=ids)))
-    await raw.message()
-    return _many([Resume(session=session, length=len(ids), chain=chain_hash(ids), round=0)])
+    return _many(Resume(session=await _opened(raw, 4000), length=4000, chain=chain_hash(_ids(4000)), round=0))
 
 
 async def _held(raw: Raw) -> bytes:
-    session = os.urandom(16)
-    raw.write(binary(Open(session=session, ids=[40] * 16)))
-    await raw.message()
-    return _many([Sync(session=session, held=[(2 * row, 2 * row + 1) for row in range(4000)])])
+    return _many(Sync(session=await _opened(raw), held=_holes(4000)))
 
 
 async def _replays(raw: Raw) -> bytes:
     """The answer of a settled stream, again and again."""
-    session = os.urandom(16)
-    raw.write(binary(Open(session=session, ids=[40] * 16, max_new_tokens=100, ignore_eos=True)))
-    await raw.message()
-    stream = Stream(session, 1, 15, speculate=False)
+    stream = Stream(await _opened(raw, max_new_tokens=100, ignore_eos=True), 1, 15, speculate=False)
     raw.write(binary(stream))
     while not getattr(await raw.message(), "done", False):
         pass
-    return _many([stream])
-
-
-async def _penalty_chain(raw: Raw, session: bytes, ids: list[int]) -> None:
-    sampling = Sampling(repetition_penalty=1.0001)
-    raw.write(binary(Open(session=session, ids=ids, sampling=sampling, max_new_tokens=4000, ignore_eos=True)))
-    await raw.message()
+    return _many(stream)
 
 
 async def penalty_chains(port: int, token: str, until: float, report: Report) -> None:
     """Chains of 255 that the target agrees with, under a repetition penalty, from a long log."""
-    while time.monotonic() < until:
+    how = {"sampling": Sampling(repetition_penalty=1.0001), "max_new_tokens": 4000, "ignore_eos": True}
+    async for raw in greeted(port, token, until, report):
         with contextlib.suppress(ConnectionError, OSError, TimeoutError):
-            raw = await Raw.greeted(port, token)
-            report.connections += 1
-            session, ids = os.urandom(16), [40 + n % 50 for n in range(4000)]
-            await _penalty_chain(raw, session, ids)
-            raw.write(binary(Stream(session, 1, len(ids) - 1)))
-            tokens: list[int] = []
+            session, last, tokens = await _opened(raw, 4000, **how), _ids(4000)[-1], list[int]()
+            raw.write(binary(Stream(session, 1, 3999)))
             while len(tokens) < 255:
                 tokens += getattr(await raw.message(), "tokens", [])
             raw.write(binary(Cancel(session, 1)))
             while time.monotonic() < until:  # the same text again, now as one draft
-                session = os.urandom(16)
-                await _penalty_chain(raw, session, ids)
-                raw.write(binary(Verify(session, 1, len(ids) - 1, [ids[-1], *tokens[:255]])))
-                while type(await raw.message()).__name__ not in ("Verdict", "Error"):
+                draft = Verify(await _opened(raw, 4000, **how), 1, 3999, [last, *tokens[:255]])
+                raw.write(binary(draft))
+                while not isinstance(await raw.message(), Verdict | Error):
                     pass
                 report.sent += 1
-            raw.abort()
+        raw.abort()
 
 
 async def half_handshakes(port: int, token: str, until: float, report: Report) -> None:
@@ -235,30 +207,17 @@ async def slow_readers(port: int, token: str, until: float, report: Report) -> N
     """Connections that ask for all records of a long prompt, and read a few bytes a second."""
 
     async def one() -> None:
-        with contextlib.suppress(ConnectionError, OSError, TimeoutError):
-            raw = await Raw.greeted(port, token)
-            report.connections += 1
-            raw.write(binary(Open(session=os.urandom(16), ids=[40 + n % 50 for n in range(2000)], records="fp16")))
-            raw.deaf()
-            while time.monotonic() < until:
-                await raw.pour(binary(Ack(2**40)))
-                await asyncio.sleep(0.2)
+        async for raw in greeted(port, token, until, report):
+            with contextlib.suppress(ConnectionError, OSError, TimeoutError):
+                raw.write(binary(Open(session=os.urandom(16), ids=_ids(2000), records="fp16")))
+                raw.deaf()
+                while time.monotonic() < until:
+                    await raw.pour(binary(Ack(2**40)))
+                    await asyncio.sleep(0.2)
             report.note(raw)
             raw.abort()
 
     await asyncio.gather(*(one() for _ in range(60)))
-
-
-def _hosed(blob: Blob, *, reads: bool = True, connections: int = _CONNECTIONS, pause: float = 0.0) -> Flood:
-    async def flood(port: int, token: str, until: float, report: Report) -> None:
-        await asyncio.gather(
-            *(hose(port, token, until, report, blob, reads=reads, pause=pause) for _ in range(connections))
-        )
-
-    return flood
-
-
-Flood = Callable[[int, str, float, Report], Awaitable[None]]
 
 
 async def hostile_grammars(port: int, token: str, until: float, report: Report) -> None:
@@ -270,7 +229,7 @@ async def hostile_grammars(port: int, token: str, until: float, report: Report) 
             with contextlib.suppress(ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
                 while time.monotonic() < until:
                     session, grammar = os.urandom(16), grammars[next(number) % len(grammars)]
-                    raw.write(binary(Open(session=session, ids=[40] * 20, grammar=grammar, max_new_tokens=40)))
+                    raw.write(binary(Open(session=session, ids=_ids(20), grammar=grammar, max_new_tokens=40)))
                     raw.write(binary(Stream(session=session, round=1, base=19)))
                     report.sent += len(grammar.text)
                     while not _ends(message := await raw.message(), session):
@@ -289,15 +248,15 @@ def _ends(message: ServerMessage, session: bytes) -> bool:
 
 
 FLOODS: dict[str, Flood] = {
-    "pings": _hosed(_pings),
-    "pings unread": _hosed(_full_pings, reads=False),
-    "pongs": _hosed(_pongs),
-    "fragments": _hosed(_fragments),
+    "pings": _hosed(frame(PING) * (_BLOB // 6)),
+    "pings unread": _hosed(frame(PING, bytes(125)) * (_BLOB // 131), reads=False),
+    "pongs": _hosed(frame(PONG) * (_BLOB // 6)),
+    "fragments": _hosed((frame(BINARY, b"", final=False) + frame(0, b"", final=False) * 1000 + frame(0, b"\x90")) * 10),
     "acks": _hosed(_acks, connections=1),
-    "cancels": _hosed(_cancels),
+    "cancels": _hosed(_many(*(Cancel(bytes([n] * 16), 1) for n in range(100)))),
     "wrong verifies": _hosed(_wrong_verifies),
-    "refused openings": _hosed(_refused_openings),
-    "bad messages": _hosed(_bad_messages),
+    "refused openings": _hosed(_many(Open(session=bytes(16), ids=[2000] * 20_000))),
+    "bad messages": _hosed(frame(BINARY, b"\x93\xa4open\xc4\x00") * (_BLOB // 20)),
     "resumes": _hosed(_resumes, connections=2),
     "held ranges": _hosed(_held),
     "replays": _hosed(_replays, connections=2),
@@ -307,16 +266,3 @@ FLOODS: dict[str, Flood] = {
     "penalty chains": penalty_chains,
     "hostile grammars": hostile_grammars,
 }
-
-
-def run_flood(flood: Flood, port: int, token: str, seconds: float) -> None:
-    """The body of a process: a flood for so long, then its report on standard output."""
-    report = Report()
-    asyncio.run(_run(flood, port, token, seconds, report))
-    print(json.dumps(vars(report)))
-
-
-async def _run(flood: Flood, port: int, token: str, seconds: float, report: Report) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds + 30):
-            await flood(port, token, time.monotonic() + seconds, report)

@@ -12,7 +12,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -26,6 +26,7 @@ from moa.wire.messages import (
     Close,
     Foresee,
     Hello,
+    Message,
     Open,
     Resume,
     Sampling,
@@ -68,16 +69,29 @@ class Fuzzer:
 
     def frame(self) -> bytes:
         """The next websocket frame. What it holds may be anything."""
-        name, make = self._rng.choices(
-            [("fields", self._fields), ("bytes", self._bytes), ("sequence", self._sequence)], weights=[40, 30, 30]
-        )[0]
+        name = self._rng.choices(["fields", "bytes", "sequence"], weights=[40, 30, 30])[0]
         self.kinds[name] += 1
-        return make()
+        if name == "fields":
+            return frame(BINARY, self.message())
+        valid = encode(self._valid())  # in an order that makes no sense
+        return frame(BINARY, self.mutated(valid) if name == "bytes" else valid)
 
     def broken(self) -> bytes:
         """What mostly is no websocket frame: the other end may hang up."""
         self.kinds["websocket"] += 1
-        return self._websocket()
+        rng, valid = self._rng, encode(self._valid())
+        made: Callable[[], bytes] = rng.choice(
+            [
+                lambda: frame(rng.randrange(16), rng.randbytes(rng.randrange(130)), final=rng.random() < 0.5),
+                lambda: self.mutated(frame(BINARY, valid)),
+                lambda: bytes([0x80 | rng.randrange(128), rng.randrange(128)]) + rng.randbytes(10),  # not masked
+                lambda: frame(8, rng.randbytes(rng.randrange(10))),
+                lambda: b"\x82\xff" + rng.randbytes(8) + bytes(4),  # a length of up to 2^64
+                lambda: frame(BINARY, valid, final=False) + frame(0, b"", final=False) * 3 + frame(0),
+                lambda: rng.randbytes(rng.randrange(1, 200)),
+            ]
+        )
+        return made()
 
     def message(self) -> bytes:
         """A message whose fields are of the right kind now and then."""
@@ -106,74 +120,29 @@ class Fuzzer:
                     out[at:at] = rng.randbytes(rng.randrange(1, 4))
         return bytes(out)
 
-    # ---- kinds
+    # ---- valid messages
 
-    def _fields(self) -> bytes:
-        return frame(BINARY, self.message())
-
-    def _bytes(self) -> bytes:
-        return frame(BINARY, self.mutated(encode(self._valid())))
-
-    def _sequence(self) -> bytes:
-        """Messages that are valid, in an order that makes no sense."""
-        return binary(self._valid())
-
-    def _websocket(self) -> bytes:
-        rng = self._rng
-        match rng.randrange(7):
-            case 0:
-                return frame(rng.randrange(16), rng.randbytes(rng.randrange(130)), final=rng.random() < 0.5)
-            case 1:
-                return self.mutated(binary(self._valid()))
-            case 2:
-                return bytes([0x80 | rng.randrange(128), rng.randrange(128)]) + rng.randbytes(10)  # not masked
-            case 3:
-                return frame(8, rng.randbytes(rng.randrange(10)))
-            case 4:
-                return b"\x82\xff" + rng.randbytes(8) + bytes(4)  # a length of up to 2^64
-            case 5:
-                return frame(BINARY, encode(self._valid()), final=False) + frame(0, b"", final=False) * 3 + frame(0)
-            case _:
-                return rng.randbytes(rng.randrange(1, 200))
-
-    def _valid(self) -> Any:
+    def _valid(self) -> Message:
         rng, session = self._rng, self._rng.choice(self._sessions)
         base, round = rng.choice([*[len(self._ids) - 1] * 4, 0, 5]), rng.choice([0, 1, 1, 1, 1, 1, 2, 3])
-        match rng.randrange(12):
-            case 0:
-                return Open(session=session, ids=self._ids, max_new_tokens=rng.choice([1, 8, 64]))
-            case 1:
-                return Open(session=self._fresh(), ids=self._ids, sampling=self._sampling(), ignore_eos=True)
-            case 2 | 3:
-                nodes = rng.randrange(1, 9)
-                parents = [] if rng.random() < 0.4 else [-1, *(rng.randrange(n) for n in range(1, nodes))]
-                return Verify(
-                    session, round, base, [self._ids[-1], *(rng.randrange(200) for _ in parents[1:])], parents
-                )
-            case 4:
-                return Stream(session, round, base, rng.random() < 0.5, rng.random() < 0.3)
-            case 9 | 10:
-                nodes = rng.randrange(2, 12)
-                parents = [-1, *(rng.randrange(n) for n in range(1, nodes))]
-                neg_log_probs = [rng.randrange(256) for _ in parents]
-                return Foresee(
-                    session,
-                    round,
-                    base,
-                    [self._ids[-1], *(rng.randrange(200) for _ in neg_log_probs[1:])],
-                    parents,
-                    neg_log_probs,
-                )
-            case 5:
-                return Cancel(session, round)
-            case 6:
-                return Resume(session=session, length=rng.randrange(40), chain=rng.randbytes(16), round=round)
-            case 7:
-                return Sync(session=session, records=rng.choice(["off", "int8", "int4", "fp16"]), held=[(0, 9), (7, 3)])
-            case 8:
-                return Append(session=session, base=rng.randrange(40), ids=[40, 41])
-            case _:
-                return rng.choice([Close(session), Hello(list(PROTOCOL_VERSIONS), ["tree"])])
+        parents = [-1, *(rng.randrange(n) for n in range(1, rng.randrange(2, 12)))]
+        tokens = [self._ids[-1], *(rng.randrange(200) for _ in parents[1:])]
+        made: Callable[[], Message] = rng.choice(
+            [
+                lambda: Open(session, self._ids, rng.choice([1, 8, 64])),
+                lambda: Open(self._fresh(), self._ids, sampling=self._sampling(), ignore_eos=True),
+                lambda: Verify(session, round, base, tokens[:9], parents[:9]),
+                lambda: Verify(session, round, base, tokens[:9]),
+                lambda: Stream(session, round, base, rng.random() < 0.5, rng.random() < 0.3),
+                *[lambda: Foresee(session, round, base, tokens, parents, [rng.randrange(256) for _ in parents])] * 2,
+                lambda: Cancel(session, round),
+                lambda: Resume(session, rng.randrange(40), rng.randbytes(16), round),
+                lambda: Sync(session, rng.choice(["off", "int8", "int4", "fp16"]), held=[(0, 9), (7, 3)]),
+                lambda: Append(session, rng.randrange(40), [40, 41]),
+                lambda: rng.choice([Close(session), Hello(list(PROTOCOL_VERSIONS), ["tree"])]),
+            ]
+        )
+        return made()
 
     def _fresh(self) -> bytes:
         """A new session in the place of one that may be closed or far on."""
@@ -254,49 +223,34 @@ async def _lane(port: int, token: str, frames: int, seed: int, a_connection: int
                 if rng.random() < 0.03:
                     counts["handshakes"] += 1
                     await raw.pour(fuzzer.mutated(request(token)))
-                    async with asyncio.timeout(0.2):
-                        await raw.reader.read(1000)
-                elif rng.random() < 0.03:
+                    await asyncio.wait_for(raw.reader.read(1000), 0.2)
+                    continue
+                await raw.shake(token)
+                if rng.random() < 0.03:
                     counts["handshakes"] += 1
-                    await raw.shake(token)
                     await raw.pour(fuzzer.frame())  # where a hello should be
                     await raw.listen()
-                else:
-                    await _connection(raw, token, rng, fuzzer, sessions, ids, a_connection, counts)
+                    continue
+                raw.write(binary(Hello(list(PROTOCOL_VERSIONS), sorted(rng.sample(_FEATURES, len(_FEATURES) - 1)))))
+                for session in sessions:
+                    raw.write(binary(Open(session=session, ids=ids, max_new_tokens=16, ignore_eos=True)))
+                for _ in range(0, a_connection, _AT_A_TIME):
+                    marker = rng.randbytes(16)
+                    pieces = [fuzzer.frame() for _ in range(_AT_A_TIME)]
+                    raw.write(b"".join([*pieces, binary(Resume(session=marker, length=1, chain=marker, round=0))]))
+                    async with asyncio.timeout(PATIENCE):
+                        while marker not in (await raw.receive())[1]:
+                            pass
+                    counts["frames"] += _AT_A_TIME
+                if rng.random() < 0.9:
+                    counts["endings"] += 1
+                    await raw.pour(fuzzer.broken())
+                raw.writer.close()
+                await asyncio.wait_for(raw.listen(), 1.0)
             finally:
                 counts.update(fuzzer.kinds)
                 raw.abort()
     return counts
-
-
-async def _connection(
-    raw: Raw,
-    token: str,
-    rng: random.Random,
-    fuzzer: Fuzzer,
-    sessions: Sequence[bytes],
-    ids: Sequence[int],
-    frames: int,
-    counts: Counter[str],
-) -> None:
-    await raw.shake(token)
-    raw.write(binary(Hello(list(PROTOCOL_VERSIONS), sorted(rng.sample(_FEATURES, len(_FEATURES) - 1)))))
-    for session in sessions:
-        raw.write(binary(Open(session=session, ids=list(ids), max_new_tokens=16, ignore_eos=True)))
-    for _ in range(0, frames, _AT_A_TIME):
-        marker = rng.randbytes(16)
-        pieces = [fuzzer.frame() for _ in range(_AT_A_TIME)]
-        raw.write(b"".join([*pieces, binary(Resume(session=marker, length=1, chain=marker, round=0))]))
-        async with asyncio.timeout(PATIENCE):
-            while marker not in (await raw.receive())[1]:
-                pass
-        counts["frames"] += _AT_A_TIME
-    if rng.random() < 0.9:
-        counts["endings"] += 1
-        await raw.pour(fuzzer.broken())
-    raw.writer.close()
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(raw.listen(), 1.0)
 
 
 def seed_from_clock() -> int:

@@ -1,7 +1,4 @@
-"""Hostile clients of the endpoint. A flood knows the endpoint's port and a key, as those of `floods` know a verifier's.
-
-python -m tests.torture.http_floods NAME PORT KEY SECONDS        (any flood; prints `ready`, then the report as JSON)
-"""
+"""Hostile clients of the endpoint. They know its port and a key, as those of `floods` know a verifier's."""
 
 from __future__ import annotations
 
@@ -10,13 +7,12 @@ import contextlib
 import functools
 import itertools
 import json
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tests.api.large import large_request
-from tests.torture.floods import FLOODS, Flood, Report, held_open, run_flood
+from tests.torture.floods import FLOODS, Flood, Report, held_open
 from tests.torture.raw import PATIENCE, Raw
 
 _MODEL = "target"
@@ -41,9 +37,8 @@ async def ask(port: int, path: str, body: bytes = b"", key: str = "", host: str 
     return int(first.split()[1]) if first else 0, rest.decode(errors="replace")
 
 
-async def seconds_of_health(port: int, *, every: float = 0.02) -> float:
-    """How long `/health` takes, asked after a pause of `every`."""
-    await asyncio.sleep(every)
+async def seconds_of_health(port: int) -> float:
+    """How long `/health` takes."""
     began = time.monotonic()
     await ask(port, "/health")
     return time.monotonic() - began
@@ -97,10 +92,6 @@ def _uncounted_fields() -> list[Request]:
     return [("/v1/responses", json.dumps(asked | more).encode(), _HOST) for more in fields]
 
 
-def _malformed_heads() -> list[Request]:
-    return [("/v1/models", b"", host) for host in _HEADS]
-
-
 async def _idle_connections(port: int, key: str, until: float, report: Report) -> None:
     """Connections without a key that are silent, or send half of a head and a byte of it now and then."""
     async for held in held_open(port, until, report, most=_IDLE, pause=0.002):
@@ -115,17 +106,19 @@ HTTP_FLOODS: dict[str, Flood] = {
     "idle connections": _idle_connections,
     "stop texts": _again_and_again(_stop_texts, lanes=4),
     "uncounted fields": _again_and_again(_uncounted_fields, lanes=4),
-    "malformed heads": _again_and_again(_malformed_heads, lanes=4, keyed=False),
+    "malformed heads": _again_and_again(lambda: [("/v1/models", b"", host) for host in _HEADS], lanes=4, keyed=False),
 }
 EVERY_FLOOD = FLOODS | HTTP_FLOODS
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run one flood."""
-    name, port, key, seconds = argv
-    print("ready", flush=True)
-    run_flood(EVERY_FLOOD[name], int(port), key, float(seconds))
+def run_flood(name: str, port: int, key: str, seconds: float) -> Report:
+    """A flood for so long; the body of a process."""
+    report = Report()
 
+    async def run() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds + 30):
+                await EVERY_FLOOD[name](port, key, time.monotonic() + seconds, report)
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    asyncio.run(run())
+    return report

@@ -7,23 +7,20 @@ device does not loop is shown beside the fakes of `device.py`, with the pauses i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from unittest import mock
 
 from edge_client import EdgeClient
 from edge_client.device import Device
-from edge_client.events import Event, Token
 from edge_client.link import websocket
 from edge_client.link.retry import Retry
-from moa.errors import MoaError
 from moa.wire import Refusal, decode_server, encode
 from moa.wire.messages import ClientMessage, Hello, Message, ServerMessage
-from tests.torture.device import PROMPT, story
-from tests.torture.fake_verifier import Behaviour, Reply, fake
+from tests.torture.device import Told, beside_device
+from tests.torture.fake_verifier import Behaviour, Reply
 from tests.torture.fuzz import Fuzzer
-from tests.torture.history import violations
 
 _TOKENS = 16
 _TURN_SECONDS = 300.0
@@ -70,14 +67,6 @@ def _one(fuzzer: Fuzzer, rng: random.Random) -> bytes:
 async def fuzz_device(device: Device, messages: int, seed: int, *, lanes: int = 4) -> tuple[Counter[str], list[str]]:
     """So many messages to devices that want answers, one turn after the other on each lane."""
     counts, wrong, seeds = Counter[str](), list[str](), random.Random(seed)
-    with _counted(counts):
-        await asyncio.gather(*(_lane(device, messages, seeds.getrandbits(60), counts, wrong) for _ in range(lanes)))
-    return counts, wrong
-
-
-@contextlib.contextmanager
-def _counted(counts: Counter[str]) -> Iterator[None]:
-    """Count what a device has read."""
 
     def decode(frame: bytes) -> ServerMessage:
         counts["messages"] += 1
@@ -85,46 +74,31 @@ def _counted(counts: Counter[str]) -> Iterator[None]:
         counts[type(message).__name__] += 1
         return message
 
-    websocket.decode_server = decode
-    try:
-        yield
-    finally:
-        websocket.decode_server = decode_server
+    with mock.patch.object(websocket, "decode_server", decode):
+        await asyncio.gather(*(_lane(device, messages, seeds.getrandbits(60), counts, wrong) for _ in range(lanes)))
+    return counts, wrong
 
 
 async def _lane(device: Device, messages: int, seed: int, counts: Counter[str], wrong: list[str]) -> None:
-    welcome = {"vocab_size": device.bundle.manifest.target.facts.vocab_size}
-    async with fake(saying_anything(seed, counts), tuple(range(60, 90)), welcome) as made:
-        settings = {"settle_seconds": 0.05, "offline_after": 0.05, "answer_seconds": 0.5, "connect_seconds": 1.0}
-        async with EdgeClient(device=device, verifier=made.url, **settings) as client:  # type: ignore[arg-type]
-            link = client.link
-            assert link is not None
-            link.dialling.retry = _Eager(0.01, 0.01)
-            while counts["messages"] < messages:
-                events = list[Event]()
-                problem = await _turn(client, events)
-                counts["turns"] += 1
-                tokens = sum(isinstance(event, Token) and event.status == "verified" for event in events)
-                counts["verified"] += tokens
-                if tokens > _TOKENS:
-                    problem = f"{tokens} tokens for a limit of {_TOKENS}"
-                wrong += [
-                    f"seed {seed}, turn {counts['turns']}: {one}"
-                    for one in [problem, *violations(story(events))]
-                    if one
-                ]
-            counts["connections"] += link.connections
-
-
-async def _turn(client: EdgeClient, events: list[Event]) -> str:
-    try:
-        async with asyncio.timeout(_TURN_SECONDS):
-            async for event in client.generate(ids=list(PROMPT), max_new_tokens=_TOKENS, ignore_eos=True):
-                events.append(event)
-    except TimeoutError:
-        return f"did not end within {_TURN_SECONDS:.0f} s"
-    except MoaError as error:
-        return "" if str(error) else "an error without a word"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"[:300]
-    return ""
+    async with (
+        beside_device(saying_anything(seed, counts), device) as made,
+        EdgeClient(
+            device=device,
+            verifier=made.url,
+            settle_seconds=0.05,
+            offline_after=0.05,
+            answer_seconds=0.5,
+            connect_seconds=1.0,
+        ) as client,
+    ):
+        link = client.link
+        assert link is not None
+        link.dialling.retry = _Eager(0.01, 0.01)
+        while counts["messages"] < messages:
+            told = await Told().ask(client, _TURN_SECONDS, _TOKENS)
+            counts["turns"] += 1
+            counts["verified"] += told.verified
+            if told.verified > _TOKENS:
+                told.problems.append(f"{told.verified} tokens for a limit of {_TOKENS}")
+            wrong += [f"seed {seed}, turn {counts['turns']}: {one}" for one in told.problems]
+        counts["connections"] += link.connections

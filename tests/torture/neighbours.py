@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from multiprocessing import get_context
 
-from tests.torture.http_floods import EVERY_FLOOD, HTTP_FLOODS, seconds_of_health
+from tests.torture.floods import Report
+from tests.torture.http_floods import EVERY_FLOOD, HTTP_FLOODS, run_flood, seconds_of_health
 from tests.torture.neighbour import Watched, neighbour, problems
 from tests.torture.server import Server
 
@@ -40,7 +41,7 @@ class Beside:
     megabytes_after: float
     descriptors_after: int
     log_bytes_a_minute: float
-    report: dict[str, Any]
+    report: Report
     problems: list[str] = field(default_factory=list)
 
     def judge(self) -> None:
@@ -52,21 +53,9 @@ class Beside:
             f"{self.megabytes:.0f} MB": self.megabytes > _MEGABYTES,
             f"{self.descriptors_after} descriptors leaked": self.descriptors_after > 8,
             f"{self.log_bytes_a_minute:.0f} bytes of log a minute": self.log_bytes_a_minute > _LOG_BYTES,
-            "nothing was sent": not self.report["connections"],
+            "nothing was sent": not self.report.connections,
         }
         self.problems += [f"{self.flood}: {words}" for words, wrong in checks.items() if wrong]
-
-    def row(self) -> str:
-        """One line of a table."""
-        told = ", ".join(self.report["limits"]) or self.report["connections"]
-        wrong = "; ".join(self.problems) or "-"
-        return (
-            f"| {self.flood} | {self.health_seconds:.2f} ({self.calm_health_seconds:.2f}) "
-            f"| {self.p50_ms:.0f} ({self.calm_p50_ms:.0f}), p99 {self.p99_ms:.0f} "
-            f"| {self.processor:.2f} ({self.calm_processor:.2f}) "
-            f"| {self.megabytes:.0f}, then {self.megabytes_after:.0f} | {self.descriptors_after} "
-            f"| {self.log_bytes_a_minute / 1000:.0f} kB | {told} | {self.load:.1f} | {wrong} |"
-        )
 
 
 async def _watched(server: Server, seconds: float) -> tuple[Watched, float, float]:
@@ -76,10 +65,11 @@ async def _watched(server: Server, seconds: float) -> tuple[Watched, float, floa
     async def watch() -> None:
         nonlocal longest, most
         while time.monotonic() < until:
+            await asyncio.sleep(0.02)
             longest = max(longest, await seconds_of_health(server.api_port))
             most = max(most, server.memory)
 
-    seen, _ = await asyncio.gather(neighbour(server.port, server.honest, seconds), watch())
+    seen, _ = await asyncio.gather(neighbour(server.url, server.honest, seconds), watch())
     return seen, longest, most
 
 
@@ -90,17 +80,13 @@ async def beside(server: Server, flood: str, seconds: float) -> Beside:
     calm_processor = (server.processor - used) / (time.monotonic() - began)
     memory, descriptors, log = server.memory, server.descriptors, len(server.said)
     port = server.api_port if flood in HTTP_FLOODS else server.port
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.torture.http_floods", flood, str(port), server.greedy, str(seconds)),
-        stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    if process.stdout is None:
-        raise RuntimeError("no pipe")
-    await process.stdout.readline()  # it has imported what it needs, and begins
-    used, began = server.processor, time.monotonic()
-    seen, health, most = await _watched(server, seconds)
-    out, _ = await process.communicate()
+    loop = asyncio.get_running_loop()
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        await loop.run_in_executor(process, run_flood, flood, port, "", 0.0)  # it has imported what it needs now
+        used, began = server.processor, time.monotonic()
+        flooding = loop.run_in_executor(process, run_flood, flood, port, server.greedy, seconds)
+        seen, health, most = await _watched(server, seconds)
+        report = await flooding
     elapsed = time.monotonic() - began  # a request that has begun is waited for
     await asyncio.sleep(_REST)
     result = Beside(
@@ -117,17 +103,17 @@ async def beside(server: Server, flood: str, seconds: float) -> Beside:
         megabytes_after=server.memory - memory,
         descriptors_after=server.descriptors - descriptors,
         log_bytes_a_minute=(len(server.said) - log) * 60 / elapsed,
-        report=json.loads(out),
+        report=report,
         problems=[f"{flood}: {one}" for one in problems(calm, seen)],
     )
     result.judge()
-    print(result.row(), flush=True)
+    print(json.dumps(result, default=vars), flush=True)
     return result
 
 
 async def all_beside(server: Server, seconds: float, names: Sequence[str] = ()) -> list[Beside]:
     """Each flood in turn; it is repeated once if it exceeds a limit, since another program may have had the machine."""
-    await neighbour(server.port, server.honest, 2.0)
+    await neighbour(server.url, server.honest, 2.0)
     results = []
     for name in names or EVERY_FLOOD:
         result = await beside(server, name, seconds)

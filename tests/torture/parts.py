@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
-import resource
+import json
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cloud_verifier.settings import Settings
 from tests.grammar import corpus
 from tests.torture import clients, codes, kills, messages, schemas, sharing, soak
-from tests.torture.device import beside, demo_device
+from tests.torture.device import beside, demo_device, megabytes
 from tests.torture.fake_verifier import BEHAVIOURS
+from tests.torture.forks import mortal
 from tests.torture.fuzz import UNBOUNDED, fuzz
 from tests.torture.neighbour import neighbour, problems
 from tests.torture.neighbours import all_beside
@@ -23,7 +23,7 @@ from tests.torture.server import server
 from tests.torture.tally import Tally
 
 _BATCH, _LANES = 20_000, 4
-_BLOWS = 20, 200
+_BLOWS = {"kills": 20, "cuts": 200}
 """Kills and cuts of a batch."""
 _FEW_SLOTS = 16
 _SOAKED_SLOTS = 32
@@ -40,21 +40,27 @@ def log_problems(said: str) -> list[str]:
     return [line[:2000] for line in said.splitlines() if '"exception"' in line or "Traceback" in line][:3]
 
 
+def _batches(tally: Tally, count: str, options: argparse.Namespace, size: int) -> Iterator[tuple[int, int]]:
+    """How many each batch has, until there are as many as asked for, and its seed: one of its own, also when an earlier
+    run is gone on with."""
+    while (left := getattr(options, count) - tally.counts[count]) > 0:
+        yield min(left, size), options.seed + tally.counts[count]
+
+
 async def _fuzz(options: argparse.Namespace) -> Found:
     tally = Tally(options.keep, "fuzz")
     async with server(*UNBOUNDED) as running:
-        before = await neighbour(running.port, running.honest, 2.0)
+        before = await neighbour(running.url, running.honest, 2.0)
         memory, descriptors, said = running.memory, running.descriptors, 0
-        while (left := options.frames - tally.counts["frames"]) > 0:
-            beside = asyncio.create_task(neighbour(running.port, running.honest, 1.0))
-            seed = options.seed + tally.counts["frames"]  # a batch of its own, also when an earlier run is gone on with
-            counts = await fuzz(running.port, running.greedy, min(left, _BATCH) // _LANES + 1, seed, lanes=_LANES)
+        for frames, seed in _batches(tally, "frames", options, _BATCH):
+            beside = asyncio.create_task(neighbour(running.url, running.honest, 1.0))
+            counts = await fuzz(running.port, running.greedy, frames // _LANES + 1, seed, lanes=_LANES)
             wrong = [*problems(before, await beside), *log_problems(running.said[said:])]
             said = len(running.said)
-            tally.add(counts, [f"batch {seed}: {one}" for one in wrong], megabytes=running.memory - memory)
+            tally.add(seed, counts, wrong, megabytes=running.memory - memory)
         await asyncio.sleep(3.0)  # what was cut off has been put away
         more = running.descriptors - descriptors
-        tally.add({}, [f"{more} descriptors leaked"] if more > 8 else [], descriptors=more)
+        tally.add(options.seed, {}, [f"{more} descriptors leaked"] if more > 8 else [], descriptors=more)
     return tally.found(), tally.wrong
 
 
@@ -62,7 +68,7 @@ async def _floods(options: argparse.Namespace) -> Found:
     async with server("--slots", str(_SOAKED_SLOTS), "--openai", "0") as running:
         results = await all_beside(running, options.seconds)
         problems = [problem for one in results for problem in one.problems] + log_problems(running.said)
-    return {"floods": [dataclasses.asdict(one) for one in results]}, problems
+    return {"floods": results}, problems
 
 
 async def _shares(options: argparse.Namespace) -> Found:
@@ -73,7 +79,7 @@ async def _shares(options: argparse.Namespace) -> Found:
             wrong += [*shares.wrong[:3], *log_problems(running.said)]
         wrong += [] if shares.share >= 0.4 else [f"{shares.share:.0%} of the rounds that it gets alone"]
         wrong += [] if shares.admitted <= 2.0 else [f"admitted after {shares.admitted:.1f} s"]
-        found[f"{slots} slots"] = dataclasses.asdict(shares)
+        found[f"{slots} slots"] = shares
     return found, wrong
 
 
@@ -84,33 +90,31 @@ async def _overload(options: argparse.Namespace) -> Found:
     if seen.after_p50_ms > 3 * seen.before_p50_ms:
         wrong.append(f"afterwards a round takes {seen.after_p50_ms:.0f} ms, before {seen.before_p50_ms:.0f}")
     wrong += [f"{seen.megabytes:.0f} MB"] if seen.megabytes > 100 else []
-    return dataclasses.asdict(seen), wrong
+    return vars(seen), wrong
 
 
 async def _kills(options: argparse.Namespace) -> Found:
     tally, said = Tally(options.keep, "kills"), 0
-    counted = ("kills", "cuts", "answers", "reopened")
-    async with kills.nursery() as place:
+    async with mortal() as place:
         while tally.counts["kills"] < options.kills or tally.counts["cuts"] < options.cuts:
-            left = [options.kills - tally.counts["kills"], options.cuts - tally.counts["cuts"]]
-            some = [max(0, min(a, b)) for a, b in zip(left, _BLOWS, strict=True)]
+            left = {name: getattr(options, name) - tally.counts[name] for name in _BLOWS}
+            some = {name: max(0, min(left[name], most)) for name, most in _BLOWS.items()}
             seed = options.seed + sum(tally.counts.values())
-            toll = await kills.run(place, kills=some[0], cuts=some[1], seed=seed)
-            wrong = [f"batch {seed}: {problem}" for problem in [*toll.wrong, *log_problems(place.said[said:])]]
+            toll = vars(await kills.run(place, **some, seed=seed))
+            wrong = [*toll.pop("wrong"), *log_problems(place.said[said:])]
             said = len(place.said)
-            tally.add({name: getattr(toll, name) for name in counted}, wrong)
+            tally.add(seed, {name: toll[name] for name in ("kills", "cuts", "answers", "reopened")}, wrong)
     return tally.found(), tally.wrong
 
 
 async def _clients(options: argparse.Namespace) -> Found:
     tally = Tally(options.keep, "clients")
-    async with kills.nursery() as place:
-        while (left := options.kills - tally.counts["kills"]) > 0:
-            seed = options.seed + tally.counts["kills"]
+    async with mortal() as place:
+        for count, seed in _batches(tally, "kills", options, _CLIENTS):
             with tempfile.TemporaryDirectory() as folder:
-                home = clients.Home(Path(folder), f"ws://127.0.0.1:{place.port}")
-                counts, wrong = await clients.kill_clients(home, min(left, _CLIENTS), seed)
-            tally.add(counts, [f"batch {seed}: {problem}" for problem in [*wrong, *log_problems(place.said)]])
+                home = clients.Home(Path(folder), place.url)
+                counts, wrong = await clients.kill_clients(home, count, seed)
+            tally.add(seed, counts, [*wrong, *log_problems(place.said)])
             if not counts["kills"]:
                 break
     return tally.found(), tally.wrong
@@ -118,11 +122,8 @@ async def _clients(options: argparse.Namespace) -> Found:
 
 async def _messages(options: argparse.Namespace) -> Found:
     tally, device = Tally(options.keep, "messages"), demo_device()
-    while (left := options.messages - tally.counts["messages"]) > 0:
-        seed = options.seed + tally.counts["messages"]
-        counts, wrong = await messages.fuzz_device(device, min(left, _MESSAGES), seed, lanes=_LANES)
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        tally.add(counts, [f"batch {seed}: {problem}" for problem in wrong], megabytes=grown)
+    for count, seed in _batches(tally, "messages", options, _MESSAGES):
+        tally.add(seed, *await messages.fuzz_device(device, count, seed, lanes=_LANES), megabytes=megabytes())
     return tally.found(), tally.wrong
 
 
@@ -133,24 +134,23 @@ async def _soak(options: argparse.Namespace) -> Found:
         problems = [*soaked.toll.wrong[:5], *log_problems(running.said)]
     slopes = soaked.slopes()
     problems += [f"{name} is not flat: {one}" for name, one in slopes.items() if not one.flat]
-    found = {name: dataclasses.asdict(one) for name, one in slopes.items()}
     problems += [f"no answer was {name} over short connections" for name in _SHORT if not soaked.short[name]]
-    counts = {"hostile": dict(soaked.hostile), "short": dict(soaked.short)}
-    return {"slopes": found, "toll": dataclasses.asdict(soaked.toll), **counts}, problems
+    counts = {"toll": soaked.toll, "hostile": soaked.hostile, "short": soaked.short}
+    return {"slopes": slopes} | counts, problems
 
 
 async def _device(options: argparse.Namespace) -> Found:
     outcomes, device = [], demo_device()
     for name in BEHAVIOURS:
         outcomes.append(await beside(name, device))
-        print(outcomes[-1].row(), flush=True)
+        print(json.dumps(outcomes[-1], default=vars), flush=True)
     problems = [f"{one.behaviour}: {problem}" for one in outcomes for problem in one.problems]
-    return {"outcomes": [dataclasses.asdict(one) for one in outcomes]}, problems
+    return {"outcomes": outcomes}, problems
 
 
 async def _codes(options: argparse.Namespace) -> Found:
     cells = await codes.table(demo_device())
-    return {"cells": [dataclasses.asdict(one) for one in cells]}, [problem for one in cells for problem in one.problems]
+    return {"cells": cells}, [problem for one in cells for problem in one.problems]
 
 
 async def _schemas(options: argparse.Namespace) -> Found:

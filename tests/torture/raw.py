@@ -51,17 +51,6 @@ def request(token: str = "", *, path: str = "/", extra: Sequence[str] = ()) -> b
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-async def fetch(port: int, path: str, token: str) -> str:
-    """The body that plain HTTP is answered with."""
-    raw = await Raw.connect(port)
-    try:
-        raw.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
-        async with asyncio.timeout(PATIENCE):
-            return (await raw.reader.read(-1)).partition(b"\r\n\r\n")[2].decode()
-    finally:
-        await raw.gone()
-
-
 class Raw:
     """One connection."""
 
@@ -147,12 +136,14 @@ class Raw:
                 if opcode == PING:
                     self.write(frame(PONG, payload))
                 elif opcode == BINARY:
-                    message = decode_server(payload)
-                    if isinstance(message, Error) and message.limit:
-                        self.limits.append(message.limit)
-                    return message
+                    return self._noted(decode_server(payload))
                 elif opcode == CLOSE:
                     raise ConnectionError(f"closed: {self.closed}")
+
+    def _noted(self, message: ServerMessage) -> ServerMessage:
+        if isinstance(message, Error) and message.limit:
+            self.limits.append(message.limit)
+        return message
 
     async def listen(self) -> None:
         """Read everything until the connection ends, keeping what it says of limits."""
@@ -161,9 +152,7 @@ class Raw:
                 opcode, payload = await self.receive()
                 if opcode == BINARY:
                     with contextlib.suppress(Refusal):
-                        message = decode_server(payload)
-                        if isinstance(message, Error) and message.limit:
-                            self.limits.append(message.limit)
+                        self._noted(decode_server(payload))
                 elif opcode == CLOSE:
                     return
 

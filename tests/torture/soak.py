@@ -8,30 +8,32 @@ import itertools
 import json
 import math
 import random
+import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
+from benchmarks.kit.devices import Script
 from edge_client import EdgeClient
 from edge_client.device import Device
-from edge_client.events import Done, Event
-from tests.torture.device import demo_device, story
-from tests.torture.floods import FLOODS, Report
+from edge_client.tools.emulated_network import LinkProxy
+from tests.torture.device import Told, demo_device
+from tests.torture.floods import Report
 from tests.torture.fuzz import fuzz
-from tests.torture.history import violations
-from tests.torture.http_floods import HTTP_FLOODS, seconds_of_health
-from tests.torture.kills import Asker, Toll
+from tests.torture.http_floods import EVERY_FLOOD, HTTP_FLOODS, seconds_of_health
+from tests.torture.kills import Link, Toll, answer, calm
 from tests.torture.neighbour import Watched, neighbour, problems
 from tests.torture.server import Server
-from tests.torture.short_connections import ShortConnections
 
 _FUZZING = 10.0
 """Seconds at most, then a flood has its turn."""
 _MILD = ("cancels", "bad messages", "wrong verifies", "half handshakes")
 _STUCK = 120.0
 """Seconds. An answer over connections that are cut all the time takes a few."""
+_FEWEST, _MOST = 500, 7000
+"""Bytes from the verifier until a short connection is cut, the handshake included."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +91,21 @@ def slopes(samples: Sequence[Sample]) -> dict[str, Slope]:
 def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope:
     """Least squares. A sample that is mostly like the one before says little more than that one: the error counts such
     samples for less, by the correlation of neighbours."""
-    n, x, y = len(seconds), sum(seconds) / len(seconds), sum(values) / len(values)
-    spread = sum((s - x) ** 2 for s in seconds)
-    by = sum((s - x) * (v - y) for s, v in zip(seconds, values, strict=True)) / spread
-    rest = [v - y - by * (s - x) for s, v in zip(seconds, values, strict=True)]
+    n, (by, start) = len(seconds), statistics.linear_regression(seconds, values)
+    rest = [v - start - by * s for s, v in zip(seconds, values, strict=True)]
     square = sum(r * r for r in rest)
     alike = sum(a * b for a, b in itertools.pairwise(rest)) / square if square else 0.0
     alike = min(max(alike, 0.0), 1 - 2 / n)
-    error = math.sqrt(square / max(1, n - 2) / spread * (1 + alike) / (1 - alike))
+    error = math.sqrt(square / max(1, n - 2) / (n * statistics.pvariance(seconds)) * (1 + alike) / (1 - alike))
     return Slope(3600 * by, 3600 * error)
+
+
+class ShortLink(LinkProxy):
+    """Every connection is cut after so many bytes received, whatever is on its way. One client at a time."""
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.cut_after(self._random.randint(_FEWEST, _MOST), "down")
+        await super()._accept(reader, writer)
 
 
 async def soak(server: Server, seconds: float, seed: int, out: Path | None = None) -> Soaked:
@@ -106,117 +114,103 @@ async def soak(server: Server, seconds: float, seed: int, out: Path | None = Non
     Each rests longer than it works: the load is light, so that what a sample says of latency is of the verifier.
     """
     until, rng, result, began = time.monotonic() + seconds, random.Random(seed), Soaked(), time.monotonic()
+    undisturbed, device, longest = await neighbour(server.url, server.honest, 2.0), demo_device(), list[float]()
 
-    calm, device, longest = await neighbour(server.port, server.honest, 2.0), demo_device(), list[float]()
+    async def again_and_again(what: Callable[[], Awaitable[None]], least: float, most: float) -> None:
+        while time.monotonic() < until:
+            await what()
+            await asyncio.sleep(rng.uniform(least, most))
 
     def note(seen: Watched) -> None:
-        result.toll.wrong += problems(calm, seen)
+        result.toll.wrong += problems(undisturbed, seen)
         result.toll.answers += len(seen.texts)
 
     async def churn() -> None:
-        while time.monotonic() < until:
-            note(await neighbour(server.port, server.honest, rng.uniform(0.2, 1.0)))
-            await asyncio.sleep(rng.uniform(2.0, 6.0))
+        note(await neighbour(server.url, server.honest, rng.uniform(0.2, 1.0)))
 
-    async def cut(number: int) -> None:
-        asker = Asker(server.port, seed + number, result.toll, entries := [], server.honest)
-        prompt = [40 + number, *range(60, 75)]
-        truth = await asker.answer("calm", prompt)
-        while time.monotonic() < until:
-            entries.clear()
-            harm = asyncio.create_task(_cuts(asker, result.toll, rng))
-            await asker.answer("cut", prompt)
-            harm.cancel()
-            result.toll.wrong += violations(entries, {"cut": [*prompt, *truth]})
-            await asyncio.sleep(rng.uniform(1.0, 4.0))
-        await asker.end()
+    async def cut(link: Link, script: Script) -> None:
+        harm = asyncio.create_task(_cuts(link, result.toll, rng))
+        await answer(link, script, result.toll, rng, server.honest)
+        harm.cancel()
 
     async def hostile() -> None:
-        while time.monotonic() < until:
-            with contextlib.suppress(ConnectionError, OSError, TimeoutError):
-                turn = time.monotonic() + _FUZZING
-                result.hostile += await fuzz(server.port, server.greedy, 100, rng.getrandbits(32), until=turn)
-            await asyncio.sleep(rng.uniform(5.0, 15.0))
-            name = rng.choice([*_MILD, *HTTP_FLOODS])
-            flood, port = (FLOODS[name], server.port) if name in FLOODS else (HTTP_FLOODS[name], server.api_port)
-            await flood(port, server.greedy, time.monotonic() + rng.uniform(0.2, 0.5), report := Report())
-            result.hostile[f"flood of {name}"] += 1
-            result.hostile.update({f"{name}: {how}": count for how, count in report.closes.items()})
-            await asyncio.sleep(rng.uniform(5.0, 15.0))
+        with contextlib.suppress(ConnectionError, OSError, TimeoutError):
+            turn = time.monotonic() + _FUZZING
+            result.hostile += await fuzz(server.port, server.greedy, 100, rng.getrandbits(32), until=turn)
+        await asyncio.sleep(rng.uniform(5.0, 15.0))
+        name = rng.choice([*_MILD, *HTTP_FLOODS])
+        port = server.api_port if name in HTTP_FLOODS else server.port
+        await EVERY_FLOOD[name](port, server.greedy, time.monotonic() + rng.uniform(0.2, 0.5), report := Report())
+        result.hostile[f"flood of {name}"] += 1
+        result.hostile.update({f"{name}: {how}": count for how, count in report.closes.items()})
 
-    async def short() -> None:
-        prompt = [50, *range(60, 75)]
-        asker = Asker(server.port, seed + 50, result.toll, [], server.honest)
-        truth = await asker.answer("calm", prompt)
-        await asker.end()
-        async with ShortConnections(server.port, rng).running() as proxy:
-            while time.monotonic() < until:
-                try:
-                    async with asyncio.timeout(_STUCK):
-                        result.toll.wrong += await _askers_answer(proxy, server, prompt, truth, result.short)
-                        result.toll.wrong += await _devices_answer(proxy, server, device, prompt, truth, result.short)
-                except TimeoutError:
-                    result.toll.wrong.append(f"no answer in {_STUCK:.0f} s over short connections")
-                result.short["cuts"] = proxy.cuts
-                await asyncio.sleep(rng.uniform(4.0, 12.0))
+    async def short(link: ShortLink, script: Script) -> None:
+        try:
+            async with asyncio.timeout(_STUCK):
+                await answer(link, script, result.toll, rng, server.honest)
+                result.short["complete"] += 1
+                result.toll.wrong += await _devices_answer(link, server, device, script, result.short)
+        except TimeoutError:
+            result.toll.wrong.append(f"no answer in {_STUCK:.0f} s over short connections")
+        result.short["cuts"] = link.connections
 
     async def watch_health() -> None:
-        while time.monotonic() < until:
-            longest.append(await seconds_of_health(server.api_port, every=0.5))
+        longest.append(await seconds_of_health(server.api_port))
 
     async def sample() -> None:
-        while time.monotonic() < until:
-            used = server.processor
-            note(seen := await neighbour(server.port, server.honest, 1.0))
-            cost = 1000 * (server.processor - used) / max(1, len(seen.seconds))
-            free = await server.metrics()
-            result.samples.append(
-                Sample(
-                    second=time.monotonic() - began,
-                    megabytes=server.memory,
-                    descriptors=server.descriptors,
-                    slots_free=free["moa_slots_free"],
-                    pages_free=free["moa_kv_pages_free"],
-                    p50_ms=seen.p50,
-                    processor_ms=cost,
-                    health_ms=1000 * max(longest, default=math.nan),
-                )
+        used = server.processor
+        note(seen := await neighbour(server.url, server.honest, 1.0))
+        cost = 1000 * (server.processor - used) / max(1, len(seen.seconds))
+        free = await server.metrics()
+        result.samples.append(
+            Sample(
+                second=time.monotonic() - began,
+                megabytes=server.memory,
+                descriptors=server.descriptors,
+                slots_free=free["moa_slots_free"],
+                pages_free=free["moa_kv_pages_free"],
+                p50_ms=seen.p50,
+                processor_ms=cost,
+                health_ms=1000 * max(longest, default=math.nan),
             )
-            longest.clear()
-            if out is not None:
-                with out.open("a") as file:
-                    file.write(json.dumps(asdict(result.samples[-1])) + "\n")
-            await asyncio.sleep(9.0)
+        )
+        longest.clear()
+        if out is not None:
+            with out.open("a") as file:
+                file.write(json.dumps(asdict(result.samples[-1])) + "\n")
 
-    await asyncio.gather(churn(), cut(0), cut(1), short(), hostile(), watch_health(), sample())
+    async with (
+        Link(server.port, rng) as one,
+        Link(server.port, rng) as two,
+        ShortLink("127.0.0.1", server.port, seed=seed) as broken,
+    ):
+        scripts = await calm(server.url, 3, server.honest)
+        await asyncio.gather(
+            again_and_again(churn, 2.0, 6.0),
+            again_and_again(lambda: cut(one, scripts[0]), 1.0, 4.0),
+            again_and_again(lambda: cut(two, scripts[1]), 1.0, 4.0),
+            again_and_again(lambda: short(broken, scripts[2]), 4.0, 12.0),
+            again_and_again(hostile, 5.0, 15.0),
+            again_and_again(watch_health, 0.5, 0.5),
+            again_and_again(sample, 9.0, 9.0),
+        )
     return result
 
 
-async def _cuts(asker: Asker, toll: Toll, rng: random.Random) -> None:
+async def _cuts(link: Link, toll: Toll, rng: random.Random) -> None:
     while True:
         await asyncio.sleep(rng.uniform(0.0, 1.0))
-        toll.cuts += asker.cut()
-
-
-async def _askers_answer(
-    proxy: ShortConnections, server: Server, prompt: list[int], truth: list[int], counts: Counter[str]
-) -> list[str]:
-    """An answer by the protocol alone, which is complete only when all of it is verified."""
-    asker = Asker(proxy.port, proxy.rng.getrandbits(32), Toll(), entries := [], server.honest)
-    await asker.answer("short", prompt)
-    await asker.end()
-    counts["complete"] += 1
-    return violations(entries, {"short": [*prompt, *truth]})
+        toll.cuts += link.lose()
 
 
 async def _devices_answer(
-    proxy: ShortConnections, server: Server, device: Device, prompt: list[int], truth: list[int], counts: Counter[str]
+    link: ShortLink, server: Server, device: Device, script: Script, counts: Counter[str]
 ) -> list[str]:
     """A device's answer, with records and guesses: verified, or its own where the verifier was not reached in time."""
-    url, events = f"ws://127.0.0.1:{proxy.port}", list[Event]()
-    async with EdgeClient(device=device, verifier=url, token=server.honest, reconnect_seconds=0.5) as client:
-        async for event in client.generate(ids=prompt, max_new_tokens=len(truth), ignore_eos=True):
-            events.append(event)
-    verified = any(isinstance(event, Done) and event.verified for event in events)
+    async with EdgeClient(device=device, verifier=link.url, token=server.honest, reconnect_seconds=0.5) as client:
+        told = await Told().ask(client, _STUCK, len(script.truth), script.ids)
+    done = told.transcript.done
+    verified = done is not None and done.verified
     counts["verified on a device" if verified else "not verified on a device"] += 1
-    return violations(story(events), {"turn": [*prompt, *truth]} if verified else {})
+    wrong = verified and told.transcript.tokens != script.truth
+    return told.problems + ([f"{told.transcript.tokens}, not {script.truth}"] if wrong else [])

@@ -27,10 +27,10 @@ class Tally:
             self.counts.update(kept["counts"])
             self.most, self.wrong = kept["most"], kept["wrong"]
 
-    def add(self, counts: Mapping[str, int], wrong: Iterable[str] = (), **most: float) -> None:
+    def add(self, seed: int, counts: Mapping[str, int], wrong: Iterable[str] = (), **most: float) -> None:
         """Count a batch, and keep it."""
         self.counts.update(counts)
-        self.wrong = [*self.wrong, *wrong][:_WRONG]
+        self.wrong = [*self.wrong, *(f"batch {seed}: {one}" for one in wrong)][:_WRONG]
         for name, value in most.items():
             self.most[name] = max(value, self.most.get(name, value))
         if self._file is not None:

@@ -13,8 +13,9 @@ from moa.graph.cache import RecordBuffer
 from moa.graph.step import Heads
 from moa.wire import ClientSession, Refusal, decode_server, encode
 from moa.wire.events import Advanced, RecordsArrived
-from moa.wire.messages import Opened, Resume
-from tests.torture.corpus import TO_A_DEVICE, TO_A_VERIFIER
+from moa.wire.messages import Message, Resume
+from tests.torture.corpus import TO_A_VERIFIER
+from tests.torture.fake_verifier import BEHAVIOURS, honest
 from tests.torture.raw import BINARY, Raw, binary, frame
 from tests.torture.test_fuzz import OPEN_WIDE
 from tests.verifier import kit
@@ -47,24 +48,26 @@ async def test_a_verifier_answers_what_has_once_done_harm_and_goes_on(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize("name", TO_A_DEVICE)
-@pytest.mark.parametrize("streams", [False, True])
-def test_a_device_refuses_what_has_once_done_harm_or_is_unharmed(name: str, streams: bool) -> None:
-    session = ClientSession(IDS, max_new_tokens=20, vocab_size=kit.VOCAB)
-    session.open()
-    session.receive(Opened(session.id, len(IDS)))
-    request = session.stream() if streams else session.verify([session.log[-1], 5, 6])
-    records = Records(RecordBuffer(Heads(2, 32)))
-    with contextlib.suppress(Refusal, ProtocolError):
-        message = decode_server(encode(TO_A_DEVICE[name](session.id, request.round, request.base)))
-        event = session.receive(message)
-        if isinstance(event, RecordsArrived):
-            records.keep(event.message, len(session.log))
-        if isinstance(event, Advanced):
-            assert 0 <= event.forward_ms < math.inf
-            assert 0 <= event.queue_ms < math.inf
-    assert session.log[: len(IDS)] == IDS
-    assert len(session.log) <= len(IDS) + 20
-    assert max(session.log) < kit.VOCAB
-    assert records.buffer is not None
-    assert all(stop <= len(session.log) for _, stop in records.held())
+@pytest.mark.parametrize("name", BEHAVIOURS)
+def test_a_device_refuses_what_has_once_done_harm_or_is_unharmed(name: str) -> None:
+    for streams in (False, True):
+        session = ClientSession(IDS, max_new_tokens=20, vocab_size=kit.VOCAB)
+        records = Records(RecordBuffer(Heads(2, 32)))
+        with contextlib.suppress(Refusal, ProtocolError):
+            for number in range(2):
+                request = (
+                    session.open() if not number else session.stream() if streams else session.verify([IDS[-1], 5])
+                )
+                for reply in BEHAVIOURS[name](request, honest(request, 40)):
+                    if isinstance(reply, Message):
+                        event = session.receive(decode_server(encode(reply)))
+                        if isinstance(event, RecordsArrived):
+                            records.keep(event.message, len(session.log))
+                        if isinstance(event, Advanced):
+                            assert 0 <= event.forward_ms < math.inf
+                            assert 0 <= event.queue_ms < math.inf
+        assert session.log[: len(IDS)] == IDS
+        assert len(session.log) <= len(IDS) + 20
+        assert max(session.log) < kit.VOCAB
+        assert records.buffer is not None
+        assert all(stop <= len(session.log) for _, stop in records.held())

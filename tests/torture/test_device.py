@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 
 import pytest
 
 from edge_client.device import Device
-from edge_client.events import Confirm, Done, Prompt, Retract, Token
+from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Status, Token
 from edge_client.turn.controller import WhoDrafts
+from tests.edge.kit import Transcript
 from tests.torture.codes import table
-from tests.torture.device import beside, demo_device, story
-from tests.torture.history import violations
+from tests.torture.device import beside, demo_device
 
 device = functools.cache(demo_device)
 
@@ -31,7 +32,7 @@ _FOR_EVER = ("busy to every round", "quarantined to every open", "cut after each
 async def test_a_device_goes_on_whatever_a_verifier_says() -> None:
     loaded: Device = device()
     for outcome in await asyncio.gather(*(beside(behaviour, loaded, patience=300.0) for behaviour in _WORST)):
-        assert outcome.problems == (), outcome.behaviour
+        assert outcome.problems == [], outcome.behaviour
         assert outcome.tokens > 0, outcome.behaviour
         assert outcome.megabytes < 500
 
@@ -40,30 +41,47 @@ async def test_a_device_goes_on_whatever_a_verifier_says() -> None:
 async def test_an_error_for_ever_ends(draft: WhoDrafts) -> None:
     """Over sockets; `tests/edge/turn/test_for_ever.py` has every error in virtual time, with bounds of time."""
     for outcome in await asyncio.gather(*(beside(behaviour, device(), draft=draft) for behaviour in _FOR_EVER)):
-        assert outcome.problems == (), outcome.behaviour
+        assert outcome.problems == [], outcome.behaviour
         assert outcome.tokens > 0, outcome.behaviour
 
 
-def test_events_are_a_story_that_can_be_checked() -> None:
-    def token(position: int, id: int, status: str) -> Token:
-        return Token(position=position, id=id, text="", status=status)  # type: ignore[arg-type]
+def _token(position: int, status: Status = "verified") -> Token:
+    return Token(position=position, id=position, text="", status=status)
 
-    events = [
-        Prompt(ids=[1, 2]),
-        token(2, 3, "verified"),
-        token(3, 9, "provisional"),
-        token(4, 9, "provisional"),
-        Confirm(start=3, stop=4),
-        Retract(start=4, stop=5, characters=0),
-        token(4, 5, "verified"),
-        Done(reason="length", verified=True, text="", stats={}),
-    ]
-    assert violations(story(events)) == []
-    assert violations(story([*events[:3], *events[4:]])) != []
+
+PROMPT, SHOWN = Prompt(ids=[0, 1]), [_token(2), _token(3, "provisional"), _token(4, "provisional")]
+END = Done(reason="length", verified=True, text="", stats={})
+CONFIRM, RETRACT = Confirm(start=3, stop=4), Retract(start=4, stop=5, characters=0)
+
+
+@pytest.mark.parametrize(
+    ("events", "wrong"),
+    [
+        ([*SHOWN, CONFIRM, RETRACT, _token(4), END], ""),
+        ([*SHOWN, CONFIRM, Confirm(start=4, stop=5), END], ""),
+        ([*SHOWN, Adopt(start=3, stop=5), _token(5)], ""),
+        ([_token(3)], "a gap"),
+        ([*SHOWN, RETRACT, _token(5, "provisional")], "a gap"),
+        ([*SHOWN, _token(5)], "behind provisional text"),
+        ([*SHOWN, Confirm(start=4, stop=5)], "behind provisional text"),
+        ([*SHOWN, CONFIRM, CONFIRM], "settled twice"),
+        ([*SHOWN, Confirm(start=3, stop=6)], "never told"),
+        ([*SHOWN, Retract(start=3, stop=4, characters=0)], "from the middle"),
+        ([*SHOWN, CONFIRM, Retract(start=3, stop=5, characters=0)], "settled text was taken back"),
+        ([*SHOWN, Adopt(start=3, stop=4)], "in the middle"),
+        ([*SHOWN, END], "never resolved"),
+        ([_token(2), END, _token(3)], "after the end"),
+    ],
+)
+def test_a_story_that_cannot_be_true_is_found(events: list[Event], wrong: str) -> None:
+    with pytest.raises(AssertionError, match=wrong) if wrong else contextlib.nullcontext():
+        transcript = Transcript()
+        for event in (PROMPT, *events):
+            transcript.take(event)
 
 
 async def test_an_error_for_ever_ends_in_each_mode_of_the_endpoint() -> None:
-    """With little patience; `make torture` waits as long as the modes do."""
+    """With little patience. `make torture` waits as long as the modes do; bounds of time are shown in virtual time."""
     cells = await table(demo_device(), ["busy to every round", "cancelled to every open"], patience=1.0)
     assert len(cells) == 6
     assert {(one.mode, one.finish) for one in cells} == {
@@ -71,4 +89,3 @@ async def test_an_error_for_ever_ends_in_each_mode_of_the_endpoint() -> None:
         ("provisional", "length"),
         ("hold", "not_verified"),
     }
-    assert not [problem for one in cells for problem in one.problems]

@@ -14,8 +14,6 @@ from moa.model.drafter import Drafter
 from moa.model.target import Step, Target
 from tests.edge import kit
 from tests.edge.test_exact import COUNT, truth
-from tests.torture.device import story
-from tests.torture.history import violations
 from tests.verifier import kit as verifier_kit
 
 IDS = verifier_kit.prompt(0, 12)
@@ -26,7 +24,6 @@ POISON = 77
 def assert_right(transcript: kit.Transcript) -> None:
     assert transcript.tokens == truth(IDS)
     assert all(transcript.verified)
-    assert violations(story(transcript.events)) == []
 
 
 @pytest.mark.parametrize("draft", ["device", "server"])
@@ -77,10 +74,7 @@ async def test_a_target_without_numbers_ends_that_answer_with_a_word_and_no_othe
             assert wrong.done is not None
             assert not wrong.done.verified
             assert not any(wrong.verified)
-            assert violations(story(wrong.events)) == []
             assert bad.link is not None
             assert bad.link.connections == 1, "nothing is wrong with the connection"
             assert_right(await kit.transcribe(good, IDS))
-        page = running.service.metrics.page().decode()
-        quarantined = next(line for line in page.splitlines() if line.startswith("moa_quarantined_sessions_total "))
-        assert 1 <= float(quarantined.split()[1]) <= 10
+        assert 1 <= verifier_kit.metric(running, "moa_quarantined_sessions_total") <= 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.torture import kills
+from tests.torture.forks import mortal
 from tests.torture.neighbours import beside
 from tests.torture.server import server
 
@@ -15,12 +16,12 @@ async def test_a_flood_of_pings_is_cut_and_the_neighbour_and_the_memory_are_well
     async with server("--openai", "0", "--max-empty-frames-per-second", "100", "--flood-seconds", "0.5") as running:
         result = await beside(running, "pings", 2.0)
         assert [one for one in result.problems if "took" not in one] == [], "times are for a calm machine"
-        assert set(result.report["limits"]) == {"max_empty_frames_per_second"}
+        assert set(result.report.limits) == {"max_empty_frames_per_second"}
         assert "Traceback" not in running.said
 
 
 async def test_texts_survive_kills_and_cuts() -> None:
-    async with kills.nursery() as place:
+    async with mortal() as place:
         toll = await kills.run(place, kills=2, cuts=6, clients=2)
     assert toll.wrong == []
     assert (toll.kills, toll.cuts) == (2, 6)

@@ -158,17 +158,18 @@ class LinkProxy:
         async def read() -> None:
             nonlocal waiting, ended
             free_at = due = 0.0
-            while data := await reader.read(_READ):
-                condition = self._condition()
-                rate = (condition.up_mbps if direction == "up" else condition.down_mbps) * 125_000
-                free_at = max(free_at, loop.time()) + (len(data) / rate if rate else 0.0)
-                due = max(due, free_at + self._delay(condition, len(data)))
-                line.append((due, data))
-                waiting += len(data)
-                ready.set()
-                while waiting > _QUEUE:
-                    room.clear()
-                    await room.wait()
+            with contextlib.suppress(OSError):  # a reset is an end, too
+                while data := await reader.read(_READ):
+                    condition = self._condition()
+                    rate = (condition.up_mbps if direction == "up" else condition.down_mbps) * 125_000
+                    free_at = max(free_at, loop.time()) + (len(data) / rate if rate else 0.0)
+                    due = max(due, free_at + self._delay(condition, len(data)))
+                    line.append((due, data))
+                    waiting += len(data)
+                    ready.set()
+                    while waiting > _QUEUE:
+                        room.clear()
+                        await room.wait()
             ended = True
             ready.set()
 
