@@ -19,8 +19,8 @@ from moa import __version__
 from moa.cli.command_line import CommandParser
 from moa.cli.settings_flags import add_flags, given_fields
 from moa.errors import MoaError, run_cli
-from moa.process.gc_freeze import leave_out_what_is_loaded
 from moa.process.listening import Port
+from moa.process.memory import leave_out_what_is_loaded
 from moa.wire.limits import Limits
 
 _MODEL = {

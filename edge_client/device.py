@@ -12,7 +12,7 @@ from edge_client.text.codec import TextCodec
 from moa import demo
 from moa.bundle import Bundle
 from moa.grammar.matcher import GrammarCompiler
-from moa.graph.drafter import DeviceDrafter
+from moa.graph.drafter import OnnxDrafter
 from moa.graph.load import LoadedGraph
 
 
@@ -23,7 +23,7 @@ class Device:
     bundle: Bundle
     variant: str
     codec: TextCodec
-    new_drafter: Callable[[], DeviceDrafter]
+    new_drafter: Callable[[], OnnxDrafter]
     """Makes a drafter with its own caches over the shared weights: one for each conversation."""
     grammars: GrammarCompiler
     """Compiles what answers must match."""

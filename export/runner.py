@@ -15,7 +15,7 @@ from export.body import BodySpec
 from export.source import Source
 from moa.errors import BundleError
 from moa.graph.control_flow import refuse_control_flow
-from moa.masking import MASKED, additive
+from moa.tree import MASKED, additive
 
 Array = NDArray[Any]
 Float = NDArray[np.float32]

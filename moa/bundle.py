@@ -10,8 +10,11 @@ The manifest is written last, by a rename. So a folder with a manifest is a comp
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,7 +24,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from moa.arrays import read_npy, read_npz
 from moa.errors import BundleError
 from moa.manifest import Manifest, Variant
 from moa.safe_text import safe_line
@@ -32,6 +34,18 @@ GOLDEN = "golden.npz"
 OPSETS = {20: "1.17", 23: "1.23"}
 """ONNX opsets that bundles use, and the first ONNX Runtime that has their operators."""
 _LARGEST_MANIFEST = 4 * 2**20
+_LARGEST_ARRAYS = 2**26
+"""Bytes of all arrays of a `.npz` file together."""
+_BROKEN_ARRAY = (
+    OSError,
+    ValueError,
+    EOFError,
+    MemoryError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +122,7 @@ class Bundle:
         if name is None:
             return None
         try:
-            ids: NDArray[np.int64] = read_npy(self.path(name))
+            ids: NDArray[np.int64] = _read_npy(self.path(name))
         except ValueError as error:
             raise BundleError(f"{self.path(name)} does not fit its manifest: {safe_line(str(error))}") from None
         if ids.shape != (self.manifest.vocabulary.draft,) or ids.dtype != np.int64:
@@ -200,7 +214,7 @@ def read_golden(path: Path) -> list[GoldenCase]:
     cases: dict[str, GoldenCase] = {}
     found: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
     try:
-        for key, array in read_npz(path).items():
+        for key, array in _read_npz(path).items():
             case, kind, name = key.split("/")
             found.setdefault((case, kind), {})[name] = array
         for (case, kind), values in found.items():
@@ -247,3 +261,30 @@ def _named_files(manifest: Manifest) -> Mapping[str, str]:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
+
+
+def _read_npy(path: Path) -> NDArray[Any]:
+    """The array of a `.npy` file; ValueError if it is none."""
+    return _array(path.read_bytes(), path.name)
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of a `.npz` file by name; ValueError if it is none, or too large."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            size = sum(member.file_size for member in file.infolist())
+            if size > _LARGEST_ARRAYS:
+                raise ValueError(f"{size} bytes, at most {_LARGEST_ARRAYS}")
+            # A member is never read beyond the size that the directory states.
+            members = file.infolist()
+            return {m.filename.removesuffix(".npy"): _array(file.read(m), m.filename) for m in members}
+    except _BROKEN_ARRAY as error:
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
+def _array(content: bytes, name: str) -> NDArray[Any]:
+    try:
+        found: NDArray[Any] = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    except _BROKEN_ARRAY as error:
+        raise ValueError(f"{name} is no array: {error}") from None
+    return found

@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa.errors import ConfigError
-from moa.masking import MASKED
 
 Mask = NDArray[np.bool_]
+MASKED = -1e9
+"""In an additive attention mask: where a token may not look. Finite, so that a row in which everything is masked does
+not become NaN."""
 FORBIDDEN = MASKED / 2
 """A score below this is that of a token that was masked."""
 
@@ -59,6 +61,11 @@ class DraftTree:
     def depths(self) -> NDArray[np.int64]:
         """Distance of every node from the root."""
         return depths(self.parents)
+
+
+def additive(visible: Mask) -> NDArray[np.float32]:
+    """The additive attention mask of what is `visible`."""
+    return np.where(visible, np.float32(0), np.float32(MASKED))
 
 
 def ancestors(parents: NDArray[np.int64]) -> Mask:

@@ -17,7 +17,7 @@ from edge_client.device import Device
 from edge_client.tools.compare import ask
 from moa.errors import MoaError
 from moa.graph.cache import RecordBuffer
-from moa.graph.drafter import DeviceDrafter, OnnxDrafter
+from moa.graph.drafter import OnnxDrafter
 from moa.graph.step import Heads
 
 _RECORD_SECONDS = 30.0
@@ -72,13 +72,12 @@ def rows_of(buffer: RecordBuffer, start: int, stop: int) -> tuple[NDArray[np.flo
 def fresh_drafter(device: Device, buffer: RecordBuffer | None = None) -> OnnxDrafter:
     """Another drafter over the same graph, with records of its own."""
     drafter = device.new_drafter()
-    assert isinstance(drafter, OnnxDrafter)
     if buffer is not None:
         drafter.records = buffer
     return drafter
 
 
-def with_drafter(device: Device, new_drafter: Callable[[], DeviceDrafter]) -> Device:
+def with_drafter(device: Device, new_drafter: Callable[[], OnnxDrafter]) -> Device:
     """The same device with other drafters."""
     return dataclasses.replace(device, new_drafter=new_drafter)
 

@@ -12,7 +12,7 @@ import torch
 
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.work import Job, Lease, RecordRows
-from moa.grammar.drafts import forced_draft
+from moa.grammar.matcher import forced_draft
 from moa.graph.load import LoadedGraph
 from moa.model.accelerator.chains import ChainDrafting
 from moa.model.drafter import Drafter
@@ -131,7 +131,7 @@ class TreeDrafting(ServerDrafting):
                 if text.levels:
                     drafts.append(Drafted(text.acceptance, text.levels, text.drafted, text.nodes, count))
         if self._round:
-            self.policy.record(drafts, RoundTime(len(self._round), tokens, seconds, self._took))
+            self.policy.record(drafts, RoundTime(tokens, seconds, self._took))
 
     def matching(self, job: Job) -> float:
         """As many as ours win beyond plain decoding, in the same time."""

@@ -26,7 +26,7 @@ from edge_client.screen.views import make_console
 from edge_client.settings import ClientSettings
 from moa.bundle import Bundle
 from moa.errors import MoaError
-from moa.graph.drafter import DeviceDrafter, OnnxDrafter
+from moa.graph.drafter import OnnxDrafter
 from moa.graph.drafter import run as run_steps
 from moa.graph.step import StepGraph, default_threads
 from moa.process.memory import resident_bytes
@@ -106,12 +106,11 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
     yield Check(
         "drafter", "ok" if first < _START_SECONDS else "warning", finding, "a smaller variant, or a faster disk"
     )
-    drafter = device.new_drafter()
-    if isinstance(drafter, OnnxDrafter):
-        yield _golden(bundle, device, drafter.graph)
-        placed = drafter.graph.session.get_providers()[0]
-        yield Check("placement", "ok" if placed == "CPUExecutionProvider" else "warning", f"runs on {placed}")
-        yield _speed(bundle, device, settings)
+    graph = device.new_drafter().graph
+    yield _golden(bundle, device, graph)
+    placed = graph.session.get_providers()[0]
+    yield Check("placement", "ok" if placed == "CPUExecutionProvider" else "warning", f"runs on {placed}")
+    yield _speed(bundle, device, settings)
     if settings.verifier:
         async for check in _verifier(settings, device):
             yield check
@@ -120,7 +119,7 @@ async def examine(settings: ClientSettings) -> AsyncIterator[Check]:
         yield Check("verifier", "warning", "none given: text will be provisional", advice)
 
 
-def try_out(drafter: DeviceDrafter) -> None:
+def try_out(drafter: OnnxDrafter) -> None:
     """Guess without records, draft a tree with records, continue along it, and add records of drafted tokens: a graph
     may compute the right results and still not fit the client's caches and records."""
     sampling, shape = SamplingSettings(), TreeShape(breadth=2, depth=3, nodes=5)

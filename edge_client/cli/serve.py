@@ -16,8 +16,8 @@ from edge_client.serve.settings import ServeSettings
 from edge_client.settings import ClientSettings
 from moa.cli.settings_flags import add_flags, given_fields
 from moa.errors import MoaError, UsageError, how_to_install
-from moa.process.gc_freeze import leave_out_what_is_loaded
 from moa.process.listening import Port
+from moa.process.memory import leave_out_what_is_loaded
 
 _KEY = "MOA_API_KEY"
 _FLAGS = {

@@ -18,7 +18,7 @@ from edge_client.turn.actions import Draft, Grow, Guess
 from edge_client.turn.controller import GUESSED, Controller
 from moa.errors import DeviceError
 from moa.grammar.matcher import Matcher
-from moa.graph.drafter import DeviceDrafter
+from moa.graph.drafter import OnnxDrafter
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape
 
@@ -35,7 +35,7 @@ _PIECE = 16
 """New tokens above which a step runs a piece of a prompt."""
 
 
-def time_steps(drafter: DeviceDrafter, controller: Controller) -> None:
+def time_steps(drafter: OnnxDrafter, controller: Controller) -> None:
     """Measure the drafter's steps, over one token and over a few, before the first draft is planned."""
     for books in (Controller(), controller):  # the first run allocates memory and is slow: it does not count
         steps, done = drafter.draft([0], _TRIED, SamplingSettings()), False
@@ -49,7 +49,7 @@ def time_steps(drafter: DeviceDrafter, controller: Controller) -> None:
 class DrafterWorker:
     """Runs one conversation's drafter."""
 
-    drafter: DeviceDrafter
+    drafter: OnnxDrafter
     sampling: SamplingSettings
     controller: Controller
     thread: Executor

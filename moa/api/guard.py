@@ -37,10 +37,6 @@ def error_response(error: ApiError) -> Response:
     return Json(error.body(), error.status, headers=error.headers())
 
 
-def _nothing() -> None:
-    pass
-
-
 class Guard:
     """An ASGI application around another."""
 
@@ -87,7 +83,7 @@ class Guard:
             shaped = self._shaped(error, scope["path"])
             stranger = shaped.status in (401, 403, 404, 405)
             if stranger and not await self.fairness.hold(scope["client"][0] if scope.get("client") else ""):
-                scope.get("state", {}).get("abort", _nothing)()  # another server closes it after the response
+                scope.get("state", {}).get("abort", lambda: None)()  # another server closes it after the response
             await error_response(shaped)(scope, receive, told)
         finally:
             route = getattr(scope.get("route"), "path", "other")

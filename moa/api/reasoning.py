@@ -3,8 +3,6 @@ it, as some templates do. Pure."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from moa.api.present import Show
 from moa.api.tools import ToolFormat, WrittenCall
 from moa.tokens import common_prefix
@@ -39,14 +37,6 @@ def _tail(text: str) -> int:
     return next((size for size in range(len(_CLOSE) - 1, 0, -1) if text.endswith(_CLOSE[:size])), 0)
 
 
-class Change(NamedTuple):
-    """A change of the reasoning or of the answer, as `Show` is one of both."""
-
-    text: str
-    verified: int
-    cut: int | None = None
-
-
 class Separator:
     """One choice's text at its client, as reasoning, answer and calls."""
 
@@ -67,7 +57,7 @@ class Separator:
             answer += rest if last else ""
         return reasoning, answer
 
-    def take(self, show: Show | None, *, last: bool = False) -> tuple[Change, Change]:
+    def take(self, show: Show | None, *, last: bool = False) -> tuple[Show, Show]:
         """The changes of reasoning and answer; the `last` one brings what was held back."""
         if show is not None:
             self._text, self._verified = self._text[: show.cut] + show.text, show.verified
@@ -78,6 +68,6 @@ class Separator:
         return parts[0], parts[1]
 
 
-def _change(old: str, new: str, sure: str) -> Change:
+def _change(old: str, new: str, sure: str) -> Show:
     same = common_prefix(old, new)
-    return Change(new[same:], len(sure), same if same < len(old) else None)
+    return Show(new[same:], len(sure), same if same < len(old) else None)

@@ -22,11 +22,8 @@ from moa.wire.limits import Limits
 from moa.wire.messages import TokenId
 
 Parsed = TypeVar("Parsed", bound=msgspec.Struct)
-Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
-TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stops = str | Annotated[list[str], Meta(max_length=Limits.max_stop_strings)]
 Role = Annotated[str, Meta(min_length=1, max_length=32)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
@@ -89,34 +86,38 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
     mode: Mode | None = None
     patience: Annotated[float, Meta(ge=0.0, le=3600.0)] | None = None
     resumable: bool = False
-    ignore_eos: bool | None = None
 
 
-class Common(msgspec.Struct, kw_only=True):
-    """Fields that both routes have."""
+class TextRequest(msgspec.Struct, kw_only=True):
+    """Fields that all routes have."""
 
     model: Annotated[str, Meta(max_length=512)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    stream: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    user: Annotated[str, Meta(max_length=512)] | None = None
+    prediction: PredictedContent | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    ignore_eos: bool | None = None
+    moa: Extension | None = None
+
+
+class Common(TextRequest, kw_only=True):
+    """Fields of chats and completions."""
+
     max_tokens: PositiveInt | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**20)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, lt=1.0)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.1, le=10.0)] | None = None
-    seed: Seed | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stops | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     logit_bias: dict[str, float] | None = None
-    user: str | None = None
-    prediction: PredictedContent | None = None
-    ignore_eos: bool | None = None
-    chat_template_kwargs: TemplateVariables | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     """As llama.cpp's server has it; `none` leaves `<think>` in the text."""
-    moa: Extension | None = None
 
 
 class ChatRequest(Common, kw_only=True):
@@ -154,6 +155,8 @@ _NO_VARIABLES = frozenset(
     )
 )
 """What is a parameter of transformers' `apply_chat_template`, or in every template anyway."""
+_AS_ASKED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "ignore_eos")
+"""What is asked of an answerer as the request says it."""
 _PATIENCE: dict[Mode, float] = {"hold": 20.0, "provisional": 5.0, "keep": 1.0}
 """Seconds to wait for a lost link when the text is complete, in hold since text waits to be verified; clients and
 proxies give up after 30 to 60."""
@@ -200,15 +203,22 @@ def parse_chat(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest
     if request.top_logprobs and not request.logprobs:
         raise bad("top_logprobs needs logprobs: true", "top_logprobs")
     messages = [_message(message, f"messages[{number}]") for number, message in enumerate(request.messages)]
-    limit = request.max_completion_tokens or request.max_tokens
-    logprobs = (request.top_logprobs or 0) if request.logprobs else None
     question = Question(
         messages=messages,
         prediction=predicted_text(request.prediction),
         template=template_variables(request.chat_template_kwargs),
         tools=chosen(request.tool_choice, request.tools, request.parallel_tool_calls),
     )
-    return _call(request, [question], limit, defaults, principal, logprobs, chat=True, grammar=grammar)
+    return _call(
+        request,
+        [question],
+        defaults,
+        chat=True,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        principal=principal,
+        grammar=grammar,
+    )
 
 
 def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedRequest:
@@ -217,7 +227,6 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedR
     _refuse_unsupported(request)
     if request.chat_template_kwargs:  # a completion has no template
         raise unsupported("chat_template_kwargs")
-    limit = request.max_tokens or 16  # OpenAI's default for this route
     prompts, prediction = _prompts(request.prompt), predicted_text(request.prediction)
     _check_choices(len(prompts), request, defaults)  # before anything is made of them
     questions = [
@@ -226,7 +235,9 @@ def parse_completion(body: bytes, defaults: Defaults, principal: str) -> ParsedR
         else Question(ids=tuple(one), prediction=prediction)
         for one in prompts
     ]
-    return _call(request, questions, limit, defaults, principal, request.logprobs, chat=False)
+    most = request.max_tokens or 16  # OpenAI's default for this route
+    how = {"max_tokens": most, "logprobs": request.logprobs, "principal": principal}
+    return _call(request, questions, defaults, chat=False, **how)
 
 
 def decode(body: bytes, kind: type[Parsed]) -> Parsed:
@@ -309,17 +320,6 @@ def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
     return given or {}
 
 
-def temperature(given: float | None) -> float | None:
-    """The temperature; one that is too small to divide by is greedy."""
-    return 0.0 if given is not None and given < MIN_TEMPERATURE else given
-
-
-def sampling_seed(seed: int | None, choice: int = 0) -> int:
-    """The seed of a choice: the request's, plus the choice's number, or a random one. The sampler's seeds are not
-    negative."""
-    return (random.SystemRandom().getrandbits(62) if seed is None else seed + choice) & MAX_SEED
-
-
 def predicted_text(prediction: PredictedContent | None) -> str:
     """The text of a prediction, or none."""
     return content_text(prediction.content, "prediction.content") if prediction is not None else ""
@@ -341,38 +341,35 @@ def _utf8(text: str, param: str) -> bytes:
         raise bad(f"{param}: not text (UTF-8)", param) from None
 
 
+def answer_request(
+    request: TextRequest, question: Question, defaults: Defaults, *, choice: int = 0, **more: Any
+) -> AnswerRequest:
+    """The request for one answer; `more` are the fields whose names or meaning differ between the routes. The seed is
+    the request's, plus the choice's number, or a random one; the sampler's seeds are not negative. A temperature that
+    is too small to divide by is greedy."""
+    asked = {name: given for name in _AS_ASKED if (given := getattr(request, name, None)) is not None}
+    mode, patience = defaults.mode_and_patience(request.moa or Extension())
+    seed = getattr(request, "seed", None)
+    if asked.get("temperature", MIN_TEMPERATURE) < MIN_TEMPERATURE:
+        asked["temperature"] = 0.0
+    if "top_k" in asked:
+        asked["top_k"] = max(0, asked["top_k"])
+    return AnswerRequest(
+        question=question,
+        seed=(random.SystemRandom().getrandbits(62) if seed is None else seed + choice) & MAX_SEED,
+        mode=mode,
+        patience=patience,
+        **asked,
+        **more,
+    )
+
+
 def _call(
-    request: Common,
-    questions: Sequence[Question],
-    max_tokens: int | None,
-    defaults: Defaults,
-    principal: str,
-    logprobs: int | None,
-    *,
-    chat: bool,
-    grammar: Grammar | None = None,
+    request: Common, questions: Sequence[Question], defaults: Defaults, *, chat: bool, **more: Any
 ) -> ParsedRequest:
-    ours = request.moa or Extension()
-    stop = stop_texts(request.stop)
-    mode, patience = defaults.mode_and_patience(ours)
+    more["stop"] = stop_texts(request.stop)
     asks = tuple(
-        AnswerRequest(
-            question=question,
-            max_tokens=max_tokens,
-            temperature=temperature(request.temperature),
-            top_p=request.top_p,
-            top_k=None if request.top_k is None else max(0, request.top_k),
-            min_p=request.min_p,
-            repetition_penalty=request.repetition_penalty,
-            seed=sampling_seed(request.seed, choice),
-            stop=stop,
-            ignore_eos=request.ignore_eos if ours.ignore_eos is None else ours.ignore_eos,
-            logprobs=logprobs,
-            mode=mode,
-            patience=patience,
-            principal=principal,
-            grammar=grammar,
-        )
+        answer_request(request, question, defaults, choice=choice, **more)
         for question in questions
         for choice in range(request.n or 1)
     )
@@ -383,7 +380,7 @@ def _call(
         model=request.model,
         stream=bool(request.stream),
         include_usage=bool(options.include_usage),
-        resumable=ours.resumable and bool(request.stream),
+        resumable=bool(request.stream and request.moa and request.moa.resumable),
         separate=chat and request.reasoning_format != "none",
     )
 

@@ -14,26 +14,21 @@ from moa.api import logprobs
 from moa.api.answer import AnswerRequest, Began, Counts, Ended, LinkNews, Note, Question, Scored
 from moa.api.errors import ApiError, bad
 from moa.api.present import Show
-from moa.api.reasoning import Change, Separator
+from moa.api.reasoning import Separator
 from moa.api.requests import (
     Content,
     Defaults,
-    Extension,
     PositiveInt,
-    PredictedContent,
     Role,
-    Temperature,
-    TemplateVariables,
+    TextRequest,
     ToolChoice,
-    TopP,
     answer_format,
+    answer_request,
     chat_role,
     content_text,
     decode,
     predicted_text,
     refuse,
-    sampling_seed,
-    temperature,
     template_variables,
 )
 from moa.api.tools import Function, Tool, ToolFormat, WrittenCall, chosen
@@ -57,16 +52,12 @@ class Item(msgspec.Struct):
     output: Content = None
 
 
-class ResponseRequest(msgspec.Struct, kw_only=True):
+class ResponseRequest(TextRequest, kw_only=True):
     """Body of `/v1/responses`."""
 
-    model: ShortText | None = None
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=1024)]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    stream: bool | None = None
     store: bool | None = None
     background: bool | None = None
     previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
@@ -78,16 +69,10 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[str], Meta(max_length=16)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    user: ShortText | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
     prompt: Any = None
     conversation: Any = None
-    prediction: PredictedContent | None = None
-    chat_template_kwargs: TemplateVariables | None = None
-    moa: Extension | None = None
 
 
 StoredMessages = tuple[dict[str, Any], ...]
@@ -124,25 +109,21 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
     """Parse the request, which continues the messages `before`."""
     conversation = (*before, *_messages(request.input))
     instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
-    ours, offered = request.moa or Extension(), request.tools or ()
+    offered = request.tools or ()
     grammar = answer_format((request.text or {}).get("format"), "text.format")
-    mode, patience = defaults.mode_and_patience(ours)
-    ask = AnswerRequest(
-        question=Question(
-            messages=(*instructions, *conversation),
-            prediction=predicted_text(request.prediction),
-            template=template_variables(request.chat_template_kwargs),
-            may_trim=request.truncation != "disabled",
-            tools=chosen(request.tool_choice, [Tool(one) for one in offered], request.parallel_tool_calls),
-        ),
+    question = Question(
+        messages=(*instructions, *conversation),
+        prediction=predicted_text(request.prediction),
+        template=template_variables(request.chat_template_kwargs),
+        may_trim=request.truncation != "disabled",
+        tools=chosen(request.tool_choice, [Tool(one) for one in offered], request.parallel_tool_calls),
+    )
+    ask = answer_request(
+        request,
+        question,
+        defaults,
         max_tokens=request.max_output_tokens,
-        temperature=temperature(request.temperature),
-        top_p=request.top_p,
-        seed=sampling_seed(None),
-        ignore_eos=ours.ignore_eos,
         logprobs=(request.top_logprobs or 0) if _LOGPROBS in (request.include or ()) else None,
-        mode=mode,
-        patience=patience,
         principal=principal,
         grammar=grammar,
     )
@@ -157,7 +138,7 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
             "metadata": request.metadata or {},
             "store": request.store is not False,
             "background": bool(request.background),
-            "tools": [{"type": "function", **msgspec.to_builtins(tool)} for tool in request.tools or ()],
+            "tools": [{"type": "function", **msgspec.to_builtins(tool)} for tool in offered],
             "tool_choice": request.tool_choice or "auto",
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "truncation": request.truncation or "auto",
@@ -166,7 +147,7 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
         stream=bool(request.stream),
         store=request.store is not False,
         background=bool(request.background),
-        resumable=bool(request.background) or ours.resumable,
+        resumable=bool(request.background or (request.moa and request.moa.resumable)),
     )
 
 
@@ -225,7 +206,7 @@ class OutputItem:
         self.closed = False
         """Whether its end was sent since the last change."""
 
-    def take(self, part: Change, scored: Sequence[Scored]) -> list[msgspec.Raw]:
+    def take(self, part: Show, scored: Sequence[Scored]) -> list[msgspec.Raw]:
         """A change of its text; returns the log-probabilities as they are sent."""
         told = logprobs.parts(scored)
         self.text, self.closed = self.text[: part.cut] + part.text, False
@@ -339,7 +320,7 @@ class ResponseShape:
         yield self._event("response.output_item.done", item=told, **place)
 
     def _change(
-        self, kind: OutputKind, part: Change, scored: Sequence[Scored], *, marked: bool
+        self, kind: OutputKind, part: Show, scored: Sequence[Scored], *, marked: bool
     ) -> Iterator[dict[str, Any]]:
         item = next((item for item in self._items if isinstance(item, OutputItem) and item.kind == kind), None)
         if item is None:

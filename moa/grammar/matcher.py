@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from moa.errors import UsageError
 from moa.grammar.spec import JSON_STYLE, Grammar, GrammarError
 from moa.tokens import common_prefix
+from moa.tree import DraftTree
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -190,10 +191,6 @@ class Matcher:
         """The masks of this text and of what may follow it."""
         return TextMask(self, list(log[self.start :]))
 
-    def accepts(self, log: Sequence[int]) -> bool:
-        """Whether the grammar allows the answer so far."""
-        return self._follow(list(log[self.start :]))
-
     def _follow(self, output: list[int]) -> bool:
         """Be behind these tokens; False if the grammar forbids them, or ended before them."""
         began, same = time.thread_time(), common_prefix(self._at, output)
@@ -285,6 +282,15 @@ class TextMask(NamedTuple):
             kept.append(token if good else -1)
             found.append(self.matcher._bits() if good else None)
         return kept, found
+
+
+def forced_draft(grammar: TextMask | None, pending: int, *, least: int, most: int) -> DraftTree | None:
+    """A chain of what must follow, which costs no drafter, of `most` tokens; None where that is less than a drafter may
+    win."""
+    forced = grammar.forced()[:most] if grammar is not None else []
+    if len(forced) < max(1, min(least, most)):
+        return None
+    return DraftTree([pending, *forced], list(range(-1, len(forced))), [0.0] * (1 + len(forced)))
 
 
 def has(bits: Bits, token: int) -> bool:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moa.graph.step import Heads, LayerRows
-from moa.masking import MASKED
 from moa.records import RecordLayout
+from moa.tree import MASKED
 from moa.wire import Ranges
 
 _FIRST = 256

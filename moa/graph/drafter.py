@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from moa.grammar.matcher import Bits, TextMask, has, unpacked
 from moa.graph.cache import KVBuffer, RecordBuffer
 from moa.graph.step import Call, Float, StepGraph
-from moa.masking import MASKED, additive
 from moa.sampling import SamplingSettings, gumbel
 from moa.speculation.guess_tree import GuessTreeGrower
-from moa.tree import FORBIDDEN, DraftTree, TreeGrower, TreeShape
+from moa.tree import FORBIDDEN, MASKED, DraftTree, TreeGrower, TreeShape, additive
 
 Steps = Generator[None, None, DraftTree]
 """Yields between two runs of the graph, so that the caller can do other work or stop; returns the tree."""
@@ -31,41 +30,6 @@ _CHUNK = 128
 """Prompt tokens fed in one run: bounds the time between two yields."""
 _KEPT = 16
 """Bound calls are kept for up to so many tokens; longer prompt pieces have any length."""
-
-
-class DeviceDrafter(Protocol):
-    """What the device needs of a drafter."""
-
-    records: RecordBuffer | None
-
-    run_seconds: float
-    """Time spent so far in running the model, and nothing else."""
-    run_tokens: int
-    """Tokens that the latest run of the model was over."""
-
-    def draft(
-        self, ids: Sequence[int], shape: TreeShape, sampling: SamplingSettings, grammar: TextMask | None = None
-    ) -> Steps:
-        """A tree of guesses after `ids`, whose last is the tree's root; under a grammar, of what may follow."""
-        ...
-
-    def grow(
-        self,
-        ids: Sequence[int],
-        breadth: int,
-        least: float,
-        sampling: SamplingSettings,
-        grammar: TextMask | None = None,
-    ) -> Generator[None, None, GuessTreeGrower]:
-        """Add to the tree of guesses after `ids`: run its `breadth` likeliest open nodes, and keep of what may follow
-        each the best, and others that are likelier than `least` in all."""
-        ...
-
-    def guess(
-        self, ids: Sequence[int], sampling: SamplingSettings, grammar: TextMask | None = None
-    ) -> Generator[None, None, int]:
-        """The most likely token after `ids`."""
-        ...
 
 
 R = TypeVar("R")
@@ -82,7 +46,7 @@ def run(steps: Generator[None, None, R]) -> R:
 
 
 class OnnxDrafter:
-    """`DeviceDrafter` over the exported step graph."""
+    """Drafts over the exported step graph."""
 
     def __init__(
         self, graph: StepGraph, *, draft_tokens: NDArray[np.int64] | None = None, vocab_size: int, borrowed: int = 0
@@ -150,7 +114,9 @@ class OnnxDrafter:
         sampling: SamplingSettings,
         grammar: TextMask | None = None,
     ) -> Generator[None, None, GuessTreeGrower]:
-        """Add to the tree of guesses after `ids`; it is kept, and what is below the new end of `ids` stays."""
+        """Add to the tree of guesses after `ids`: run its `breadth` likeliest open nodes, and keep of what may follow
+        each the best, and others that are likelier than `least` in all. The tree is kept, and what is below the new end
+        of `ids` stays."""
         growth = self._grown_after(ids)
         if growth is None:
             call = yield from self._follow(ids, sampling, grammar)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moa.errors import BundleError
 from moa.graph.control_flow import refuse_control_flow
-from moa.masking import MASKED, additive
+from moa.tree import MASKED, additive
 
 Array = NDArray[Any]
 Float = NDArray[np.float32]

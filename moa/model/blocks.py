@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from moa.masking import MASKED
+from moa.tree import MASKED
 
 
 def masked(dtype: torch.dtype) -> float:
@@ -21,7 +21,7 @@ def masked(dtype: torch.dtype) -> float:
 
 
 def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """`moa.masking.additive` for a tensor, on its device. `dtype` must be that of the queries: some kernels of
+    """`moa.tree.additive` for a tensor, on its device. `dtype` must be that of the queries: some kernels of
     accelerators misread another without a word."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, masked(dtype))
 

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from moa.grammar.matcher import TextMask, unpacked
-from moa.masking import MASKED
 from moa.model.blocks import additive
 from moa.model.drafter import Drafter
 from moa.model.slots import SlotPool
 from moa.model.target import Committed
 from moa.sampling import SamplingSettings, gumbel
-from moa.tree import DraftTree, TreeGrower, TreeShape
+from moa.tree import MASKED, DraftTree, TreeGrower, TreeShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from moa.errors import UsageError
-from moa.grammar.drafts import forced_draft
-from moa.grammar.matcher import CompiledGrammar, Matcher
+from moa.grammar.matcher import CompiledGrammar, Matcher, forced_draft
 from moa.grammar.spec import Grammar
 from moa.model.choosing import Judged, accept_rows
 from moa.model.drafting import Drafting, DraftRequest
@@ -273,7 +272,7 @@ class Speculator:
             for sequence, tree, one in zip(active, trees, chosen, strict=True)
             if sequence.acceptance is not None and sequence.levels
         ]
-        ran = RoundTime(texts=len(active), tokens=sum(map(len, trees)), forward_seconds=verify, draft_seconds=draft)
+        ran = RoundTime(tokens=sum(map(len, trees)), forward_seconds=verify, draft_seconds=draft)
         self.policy(settings.shape).record(drafts, ran)
 
     def _draft(self, active: list[_Sequence], settings: GenerationSettings) -> list[DraftTree]:

@@ -153,9 +153,8 @@ class Drafted(NamedTuple):
 
 
 class RoundTime(NamedTuple):
-    """What a round took. Texts that drafted are among its `texts`; other work may be among its `tokens`."""
+    """What a round took. Other work may be among its `tokens`."""
 
-    texts: int
     tokens: int
     """Of the target's forward."""
     forward_seconds: float

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
-from moa.process.gc_freeze import leave_out_what_is_loaded
+from moa.process.memory import leave_out_what_is_loaded
 
 
 class Heartbeat:

@@ -62,7 +62,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "response_format": st.sampled_from([{"type": "json_object"}, {"type": "regex", "pattern": "a" * 70_000}]),
     "tools": st.just([{"type": "function", "function": {"name": "f"}}]),
     "include": st.just(["message.output_text.logprobs"]),
-    "moa": st.fixed_dictionaries({}, optional={"ignore_eos": st.booleans(), "patience": NUMBER}),
+    "ignore_eos": st.booleans(),
+    "moa": st.fixed_dictionaries({}, optional={"patience": NUMBER}),
 }
 FEW = st.lists(st.sampled_from(sorted(VALUES)), unique=True, max_size=2)  # of many, one is nearly always refused
 FIELDS = FEW.flatmap(lambda names: st.fixed_dictionaries({name: VALUES[name] for name in names}))
@@ -114,8 +115,8 @@ def devices_session(ask: AnswerRequest, made: Encoded) -> ClientSession:
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(FIELDS)
 @example({"stop": "x" * 129})
-@example({"response_format": {"type": "json_object"}, "moa": {"ignore_eos": True}})
-@example({"tools": [{"type": "function", "function": {"name": "f"}}], "moa": {"ignore_eos": True}})
+@example({"response_format": {"type": "json_object"}, "ignore_eos": True})
+@example({"tools": [{"type": "function", "function": {"name": "f"}}], "ignore_eos": True})
 def test_what_is_accepted_can_be_sent(fields: dict[str, Any]) -> None:
     for ask in accepted(fields):
         if (made := read(ask)) is None:

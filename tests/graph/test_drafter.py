@@ -21,9 +21,7 @@ GREEDY, SAMPLED = SamplingSettings(), SamplingSettings(temperature=0.7, seed=11)
 
 def fresh(records: int = 0) -> OnnxDrafter:
     """A new drafter, with records of the first positions."""
-    drafter = kit.device().new_drafter()
-    assert isinstance(drafter, OnnxDrafter)
-    drafter = OnnxDrafter(drafter.graph, vocab_size=verifier_kit.VOCAB)
+    drafter = OnnxDrafter(kit.device().new_drafter().graph, vocab_size=verifier_kit.VOCAB)
     give_records(drafter, records)
     return drafter
 

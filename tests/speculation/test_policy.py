@@ -63,7 +63,7 @@ class World:
         draft *= self._coldness("draft") if draft else 1.0
         forward = luck * self.forward(tokens) * self._coldness("forward")
         drafts = [Drafted(text, d, d, d, right) for text, d, right in zip(batch, depths, accepted, strict=True) if d]
-        self.policy.record(drafts, RoundTime(len(batch), tokens, forward, draft))
+        self.policy.record(drafts, RoundTime(tokens, forward, draft))
         self.depths.append(max(depths))
         return draft + forward
 
@@ -161,7 +161,7 @@ def test_what_drafting_has_to_beat_is_measured_again() -> None:
     world = World(level=0.5, noise=0.0)
     text = world.policy.text(0.0)
     for _ in range(30):
-        world.policy.record([], RoundTime(1, 1, 1.6))
+        world.policy.record([], RoundTime(1, 1.6))
     for level, drafted in ((0.5, True), (1.2, False)):  # two tokens in 1.5 s, then in 2.2 s
         world.level = level
         for _ in range(400):

@@ -50,7 +50,8 @@ class Cell:
 
 async def cell(case: str, mode: str, device: Device, **more: object) -> Cell:
     """Ask for a short answer beside a verifier that answers so, with the mode's own patience unless there is `more`."""
-    asked = {"model": _MODEL, "stream": True, "max_tokens": _TOKENS, "moa": {"mode": mode, "ignore_eos": True, **more}}
+    asked: dict[str, object] = {"model": _MODEL, "stream": True, "max_tokens": _TOKENS, "ignore_eos": True}
+    asked["moa"] = {"mode": mode, **more}
     asked["messages"] = [{"role": "user", "content": "What is 17 + 25 - 9?"}]
     first, finish = 0.0, ""
     async with (

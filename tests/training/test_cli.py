@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moa.config import DrafterConfig
-from moa.masking import MASKED
 from moa.model.checkpoint import load_drafter
 from moa.model.loading import load_model
 from moa.process.listening import Port
@@ -24,6 +23,7 @@ from moa.training import options
 from moa.training.cli import fast_precision, main
 from moa.training.loop import Loop
 from moa.training.masks import AnchorRule, Spacing
+from moa.tree import MASKED
 from moa.worth import reached_at, worth
 from tests.close import assert_rounded
 from tests.tiny import save_tiny

@@ -156,7 +156,7 @@ async def test_a_client_that_hangs_up_leaves_no_session(both: Both) -> None:
         messages=QUESTION,  # type: ignore[arg-type]
         stream=True,
         max_tokens=900,
-        extra_body={"moa": {"ignore_eos": True}},
+        extra_body={"ignore_eos": True},
     )
     await anext(aiter(stream))
     await stream.close()

@@ -56,7 +56,7 @@ def resident() -> int:
 async def streamed(api: openai.AsyncOpenAI, number: int) -> tuple[str, float, float]:
     """The text, and the seconds to its beginning and to its end."""
     began, first, parts = time.monotonic(), 0.0, []
-    how: Any = {"model": MODEL, "messages": question(number), "extra_body": {"moa": {"ignore_eos": True}}}
+    how: Any = {"model": MODEL, "messages": question(number), "extra_body": {"ignore_eos": True}}
     stream: Any = await api.chat.completions.create(**how, stream=True)
     async for chunk in stream:
         parts.append(chunk.choices[0].delta.content or "")

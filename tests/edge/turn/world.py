@@ -30,10 +30,9 @@ from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import OnReconnect, Transcript
 from moa.errors import LinkError, MoaError
-from moa.masking import MASKED
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.speculation.prediction import Prediction
-from moa.tree import DraftTree, path_of
+from moa.tree import MASKED, DraftTree, path_of
 from moa.wire import ClientSession, Code
 from moa.wire.finish import TurnRules
 from moa.wire.messages import (
