@@ -15,7 +15,7 @@ from websockets.typing import Subprotocol
 
 from cloud_verifier.app import Verifier
 from cloud_verifier.serving.asgi import AsgiVerifier
-from cloud_verifier.serving.auth import Authenticator, new_token, token_line
+from cloud_verifier.serving.auth import Authenticator
 from moa.process.listening import Port
 from moa.wire import SUBPROTOCOL, encode
 from moa.wire.messages import Cancel, Error
@@ -49,18 +49,10 @@ def bare(url: str, **options: Any) -> connect:
     return connect(url, **({"subprotocols": [Subprotocol(SUBPROTOCOL)], "proxy": None} | options))
 
 
-async def test_its_text_is_the_targets_own() -> None:
-    async with behind_uvicorn() as url, wire_client.client(url) as edge:
-        session = await edge.start(IDS, max_new_tokens=12, ignore_eos=True)
-        await edge.stream(session)
-        assert session.log[len(IDS) :] == kit.generated(IDS, 12)
-
-
 async def test_http_and_refused_handshakes_are_answered_as_on_its_own_port(tmp_path: Any) -> None:
-    token, file = new_token(), tmp_path / "tokens"
-    file.write_text(token_line("alice", token))
+    auth, token = kit.principals(tmp_path, "alice")
     known = {"Authorization": f"Bearer {token}"}
-    async with behind_uvicorn(Authenticator(file)) as url:
+    async with behind_uvicorn(auth) as url:
         for path, status in {"/health/live": 200, "/health/ready": 200, "/metrics": 401, "/": 401}.items():
             assert (await kit.get(url, path))[0] == status
         for path, status in {"/metrics": 200, "/nothing": 404, "/": 426}.items():
@@ -77,16 +69,16 @@ async def test_http_and_refused_handshakes_are_answered_as_on_its_own_port(tmp_p
             assert raw.subprotocol == SUBPROTOCOL
 
 
-@pytest.mark.parametrize(("frame", "code"), [("text", 1003), (b"\0" * 9000, 1009)])
-async def test_a_frame_that_breaks_the_rules_ends_its_connection(frame: Any, code: int) -> None:
-    async with behind_uvicorn(max_frame_bytes=8192) as url, bare(url) as raw:
-        await raw.send(frame)
-        assert (await _until_closed(raw))[1] == code
-
-
-async def test_a_flood_is_told_its_limit_and_closed() -> None:
-    limits = {"max_empty_frames_per_second": 20, "burst_seconds": 0.5, "flood_seconds": 0.2}
+async def test_text_is_the_targets_own_and_what_breaks_the_rules_or_floods_is_closed() -> None:
+    limits = {"max_empty_frames_per_second": 20, "burst_seconds": 0.5, "flood_seconds": 0.2, "max_frame_bytes": 8192}
     async with behind_uvicorn(**limits) as url, wire_client.client(url) as edge:
+        for frame, wanted in (("text", 1003), (b"\0" * 9000, 1009)):
+            async with bare(url) as raw:
+                await raw.send(frame)  # type: ignore[arg-type]
+                assert (await _until_closed(raw))[1] == wanted
+        session = await edge.start(IDS, max_new_tokens=12, ignore_eos=True)
+        await edge.stream(session)
+        assert session.log[len(IDS) :] == kit.generated(IDS, 12)
         for _ in range(200):
             await edge.connection.send(encode(Cancel(bytes(16), 1)))
         frames, code = await _until_closed(edge.connection)

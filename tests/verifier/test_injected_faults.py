@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -48,27 +49,6 @@ DONE, TOLD, HTTP = "done", "closed with 1011 internal error", "HTTP 500"
 
 class Defect(Exception):
     """What a collaborator raises."""
-
-
-class Once:
-    """Replaces a function, which fails at its next call."""
-
-    def __init__(
-        self, patch: pytest.MonkeyPatch, owner: Any, name: str, fault: Callable[..., Any] | None = None
-    ) -> None:
-        """`fault` is called with the real function and its arguments; without one the call raises."""
-        self.fired = False
-        real = getattr(owner, name)
-
-        def replaced(*arguments: Any, **named: Any) -> Any:
-            if self.fired:
-                return real(*arguments, **named)
-            self.fired = True
-            if fault is not None:
-                return fault(real, *arguments, **named)
-            raise Defect(name)
-
-        patch.setattr(owner, name, replaced)
 
 
 class Two:
@@ -187,87 +167,71 @@ async def two(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[T
         await made.everything_is_given_back()
 
 
+FAULTS: dict[str, list[tuple[Any, str]]] = {
+    TOLD: [
+        (
+            SessionTable,
+            "attached find check_room check_logs add reserve account reserve_pages fit_records _ensure_lease",
+        ),
+        (SlotShares, "may_take take"),
+        (PageReservations, "reserve"),
+        (Workload, "prefill submit wake"),
+        (Outbox, "answer attach carry room ack next sent"),
+        (RecordSender, "next _frame offer"),
+        (RecordWindow, "ack send"),
+        (RecordRows, "read"),
+        (OutgoingRecords, "newest_unsent"),
+        (channel, "decode_client check answer_hello Outbox"),
+        (outbox, "encode"),
+        (session, "sampling_settings chain_hash Guesses"),
+        (ServerSession, "open append resume round foresee cancel attach want_records"),
+        (service, "new_job Job"),
+        (Service, "join admit open perform go_on prepare"),
+        (Channel, "__init__ receive _hello"),
+        (Meter, "belongs_to refund"),
+        (log, "info"),
+        (conversation, "Channel _await_hello _write"),
+    ],
+    DONE: [
+        (SessionTable, "pass_on must_yield"),
+        (SlotShares, "must_yield"),
+        (ServerSession, "settle stream_on"),
+        (Service, "_take _pay"),
+        (Metrics, "accepted"),
+    ],
+    HTTP: [(Admission, "answer"), (Authenticator, "principal"), (Service, "principal full"), (HalfOpen, "leave")],
+}
+"""What raises, and how the victim's connection ends."""
 RAISING = [
-    *(
-        (SessionTable, name, TOLD)
-        for name in ("attached", "find", "check_room", "check_logs", "add", "reserve", "account")
-    ),
-    *((SessionTable, name, TOLD) for name in ("reserve_pages", "fit_records", "_ensure_lease")),
-    *((SessionTable, name, DONE) for name in ("pass_on", "must_yield")),
-    *((SlotShares, name, TOLD) for name in ("may_take", "take")),
-    (SlotShares, "must_yield", DONE),
-    (PageReservations, "reserve", TOLD),
-    *((Workload, name, TOLD) for name in ("prefill", "submit", "wake")),
-    *((Outbox, name, TOLD) for name in ("answer", "attach", "carry", "room", "ack", "next", "sent")),
-    *((RecordSender, name, TOLD) for name in ("next", "_frame")),
-    (RecordSender, "offer", TOLD),
-    (RecordWindow, "ack", TOLD),
-    (RecordWindow, "send", TOLD),
-    (RecordRows, "read", TOLD),
-    (OutgoingRecords, "newest_unsent", TOLD),
-    *((channel, name, TOLD) for name in ("decode_client", "check", "answer_hello", "Outbox")),
-    (outbox, "encode", TOLD),
-    *((session, name, TOLD) for name in ("sampling_settings", "chain_hash", "Guesses")),
-    *((ServerSession, name, TOLD) for name in ("open", "append", "resume", "round", "foresee", "cancel", "attach")),
-    (ServerSession, "want_records", TOLD),
-    *((ServerSession, name, DONE) for name in ("settle", "stream_on")),
-    *((service, name, TOLD) for name in ("new_job", "Job")),
-    *((Service, name, TOLD) for name in ("join", "admit", "open", "perform")),
-    *((Service, name, TOLD) for name in ("go_on", "prepare")),
-    *((Service, name, DONE) for name in ("_take", "_pay")),
-    *((Channel, name, TOLD) for name in ("__init__", "receive", "_hello")),
-    *((Meter, name, TOLD) for name in ("belongs_to", "refund")),
-    (Metrics, "accepted", DONE),
-    (log, "info", TOLD),
-    *((conversation, name, TOLD) for name in ("Channel", "_await_hello", "_write")),
-    *((owner, name, HTTP) for owner, name in [(Admission, "answer"), (Authenticator, "principal")]),
-    *((Service, name, HTTP) for name in ("principal", "full")),
-    (HalfOpen, "leave", HTTP),
+    pytest.param(owner, name, end, id=f"{getattr(owner, '__name__', 'log').rpartition('.')[2]}.{name}")
+    for end, faults in FAULTS.items()
+    for owner, names in faults
+    for name in names.split()
 ]
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "end"),
-    [
-        pytest.param(*fault, id=f"{getattr(fault[0], '__name__', 'log').rpartition('.')[2]}.{fault[1]}")
-        for fault in RAISING
-    ],
-)
+@pytest.mark.parametrize(("owner", "name", "end"), RAISING)
 async def test_a_collaborator_that_raises_costs_its_own_connection_or_session_only(
     two: Two, owner: Any, name: str, end: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(log, "propagate", True)
-    fault = Once(monkeypatch, owner, name)
+    real, fired = getattr(owner, name), list[str]()
+
+    def once(*arguments: Any, **named: Any) -> Any:
+        if fired:
+            return real(*arguments, **named)
+        fired.append(name)
+        raise Defect(name)
+
+    monkeypatch.setattr(owner, name, once)
     with caplog.at_level(logging.INFO):
         assert await two.converse() == end
-    assert fault.fired
+    assert fired
     defects = [record for record in caplog.records if record.exc_info and record.exc_info[0] is Defect]
     assert defects, "a defect of ours is in the log, with its place"
     assert all(record.name == "cloud_verifier" for record in defects)
     assert await two.converse() == DONE, "the next connection finds all as it was"
     await two.neighbour_goes_on()
-
-
-async def _until_the_victim_is_gone(two: Two) -> None:
-    async with asyncio.timeout(kit.PATIENCE):
-        while len(two.running.service.connections) > 1:
-            await asyncio.sleep(0.01)
-
-
-def _other(kind: type[Any], other: Callable[[Any], list[Any]]) -> Callable[..., Any]:
-    """Reports of this kind are replaced."""
-
-    def take(real: Any, service: Service, reports: list[Report]) -> None:
-        real(
-            service,
-            [
-                new
-                for report in reports
-                for new in (other(report) if isinstance(getattr(report, "message", report), kind) else [report])
-            ],
-        )
-
-    return take
 
 
 def _with(report: Answered, **changes: Any) -> Answered:
@@ -296,24 +260,19 @@ NONSENSE = [
 async def test_a_report_that_is_nonsense_costs_its_own_session_only(
     two: Two, kind: type[Any], other: Callable[[Any], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fired = []
+    fired: list[Any] = []
 
     def once(report: Any) -> list[Any]:
-        if fired:
+        if fired or not isinstance(getattr(report, "message", report), kind):
             return [report]
         fired.append(report)
         return other(report)
 
-    real = Service.take
-    replaced = _other(kind, once)
-    monkeypatch.setattr(Service, "take", lambda service, reports: replaced(real, service, reports))
+    take = Service.take
+    monkeypatch.setattr(Service, "take", lambda of, reports: take(of, [new for one in reports for new in once(one)]))
     assert await two.converse() == DONE, "what fails is opened again"
     assert fired
     await two.neighbour_goes_on()
-
-
-def _of_the_victim(job: Job) -> bool:
-    return job.lease.principal == "victim"
 
 
 @pytest.mark.parametrize("where", ["queue", "engine", "report"])
@@ -325,14 +284,9 @@ async def test_a_round_that_is_swallowed_costs_its_own_session_only(
     submit, next_step, take = Workload.submit, Workload.next, Service.take
 
     def swallows(job: Job) -> bool:
-        if lost or not _of_the_victim(job):
-            return False
-        lost.append(job)
-        return True
-
-    def submitted(work: Workload, job: Job) -> None:
-        if not swallows(job):
-            submit(work, job)
+        if not lost and job.lease.principal == "victim":
+            lost.append(job)
+        return job in lost
 
     def taken(work: Workload, timeout: float) -> EngineStep | None:
         step = next_step(work, timeout)
@@ -343,43 +297,39 @@ async def test_a_round_that_is_swallowed_costs_its_own_session_only(
     def reported(service: Service, reports: list[Report]) -> None:
         take(service, [one for one in reports if not (isinstance(one, Answered) and swallows(one.job))])
 
-    owner, name, replaced = {
-        "queue": (Workload, "submit", submitted),
-        "engine": (Workload, "next", taken),
-        "report": (Service, "take", reported),
-    }[where]
-    monkeypatch.setattr(owner, name, replaced)
+    match where:
+        case "queue":
+            monkeypatch.setattr(Workload, "submit", lambda work, job: swallows(job) or submit(work, job))
+        case "engine":
+            monkeypatch.setattr(Workload, "next", taken)
+        case _:
+            monkeypatch.setattr(Service, "take", reported)
     assert await two.converse() == DONE
     assert lost
     await two.neighbour_goes_on()
-
-
-async def _for_ever(*_: Any) -> None:
-    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("name", ["send", "__aiter__"])
 async def test_a_connection_whose_socket_hangs_ends_with_it(
     two: Two, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sends = 0
+    sends, real = itertools.count(1), Connection.send
 
     async def send(self: Connection, frame: bytes) -> None:
-        nonlocal sends
-        sends += 1
-        await (_for_ever() if sends == 2 else real(self, frame))
+        await (asyncio.Event().wait() if next(sends) == 2 else real(self, frame))
 
     async def frames(self: Connection) -> AsyncIterator[bytes]:
         await self.wait_closed()
         return
         yield b""
 
-    real = Connection.send
     with monkeypatch.context() as patch:
         patch.setattr(Connection, name, send if name == "send" else frames)
         with contextlib.suppress(TimeoutError, ConnectionClosed):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(0.3):
                 await two.converse()
-        await _until_the_victim_is_gone(two)
+        async with asyncio.timeout(kit.PATIENCE):
+            while len(two.running.service.connections) > 1:
+                await asyncio.sleep(0.01)
     assert await two.converse() == DONE
     await two.neighbour_goes_on()

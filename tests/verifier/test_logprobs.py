@@ -45,14 +45,10 @@ async def test_drafted_and_streamed_tokens_have_the_targets_own(temperature: flo
             assert isinstance(await edge.event(session), Advanced)
         check(session, len(ids))
         turn = kit.prompt(6, 4)
-        await edge.send(session.append(turn, max_new_tokens=2, ignore_eos=True, logprobs=TOP), session.stream())
-        while not session.finish:
-            await edge.event(session)
-        check(session, len(session.log) - 2)
-
-
-async def test_a_device_that_does_not_ask_is_told_none() -> None:
-    async with kit.verifier() as running, kit.client(running) as edge:
-        session = await edge.start(kit.prompt(5, 20), max_new_tokens=4)
-        await edge.advance(session, [session.log[-1]])
-        assert not session.token_logprobs
+        for top in (TOP, -1):
+            await edge.send(session.append(turn, max_new_tokens=2, ignore_eos=True, logprobs=top), session.stream())
+            while not session.finish:
+                await edge.event(session)
+            if top >= 0:
+                check(session, len(session.log) - 2)
+        assert not session.token_logprobs, "who does not ask is told none"

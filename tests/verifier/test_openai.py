@@ -65,12 +65,14 @@ def truth(count: int) -> str:
     return str(target.tokenizer.decode(generate(target.model, ids, count), skip_special_tokens=True))
 
 
-async def test_the_text_is_the_targets_own(both: Both) -> None:
-    verifier, client = both
-    answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=40)  # type: ignore[call-overload]
-    assert answer.choices[0].message.content == truth(40).split("<|")[0]
-    assert answer.usage.completion_tokens <= 40
-    assert not list(verifier.service.table)
+async def said(client: openai.AsyncOpenAI, **how: Any) -> Any:
+    """The answer to the question."""
+    return await client.chat.completions.create(**({"model": MODEL, "messages": QUESTION} | how))
+
+
+async def text_of(stream: Any) -> str:
+    """All that a stream brings."""
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
 async def test_variables_reach_the_chat_template() -> None:
@@ -80,84 +82,55 @@ async def test_variables_reach_the_chat_template() -> None:
     assert Tokenizer(tokenizer).chat(QUESTION, {"enable_thinking": False}) == "user"
 
 
-async def test_many_at_once_and_streamed(both: Both) -> None:
+async def test_many_at_once_and_streamed_are_told_the_targets_own_text(both: Both) -> None:
     _, client = both
-
-    async def one() -> str:
-        stream = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=30, stream=True)  # type: ignore[call-overload]
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-    assert set(await asyncio.gather(*(one() for _ in range(10)))) == {truth(30)}  # more than there are slots
+    streams = [said(client, max_tokens=30, stream=True) for _ in range(10)]  # more than there are slots
+    assert set(await asyncio.gather(*map(text_of, await asyncio.gather(*streams)))) == {truth(30)}
 
 
 async def test_a_prediction_changes_the_work_and_not_the_text(both: Both) -> None:
-    _, client = both
     text = truth(40)
     wrong = text.replace("37", "38", 1)
-    for said, accepted in [(text, True), (wrong, True), ("Nothing of the kind at all.", False)]:
-        answer = await client.chat.completions.create(
-            model=MODEL,
-            messages=QUESTION,  # type: ignore[arg-type]
-            max_tokens=40,
-            prediction={"type": "content", "content": said},
-        )
-        assert answer.choices[0].message.content == text
-        details = answer.usage and answer.usage.completion_tokens_details
-        assert details is not None
-        assert ((details.accepted_prediction_tokens or 0) > 10) == accepted
-
-
-async def test_no_more_of_a_prediction_is_verified_than_the_answer_may_have(both: Both) -> None:
-    _, client = both
-    answer = await client.chat.completions.create(
-        model=MODEL,
-        messages=QUESTION,  # type: ignore[arg-type]
-        max_tokens=4,
-        prediction={"type": "content", "content": truth(40)},
-    )
-    details = answer.usage and answer.usage.completion_tokens_details
-    assert details is not None
-    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (3, 0)
+    for predicted, most, accepted in [
+        (text, 40, range(11, 41)),
+        (wrong, 40, range(11, 41)),
+        ("Nothing of the kind at all.", 40, range(11)),
+        (text, 4, [3]),  # no more of it is verified than the answer may have
+    ]:
+        answer = await said(both[1], max_tokens=most, prediction={"type": "content", "content": predicted})
+        assert answer.choices[0].message.content == truth(most)
+        details = answer.usage.completion_tokens_details
+        assert (details.accepted_prediction_tokens or 0) in accepted
+        assert most == 40 or not details.rejected_prediction_tokens
 
 
 async def test_log_probabilities_are_the_models_own(both: Both) -> None:
-    _, client = both
-    how: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}
-    answer = (await client.chat.completions.create(**how, seed=3, temperature=1.5)).choices[0]
+    how: Any = {"max_tokens": 12, "logprobs": True, "top_logprobs": 2}
+    answer = (await said(both[1], **how, seed=3, temperature=1.5)).choices[0]
     target = embedded().target
     ids = target.tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=False)
-    said = target.tokenizer(answer.message.content, add_special_tokens=False)["input_ids"]
+    words = target.tokenizer(answer.message.content, add_special_tokens=False)["input_ids"]
     with torch.inference_mode():
-        rows = target.model(torch.tensor([[*ids, *said]])).logits[0, len(ids) - 1 : -1].float().log_softmax(-1)
+        rows = target.model(torch.tensor([[*ids, *words]])).logits[0, len(ids) - 1 : -1].float().log_softmax(-1)
     told = answer.logprobs.content
     assert "".join(one.token for one in told) == answer.message.content
     assert [one.logprob for one in told] == pytest.approx(
-        [float(row[id]) for row, id in zip(rows, said, strict=True)], abs=1e-3
+        [float(row[id]) for row, id in zip(rows, words, strict=True)], abs=1e-3
     )
     best = [[other.logprob for other in one.top_logprobs] for one in told]
     assert best == [pytest.approx(row.topk(2).values.tolist(), abs=1e-3) for row in rows]
 
 
 async def test_a_stop_text_and_a_seed(both: Both) -> None:
-    _, client = both
-    answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, stop="42")  # type: ignore[call-overload]
-    assert (answer.choices[0].finish_reason, "42" in answer.choices[0].message.content) == ("stop", False)
-    sampled = [
-        await client.chat.completions.create(model=MODEL, messages=QUESTION, seed=5, temperature=1, max_tokens=20)  # type: ignore[call-overload]
-        for _ in range(2)
-    ]
+    answer = (await said(both[1], stop="42")).choices[0]
+    assert (answer.finish_reason, "42" in answer.message.content) == ("stop", False)
+    sampled = [await said(both[1], seed=5, temperature=1, max_tokens=20) for _ in range(2)]
     assert sampled[0].choices[0].message.content == sampled[1].choices[0].message.content
 
 
 async def test_a_client_that_hangs_up_leaves_no_session(both: Both) -> None:
     verifier, client = both
-    stream = await client.chat.completions.create(
-        model=MODEL,
-        messages=QUESTION,  # type: ignore[arg-type]
-        stream=True,
-        max_tokens=900,
-        extra_body={"ignore_eos": True},
-    )
+    stream = await said(client, stream=True, max_tokens=900, extra_body={"ignore_eos": True})
     await anext(aiter(stream))
     await stream.close()
     async with asyncio.timeout(PATIENCE):
@@ -167,18 +140,19 @@ async def test_a_client_that_hangs_up_leaves_no_session(both: Both) -> None:
 
 async def test_a_drain_waits_for_the_answers_that_run(both: Both) -> None:
     verifier, client = both
-    stream = await client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=30, stream=True)  # type: ignore[call-overload]
-    first = await anext(aiter(stream))
+    stream = await said(client, max_tokens=30, stream=True)
+    first = ""
+    while not first:  # its one round has begun
+        first = (await anext(aiter(stream))).choices[0].delta.content or ""
     verifier.service.drain("the test", 1.0)
-    text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    text = await text_of(stream)
     verifier.service.draining = False
-    assert (first.choices[0].delta.content or "") + text == truth(30)
+    assert first + text == truth(30)
 
 
 @pytest.mark.parametrize("failures", [1, 1000])
 async def test_an_answer_ends_when_its_session_does(both: Both, failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     verifier, client = both
-    ask: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 20}
     left, real = failures, verifier.engine.target.forward
 
     def forward(rows: Any) -> Any:
@@ -191,43 +165,32 @@ async def test_an_answer_ends_when_its_session_does(both: Both, failures: int, m
     monkeypatch.setattr(verifier.engine.target, "forward", forward)
     async with asyncio.timeout(PATIENCE):
         if failures == 1:
-            answer = await client.chat.completions.create(**ask)
+            answer = await said(client, max_tokens=20)
             assert answer.choices[0].message.content == truth(20)
         else:
             with pytest.raises(openai.InternalServerError) as refused:
-                await client.chat.completions.create(**ask)
+                await said(client, max_tokens=20)
             assert refused.value.status_code == 503
     assert left < failures
     left = 0
-    assert (await client.chat.completions.create(**ask)).choices[0].message.content == truth(20)
+    assert (await said(client, max_tokens=20)).choices[0].message.content == truth(20)
     assert not list(verifier.service.table)
 
 
 async def test_limits_are_named(both: Both) -> None:
-    _, client = both
-    how: Any = {"model": MODEL, "messages": QUESTION}
-    answer = await client.chat.completions.create(**how, max_tokens=100_000, stop=["4"])
-    assert answer.choices[0].finish_reason == "stop"
-    for wrong, code in [
-        ({"stop": "x" * 129}, None),
-        ({"max_tokens": 3, "messages": [{"role": "user", "content": "a " * 9000}]}, "context_length_exceeded"),
-    ]:
-        with pytest.raises(openai.BadRequestError) as refused:
-            await client.chat.completions.create(**how | wrong)
-        assert refused.value.code == code
-
-
-async def test_a_schema_that_cannot_be_followed_is_refused_before_a_stream_begins(both: Both) -> None:
-    schema = {"properties": {"a": {"not": {"type": "null"}}}}
-    given: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError, match="#/properties/a: Unimplemented keys") as refused:
-            await both[1].chat.completions.create(model=MODEL, messages=QUESTION, response_format=given, stream=stream)  # type: ignore[call-overload]
-        assert refused.value.code == "invalid_grammar"
-
-
-async def test_what_does_not_fit_is_refused(both: Both) -> None:
     verifier, client = both
+    assert (await said(client, max_tokens=100_000, stop=["4"])).choices[0].finish_reason == "stop"
+    schema = {"properties": {"a": {"not": {"type": "null"}}}}
+    cannot: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    unknown = "#/properties/a: Unimplemented keys"
+    for wrong, code, why in [
+        ({"stop": "x" * 129}, None, None),
+        ({"messages": [{"role": "user", "content": "a " * 9000}]}, "context_length_exceeded", None),
+        *(({"response_format": cannot, "stream": stream}, "invalid_grammar", unknown) for stream in (False, True)),
+    ]:
+        with pytest.raises(openai.BadRequestError, match=why) as refused:
+            await said(client, **wrong)  # type: ignore[arg-type]
+        assert refused.value.code == code
     for prompt in ("word " * 9000, [10**6]):
         with pytest.raises(openai.BadRequestError):
             await client.completions.create(model=MODEL, prompt=prompt)  # type: ignore[arg-type]
