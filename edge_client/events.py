@@ -123,6 +123,6 @@ class AnswerSoFar:
         while self.settled < len(self.statuses) and self.statuses[self.settled] == "verified":
             self.settled += 1
 
-    def text(self, start: int = 0, stop: int | None = None) -> str:
+    def text_of(self, start: int = 0, stop: int | None = None) -> str:
         """The text of tokens start..stop."""
         return "".join(self.texts[start:stop])

@@ -147,7 +147,7 @@ class ChatLoop:
         except MoaError:
             dialogue.unanswered()
             raise
-        dialogue.answered(told.done.text if told.done is not None else told.text())
+        dialogue.answered(told.done.text if told.done is not None else told.text_of())
 
     # ---- what was written offline
 

@@ -140,7 +140,7 @@ class Record(AnswerSoFar):
 
     def cancelled(self) -> Done:
         """The end of an answer that was stopped."""
-        return Done(reason="cancelled", verified=set(self.statuses) == {"verified"}, text=self.text(), stats={})
+        return Done(reason="cancelled", verified=set(self.statuses) == {"verified"}, text=self.text_of(), stats={})
 
     def take(self, event: Event) -> None:
         """Take in the next event."""

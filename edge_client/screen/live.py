@@ -49,14 +49,14 @@ class LiveView(View):
             case Notice():
                 self._live.console.print(Text(safe_line(event.message), style="yellow"))
             case Done():
-                self._rest = event.text[len(self._answer.text()) :]
+                self._rest = event.text[len(self._answer.text_of()) :]
             case _:
                 pass
         self._print_settled_lines()
         self._live.update(self._render())
 
     def _print_settled_lines(self) -> None:
-        settled = self._answer.text(0, self._answer.settled)
+        settled = self._answer.text_of(0, self._answer.settled)
         if (end := settled.rfind("\n") + 1) > self._printed:
             self._live.console.print(Text(safe_text(settled[self._printed : end - 1])))
             self._printed = end
@@ -66,8 +66,8 @@ class LiveView(View):
 
     def _open_lines(self) -> Text:
         """The part that is still redrawn."""
-        settled = self._answer.text(0, self._answer.settled)[self._printed :]
-        provisional = self._answer.text(self._answer.settled)
+        settled = self._answer.text_of(0, self._answer.settled)[self._printed :]
+        provisional = self._answer.text_of(self._answer.settled)
         style = "" if self._answer.done is None or self._answer.done.verified else _PROVISIONAL
         return (
             Text(safe_text(settled)) + Text(safe_text(provisional), _PROVISIONAL) + Text(safe_text(self._rest), style)

@@ -54,7 +54,7 @@ class PipeView(View):
             case Link(state=state, detail=detail) if state in ("offline", "refused"):
                 self._tell(f"{state}: {detail}" if detail else state)
             case Done():
-                self._write(len(self._answer.texts), event.text[len(self._answer.text()) :] + "\n")
+                self._write(len(self._answer.texts), event.text[len(self._answer.text_of()) :] + "\n")
                 if not event.verified and self._answer.texts:
                     how_much = "not all" if self._answer.settled else "nothing"
                     self._tell(f"{how_much} of this was verified by the target")
@@ -69,7 +69,7 @@ class PipeView(View):
         if self._broken is not None:
             return
         try:
-            text = self._answer.text(self._written, stop) + more
+            text = self._answer.text_of(self._written, stop) + more
             # A file gets the text as it is; for a terminal, even a dumb one, control characters are escaped.
             sys.stdout.write(safe_text(text) if sys.stdout.isatty() else text)
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Helpers of the edge's tests: a tiny random drafter as a real bundle, an oracle drafter, a strict reader of events."""
+"""Helpers of the edge's tests: a tiny random drafter as a real bundle, an oracle drafter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from cloud_verifier.settings import Settings
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.device import Device
-from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Token
 from export.build import BuildSettings, build
 from moa.config import DrafterConfig
 from moa.grammar.matcher import TextMask
@@ -36,6 +35,7 @@ from moa.model.loading import load_model
 from moa.sampling import SamplingSettings
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import DraftTree, TreeGrower, TreeShape, path_of
+from tests.edge.reader import Reader
 from tests.tiny import save_tiny
 from tests.verifier import kit as verifier_kit
 
@@ -174,64 +174,9 @@ FAST: dict[str, Any] = {
 """Settings with short timeouts, for links that are cut many times a second."""
 
 
-@dataclasses.dataclass
-class Transcript:
-    """Replays the user's events strictly: a story that cannot be true fails the test.
-
-    Provisional text is confirmed, adopted or retracted, each token once and in order; verified text stays.
-    """
-
-    prompt: list[int] = dataclasses.field(default_factory=list)
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    verified: list[bool] = dataclasses.field(default_factory=list)
-    text: str = ""
-    events: list[Event] = dataclasses.field(default_factory=list)
-    done: Done | None = None
-    settled: int = 0
-    """Tokens that are verified or adopted; those behind them are provisional."""
-
-    def take(self, event: Event) -> None:
-        self.events.append(event)
-        assert self.done is None, "an event after the end"
-        start = len(self.prompt)
-        match event:
-            case Prompt():
-                self.prompt = event.ids
-            case Token():
-                assert event.position == start + len(self.tokens), "a gap"
-                self.tokens.append(event.id)
-                self.verified.append(event.status == "verified")
-                self.text += event.text
-                if event.status == "verified":
-                    self._settle(event.position, event.position + 1)
-            case Confirm():
-                self._settle(event.start, event.stop)
-                self.verified[event.start - start : event.stop - start] = [True] * (event.stop - event.start)
-            case Retract():
-                assert event.stop == start + len(self.tokens), "taken back from the middle"
-                assert event.start >= start + self.settled, "settled text was taken back"
-                del self.tokens[event.start - start :], self.verified[event.start - start :]
-                self.text = self.text[: event.characters]
-            case Adopt():
-                assert event.stop == start + len(self.tokens), "adopted in the middle"
-                self._settle(event.start, event.stop)
-            case Done():
-                self.done = event
-                assert self.text == event.text[: len(self.text)]
-                assert all(self.verified) or not event.verified, "provisional text was never resolved"
-            case _:
-                pass
-
-    def _settle(self, start: int, stop: int) -> None:
-        """The oldest provisional tokens stay from now on."""
-        assert start == len(self.prompt) + self.settled, "settled twice, or behind provisional text"
-        self.settled += stop - start
-        assert self.settled <= len(self.tokens), "settled what was never told"
-
-
-async def transcribe(client: EdgeClient | Conversation, ids: Sequence[int], **changes: Any) -> Transcript:
+async def transcribe(client: EdgeClient | Conversation, ids: Sequence[int], **changes: Any) -> Reader:
     """Run a turn to its end."""
-    transcript = Transcript()
+    transcript = Reader()
     async for event in client.generate(ids=ids, **changes):
         transcript.take(event)
     return transcript

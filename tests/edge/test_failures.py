@@ -101,9 +101,9 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.close()
 
 
-async def survives(client: EdgeClient, recover: Callable[[], None], ids: Sequence[int] = IDS) -> kit.Transcript:
+async def survives(client: EdgeClient, recover: Callable[[], None], ids: Sequence[int] = IDS) -> kit.Reader:
     """An answer that continues during the failure and ends verified after it."""
-    transcript = kit.Transcript()
+    transcript = kit.Reader()
     async for event in client.generate(ids=ids):
         transcript.take(event)
         if isinstance(event, Token) and event.status == "provisional" and len(transcript.tokens) >= 3:

@@ -94,9 +94,7 @@ DRAFTER = {
 }
 
 
-async def turn(
-    conversation: Conversation, ids: list[int], *, faulty: bool, **changes: Any
-) -> kit.Transcript | MoaError:
+async def turn(conversation: Conversation, ids: list[int], *, faulty: bool, **changes: Any) -> kit.Reader | MoaError:
     FAULTY.set(faulty)
     try:
         return await kit.transcribe(conversation, ids, **changes)
@@ -104,7 +102,7 @@ async def turn(
         return error
 
 
-def checked(outcome: kit.Transcript | MoaError, ids: list[int]) -> str:
+def checked(outcome: kit.Reader | MoaError, ids: list[int]) -> str:
     """What the user was told; verified text is the target's."""
     if isinstance(outcome, MoaError):
         return outcome.line()
@@ -118,7 +116,7 @@ def checked(outcome: kit.Transcript | MoaError, ids: list[int]) -> str:
 
 async def beside(
     client: EdgeClient, break_it: Callable[[Conversation], Injected], *, apart: bool = False, **changes: Any
-) -> tuple[kit.Transcript | MoaError, str]:
+) -> tuple[kit.Reader | MoaError, str]:
     """A turn with a fault, and one beside it, which must not notice; the outcome, and what was said."""
     async with client.conversation() as faulty, client.conversation() as other, asyncio.timeout(60):
         injected = break_it(faulty)
@@ -128,7 +126,7 @@ async def beside(
         outcome, *rest = await asyncio.gather(*tasks)
         assert injected.calls >= injected.at, f"the fault was not reached: {injected.calls} of {injected.at}"
         for one in rest:
-            assert isinstance(one, kit.Transcript)
+            assert isinstance(one, kit.Reader)
             assert one.tokens == verifier_kit.generated(OTHER, COUNT)
             assert all(one.verified)
         return outcome, checked(outcome, IDS)
@@ -170,7 +168,7 @@ async def test_a_drafter_that_fails(part: str, fault: str, monkeypatch: pytest.M
 
                 outcome, said = await beside(client, break_it, apart=offline)
                 STUCK.set()
-                assert isinstance(outcome, kit.Transcript)
+                assert isinstance(outcome, kit.Reader)
                 assert "the drafter" in said
                 assert offline or all(outcome.verified)
                 assert len(outcome.tokens) == (at - 1 if offline else COUNT)
@@ -217,7 +215,7 @@ async def test_a_part_of_the_shell_that_fails(part: str, monkeypatch: pytest.Mon
                 with monkeypatch.context() as patch:
                     outcome, said = await beside(client, lambda _, at=at, patch=patch: PARTS[part](client, patch, at))  # type: ignore[misc]
                 if part.startswith("link"):
-                    assert isinstance(outcome, kit.Transcript)
+                    assert isinstance(outcome, kit.Reader)
                     assert all(outcome.verified)
                 else:
                     assert isinstance(outcome, MoaError)
@@ -238,7 +236,7 @@ async def test_records_that_cannot_be_stored_cost_no_token(error: type[Exception
                     return injected
 
                 outcome, said = await beside(client, break_it)
-                assert isinstance(outcome, kit.Transcript)
+                assert isinstance(outcome, kit.Reader)
                 assert all(outcome.verified)
                 assert "activation records" in said
 
@@ -267,7 +265,7 @@ async def test_a_thread_that_takes_no_work(monkeypatch: pytest.MonkeyPatch) -> N
         client.device.thread.shutdown()
         outcome = await turn(client.conversation(), IDS, faulty=True)
         assert "the drafter failed" in checked(outcome, IDS)
-        assert isinstance(outcome, kit.Transcript)
+        assert isinstance(outcome, kit.Reader)
         assert all(outcome.verified)
 
 

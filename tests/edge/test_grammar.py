@@ -20,7 +20,7 @@ from moa.errors import UsageError
 from moa.grammar.spec import Grammar, GrammarError
 from moa.model.generate import GenerationSettings, Speculator
 from moa.sampling import SamplingSettings
-from tests.edge.kit import FAST, Transcript, transcribe
+from tests.edge.kit import FAST, Reader, transcribe
 from tests.edge.serve.pair import SETTINGS, embedded, served, verifier
 
 SCHEMA = {
@@ -63,7 +63,7 @@ def truth(**sampling: Any) -> list[int]:
     return Speculator(served().target).generate([ids()], settings)[0].ids
 
 
-def valid(transcript: Transcript) -> None:
+def valid(transcript: Reader) -> None:
     assert transcript.done is not None
     assert transcript.done.reason == "eos"
     jsonschema.validate(json.loads(transcript.text), SCHEMA)
@@ -89,7 +89,7 @@ async def test_cuts_change_nothing(fault: str) -> None:
         LinkProxy("127.0.0.1", int(url.rsplit(":", 1)[1])) as link,
         EdgeClient(verifier=link.url, device=device(), **FAST | {"draft": "device", "max_new_tokens": COUNT}) as client,
     ):
-        transcript, cuts = Transcript(), 0
+        transcript, cuts = Reader(), 0
         async for event in client.generate(ids=ids(), grammar=GRAMMAR):
             transcript.take(event)
             if isinstance(event, Token) and len(transcript.tokens) // 6 > cuts:

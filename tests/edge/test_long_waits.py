@@ -35,7 +35,7 @@ async def test_a_verifier_process_that_is_stopped_for_eleven_seconds(draft: Any)
         running = await stack.enter_async_context(server())
         client = EdgeClient(verifier=f"ws://127.0.0.1:{running.port}", token=running.honest, **settings)
         client = await stack.enter_async_context(client)
-        expected = kit.Transcript()
+        expected = kit.Reader()
         async for event in client.generate(prompt):
             expected.take(event)
         assert all(expected.verified)
@@ -43,7 +43,7 @@ async def test_a_verifier_process_that_is_stopped_for_eleven_seconds(draft: Any)
         def go_on() -> None:
             running.process.send_signal(signal.SIGCONT)
 
-        transcript, stopped_at = kit.Transcript(), 0.0
+        transcript, stopped_at = kit.Reader(), 0.0
         async for event in client.generate(prompt):
             transcript.take(event)
             if isinstance(event, Token) and not stopped_at and len(transcript.tokens) >= 10:

@@ -25,11 +25,11 @@ def truth(ids: list[int] = IDS) -> list[int]:
 
 async def interrupted(
     right: float, fault: str, *, ids: list[int] = IDS, back_after: int = 5, **settings: Any
-) -> tuple[kit.Transcript, LinkProxy]:
+) -> tuple[kit.Reader, LinkProxy]:
     """Generate; the link fails at the fourth token and returns after so many offline tokens."""
     device = kit.oracle([*ids, *truth(ids)], right)
     how = kit.FAST | {"max_new_tokens": COUNT, "draft": "device"} | settings
-    transcript, written = kit.Transcript(), 0
+    transcript, written = kit.Reader(), 0
     async with (
         kit.verifier() as running,
         LinkProxy("127.0.0.1", running.transport.port) as link,
@@ -64,7 +64,7 @@ async def test_a_slow_reader_is_no_slow_link(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("edge_client.turn.shell.perf_counter", lambda: now)
     device = kit.oracle([*IDS, *truth()], 0.3)
     how = kit.FAST | {"max_new_tokens": 12, "draft": "device", "on_reconnect": "keep", "offline_after": 0.2}
-    transcript = kit.Transcript()
+    transcript = kit.Reader()
     async with (
         kit.verifier() as running,
         EdgeClient(verifier=running.transport.url, device=device, **how) as client,
@@ -175,7 +175,7 @@ async def test_tokens_that_come_with_the_resume_while_a_round_is_under_way() -> 
     async with kit.verifier() as running, LinkProxy("127.0.0.1", running.transport.port) as link:
         for offset in (1, 40, 90, 140, 190):
             async with EdgeClient(verifier=link.url, device=device, **how) as client:
-                transcript = kit.Transcript()
+                transcript = kit.Reader()
                 async for event in client.generate(ids=IDS):
                     transcript.take(event)
                     if len(transcript.tokens) == 5 and link.connections % 2:

@@ -14,7 +14,7 @@ from edge_client.device import Device
 from edge_client.events import Token
 from edge_client.turn.controller import WhoDrafts
 from moa.errors import MoaError
-from tests.edge.kit import Transcript
+from tests.edge.reader import Reader
 from tests.torture.fake_verifier import BEHAVIOURS, Behaviour, Fake, fake
 
 _TOKENS = 24
@@ -29,7 +29,7 @@ class Told:
     """One turn: what a user was told, how long it took, and what was wrong with it."""
 
     def __init__(self) -> None:
-        self.transcript, self.problems = Transcript(), list[str]()
+        self.transcript, self.problems = Reader(), list[str]()
         self.tokens = self.verified = 0
         self.first_token = self.seconds = 0.0
 

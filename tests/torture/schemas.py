@@ -32,7 +32,7 @@ from moa.config import DrafterConfig
 from moa.model.checkpoint import new_drafter
 from moa.model.loading import load_model
 from moa.model.target import Target
-from tests.edge.kit import Transcript, export_drafter
+from tests.edge.kit import Reader, export_drafter
 from tests.grammar.corpus import Schema
 from tests.tiny import tiny
 
@@ -114,7 +114,7 @@ class Checked:
             LinkProxy("127.0.0.1", running.transport.port) as link,
         ):
             for sampled, sampling in _SAMPLINGS.items():
-                plain: list[Transcript] = []
+                plain: list[Reader] = []
                 for way, how in _WAYS.items():
                     began, cuts = time.process_time(), _Cuts(link)
                     where = (
@@ -131,7 +131,7 @@ class Checked:
                         if way != "offline" and not self._same(name, answer, truth):
                             self.wrong.append(f"{name}: {answer.text!r}, not {truth.text!r}, under {schema.schema}")
 
-    def _same(self, name: str, answer: Transcript, truth: Transcript) -> bool:
+    def _same(self, name: str, answer: Reader, truth: Reader) -> bool:
         """Whether what is verified is the plain answer; a link that is cut on and on may leave the end unverified."""
         if all(answer.verified):
             return (answer.tokens, answer.text) == (truth.tokens, truth.text)
@@ -139,7 +139,7 @@ class Checked:
         known = answer.verified.index(False)
         return name.endswith("cut") and answer.tokens[:known] == truth.tokens[:known]
 
-    def _judge(self, name: str, schema: Schema, answer: Transcript) -> None:
+    def _judge(self, name: str, schema: Schema, answer: Reader) -> None:
         assert answer.done is not None
         self.counts[name]["tokens"] += len(answer.tokens)
         if answer.done.reason != "eos":
@@ -154,13 +154,13 @@ class Checked:
 
 async def _answers(
     device: Device, schemas: Sequence[Schema], watch: Callable[[Event], None], **how: Any
-) -> list[Transcript]:
+) -> list[Reader]:
     """Ask for an answer under each schema, some at once."""
     room, ids = asyncio.Semaphore(_LANES), prompt_ids(device.codec, _PROMPT)[0]
     async with EdgeClient(device=device, max_new_tokens=_MOST, max_offline_tokens=_MOST, **how) as client:
 
-        async def answer(schema: Schema) -> Transcript:
-            transcript = Transcript()
+        async def answer(schema: Schema) -> Reader:
+            transcript = Reader()
             async with room:
                 async for event in client.generate(ids=ids, grammar=schema.grammar):
                     transcript.take(event)

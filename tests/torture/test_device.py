@@ -9,7 +9,7 @@ import pytest
 from edge_client.device import Device
 from edge_client.events import Adopt, Confirm, Done, Event, Prompt, Retract, Status, Token
 from edge_client.turn.controller import WhoDrafts
-from tests.edge.kit import Transcript
+from tests.edge.reader import Reader
 from tests.torture.codes import table
 from tests.torture.device import beside, demo_device
 
@@ -75,7 +75,7 @@ CONFIRM, RETRACT = Confirm(start=3, stop=4), Retract(start=4, stop=5, characters
 )
 def test_a_story_that_cannot_be_true_is_found(events: list[Event], wrong: str) -> None:
     with pytest.raises(AssertionError, match=wrong) if wrong else contextlib.nullcontext():
-        transcript = Transcript()
+        transcript = Reader()
         for event in (PROMPT, *events):
             transcript.take(event)
 

@@ -21,7 +21,7 @@ POISON = 77
 """A token that the tests' texts do not hold."""
 
 
-def assert_right(transcript: kit.Transcript) -> None:
+def assert_right(transcript: kit.Reader) -> None:
     assert transcript.tokens == truth(IDS)
     assert all(transcript.verified)
 

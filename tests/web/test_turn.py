@@ -4,7 +4,6 @@ browser's, and what comes out must be the same."""
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections.abc import Callable
 from functools import partial
@@ -209,6 +208,8 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> Tape:
     return tape
 
 
+_refused = test_machine.test_refused_for_now_or_a_session_that_is_lost
+_left_alone = test_machine.test_a_verifier_that_gets_nowhere_or_refuses_for_good_is_left_alone
 _failing = test_machine.test_a_drafter_that_fails_between_two_connections_leaves_no_stream_that_waits_for_it
 
 
@@ -232,15 +233,15 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "a call a token": lambda: exact(world.World(draft="single", count=10)),
     "lost connections": lambda: _lost("device", 1),
     "lost streams": lambda: _lost("server", 2),
-    "busy": lambda: test_machine.test_refused_for_now("device", "busy"),
-    "quarantined": lambda: test_machine.test_a_session_that_is_lost("server", "quarantined"),
-    "conflict": lambda: test_machine.test_a_session_that_is_lost("device", "conflict"),
-    "nowhere": lambda: test_machine.test_a_verifier_that_gets_nowhere_is_left_alone("conflict"),
-    "for good": lambda: test_machine.test_what_is_refused_for_good_is_not_asked_again("limit"),
+    "busy": lambda: _refused("device", "busy", 3.0),
+    "quarantined": lambda: _refused("server", "quarantined", 0.9),
+    "conflict": lambda: _refused("device", "conflict", 0.9),
+    "nowhere": lambda: _left_alone("conflict", 30),
+    "for good": lambda: _left_alone("limit", 3),
     "an hour": test_machine.test_a_verifier_cannot_ask_for_an_hour,
     "silent": test_machine.test_the_device_writes_after_its_patience_on_a_silent_link,
     "known to be down": test_machine.test_a_link_that_is_known_to_be_down_is_not_waited_for_again,
-    "slow": test_machine.test_a_slow_target_is_no_dead_one,
+    "slow": test_machine.test_a_slow_target_is_no_dead_one_and_once_known_it_is_not_written_over,
     "between two connections": test_machine.test_what_was_not_sent_before_a_loss_is_not_sent_before_the_resume,
     "no drafter": partial(_failing, False),
     "no drafter, run again": partial(_failing, True),
@@ -264,14 +265,9 @@ def test_scenarios(node: Node, tape: Tape, name: str) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_histories(node: Node, tape: Tape, seed: int) -> None:
     """Turns of a conversation with faults, cuts and outages thrown in."""
-    rng = random.Random(seed)
-    history = test_history.AnyHistory()
-    history.begin(
-        seed, ["device", "server", "auto"][seed % 3], seed % 4 > 0, rng.choice([0.7, 0.98]), [None, 0.7][seed % 2]
-    )
-    for _ in range(60):
-        test_history.anything(history, rng)
-    history.teardown()
+    history = test_history.AnyHistory(seed, ["device", "server", "auto"][seed % 3], guess_ahead=seed % 4 > 0)
+    history.happens(60)
+    history.ends_well()
     replayed(node, tape)
 
 

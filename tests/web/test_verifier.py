@@ -41,9 +41,7 @@ def camel(sampling: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def transcribe(
-    page: Browser, id: int, ids: list[int] | None, reader: kit.Transcript, **how: Any
-) -> kit.Transcript:
+async def transcribe(page: Browser, id: int, ids: list[int] | None, reader: kit.Reader, **how: Any) -> kit.Reader:
     async for event in page.turn(id, ids, **how):
         reader.done = None  # the turn has one, and each check after it
         reader.take(event)
@@ -61,7 +59,7 @@ async def test_the_text_is_the_targets(way: str, sampling: dict[str, Any], promp
             expected = truth(ids, sampling)
             settings = {**WAYS[way], **camel(sampling), "maxNewTokens": COUNT, "offlineAfter": 20.0}
             id = await page.client(running.transport.url, [*ids, *expected], **settings)
-            reader = await transcribe(page, id, ids, kit.Transcript())
+            reader = await transcribe(page, id, ids, kit.Reader())
             assert reader.tokens == expected
             assert all(reader.verified)
             assert reader.done is not None
@@ -76,7 +74,7 @@ async def test_turns_of_a_conversation_share_a_session() -> None:
         ids = verifier_kit.prompt(1, 12)
         id = await page.client(running.transport.url, ids, maxNewTokens=10, offlineAfter=20.0)
         for _ in range(3):
-            reader = await transcribe(page, id, ids, kit.Transcript())
+            reader = await transcribe(page, id, ids, kit.Reader())
             assert reader.tokens == verifier_kit.generated(ids, 10)
             ids = [*ids, *reader.tokens, 5, 6, 7]
         assert len(running.service.table) == 1
@@ -93,7 +91,7 @@ async def test_connections_that_are_cut(way: str, seeds: int) -> None:
             expected = truth(ids, {})
             settings = {**WAYS[way], **FAST, "maxNewTokens": COUNT}
             id = await page.client(running.transport.url, [*ids, *expected], right=0.6, **settings)
-            reader = await transcribe(page, id, ids, kit.Transcript(), checks=20)
+            reader = await transcribe(page, id, ids, kit.Reader(), checks=20)
             assert reader.tokens == expected
             assert all(reader.verified)
             page.ask(id, end=True)
@@ -107,7 +105,7 @@ async def test_offline_from_the_start_and_checked_later() -> None:
         expected = truth(ids, {})
         settings = {**FAST, "maxNewTokens": COUNT, "maxOfflineTokens": 0, "settleSeconds": 0.1}
         id = await page.client(running.transport.url, [*ids, *expected], right=0.9, **settings)
-        reader = await transcribe(page, id, ids, kit.Transcript())
+        reader = await transcribe(page, id, ids, kit.Reader())
         assert len(reader.tokens) == COUNT
         assert not any(reader.verified)
         page.unreachable = False
@@ -131,9 +129,9 @@ async def test_a_page_that_is_killed_goes_on(offline: bool, seeds: int) -> None:
             assert all(reader.verified)
 
 
-async def three_lives(url: str, ids: list[int], draft: str, lives: list[int], *, offline: bool) -> kit.Transcript:
+async def three_lives(url: str, ids: list[int], draft: str, lives: list[int], *, offline: bool) -> kit.Reader:
     """A turn whose page is killed after so many events, again and again."""
-    reader, snapshot = kit.Transcript(), None
+    reader, snapshot = kit.Reader(), None
 
     def take(event: Event) -> None:
         reader.done = None
@@ -163,7 +161,7 @@ async def test_a_turn_that_is_cancelled() -> None:
         id = await page.client(
             running.transport.url, [*ids, *expected], maxNewTokens=COUNT, draft="single", offlineAfter=20.0
         )
-        reader = kit.Transcript()
+        reader = kit.Reader()
         async for event in page.turn(id, ids):
             reader.take(event)
             if len(reader.tokens) == 3:
@@ -171,5 +169,5 @@ async def test_a_turn_that_is_cancelled() -> None:
         assert reader.done is not None
         assert reader.done.reason == "cancelled"
         assert reader.tokens == expected[: len(reader.tokens)]
-        again = await transcribe(page, id, [*ids, 9], kit.Transcript())
+        again = await transcribe(page, id, [*ids, 9], kit.Reader())
         assert again.tokens == verifier_kit.generated([*ids, 9], COUNT)

@@ -87,11 +87,7 @@ def test_a_connection_that_ends_after_each_opening(way: str, redial: float) -> N
 def test_answers_to_another_round(way: str) -> None:
     draft, guess_ahead = WAYS[way]
     world = World(draft=draft, guess_ahead=guess_ahead)
-    handle = world.verifier.handle
-    world.verifier.handle = lambda message, now: [  # type: ignore[method-assign]
-        replace(answer, round=answer.round + 1) if isinstance(answer, Verdict | StreamTokens) else answer
-        for answer in handle(message, now)
-    ]
+    world.change = lambda m: replace(m, round=m.round + 1) if isinstance(m, Verdict | StreamTokens) else m
     bounded(world)
 
 

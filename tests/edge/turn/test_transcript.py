@@ -14,7 +14,8 @@ from edge_client.turn.transcript import Transcript
 from moa.logprobs import TokenLogprobs
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
-from tests.edge.turn.world import Letters, Reader
+from tests.edge.reader import Reader
+from tests.edge.turn.world import Letters
 
 PROMPT = [1, 2, 3]
 
@@ -132,7 +133,7 @@ def test_any_history_is_told_consistently() -> None:
     for seed in range(300):
         rng = random.Random(seed)
         truth = [rng.randrange(10, 60) for _ in range(30)]
-        a, reader = turn(), Reader(3)
+        a, reader = turn(), Reader()
         events: list[Event] = [Prompt(ids=PROMPT)]
         while len(a.session.log) < 3 + len(truth):
             done = len(a.session.log) - 3

@@ -10,11 +10,9 @@ import heapq
 import itertools
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edge_client.events import Adopt, Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.link.estimates import RoundTrip
 from edge_client.link.retry import Retry
 from edge_client.text.codec import TextStream
@@ -52,6 +50,7 @@ from moa.wire.messages import (
     WireLimits,
     round_of,
 )
+from tests.edge.reader import Reader
 from tests.wire.histories import SteppedHistories
 
 VOCAB, EOS = 60, 1
@@ -95,7 +94,6 @@ class Verifier(SteppedHistories):
         self.claims = 0.0
         """Seconds that it says each answer took, beyond those it did."""
         self.requests: list[tuple[float, ClientMessage]] = []
-        self.slots = 10**9
 
     def handle(self, message: ClientMessage, now: float) -> list[Any]:
         self.requests.append((now, message))
@@ -114,54 +112,6 @@ class Verifier(SteppedHistories):
                 return [Resumed(session, "gone")]
             return [Error(self.fault, "as the test has it", session, round, self.retry_after_ms)]
         return self.answers(message, (1000 * self.claims, 1000 * (self.forward + self.claims)))
-
-
-class Reader:
-    """What a user was told, replayed strictly: an event that does not fit fails the test."""
-
-    def __init__(self, start: int) -> None:
-        self.start, self.events = start, list[Event]()
-        self.tokens: list[int] = []
-        self.verified: list[bool] = []
-        self.adopted = 0
-        self.text = ""
-        self.told_at: list[float] = []
-        """When each `Token` came."""
-        self.changed_at = 0.0
-        """When a token came, or was confirmed, for the last time."""
-
-    def take(self, event: Event, now: float) -> None:
-        self.events.append(event)
-        self.changed_at = now if isinstance(event, Token | Confirm) else self.changed_at
-        end = self.start + len(self.tokens)
-        match event:
-            case Token():
-                assert event.position == end
-                assert event.status == "provisional" or all(self.verified[self.adopted :]), (
-                    "verified text after provisional text"
-                )
-                self.tokens.append(event.id)
-                self.told_at.append(now)
-                self.verified.append(event.status == "verified")
-                self.text += event.text
-            case Confirm():
-                for position in range(event.start, event.stop):
-                    assert not self.verified[position - self.start]
-                    self.verified[position - self.start] = True
-            case Retract():
-                assert event.stop == end
-                assert not any(self.verified[event.start - self.start :]), "a verified token was taken back"
-                del self.tokens[event.start - self.start :], self.verified[event.start - self.start :]
-                self.text = self.text[: event.characters]
-            case Adopt():
-                assert event.stop == end
-                self.adopted = len(self.tokens)
-            case Link() | Notice() | Prompt() | Done():
-                pass
-
-    @property
-    def states(self) -> list[str]:
-        return [event.state for event in self.events if isinstance(event, Link)]
 
 
 @dataclasses.dataclass
@@ -183,7 +133,8 @@ class World:
     up_after: float | None = 0.05
     """When the first connection is welcomed; None is never."""
     redial: float = 0.1
-    """After a loss; the verifier of `unreachable` is not reached."""
+    """Seconds between two attempts to connect."""
+    unreachable: bool = False
     linked: bool = True
     stop: tuple[str, ...] = ()
     prediction: Sequence[int] = ()
@@ -200,7 +151,8 @@ class World:
     def __post_init__(self) -> None:
         self.now, self.verifier, self.random = 0.0, Verifier(), random.Random(self.seed)
         self.loss = self.repeat = 0.0
-        self.unreachable = self.refusing = False
+        self.change: Callable[[Any], Any] = lambda answer: answer
+        """What the link makes of an answer."""
         self.connection, self.is_up, self.down_since = 0, False, 0.0
         self.controller, self.rtt = Controller(), RoundTrip()
         self.controller.rtt = self.rtt
@@ -219,7 +171,6 @@ class World:
         self._growth: tuple[list[int], GuessTreeGrower] | None = None
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self.ends: deque[str] = deque()
         self.session_state: SessionState | None = None
         self.begun: list[float] = []
         """When each turn began."""
@@ -229,7 +180,7 @@ class World:
         if self.up_after is not None:
             self.at(self.up_after, self.connect)
 
-    def begin(self, *, count: int | None = None, **sampling: Any) -> None:
+    def begin(self, *, count: int | None = None) -> None:
         """A turn begins; the log is its prompt."""
         self.count = count or self.count
         self.begun.append(self.now)
@@ -258,11 +209,43 @@ class World:
             guesses=self.guess_ahead,
             prediction=Prediction(self.prediction) if self.prediction else None,
         )
-        self.reader = Reader(len(self.log))
+        self.reader = Reader(self.log)
         if self.is_up:
             self.machine.link_up(WELCOME, self.connection, self.now)
         elif self.linked:
             self.machine.link_down(self.down_since, None)
+
+    def next_turn(self, *ids: int, count: int | None = None, anew: bool = False) -> None:
+        """The user adds these ids: in the same session if it can be continued, and not `anew`."""
+        state, session = self.session_state, self.machine.session
+        log = [*self.log, *ids]
+        if not anew and state is not None and not session.unsettled and session.settled == len(session.log):
+            session.append(log[len(session.log) :], max_new_tokens=count or self.count)
+        else:
+            self.left.append(session.id)
+            self.session_state = None
+        self.log = log
+        self.begin(count=count)
+
+    # ---- what happens
+
+    def trouble(self, fault: str, start: float = 0.0, stop: float = math.inf) -> None:
+        """The verifier has this fault from `start` until `stop`."""
+        for moment, what in ((start, fault), (stop, "")):
+            if moment == 0.0:
+                self.verifier.fault = what
+            elif moment < math.inf:
+                self.at(moment, lambda what=what: setattr(self.verifier, "fault", what))  # type: ignore[misc]
+
+    def outage(self, start: float, stop: float) -> None:
+        """The network is away from `start` until `stop`."""
+
+        def away() -> None:
+            self.unreachable = True
+            self.cut()
+
+        self.at(start, away)
+        self.at(stop, lambda: setattr(self, "unreachable", False))
 
     # ---- the link
 
@@ -274,7 +257,7 @@ class World:
         if self.is_up:
             return
         if self.unreachable:
-            self.machine.link_down(self.down_since, LinkError("cannot reach it"), refused=self.refusing)
+            self.machine.link_down(self.down_since, LinkError("cannot reach it"))
             self.at(self.redial, self.connect)
             return
         self.connection += 1
@@ -357,7 +340,7 @@ class World:
 
     def _deliver(self, connection: int, answer: Any) -> None:
         if connection == self.connection and self.is_up:
-            self.machine.receive(answer, self.now)
+            self.machine.receive(self.change(answer), self.now)
 
     # ---- the drafter
 
@@ -458,7 +441,7 @@ class World:
 
     @property
     def expected(self) -> list[int]:
-        return truth(self.log[: self.reader.start], self.count)
+        return truth(self.log[: len(self.reader.prompt)], self.count)
 
     def most_requests_per_second(self) -> int:
         """Openings, appends and resumes that the device sent in any second beside the one of each turn that began in

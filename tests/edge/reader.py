@@ -1,0 +1,71 @@
+"""What a user was told, replayed strictly: a story that cannot be true fails the test.
+
+Provisional text is confirmed, adopted or retracted, each token once and in order; verified text stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge_client.events import Adopt, AnswerSoFar, Confirm, Event, Link, Retract, Token
+
+
+class Reader(AnswerSoFar):
+    """Reads the events of a turn."""
+
+    def __init__(self, prompt: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.prompt = list(prompt)
+        self.events: list[Event] = []
+        self.adopted = 0
+        """Tokens up to the end of what was adopted."""
+        self.told_at: list[float] = []
+        """When each `Token` came."""
+        self.changed_at = 0.0
+        """When a token came, or was confirmed, for the last time."""
+
+    def take(self, event: Event, now: float = 0.0) -> None:
+        assert self.done is None, "an event after the end"
+        self.events.append(event)
+        self.changed_at = now if isinstance(event, Token | Confirm) else self.changed_at
+        start = len(self.prompt)
+        end = start + len(self.ids)
+        match event:
+            case Token():
+                assert event.position == end, "a gap"
+                assert event.status == "provisional" or self.settled == len(self.ids), "verified behind provisional text"
+                self.told_at.append(now)
+            case Confirm():
+                assert event.start == start + self.settled, "settled twice, or behind provisional text"
+                assert event.stop <= end, "settled what was never told"
+            case Retract():
+                assert event.stop == end, "taken back from the middle"
+                assert event.start >= start + self.settled, "settled text was taken back"
+            case Adopt():
+                assert event.start == start + self.settled, "settled twice, or behind provisional text"
+                assert event.stop == end, "adopted in the middle"
+                self.adopted = len(self.ids)
+            case _:
+                pass
+        super().take(event)
+        if isinstance(event, Retract):
+            assert len(self.text) == event.characters
+        if self.done is not None:
+            assert self.text == self.done.text[: len(self.text)]
+            assert all(self.verified) or not self.done.verified, "provisional text was never resolved"
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.ids
+
+    @property
+    def verified(self) -> list[bool]:
+        return [status == "verified" for status in self.statuses]
+
+    @property
+    def text(self) -> str:
+        return self.text_of()
+
+    @property
+    def states(self) -> list[str]:
+        return [event.state for event in self.events if isinstance(event, Link)]
