@@ -25,6 +25,7 @@ from cloud_verifier.settings import Settings
 from edge_client.client import EdgeClient
 from edge_client.conversation import Conversation
 from edge_client.device import Device
+from edge_client.tools.emulated_network import LinkProxy, Profile
 from export.build import BuildSettings, build
 from moa.config import DrafterConfig
 from moa.grammar.matcher import TextMask
@@ -86,6 +87,24 @@ async def verifier(
     )
     async with Verifier(dataclasses.replace(served, facts=facts), settings, auth).open() as running:
         yield running
+
+
+@contextlib.asynccontextmanager
+async def linked(
+    other: Device | None = None,
+    profile: Profile | None = None,
+    settings: Settings = verifier_kit.SETTINGS,
+    *,
+    drafter: bool = True,
+    **how: Any,
+) -> AsyncIterator[tuple[EdgeClient, Verifier, LinkProxy]]:
+    """A client of this device with these settings, its verifier, and the link between them."""
+    async with (
+        verifier(settings, drafter=drafter) as running,
+        LinkProxy("127.0.0.1", running.transport.port, profile) as link,
+        EdgeClient(verifier=link.url, device=other or device(), **how) as client,
+    ):
+        yield client, running, link
 
 
 class OracleDrafter:

@@ -13,8 +13,7 @@ from websockets.typing import Subprotocol
 
 from edge_client import ask
 from edge_client.client import EdgeClient
-from edge_client.events import Done, Notice, Token
-from edge_client.tools.emulated_network import LinkProxy
+from edge_client.events import Done, Link, Prompt, Token
 from moa.errors import UsageError
 from moa.wire import SUBPROTOCOL, encode
 from moa.wire.messages import Welcome, WireLimits
@@ -26,29 +25,15 @@ COUNT = 16
 
 
 @pytest.mark.parametrize("draft", ["device", "server"])
-async def test_sixteen_at_once_are_exact_and_share_fairly(draft: Any) -> None:
-    order: list[int] = []
-
-    async def converse(client: EdgeClient, seed: int) -> None:
-        ids, tokens = verifier_kit.prompt(seed, 12), []
-        async for event in client.generate(ids=ids, max_new_tokens=COUNT):
-            if isinstance(event, Token):
-                assert event.status == "verified"
-                tokens.append(event.id)
-                order.append(seed)
-        assert tokens == truth(ids)[:COUNT]
-
-    settings = verifier_kit.SETTINGS
-    async with (
-        kit.verifier(settings) as running,
-        EdgeClient(verifier=running.transport.url, device=kit.device(), draft=draft, offline_after=60.0) as client,
-    ):
+async def test_sixteen_at_once_are_exact_over_one_connection(draft: Any) -> None:
+    prompts = [verifier_kit.prompt(seed, 12) for seed in range(16)]
+    async with kit.linked(draft=draft, offline_after=60.0, max_new_tokens=COUNT) as (client, _, link):
         await client.wait_online()
-        await asyncio.gather(*(converse(client, seed) for seed in range(16)))
-        assert client.link is not None
-        assert client.link.connections == 1
-    ends = sorted(max(i for i, seed in enumerate(order) if seed == one) for one in set(order))
-    assert len(ends) == 16
+        readers = await asyncio.gather(*(kit.transcribe(client, ids) for ids in prompts))
+        assert link.connections == 1
+    for ids, reader in zip(prompts, readers, strict=True):
+        assert reader.tokens == truth(ids)[:COUNT]
+        assert all(isinstance(event, Prompt | Token | Link | Done) for event in reader.events), "nothing was offline"
 
 
 async def test_a_conversation_takes_little_memory() -> None:
@@ -85,10 +70,7 @@ async def test_a_client_that_is_closed_answers_nothing() -> None:
 @pytest.mark.parametrize("draft", ["device", "server"])
 async def test_cancelled_turns_leave_nothing_behind(draft: Any) -> None:
     """Cancelled at every moment, from before the opening is answered to the end."""
-    async with (
-        kit.verifier() as running,
-        EdgeClient(verifier=running.transport.url, device=kit.device(), draft=draft) as client,
-    ):
+    async with kit.linked(draft=draft) as (client, running, _):
         await client.wait_online()
         for leave_after in range(40):
             turn = client.generate(ids=verifier_kit.prompt(leave_after, 12), max_new_tokens=20)
@@ -117,15 +99,11 @@ async def _take(turn: Any, events: int) -> None:
 
 async def test_settings_of_a_turn_and_between_turns() -> None:
     ids = verifier_kit.prompt(3, 12)
-    async with (
-        kit.verifier() as running,
-        EdgeClient(verifier=running.transport.url, device=kit.device(), offline_after=60.0) as client,
-        client.conversation() as conversation,
-    ):
+    async with kit.linked(offline_after=60.0) as (client, _, _), client.conversation() as conversation:
         warm = {"temperature": 0.9, "seed": 4}
         for sampling in ({}, warm, {}):
-            transcript = await kit.transcribe(conversation, ids, max_new_tokens=COUNT, **sampling)
-            assert transcript.tokens == truth(ids, **sampling)[:COUNT]
+            reader = await kit.transcribe(conversation, ids, max_new_tokens=COUNT, **sampling)
+            assert reader.tokens == truth(ids, **sampling)[:COUNT]
         client.settings = dataclasses.replace(client.settings, max_new_tokens=5, **warm)
         assert (await kit.transcribe(conversation, ids)).tokens == truth(ids, **warm)[:5]
 
@@ -146,40 +124,26 @@ async def test_the_next_turn_of_a_chat_only_adds_ids() -> None:
         assert codec.decode_all(whole).startswith(codec.decode_all(said).removesuffix("<|end|>"))
 
 
-async def test_a_chat_that_outgrows_the_context_goes_on_without_its_oldest_turns() -> None:
-    question = "Count these words: " + "apple, pen, lamp, " * 60
-    async with EdgeClient(offline=True, max_new_tokens=4) as client, client.conversation() as conversation:
-        notices, most = [], client.shared.max_context
-        for _ in range(9):
-            notices += [e.message async for e in conversation.generate(question) if isinstance(e, Notice)]
-            assert len(conversation.ids) <= most
-        assert len(conversation.chat.messages) == 18
-    assert [notice for notice in notices if "the context is full" in notice]
-    assert "oldest messages are no longer sent" in notices[0]
-
-
 async def test_what_stayed_provisional_is_checked_later() -> None:
     ids = verifier_kit.prompt(5, 12)
     async with (
-        kit.verifier() as running,
-        LinkProxy("127.0.0.1", running.transport.port) as proxy,
-        EdgeClient(verifier=proxy.url, device=kit.device(), offline_after=0.05, reconnect_seconds=0.05) as client,
+        kit.linked(offline_after=0.05, reconnect_seconds=0.05) as (client, _, link),
         client.conversation() as conversation,
     ):
-        proxy.go_down()
+        link.go_down()
         how = {"max_new_tokens": COUNT, "max_offline_tokens": 0, "settle_seconds": 0.1}
-        transcript = await kit.transcribe(conversation, ids, **how)
-        assert not any(transcript.verified)
+        reader = await kit.transcribe(conversation, ids, **how)
+        assert not any(reader.verified)
         assert conversation.unverified
-        proxy.restore()
+        link.restore()
         await client.wait_online(30)
         while conversation.unverified:  # each time waits for 0.1 s, which a busy machine may need for less than all
-            transcript.done = None
+            reader.done = None
             async for event in conversation.recheck():
-                transcript.take(event)
-        assert transcript.tokens == truth(ids)[:COUNT]
-        assert all(transcript.verified)
-        assert conversation.ids == [*ids, *transcript.tokens]
+                reader.take(event)
+        assert reader.tokens == truth(ids)[:COUNT]
+        assert all(reader.verified)
+        assert conversation.ids == [*ids, *reader.tokens]
 
 
 def test_one_question_without_an_event_loop() -> None:

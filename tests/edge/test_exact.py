@@ -12,7 +12,6 @@ import pytest
 from edge_client.client import EdgeClient
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 from moa.sampling import SamplingSettings
-from moa.wire.messages import Ack, Activations, ClientMessage
 from tests.edge import kit
 from tests.tiny import EOS
 from tests.verifier import kit as verifier_kit
@@ -44,35 +43,28 @@ async def test_over_a_good_link(way: str, sampling: dict[str, Any]) -> None:
             settings = {**WAYS[way], "sync": sync, "max_new_tokens": COUNT, **sampling}
             device = kit.device() if seed == 0 else kit.oracle([*ids, *expected], seed=seed)
             async with EdgeClient(verifier=running.transport.url, device=device, **settings) as client:
-                transcript = await kit.transcribe(client, ids)
-            assert transcript.tokens == expected
-            assert all(transcript.verified)
-            assert transcript.done is not None
-            assert transcript.done.reason == ("eos" if expected[-1] == EOS else "length")
+                reader = await kit.transcribe(client, ids)
+            assert reader.tokens == expected
+            assert all(reader.verified)
+            assert reader.done is not None
+            assert reader.done.reason == ("eos" if expected[-1] == EOS else "length")
 
 
 @pytest.mark.parametrize("draft", ["device", "server"])
 async def test_one_connection_serves_one_conversation_after_another(draft: Any) -> None:
-    async with (
-        kit.verifier() as running,
-        EdgeClient(
-            verifier=running.transport.url, device=kit.device(), draft=draft, guess_ahead=False, max_new_tokens=COUNT
-        ) as client,
-    ):
+    async with kit.linked(draft=draft, guess_ahead=False, max_new_tokens=COUNT) as (client, _, link):
         for seed in range(3):
             ids = verifier_kit.prompt(seed, 12)
-            transcript = await kit.transcribe(client, ids)
-            assert transcript.tokens == truth(ids)
-            assert transcript.done is not None
-            assert transcript.done.stats["offline_tokens"] == 0, "the session must be opened without a reconnection"
-            assert (transcript.done.stats["overhead_ms"] is not None) == (draft == "device")
-        assert client.link is not None
-        assert client.link.connections == 1
+            reader = await kit.transcribe(client, ids)
+            assert reader.tokens == truth(ids)
+            assert reader.done is not None
+            assert reader.done.stats["offline_tokens"] == 0, "the session must be opened without a reconnection"
+            assert (reader.done.stats["overhead_ms"] is not None) == (draft == "device")
+        assert link.connections == 1
 
 
 async def test_more_conversations_than_the_verifier_has_slots() -> None:
     """Its opening is refused for a while, and so is the round that was sent right behind it."""
-    settings = dataclasses.replace(verifier_kit.SETTINGS, slots=1)
 
     async def converse(seed: int) -> None:
         ids = verifier_kit.prompt(seed, 12)
@@ -81,65 +73,29 @@ async def test_more_conversations_than_the_verifier_has_slots() -> None:
         async with EdgeClient(verifier=running.transport.url, device=device, **how) as client:
             assert (await kit.transcribe(client, ids)).tokens == truth(ids)
 
-    async with kit.verifier(settings) as running:
+    async with kit.verifier(dataclasses.replace(verifier_kit.SETTINGS, slots=1)) as running:
         await asyncio.gather(*(converse(seed) for seed in range(3)))
 
 
-async def test_records_of_a_conversation_that_is_over_are_acknowledged() -> None:
-    """Otherwise every conversation would use up part of the window, until no more records come."""
-    acknowledged, payload = 0, 0
-    async with (
-        kit.verifier() as running,
-        EdgeClient(verifier=running.transport.url, device=kit.device(), draft="device", max_new_tokens=8) as client,
-    ):
-        await client.wait_online()
-        assert client.link is not None
-        send, receive = client.link.send, client.link._receive
-
-        async def sending(message: ClientMessage) -> None:
-            nonlocal acknowledged
-            acknowledged = message.received if isinstance(message, Ack) else acknowledged
-            await send(message)
-
-        async def receiving(connection: Any) -> Any:
-            nonlocal payload
-            size, message = await receive(connection)
-            payload += len(message.payload) if isinstance(message, Activations) else 0
-            return size, message
-
-        client.link.send, client.link._receive = sending, receiving  # type: ignore[method-assign]
-        for seed in range(4):
-            await kit.transcribe(client, verifier_kit.prompt(seed, 40))
-        async with asyncio.timeout(300):
-            while acknowledged != payload or not payload:
-                await kit.transcribe(client, verifier_kit.prompt(9, 12))
-
-
-@pytest.mark.parametrize("profile", ["5g", "4g-weak"])
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "auto"])
-async def test_over_a_bad_link(profile: str, way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "profile"),
+    [("device", "4g-weak"), ("server", "5g"), ("device, guessing ahead", "5g"), ("auto, guessing ahead", "4g-weak")],
+)
+async def test_over_a_bad_link(way: str, profile: str) -> None:
     ids = verifier_kit.prompt(5, 12)
     expected = truth(ids)
-    async with (
-        kit.verifier() as running,
-        LinkProxy("127.0.0.1", running.transport.port, PROFILES[profile]) as link,
-        EdgeClient(
-            verifier=link.url, device=kit.oracle([*ids, *expected]), max_new_tokens=COUNT, **WAYS[way]
-        ) as client,
-    ):
-        transcript = await kit.transcribe(client, ids)
-    assert transcript.tokens == expected
-    assert all(transcript.verified)
+    device = kit.oracle([*ids, *expected])
+    async with kit.linked(device, PROFILES[profile], max_new_tokens=COUNT, **WAYS[way]) as (client, _, _):
+        reader = await kit.transcribe(client, ids)
+    assert reader.tokens == expected
+    assert all(reader.verified)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "auto"])
 async def test_cuts_at_random_bytes_change_nothing(way: str) -> None:
     rng = random.Random(0)
     wanted, cuts = 6, 0
-    async with (
-        kit.verifier() as running,
-        LinkProxy("127.0.0.1", running.transport.port, PROFILES["loopback"]) as link,
-    ):
+    async with kit.verifier() as running, LinkProxy("127.0.0.1", running.transport.port) as link:
         for run in range(20 * wanted):  # where a cut falls depends on timing, and so does how many runs it takes
             if cuts >= wanted:
                 break
@@ -150,12 +106,12 @@ async def test_cuts_at_random_bytes_change_nothing(way: str) -> None:
             settings = kit.FAST | {**WAYS[way], "max_new_tokens": COUNT, **sampling}
             async with EdgeClient(verifier=link.url, device=device, **settings) as client:
                 cutting = asyncio.create_task(_keep_cutting(link, rng))
-                transcript = await kit.transcribe(client, ids)
+                reader = await kit.transcribe(client, ids)
                 cutting.cancel()
                 cuts += (await asyncio.gather(cutting, return_exceptions=True)).count(None)
                 cuts += client.link.connections - 1 if client.link else 0
-            assert transcript.tokens == expected, (run, way)
-            assert all(transcript.verified)
+            assert reader.tokens == expected, (run, way)
+            assert all(reader.verified)
     assert cuts >= wanted
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -14,8 +12,6 @@ import pytest
 
 from edge_client.client import EdgeClient
 from edge_client.events import Token
-from edge_client.link.websocket import tls_context
-from edge_client.tools.emulated_network import LinkProxy
 from moa.model.target import Row, Step
 from moa.process.listening import Port
 from tests.edge import kit
@@ -25,7 +21,6 @@ from tests.verifier import kit as verifier_kit
 IDS = verifier_kit.prompt(3, 12)
 COUNT = 24
 SOON: dict[str, Any] = {"offline_after": 0.2, "reconnect_seconds": 0.2, "settle_seconds": 60.0, "connect_seconds": 1.0}
-BOTH = pytest.mark.parametrize("draft", ["device", "server"])
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 PORTAL = b"<html><title>Welcome to Train WiFi</title><form>Accept our terms</form></html>"
@@ -47,12 +42,12 @@ async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while await reader.read(1000):
-            pass
+    while await reader.read(1000):
+        pass
 
 
-TROUBLE: dict[str, Handler] = {
+TROUBLE: dict[str, Handler | None] = {
+    "nobody there": None,
     "502": http("502 Bad Gateway"),
     "500": http("500 Internal Server Error"),
     "404": http("404 Not Found"),
@@ -65,31 +60,42 @@ TROUBLE: dict[str, Handler] = {
 
 
 @contextlib.asynccontextmanager
-async def troubled(handler: Handler, port: int) -> AsyncIterator[tuple[int, Callable[[], None]]]:
-    """A port with a failure until the second value is called; then it forwards to the verifier at `port`."""
-    well, writers = False, list[asyncio.StreamWriter]()
+async def troubled(handler: Handler | None, to: int) -> AsyncIterator[tuple[int, Callable[[], None]]]:
+    """A port with a failure until the second value is called; then it forwards to the verifier at the port `to`."""
+    writers = list[asyncio.StreamWriter]()
+    tasks = list[asyncio.Task[asyncio.Server]]()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
-        if not well:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            if handler is not None:
                 await handler(reader, writer)
-            return
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(_pipe(reader, inner_writer), _pipe(inner_reader, writer))
+                return
+            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", to)
+            await asyncio.gather(_pipe(reader, inner_writer), _pipe(inner_reader, writer))
+
+    def listen() -> None:
+        tasks.append(asyncio.create_task(asyncio.start_server(talk, "127.0.0.1", port)))
 
     def recover() -> None:
-        nonlocal well
-        well = True
+        nonlocal handler
+        handler = None
+        if not tasks:
+            listen()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1], recover
-    finally:
-        server.close()
-        for writer in writers:
-            writer.transport.abort()
-        await asyncio.sleep(0)
+    with Port("127.0.0.1", 0) as taken:  # nobody listens there
+        port = taken.number
+        if handler is not None:
+            listen()
+            await tasks[0]
+        try:
+            yield port, recover
+        finally:
+            for task in tasks:
+                (await task).close()
+            for writer in writers:
+                writer.transport.abort()
+            await asyncio.sleep(0)
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,16 +107,16 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.close()
 
 
-async def survives(client: EdgeClient, recover: Callable[[], None], ids: Sequence[int] = IDS) -> kit.Reader:
+async def survives(client: EdgeClient, recover: Callable[[], None] = lambda: None) -> kit.Reader:
     """An answer that continues during the failure and ends verified after it."""
-    transcript = kit.Reader()
-    async for event in client.generate(ids=ids):
-        transcript.take(event)
-        if isinstance(event, Token) and event.status == "provisional" and len(transcript.tokens) >= 3:
+    reader = kit.Reader()
+    async for event in client.generate(ids=IDS):
+        reader.take(event)
+        if isinstance(event, Token) and event.status == "provisional" and len(reader.tokens) >= 3:
             recover()
-    assert transcript.tokens == truth(ids)[:COUNT]
-    assert all(transcript.verified)
-    return transcript
+    assert reader.tokens == truth(IDS)[:COUNT]
+    assert all(reader.verified)
+    return reader
 
 
 @pytest.mark.parametrize(("trouble", "draft"), [*((trouble, "device") for trouble in TROUBLE), ("502", "server")])
@@ -126,123 +132,38 @@ async def test_what_answers_instead_of_a_verifier(trouble: str, draft: Any) -> N
         await survives(client, recover)
 
 
-@BOTH
-async def test_a_port_that_refuses(draft: Any) -> None:
-    stack = contextlib.AsyncExitStack()
-    async with kit.verifier() as running, stack:
-        port = stack.enter_context(Port("127.0.0.1", 0)).number
-
-        def recover() -> None:
-            nonlocal opening
-            opening = opening or asyncio.ensure_future(_forward(port, running.transport.port, stack))
-
-        opening: asyncio.Future[None] | None = None
-        async with EdgeClient(
-            verifier=f"ws://127.0.0.1:{port}", device=kit.device(), draft=draft, max_new_tokens=COUNT, **SOON
-        ) as client:
-            await survives(client, recover)
-
-
-async def _forward(port: int, to: int, stack: contextlib.AsyncExitStack) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", to)
-        await asyncio.gather(_pipe(reader, inner_writer), _pipe(inner_reader, writer))
-
-    server = await asyncio.start_server(talk, "127.0.0.1", port)
-    stack.callback(server.close)
-
-
-async def test_a_name_that_cannot_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = False
-    loop = asyncio.get_running_loop()
-    real = loop.getaddrinfo
-
-    async def resolve(host: Any, port: Any, **how: Any) -> Any:
-        if host == "verifier.test":
-            if not known:
-                raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-            host = "127.0.0.1"
-        return await real(host, port, **how)
-
-    def recover() -> None:
-        nonlocal known
-        known = True
-
-    monkeypatch.setattr(loop, "getaddrinfo", resolve)
-    async with kit.verifier() as running:
-        url = f"ws://verifier.test:{running.transport.port}"
-        async with EdgeClient(verifier=url, device=kit.device(), max_new_tokens=COUNT, **SOON) as client:
-            await survives(client, recover)
-
-
-async def test_tls_that_fails() -> None:
-    async with (
-        kit.verifier() as running,
-        EdgeClient(
-            verifier=f"wss://localhost:{running.transport.port}", device=kit.device(), max_new_tokens=8, **SOON
-        ) as client,
-    ):
-        transcript = await kit.transcribe(client, IDS, settle_seconds=0.5)
-        assert len(transcript.tokens) == 8
-        assert not any(transcript.verified)
-        assert client.link is not None
-        assert client.link.dialling.failures >= 1
-        assert "wss://localhost" in str(client.link.dialling.last_error)
-    assert isinstance(tls_context(""), ssl.SSLContext)
-
-
-@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "not a proxy", "http://[::1", "socks9://x"])
-async def test_proxy_variables_do_not_stand_before_this_machine(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "nonsense://["])
+async def test_proxy_variables_do_not_stand_before_this_machine_and_elsewhere_a_bad_one_is_an_ordinary_failure(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "ws_proxy"):
         monkeypatch.setenv(name, proxy)
-    async with (
-        kit.verifier() as running,
-        EdgeClient(verifier=running.transport.url, device=kit.device(), max_new_tokens=8) as client,
-    ):
-        assert all((await kit.transcribe(client, IDS)).verified)
-
-
-async def test_a_malformed_proxy_is_an_ordinary_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.setenv(name, "nonsense://[")
-    async with EdgeClient(verifier="ws://10.255.255.1:9", device=kit.device(), max_new_tokens=8, **SOON) as client:
-        transcript = await kit.transcribe(client, IDS, settle_seconds=0.3)
-    assert len(transcript.tokens) == 8
-
-
-@BOTH
-async def test_a_verifier_that_stands_still_for_a_while(draft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Like SIGSTOP: connections stay open, no bytes move."""
-    async with (
-        kit.verifier() as running,
-        LinkProxy("127.0.0.1", running.transport.port) as proxy,
-        EdgeClient(verifier=proxy.url, device=kit.device(), draft=draft, max_new_tokens=COUNT, **SOON) as client,
-    ):
-        await client.wait_online(60)
-        proxy.go_silent()
-        await survives(client, proxy.restore)
+    async with kit.verifier() as running:
+        for address, verified in ((running.transport.url, True), ("ws://10.255.255.1:9", False)):
+            how = SOON | {"verifier": address, "settle_seconds": 60.0 if verified else 0.3, "max_new_tokens": 8}
+            async with EdgeClient(device=kit.device(), **how) as client:
+                reader = await kit.transcribe(client, IDS)
+            assert reader.verified == [verified] * 8
 
 
 async def test_a_target_that_takes_long_for_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pings are answered meanwhile, so the connection is kept however long a forward takes."""
     device = kit.oracle([*IDS, *truth(IDS)], 1.0)
-    async with (
-        kit.verifier() as running,
-        EdgeClient(
-            verifier=running.transport.url, device=device, draft="device", max_new_tokens=COUNT, offline_after=0.2
-        ) as client,
-    ):
+    how: dict[str, Any] = {"draft": "device", "max_new_tokens": COUNT, "offline_after": 0.2, "keepalive_seconds": 0.3}
+    async with kit.linked(device, **how) as (client, running, link):
         await client.wait_online(60)
-        real = running.engine.target.forward
+        real, forwards = running.engine.target.forward, 0
 
         def slow(rows: Sequence[Row]) -> Step:
-            time.sleep(0.3)
+            nonlocal forwards
+            forwards += 1
+            time.sleep(0.9 if forwards == 2 else 0.2)
             return real(rows)
 
         monkeypatch.setattr(running.engine.target, "forward", slow)
-        transcript = await survives(client, lambda: None)
-        assert client.link is not None
-        assert client.link.connections == 1
-    assert "provisional" in {event.status for event in transcript.events if isinstance(event, Token)}
+        reader = await survives(client)
+        assert link.connections == 1
+    assert "provisional" in {event.status for event in reader.events if isinstance(event, Token)}
 
 
 async def test_a_silent_network_is_written_over_soon() -> None:
