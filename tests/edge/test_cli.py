@@ -21,14 +21,9 @@ import msgspec
 import pytest
 
 from edge_client.cli import main, parser
-from edge_client.cli.generate import Record
 from edge_client.cli.serve import tell_of_the_verifier
 from edge_client.client import EdgeClient
 from edge_client.device import embedded_bundle
-from edge_client.events import Confirm, Done, Event, Notice, Prompt, Retract, Token
-from edge_client.screen.live import LiveView
-from edge_client.screen.terminal import PipeView
-from edge_client.screen.views import make_view
 from moa.bundle import GOLDEN, Bundle, sha256, write_golden, write_manifest
 from moa.manifest import FileEntry
 from moa.process.listening import Port
@@ -36,7 +31,6 @@ from moa.wire import Code, encode
 from moa.wire.messages import Error
 from tests.edge import kit
 from tests.edge.link.test_websocket import stranger
-from tests.verifier.kit import principals
 
 _BLOCKED = """
 import sys
@@ -96,10 +90,13 @@ def test_text_goes_to_a_pipe_and_remarks_do_not() -> None:
     assert result.returncode == 0
     assert json.loads(offline("--json", "hello").stdout)["text"] == result.stdout.decode()[:-1]
     assert b"nothing of this was verified" in result.stderr
-
-
-def test_the_prompt_may_come_from_standard_input() -> None:
-    assert offline("-", input=b"hello\n").stdout == offline("hello").stdout
+    assert offline("-", input=b"hello\n").stdout == result.stdout, "the prompt may come from standard input"
+    failed = offline("--require-verified", "--quiet", "hello")
+    assert (failed.returncode, failed.stdout) == (1, result.stdout)
+    assert b"not all of this was verified" in failed.stderr
+    quiet = offline("--quiet", "hello", "--temperature", "1")
+    assert (quiet.returncode, quiet.stderr) == (0, b"")
+    assert quiet.stdout
 
 
 def test_words_files_and_what_is_piped_in_are_one_prompt(tmp_path: Path) -> None:
@@ -110,26 +107,12 @@ def test_words_files_and_what_is_piped_in_are_one_prompt(tmp_path: Path) -> None
     assert alone["prompt_ids"] == kit.device().codec.encode("a file")
 
 
-def test_a_prompt_of_bytes_that_are_no_text_is_one_line() -> None:
-    result = offline(b"a\xff")
-    assert result.returncode == 2
-    assert b"the prompt is not text" in result.stderr
-    assert result.stderr.count(b"\n") == 1
-
-
 def test_events_as_lines() -> None:
     result = offline("--jsonl", "hello")
     events = [json.loads(line) for line in result.stdout.splitlines()]
     story = [event["event"] for event in events if event["event"] not in ("notice", "link")]
     assert story == ["prompt", *["token"] * 5, "done"]
     assert result.stderr == b""
-
-
-def test_quiet_is_the_text_alone() -> None:
-    result = offline("--quiet", "hello", "--temperature", "1")
-    assert result.returncode == 0
-    assert result.stderr == b""
-    assert result.stdout
 
 
 def test_a_process_that_is_told_to_end_writes_what_it_has() -> None:
@@ -147,25 +130,12 @@ def test_a_process_that_is_told_to_end_writes_what_it_has() -> None:
     assert b"Traceback" not in said
 
 
-def test_log_probabilities_have_no_place_in_plain_text() -> None:
-    result = offline("--logprobs", "3", "hello")
-    assert result.returncode == 2
-    assert b"add --json or --jsonl" in result.stderr
-
-
 def test_a_mistake_in_a_chat_that_is_piped_in_is_told_and_the_rest_goes_on() -> None:
     result = run("chat", "--offline", input=b"/nonsense\n/help\n")
     assert result.returncode == 2
     assert b"there is no /nonsense" in result.stdout + result.stderr
     assert b"/quit" in result.stdout + result.stderr
     assert run("chat", "--offline", input=b"/help\n").returncode == 0
-
-
-def test_what_must_be_verified_and_is_not_fails() -> None:
-    result = offline("--require-verified", "--quiet", "hello")
-    assert result.returncode == 1
-    assert result.stdout == offline("hello").stdout
-    assert b"not all of this was verified" in result.stderr
 
 
 def test_sampling_draws_a_seed_and_says_it() -> None:
@@ -184,6 +154,8 @@ def test_sampling_draws_a_seed_and_says_it() -> None:
         (["generate", "--raw", "  "], {}, b"the prompt is empty"),
         (["generate", "--raw", "-"], {"input": b"\xff\xfe\x00binary"}, b"not text"),
         (["generate", "--raw", "-"], {"input": b""}, b"the prompt is empty"),
+        (["generate", "--raw", b"a\xff"], {}, b"the prompt is not text"),
+        (["generate", "--raw", "--logprobs", "3", "hello"], {}, b"add --json or --jsonl"),
         (["generate", "--raw", "x" * 600], {}, b"the context holds"),
         (["generate", "hello", "--temperature", "-1"], {}, b"temperature must be"),
         (["generate", "hello", "--verifier", "example.org:8765"], {}, b"did you mean ws://example.org:8765?"),
@@ -201,7 +173,7 @@ def test_sampling_draws_a_seed_and_says_it() -> None:
         (["generate", "hello", "--verifier", "ws://127.0.0.1:65536"], {}, b"no verifier address"),
     ],
 )
-def test_a_mistake_is_one_clear_line(arguments: Sequence[str], how: Any, what: bytes) -> None:
+def test_a_mistake_is_one_clear_line(arguments: Sequence[Any], how: Any, what: bytes) -> None:
     environment = {"MOA_EDGE_BUNDLE": str(kit.pair() / "bundle"), "MOA_EDGE_CONNECT_SECONDS": "1"}
     result = run(*arguments, environment=environment, **how)
     assert result.returncode in (1, 2)
@@ -213,16 +185,13 @@ def test_a_mistake_is_one_clear_line(arguments: Sequence[str], how: Any, what: b
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_does_not_lose_the_answer() -> None:
     expected = offline("hello").stdout
-    with open("/dev/full", "wb") as full:
-        result = offline("hello", stdout=full, stderr=subprocess.PIPE, capture_output=False)
-    assert result.returncode == 1
-    assert expected.strip() in result.stderr
-    assert b"could not be written: No space left" in result.stderr
-    with open("/dev/full", "wb") as full:
-        result = offline("hello", "--json", stdout=full, stderr=subprocess.PIPE, capture_output=False)
-    assert result.returncode == 1
-    assert json.loads(result.stderr.splitlines()[0])["text"] == expected.decode()[:-1]
-    assert b"could not be written: No space left" in result.stderr
+    for form in ([], ["--json"]):
+        with open("/dev/full", "wb") as full:
+            result = offline("hello", *form, stdout=full, stderr=subprocess.PIPE, capture_output=False)
+        assert result.returncode == 1
+        assert b"could not be written: No space left" in result.stderr
+        saved = json.loads(result.stderr.splitlines()[0])["text"].encode() if form else result.stderr
+        assert expected.strip() in saved
 
 
 def test_an_answer_that_outgrows_the_context_says_so() -> None:
@@ -231,21 +200,10 @@ def test_an_answer_that_outgrows_the_context_says_so() -> None:
     assert b"the context is full" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("code", "what"),
-    [(Code.VERSION, b"update the older end"), (Code.TARGET, b"the bundle that was made for this target")],
-)
-async def test_a_verifier_that_refuses_is_one_clear_line(code: Code, what: bytes) -> None:
-    forms = [[], ["--json"], ["--quiet"], ["--require-verified"]] if code == Code.TARGET else [[]]
-    async with stranger(encode(Error(code=code, message="not with you"))) as url:
-        for form in forms:
-            await refused(["--verifier", url, *form], b"not with you", what)
-
-
-async def test_a_wrong_token_is_one_clear_line(tmp_path: Path) -> None:
-    auth, _ = principals(tmp_path, "edge")
-    async with kit.verifier(auth=auth) as running:
-        await refused(["--verifier", running.transport.url, "--token", "wrong"], b"refused the token", b"--token")
+async def test_a_verifier_that_refuses_is_one_clear_line() -> None:
+    async with stranger(encode(Error(code=Code.TARGET, message="not with you"))) as url:
+        for form in ([], ["--quiet"]):
+            await refused(["--verifier", url, *form], b"not with you", b"the bundle that was made for this target")
 
 
 async def test_a_chat_in_a_pipe_that_the_verifier_refuses_is_no_success_either() -> None:
@@ -332,103 +290,6 @@ def test_doctor_finds_a_bad_authority_like_any_other_fault() -> None:
 def test_every_flag_is_a_setting() -> None:
     for command in ("generate", "chat", "audit", "bench", "demo", "doctor", "inspect"):
         parser().parse_args([command])
-
-
-STORY: list[Event] = [
-    Prompt(ids=[1, 2]),
-    Token(position=2, id=5, text="one\n", status="verified"),
-    Token(position=3, id=6, text="two", status="provisional"),
-    Token(position=4, id=7, text="three", status="provisional"),
-    Confirm(start=3, stop=4),
-    Retract(start=4, stop=5, characters=7),
-    Token(position=4, id=8, text="four", status="verified"),
-    Done(reason="length", verified=True, text="one\ntwofour", stats={}),
-]
-
-
-def test_a_pipe_sees_only_what_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    with PipeView() as view:
-        for event in STORY:
-            view.take(event)
-            assert "three" not in capsys.readouterr().out
-    with PipeView() as view:
-        for event in STORY:
-            view.take(event)
-    assert capsys.readouterr().out == "one\ntwofour\n"
-
-
-def test_a_terminal_sees_everything_and_ends_with_the_text() -> None:
-    from rich.console import Console
-
-    stats = {
-        "tokens": 3,
-        "first_token_seconds": 0.1,
-        "last_token_seconds": 0.2,
-        "calls": 1,
-        "tokens_per_round": None,
-        "retracted": 1,
-    }
-    console = Console(force_terminal=True, width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    view = make_view(console=console)
-    assert isinstance(view, LiveView)
-    with view:
-        for event in STORY:
-            view.take(Done(reason="length", verified=True, text="", stats=stats) if isinstance(event, Done) else event)
-    text = console.export_text()
-    assert "one\n" in text
-    assert "twofour" in text
-    assert "1 corrected" in text
-    console.file.close()
-
-
-@pytest.mark.parametrize(("status", "says"), [("provisional", "nothing verified"), ("verified", "not all verified")])
-def test_how_much_is_verified_and_the_context_is_full_is_on_the_screen(status: Any, says: str) -> None:
-    from rich.console import Console
-
-    stats = {
-        "tokens": 2,
-        "first_token_seconds": 1.0,
-        "last_token_seconds": 1.25,
-        "seconds": 6.0,
-        "calls": 1,
-        "tokens_per_round": None,
-        "retracted": 0,
-    }
-    with open(os.devnull, "w") as nowhere:
-        console = Console(force_terminal=True, width=120, record=True, file=nowhere)
-        with make_view(console=console, context=64) as view:
-            view.take(Prompt(ids=[1, 2, 3]))
-            view.take(Token(position=3, id=5, text="one", status=status))
-            view.take(Token(position=4, id=5, text="two", status="provisional"))
-            view.take(Done(reason="length", verified=False, text="onetwo", stats=stats))
-        text = console.export_text()
-    assert "2 tokens · 2/s · first after 1.0 s · 1 call · " in text, "the wait at the end is no part of the speed"
-    assert f"{says} · ended by length · context 5 of 64\n" in text
-
-
-def test_a_remark_waits_for_the_end_of_the_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", sys.stdout)  # as in `make demo 2>&1 | less`
-    with PipeView() as view:
-        view.take(Prompt(ids=[1]))
-        view.take(Notice(message="before"))
-        view.take(Token(position=1, id=5, text="a gar", status="verified"))
-        view.take(Notice(message="the link is cut"))
-        view.take(Token(position=2, id=6, text="den\nand", status="verified"))
-        view.take(Token(position=3, id=6, text="\n", status="verified"))
-    assert capsys.readouterr().out == "edge-client: before\na garden\nand\nedge-client: the link is cut\n"
-
-
-def test_the_record_holds_ids_and_statuses() -> None:
-    record = Record()
-    for event in STORY:
-        record.take(event)
-    report = record.report()
-    assert report["token_ids"] == [5, 6, 8]
-    assert report["status"] == ["verified"] * 3
-    assert [event["event"] for event in report["events"]] == ["confirm", "retract"]
-    msgspec.json.encode(report)
 
 
 def test_that_a_port_is_taken_is_said_before_anything_is_loaded() -> None:

@@ -1,37 +1,57 @@
-"""The screen: control sequences are escaped, no text is shown twice or lost."""
+"""What is shown of an answer: control sequences are escaped, no text is shown twice or lost."""
 
 from __future__ import annotations
 
 import io
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 from rich.segment import ControlType
 from rich.text import Text
 
-from edge_client.events import Done, Event, Link, Notice, Prompt, Token
+from edge_client.cli.generate import Record
+from edge_client.events import Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.screen.live import LiveView, Region
 from edge_client.screen.terminal import PipeView
-from edge_client.screen.views import make_console
+from edge_client.screen.views import make_console, make_view
 
 STATS = {
-    "tokens": 1,
-    "first_token_seconds": 0.1,
-    "last_token_seconds": 0.2,
-    "calls": 1,
-    "tokens_per_round": None,
-    "retracted": 0,
+    **{"tokens": 2, "calls": 1, "retracted": 1, "tokens_per_round": None},
+    **{"first_token_seconds": 1.0, "last_token_seconds": 1.25, "seconds": 6.0},
 }
 HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\u202ed"
 
 
-def shown(events: Sequence[Event]) -> str:
+def token(position: int, text: str, status: Any = "verified") -> Token:
+    return Token(position=position, id=position, text=text, status=status)
+
+
+def done(text: str, *, verified: bool = True) -> Done:
+    return Done(reason="length", verified=verified, text=text, stats=STATS)
+
+
+STORY: list[Event] = [
+    Prompt(ids=[1, 2]),
+    token(2, "one\n"),
+    token(3, "two", "provisional"),
+    token(4, "three", "provisional"),
+    Confirm(start=3, stop=4),
+    Retract(start=4, stop=5, characters=7),
+    token(4, "four"),
+    done("one\ntwofour"),
+]
+
+
+def shown(events: Sequence[Event], **how: Any) -> str:
     """What a terminal is sent, without rich's own control sequences."""
     out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=80, record=True, color_system=None)
-    with LiveView(console) as view:
+    console = Console(file=out, force_terminal=True, width=120, record=True, color_system=None)
+    with make_view(console=console, **how) as view:
+        assert isinstance(view, LiveView)
         for event in events:
             view.take(event)
     assert "\x1b]0" not in out.getvalue()
@@ -39,42 +59,85 @@ def shown(events: Sequence[Event]) -> str:
     return console.export_text()
 
 
-def test_what_a_verifier_hides_in_text_is_seen_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+def piped(events: Sequence[Event]) -> None:
+    with PipeView() as view:
+        for event in events:
+            view.take(event)
+
+
+def test_a_pipe_sees_only_what_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    piped(STORY[:-1])
+    assert capsys.readouterr().out == "one\ntwofour"
+    piped(STORY[:4])
+    assert capsys.readouterr().out == "one\n", "provisional text is not written"
+    piped(STORY)
+    assert capsys.readouterr().out == "one\ntwofour\n"
+
+
+def test_a_terminal_sees_everything_and_ends_with_the_text() -> None:
+    text = shown(STORY)
+    assert "one\n" in text
+    assert "twofour" in text
+    assert "1 corrected" in text
+
+
+@pytest.mark.parametrize(("status", "says"), [("provisional", "nothing verified"), ("verified", "not all verified")])
+def test_how_much_is_verified_and_the_context_is_full_is_on_the_screen(status: Any, says: str) -> None:
+    events = [Prompt(ids=[1, 2, 3]), token(3, "one", status), token(4, "two", "provisional")]
+    text = shown([*events, done("onetwo", verified=False)], context=64)
+    assert "2 tokens · 2/s · first after 1.0 s · 1 call · " in text, "the wait at the end is no part of the speed"
+    assert f"{says} · ended by length · context 5 of 64\n" in text
+
+
+def test_a_remark_waits_for_the_end_of_the_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", sys.stdout)  # as in `make demo 2>&1 | less`
+    remark = Notice(message="the link is cut")
+    piped([Prompt(ids=[1]), Notice(message="before"), token(1, "a gar"), remark, token(2, "den\nand"), token(3, "\n")])
+    assert capsys.readouterr().out == "edge-client: before\na garden\nand\nedge-client: the link is cut\n"
+
+
+def test_the_record_holds_ids_and_statuses() -> None:
+    record = Record()
+    for event in STORY:
+        record.take(event)
+    report = record.report()
+    assert report["token_ids"] == [2, 3, 4]
+    assert report["status"] == ["verified"] * 3
+    assert [event["event"] for event in report["events"]] == ["confirm", "retract"]
+    msgspec.json.encode(report)
+
+
+def test_what_a_verifier_hides_in_text_is_seen_and_not_obeyed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     events: list[Event] = [
         Prompt(ids=[1]),
         Link(state="offline", detail=HOSTILE),
         Notice(message=HOSTILE),
-        Token(position=1, id=5, text=HOSTILE, status="verified"),
-        Token(position=2, id=5, text=HOSTILE + "\n", status="provisional"),
-        Done(reason="length", verified=False, text=HOSTILE * 2 + "\n" + HOSTILE, stats=STATS),
+        token(1, HOSTILE),
+        token(2, HOSTILE + "\n", "provisional"),
+        done(HOSTILE * 2 + "\n" + HOSTILE, verified=False),
     ]
     assert "a\\x1b]0;title\\x07b\\x1b[2Jc\\u202ed" in shown(events)
-    with PipeView() as view:
-        for event in events:
-            view.take(event)
+    piped(events)
     captured = capsys.readouterr()
     assert "\x1b" not in captured.err
     assert captured.out == HOSTILE * 2 + "\n" + HOSTILE + "\n", "a file gets the text as it is"
-
-
-def test_a_dumb_terminal_obeys_nothing_either(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with PipeView() as view:
-        view.take(Prompt(ids=[1]))
-        view.take(Token(position=1, id=5, text=HOSTILE, status="verified"))
-    assert "\x1b" not in capsys.readouterr().out
+    piped(events)
+    assert "\x1b" not in capsys.readouterr().out, "a dumb terminal obeys nothing either"
 
 
 def test_what_was_held_back_is_shown_in_the_end() -> None:
-    events: list[Event] = [
-        Prompt(ids=[1]),
-        Token(position=1, id=5, text="one", status="verified"),
-        Token(position=2, id=6, text="", status="verified"),
-        Done(reason="length", verified=True, text="one\nTh", stats=STATS),
-    ]
-    assert "one\nTh\n" in shown(events)
+    assert "one\nTh\n" in shown([Prompt(ids=[1]), token(1, "one"), token(2, ""), done("one\nTh")])
+
+
+def test_why_the_verifier_was_not_there_stays_on_the_screen() -> None:
+    away = Link(state="offline", detail="cannot reach ws://x")
+    events = [Prompt(ids=[1]), away, away, token(1, "one", "provisional"), done("one", verified=False)]
+    assert shown(events).count("offline: cannot reach ws://x\n") == 1
 
 
 @pytest.mark.parametrize(("before", "after", "rows"), [(80, 80, 2), (80, 40, 3), (80, 20, 5), (80, 200, 2)])
@@ -93,14 +156,3 @@ def test_a_narrowed_window_is_erased_whole(before: int, after: int, rows: int) -
 def test_a_line_in_a_pipe_stays_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     make_console().print("word " * 60 + "[end] :smile:")
     assert capsys.readouterr().out == "word " * 60 + "[end] :smile:\n"
-
-
-def test_why_the_verifier_was_not_there_stays_on_the_screen() -> None:
-    events: list[Event] = [
-        Prompt(ids=[1]),
-        Link(state="offline", detail="cannot reach ws://x"),
-        Link(state="offline", detail="cannot reach ws://x"),
-        Token(position=1, id=5, text="one", status="provisional"),
-        Done(reason="length", verified=False, text="one", stats=STATS),
-    ]
-    assert shown(events).count("offline: cannot reach ws://x\n") == 1
