@@ -47,9 +47,14 @@ def test_an_unknown_command_never_reaches_the_model(dialogue: Dialogue, line: st
     assert dialogue.take(" " + line) == Ask()
 
 
-def test_every_command_is_in_the_help(dialogue: Dialogue) -> None:
+def test_every_command_is_in_the_help_and_how_the_reader_in_use_takes_many_lines(dialogue: Dialogue) -> None:
+    dialogue.keys = EditingReader.keys
     shown = said(dialogue, "/help")
     assert all(name in shown for name in COMMANDS)
+    assert "Alt-Enter" in shown
+    dialogue.keys = PlainReader.keys
+    assert '"""' in said(dialogue, "/help")
+    assert "Alt-Enter" not in said(dialogue, "/help")
     assert dialogue.take("/quit") == dialogue.take("/exit") == Quit()
 
 
@@ -60,14 +65,6 @@ def test_system(dialogue: Dialogue) -> None:
     assert dialogue.to_send() == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     said(dialogue, "/new")
     assert dialogue.to_send() == [{"role": "system", "content": "Be brief."}]
-
-
-def test_help_tells_how_the_reader_in_use_takes_many_lines(dialogue: Dialogue) -> None:
-    dialogue.keys = EditingReader.keys
-    assert "Alt-Enter" in said(dialogue, "/help")
-    dialogue.keys = PlainReader.keys
-    assert '"""' in said(dialogue, "/help")
-    assert "Alt-Enter" not in said(dialogue, "/help")
 
 
 def test_set(dialogue: Dialogue) -> None:
@@ -114,15 +111,10 @@ def test_save_and_load(dialogue: Dialogue, tmp_path: Path) -> None:
     dialogue.take("more")
     for one in (dialogue, other):  # what a chat has saved or loaded it may replace
         assert "messages are in" in said(one, f"/save {tmp_path}/chat.json")
-
-
-def test_save_replaces_nobody_else_s_file(dialogue: Dialogue, tmp_path: Path) -> None:
-    precious = tmp_path / "precious.txt"
-    precious.write_text("mine")
-    dialogue.take("hi")
+    (tmp_path / "precious.txt").write_text("mine")
     with pytest.raises(UsageError, match="exists already"):
-        dialogue.take(f"/save {precious}")
-    assert precious.read_text() == "mine"
+        dialogue.take(f"/save {tmp_path}/precious.txt")
+    assert (tmp_path / "precious.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

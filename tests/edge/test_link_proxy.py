@@ -109,25 +109,23 @@ async def test_a_reset_at_the_far_end_is_an_end_at_the_near_one() -> None:
         writer.transport.abort()
 
 
-@virtual
-async def test_a_round_trip_takes_the_rtt_and_the_first_one_twice_that() -> None:
-    async with linked(Condition(rtt_ms=40, jitter=0)) as (_, reader, writer):
-        assert await round_trip(reader, writer) == pytest.approx(0.08)
-        assert await round_trip(reader, writer) == pytest.approx(0.04)
+@pytest.mark.parametrize(
+    ("condition", "size", "first", "second"),
+    [
+        (Condition(rtt_ms=40, jitter=0), 4, 0.08, 0.04),
+        (Condition(up_mbps=1.0), 25_000, 0.2, 0.2),
+        (Condition(rtt_ms=20, jitter=0, loss=0.999), 4, 0.12, 0.1),
+    ],
+    ids=["the first round trip twice the rtt", "25 kB at 1 Mbit/s", "a loss is a stall of 40 ms each way"],
+)
+def test_a_round_trip_takes(condition: Condition, size: int, first: float, second: float) -> None:
+    @virtual
+    async def test() -> None:
+        async with linked(condition) as (_, reader, writer):
+            assert await round_trip(reader, writer, b"x" * size) == pytest.approx(first)
+            assert await round_trip(reader, writer, b"x" * size) == pytest.approx(second)
 
-
-@virtual
-async def test_the_rate_is_kept() -> None:
-    async with linked(Condition(up_mbps=1.0)) as (_, reader, writer):
-        took = await round_trip(reader, writer, b"x" * 25_000)
-    assert took == pytest.approx(0.2)  # 25 kB at 1 Mbit/s
-
-
-@virtual
-async def test_a_loss_is_a_stall() -> None:
-    async with linked(Condition(rtt_ms=20, jitter=0, loss=0.999)) as (_, reader, writer):
-        await round_trip(reader, writer)
-        assert await round_trip(reader, writer) == pytest.approx(0.1)  # 20 ms, and 40 ms more each way
+    test()
 
 
 @virtual
