@@ -29,7 +29,7 @@ def served(settings: Settings = SETTINGS) -> Served:
 
 
 @contextlib.asynccontextmanager
-async def verifier() -> AsyncIterator[str]:
+async def verifier(settings: Settings = SETTINGS) -> AsyncIterator[str]:
     """Its address."""
-    async with Verifier(served(), SETTINGS).open() as running:
+    async with Verifier(served(settings), settings).open() as running:
         yield running.transport.url

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import statistics
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -18,10 +19,11 @@ from edge_client.serve.app import endpoint
 from edge_client.serve.settings import ServeSettings
 from edge_client.text.template import ChatTemplate
 from moa.process.listening import Port
+from moa.process.memory import resident_bytes
 from tests.api.large import LARGE, large_request
 from tests.api.scripted import browser, check_that_the_loop_turns
 from tests.api.test_app import data_of
-from tests.edge.serve.pair import verifier
+from tests.edge.serve.pair import SETTINGS, verifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 Served = tuple[EdgeClient, openai.AsyncOpenAI]
@@ -56,9 +58,25 @@ async def alone() -> AsyncIterator[Served]:
         yield both
 
 
+async def asked(api: openai.AsyncOpenAI, moa: dict[str, Any] | None = None, **how: Any) -> Any:
+    """An answer to the question, with settings of ours."""
+    how = {"model": MODEL, "messages": QUESTION, "extra_body": {"moa": moa or {}}} | how
+    return await api.chat.completions.create(**how)
+
+
+async def truth_of(api: openai.AsyncOpenAI, **how: Any) -> str:
+    """The target's answer."""
+    return str((await asked(api, **how)).choices[0].message.content)
+
+
+def plain(api: openai.AsyncOpenAI) -> Any:
+    """A client of the same address without any package's ways."""
+    return browser(str(api.base_url).removesuffix("/v1/"))
+
+
 async def switch(api: openai.AsyncOpenAI, *, connected: bool) -> None:
     """The page's switch."""
-    async with browser(str(api.base_url).removesuffix("/v1/")) as client:
+    async with plain(api) as client:
         assert (await client.post("/moa/link", json={"connected": connected})).status_code == 200
 
 
@@ -67,9 +85,13 @@ async def text_of(stream: Any) -> str:
     text = ""
     async for chunk in stream:
         for choice in chunk.choices:
-            marks = (choice.model_extra or {}).get("moa") or {}
-            text = text[: marks.get("cut")] + (choice.delta.content or "")
+            text = text[: marks_of(choice).get("cut")] + (choice.delta.content or "")
     return text
+
+
+def marks_of(choice: Any) -> dict[str, Any]:
+    """What we say beside the text."""
+    return (choice.model_extra or {}).get("moa") or {}
 
 
 async def test_the_text_is_that_of_the_client_in_every_mode(linked: Served) -> None:
@@ -78,57 +100,47 @@ async def test_the_text_is_that_of_the_client_in_every_mode(linked: Served) -> N
     assert isinstance(done, Done)
     assert done.verified
     for mode in ("hold", "provisional", "keep"):
-        stream = await api.chat.completions.create(
-            model=MODEL, messages=QUESTION, stream=True, extra_body={"moa": {"mode": mode}}
-        )
-        assert await text_of(stream) == done.text
-    whole = await api.chat.completions.create(model=MODEL, messages=QUESTION)
+        assert await text_of(await asked(api, {"mode": mode}, stream=True)) == done.text
+    whole = await asked(api)
     assert whole.choices[0].message.content == done.text
-    assert whole.usage is not None
     assert whole.usage.completion_tokens == done.stats["tokens"]
+    begun = [*QUESTION, {"role": "assistant", "content": done.text[:8]}]
+    assert await truth_of(api, messages=begun) == done.text[8:], "an answer that the client has begun goes on"
 
 
 async def test_the_first_question_waits_for_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(offline=True, settle_seconds=0) as (_, api):
         monkeypatch.setattr(ChatTemplate, "_start", None)
-        answer = await api.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=2)
-    assert answer.choices[0].message.content
+        assert await truth_of(api, max_tokens=2)
 
 
 async def test_hold_waits_for_the_link_and_provisional_text_is_corrected(linked: Served) -> None:
     _, api = linked
-    truth = (await api.chat.completions.create(model=MODEL, messages=QUESTION)).choices[0].message.content
+    truth = await truth_of(api)
     await switch(api, connected=False)
-    body = {"moa": {"mode": "provisional"}}
-    stream = await api.chat.completions.create(model=MODEL, messages=QUESTION, stream=True, extra_body=body)
-    marks = []
+    stream = await asked(api, {"mode": "provisional"}, stream=True)
     async for chunk in stream:
-        marks += [(choice.model_extra or {}).get("moa", {}).get("verified") for choice in chunk.choices]
-        if 0 in marks:  # there is text, and none of it is verified
-            break
+        if any(marks_of(choice).get("verified") == 0 for choice in chunk.choices):
+            break  # there is text, and none of it is verified
     await stream.close()
-    held = asyncio.create_task(api.chat.completions.create(model=MODEL, messages=QUESTION))
+    held = asyncio.create_task(truth_of(api))
     await switch(api, connected=True)
-    assert (await held).choices[0].message.content == truth
+    assert await held == truth
 
 
 async def test_hold_waits_also_where_the_device_may_write_no_further(linked: Served) -> None:
     client, api = linked
-    how: Any = {"model": MODEL, "messages": QUESTION}
-    truth = (await api.chat.completions.create(**how)).choices[0].message.content
-    before = client.settings
+    truth, before = await truth_of(api), client.settings
     client.settings = dataclasses.replace(before, max_offline_tokens=2, offline_after=0.0)
     await switch(api, connected=False)
-    how |= {"extra_body": {"moa": {"mode": "hold", "patience": 0.1}}}
+    hold = {"mode": "hold", "patience": 0.1}
     with pytest.raises(openai.InternalServerError) as refused:
-        await api.chat.completions.create(**how)
+        await asked(api, hold)
     assert (refused.value.status_code, refused.value.code) == (503, "not_verified")
-    stream = await api.chat.completions.create(**how, stream=True)
     with pytest.raises(openai.APIError) as broken:
-        await text_of(stream)
+        await text_of(await asked(api, hold, stream=True))
     assert broken.value.code == "not_verified"
-    body = {"moa": {"mode": "hold"}}
-    held = asyncio.create_task(api.chat.completions.create(model=MODEL, messages=QUESTION, extra_body=body))
+    held = asyncio.create_task(asked(api, {"mode": "hold"}))
     await switch(api, connected=True)
     assert (await held).choices[0].message.content == truth
     client.settings = before
@@ -136,14 +148,13 @@ async def test_hold_waits_also_where_the_device_may_write_no_further(linked: Ser
 
 async def test_every_verified_token_has_its_log_probability_however_it_came(linked: Served) -> None:
     _, api = linked
-    how: Any = {"model": MODEL, "messages": QUESTION, "logprobs": True, "top_logprobs": 3}
-    truth = (await api.chat.completions.create(**how)).choices[0]
+    how: Any = {"logprobs": True, "top_logprobs": 3}
+    truth = (await asked(api, **how)).choices[0]
     assert "".join(one.token for one in truth.logprobs.content) == truth.message.content
     for mode in ("provisional", "hold"):
         await switch(api, connected=False)
-        stream = await api.chat.completions.create(**how, stream=True, extra_body={"moa": {"mode": mode}})
         told: list[Any] = []
-        async for chunk in stream:
+        async for chunk in await asked(api, {"mode": mode}, stream=True, **how):
             for choice in chunk.choices:
                 told += choice.logprobs.content if choice.logprobs is not None else []
             if not told:  # the first chunk is there, and nothing can be verified yet
@@ -155,19 +166,15 @@ async def test_every_verified_token_has_its_log_probability_however_it_came(link
 async def test_without_a_verifier_hold_says_so_and_provisional_answers(alone: Served) -> None:
     _, api = alone
     with pytest.raises(openai.InternalServerError) as refused:
-        await api.chat.completions.create(
-            model=MODEL, messages=QUESTION, extra_body={"moa": {"mode": "hold", "patience": 0}}
-        )
+        await asked(api, {"mode": "hold", "patience": 0})
     assert refused.value.status_code == 503
-    body = {"moa": {"mode": "provisional", "patience": 0}}
-    answer = await api.chat.completions.create(model=MODEL, messages=QUESTION, extra_body=body)
+    answer = await asked(api, {"mode": "provisional", "patience": 0})
     assert answer.choices[0].message.content
-    assert (answer.choices[0].model_extra or {})["moa"]["verified"] is False
+    assert marks_of(answer.choices[0])["verified"] is False
 
 
 async def test_the_page_and_its_switch(alone: Served) -> None:
-    _, api = alone
-    async with browser(str(api.base_url).removesuffix("/v1/")) as client:
+    async with plain(alone[1]) as client:
         page = await client.get("/")
         assert page.headers["content-type"].startswith("text/html")
         assert (await client.get("/moa/status")).json()["link"] == "none"
@@ -193,9 +200,9 @@ async def test_by_default_an_answer_goes_on_without_the_verifier_and_says_so(lin
     assert reply.parse().choices[0].message.content
     assert time.monotonic() - began < 15, "5 on a machine with nothing else to do"
     marks = []
-    async for chunk in await api.chat.completions.create(**how, stream=True):
+    async for chunk in await asked(api, stream=True):
         assert len(chunk.choices) == 1, "some clients trip over chunks without choices"
-        marks.append((chunk.choices[0].model_extra or {}).get("moa"))
+        marks.append(marks_of(chunk.choices[0]))
     assert marks[1] == {"unverified": True}
     assert marks[-1]["all_verified"] is False
     await switch(api, connected=True)
@@ -205,28 +212,26 @@ async def test_by_default_an_answer_goes_on_without_the_verifier_and_says_so(lin
 async def test_what_was_written_offline_is_corrected_for_a_client_that_comes_again(linked: Served, route: str) -> None:
     client, api = linked
     await client.wait_online(PATIENCE)
-    truth = (await api.chat.completions.create(model=MODEL, messages=QUESTION)).choices[0].message.content
+    truth = await truth_of(api)
     await switch(api, connected=False)
-    ours = {"moa": {"mode": "provisional", "patience": 0, "resumable": True}, "model": MODEL, "stream": True}
-    asked: Any = {"messages": QUESTION} if route.startswith("chat") else {"input": QUESTION}
-    async with browser(str(api.base_url).removesuffix("/v1/")) as plain:
-        first = await plain.post(f"/v1/{route}", json=asked | ours)
+    body: Any = {"moa": {"mode": "provisional", "patience": 0, "resumable": True}, "model": MODEL, "stream": True}
+    body |= {"messages": QUESTION} if route.startswith("chat") else {"input": QUESTION}
+    async with plain(api) as http:
+        first = await http.post(f"/v1/{route}", json=body)
         id = first.headers["x-request-id"]
         assert first.text.rstrip().endswith("[DONE]")
         await switch(api, connected=True)
+        last = [line.removeprefix("id: ") for line in first.text.splitlines() if line.startswith("id: ")][-1]
+        again = ""
         async with asyncio.timeout(PATIENCE):
-            while (
-                "[DONE]"
-                not in (
-                    again := await plain.get(f"/v1/streams/{id}", headers={"Last-Event-ID": last_id(first.text)})
-                ).text
-            ):
+            while "[DONE]" not in again:
                 await asyncio.sleep(0.05)
-        whole = (await plain.get(f"/v1/streams/{id}")).text
+                again = (await http.get(f"/v1/streams/{id}", headers={"Last-Event-ID": last})).text
+        whole = (await http.get(f"/v1/streams/{id}")).text
         assert whole.count("[DONE]") == 1
-        assert whole.endswith(again.text)
+        assert whole.endswith(again)
         if route == "responses":
-            kept = (await plain.get(f"/v1/responses/{id}")).json()
+            kept = (await http.get(f"/v1/responses/{id}")).json()
             assert kept["output"][0]["content"][0]["text"] == truth
             return
     text, verified = "", False
@@ -237,26 +242,11 @@ async def test_what_was_written_offline_is_corrected_for_a_client_that_comes_aga
     assert (text, verified) == (truth, True)
 
 
-def last_id(stream: str) -> str:
-    """The last event's id."""
-    return [line.removeprefix("id: ") for line in stream.splitlines() if line.startswith("id: ")][-1]
-
-
-async def test_an_answer_that_the_client_has_begun_goes_on(linked: Served) -> None:
-    client, api = linked
-    await client.wait_online(PATIENCE)
-    truth = (await api.chat.completions.create(model=MODEL, messages=QUESTION)).choices[0].message.content
-    begun: Any = [*QUESTION, {"role": "assistant", "content": truth[:8]}]
-    answer = await api.chat.completions.create(model=MODEL, messages=begun)
-    assert answer.choices[0].message.content == truth[8:]
-
-
 async def test_the_model_may_be_left_out_and_the_end_ignored(alone: Served) -> None:
-    _, api = alone
-    async with browser(str(api.base_url)) as plain:
+    async with plain(alone[1]) as http:
         for ignored in (False, True):
             body = {"messages": QUESTION, "max_tokens": 60, "ignore_eos": ignored}
-            choice = (await plain.post("chat/completions", json=body)).json()["choices"][0]
+            choice = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]
             assert (choice["finish_reason"] == "length") == ignored
 
 
@@ -272,35 +262,54 @@ async def test_a_long_chat_goes_on_without_its_oldest_turns(alone: Served) -> No
         said = [event async for event in conversation.generate(long)]
     notices, done = [event.message for event in said if isinstance(event, Notice)], said[-1]
     assert isinstance(done, Done)
-    stream = await api.chat.completions.create(
-        model=MODEL, messages=long, stream=True, extra_body={"moa": {"mode": "provisional"}}
-    )
-    told = [chunk.model_extra["moa"].get("notice") async for chunk in stream if "moa" in (chunk.model_extra or {})]
+    stream = await asked(api, {"mode": "provisional"}, messages=long, stream=True)
+    told = [(chunk.model_extra or {}).get("moa", {}).get("notice") async for chunk in stream]
     assert [notices[0]] == [notice for notice in told if notice]
-    whole = await api.chat.completions.create(model=MODEL, messages=long)
+    whole = await asked(api, messages=long)
     assert whole.choices[0].message.content == done.text
-    assert whole.usage is not None
     assert str(whole.usage.model_extra["moa"]["left_out_messages"]) in notices[0]
     assert whole.usage.prompt_tokens + 60 <= client.shared.max_context
     response = await api.responses.create(model=MODEL, input=long)
     assert (response.output_text, response.truncation) == (done.text, "auto")
     with pytest.raises(openai.BadRequestError, match="the context holds"):
         await api.responses.create(model=MODEL, input=long, truncation="disabled")
-    longer = await api.chat.completions.create(model=MODEL, messages=[*turn * 400, *QUESTION])  # most of it is not read
-    assert longer.usage is not None
+    longer = await asked(api, messages=[*turn * 400, *QUESTION])  # most of it is not read
     assert 0 < longer.usage.prompt_tokens <= client.shared.max_context - 60
 
 
 async def test_tools_that_fill_the_context_are_left_out_unless_a_call_is_demanded(alone: Served) -> None:
     """Open WebUI offers 8,000 tokens of them with every message."""
-    _, api = alone
-    tools = [
-        {"type": "function", "function": {"name": f"f{n}", "description": "what it is for " * 20}} for n in range(60)
-    ]
-    async with browser(str(api.base_url)) as plain:
+    described = {"description": "what it is for " * 20}
+    tools = [{"type": "function", "function": {"name": f"f{n}", **described}} for n in range(60)]
+    async with plain(alone[1]) as http:
         texts = []
         for more in ({}, {"tools": tools}, {"tools": tools, "tool_choice": "required"}):
-            reply = await plain.post("chat/completions", json={"messages": QUESTION, "max_tokens": 60, **more})
+            reply = await http.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 60, **more})
             texts.append(reply.json().get("choices", [{}])[0].get("message", {}).get("content"))
     assert texts[0] == texts[1] != ""
     assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.slow
+async def test_fifty_streams_are_exact_fair_and_bounded() -> None:
+    settings = dataclasses.replace(SETTINGS, slots=64)
+    questions = [[{"role": "user", "content": f"What is {n} + {n + 3} - 9?"}] for n in range(50)]
+    async with (
+        verifier(settings) as address,
+        serving(verifier=address, ignore_eos=True, max_new_tokens=40) as (client, api),
+    ):
+        await client.wait_online(PATIENCE)
+
+        async def streamed(messages: Any) -> tuple[str, float]:
+            began = time.monotonic()
+            text = await text_of(await asked(api, {"ignore_eos": True}, messages=messages, stream=True))
+            return text, time.monotonic() - began
+
+        alone = [event async for one in questions async for event in client.generate(one) if isinstance(event, Done)]
+        await asyncio.gather(*map(streamed, questions))  # after which the memory of so many conversations is in use
+        before = resident_bytes()
+        told = await asyncio.gather(*map(streamed, questions))
+        assert resident_bytes() - before < 128e6
+        assert [text for text, _ in told] == [done.text for done in alone]
+        seconds = [took for _, took in told]
+        assert max(seconds) < 3 * statistics.median(seconds)

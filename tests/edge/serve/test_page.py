@@ -6,15 +6,13 @@ import gzip
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 import edge_client.serve
 import moa.api
 from moa.api.pages import POLICY, page
+from tests.web.node import Node
 
 FOLDER = Path(edge_client.serve.__file__).parent / "page"
 SHARED = Path(moa.api.__file__).parent / "assets"
@@ -112,32 +110,16 @@ SLOW = [
 ]
 
 
-def parsed(texts: list[str]) -> list[list[Any]]:
-    """The trees that the page's own parser makes of these texts."""
-    trees: list[list[Any]] = run("console.log(JSON.stringify(JSON.parse(input).map(parse)));", texts)
-    return trees
-
-
 def run(code: str, texts: list[Any]) -> Any:
     """What a program that has the page's parser prints."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("needs node")
-    program = f"""
-        import {{ parse }} from "{FOLDER.as_uri()}/markdown.js";
-        let input = "";
-        for await (const part of process.stdin) input += part;
-        {code}
-    """
-    done = subprocess.run(
-        [node, "--input-type=module", "--disable-warning=MODULE_TYPELESS_PACKAGE_JSON", "-e", program],
-        input=json.dumps(texts),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    with Node(f'import {{ parse }} from "{FOLDER.as_uri()}/markdown.js";', f"{code}") as node:
+        return node.ask(texts)
+
+
+def parsed(texts: list[str]) -> list[list[Any]]:
+    """The trees that the page's own parser makes of these texts."""
+    trees: list[list[Any]] = run("return ask.map(parse);", texts)
+    return trees
 
 
 def elements(nodes: list[Any]) -> Any:
@@ -215,8 +197,7 @@ def test_thinking_is_folded() -> None:
 def test_no_text_takes_the_parser_long() -> None:
     quick = run(
         "const used = () => process.cpuUsage().user / 1000;"
-        "const times = JSON.parse(input).map((text) => { const began = used(); parse(text); return used() - began; });"
-        "console.log(JSON.stringify(times));",
+        "return ask.map((text) => { const began = used(); parse(text); return used() - began; });",
         SLOW,
     )
     assert max(quick) < 500, "ms of the processor"
@@ -230,9 +211,9 @@ def test_figures_are_numbers_though_the_first_status_has_no_counts(tmp_path: Pat
         "globalThis.document = { createElement: element, createElementNS: element };"
         f"const {{ Figures }} = await import('{tmp_path.as_uri()}/figures.js');"
         "const figures = new Figures(element());"
-        "JSON.parse(input).forEach((status, i) => figures.take(status, 1000 * i));"
+        "ask.forEach((status, i) => figures.take(status, 1000 * i));"
         "const names = ['rtt', 'acceptance', 'calls', 'traffic'];"
-        "console.log(JSON.stringify(names.map((name) => figures[name].line.points)));",
+        "return names.map((name) => figures[name].line.points);",
         [{}, {"drafted": 4, "accepted": 2}, {"drafted": 8, "accepted": 5}],
     )
     assert lines[1] == "58,7 59,1"
@@ -244,30 +225,22 @@ def test_a_page_is_small() -> None:
     assert sum(len(gzip.compress(file.read_bytes())) for file in FILES) < 100_000, "as they are sent"
 
 
-def test_nothing_comes_from_another_host() -> None:
+def test_nothing_comes_from_another_host_and_scripts_write_no_markup() -> None:
+    markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function"
     for file in FILES:
         text = file.read_text(encoding="utf-8").replace("http://www.w3.org/", "")
         assert not re.search(r"""["'(]\s*(https?:)?//\w""", text), file.name
         if file.suffix == ".html":
             assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", text)
-
-
-def test_scripts_write_no_markup() -> None:
-    for file in FILES:
         if file.suffix == ".js":
-            code = file.read_text(encoding="utf-8")
-            assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", code)
+            assert not re.search(markup, text)
 
 
-def test_the_service_worker_keeps_every_file() -> None:
+def test_every_file_is_served_under_the_policy_and_kept_by_the_service_worker() -> None:
     worker = (FOLDER / "sw.js").read_text(encoding="utf-8")
     listed = set(json.loads(re.search(r"FILES = (\[.*?\]);", worker, re.DOTALL).group(1)))  # type: ignore[union-attr]
     assert listed == {"./"} | {file.name for file in FILES} - {"index.html", "sw.js"}
-
-
-def test_every_file_is_served_under_the_policy() -> None:
     routes = [*page("edge_client.serve", "page", "/"), *page("moa.api", "assets", "/")]
-    paths = {route.path for route in routes}
-    assert paths == {"/"} | {f"/{file.name}" for file in FILES}
+    assert {route.path for route in routes} == {"/"} | {f"/{file.name}" for file in FILES}
     assert "unsafe" not in POLICY
     assert "default-src 'none'" in POLICY

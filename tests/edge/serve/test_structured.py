@@ -61,11 +61,6 @@ async def asked(api: openai.AsyncOpenAI, patience: float = PATIENCE) -> tuple[st
     return str(streamed.content), [call.function.arguments, after.choices[0].message.content]
 
 
-async def test_structured_answers_and_calls_offline() -> None:
-    async with serving(offline=True, settle_seconds=0, max_offline_tokens=500) as (_, api):
-        await asked(api, patience=0.1)
-
-
 async def test_structured_answers_and_calls_before_in_and_after_an_outage() -> None:
     async with verifier() as address, serving(verifier=address, max_offline_tokens=500) as (client, api):
         await client.wait_online(PATIENCE)
