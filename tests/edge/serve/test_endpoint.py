@@ -302,7 +302,7 @@ async def test_fifty_streams_are_exact_fair_and_bounded() -> None:
 
         async def streamed(messages: Any) -> tuple[str, float]:
             began = time.monotonic()
-            text = await text_of(await asked(api, {"ignore_eos": True}, messages=messages, stream=True))
+            text = await text_of(await asked(api, messages=messages, stream=True, extra_body={"ignore_eos": True}))
             return text, time.monotonic() - began
 
         alone = [event async for one in questions async for event in client.generate(one) if isinstance(event, Done)]
