@@ -9,16 +9,13 @@ from moa.errors import CapacityError, LinkError, MoaError, ProtocolError, Remote
 from moa.grammar.spec import GrammarError
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     409: "conflict_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
 }
+"""Others below 500 are `invalid_request_error`."""
 
 
 class ApiError(MoaError):
@@ -32,7 +29,7 @@ class ApiError(MoaError):
 
     def body(self) -> dict[str, Any]:
         """The JSON of the response."""
-        kind = _TYPES.get(self.status, "server_error")
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:

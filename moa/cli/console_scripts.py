@@ -1,6 +1,7 @@
 """Where the installed commands begin: with as few imports as possible, for Ctrl-C would show a traceback of them."""
 
 import signal
+from functools import partial
 
 
 def _run(module: str, main: str) -> object:
@@ -21,26 +22,8 @@ def _run(module: str, main: str) -> object:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def moa_edge() -> object:
-    """`moa-edge`."""
-    return _run("moa.cli.moa_edge", "main")
-
-
-def moa_train() -> object:
-    """`moa-train`, whose own module cannot be imported where torch is missing."""
-    return _run("moa.cli.moa_edge", "train")
-
-
-def moa_export() -> object:
-    """`moa-export`."""
-    return _run("export.cli", "main")
-
-
-def cloud_verifier() -> object:
-    """`cloud-verifier`."""
-    return _run("cloud_verifier.cli", "main")
-
-
-def edge_client() -> object:
-    """`edge-client`."""
-    return _run("edge_client.cli", "main")
+moa_edge = partial(_run, "moa.cli.moa_edge", "main")
+moa_train = partial(_run, "moa.cli.moa_edge", "train")  # its own module cannot be imported where torch is missing
+moa_export = partial(_run, "export.cli", "main")
+cloud_verifier = partial(_run, "cloud_verifier.cli", "main")
+edge_client = partial(_run, "edge_client.cli", "main")

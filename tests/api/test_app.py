@@ -160,11 +160,14 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
         ({"model": MODEL, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         ({"model": MODEL}, None),
         ([], None),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
+        ({"input": "hi", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "hi", "conversation": "conv_1"}, "conversation"),
     ],
 )
 async def test_a_wrong_request_is_refused_by_name(body: Any, param: str | None) -> None:
     async with talk(says("x")) as (answerer, client):
-        reply = await client.post(CHAT, json=body)
+        reply = await client.post(RESPONSES if "input" in body else CHAT, json=body)
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
@@ -210,6 +213,7 @@ async def test_errors_from_inside_have_their_status_and_are_the_last_event_of_a_
         ("POST", "/v1/chat/completions", "application/json", b"{", 400),
         ("POST", "/v1/chat/completions", "application/json", b"\xff", 400),
         ("POST", "/v1/chat/completions", "application/json", b"[" * 100_000, 400),
+        ("POST", "/v1/chat/completions", "application/json", json.dumps(chat(model="other")).encode(), 404),
         ("POST", "/v1/chat/completions", "application/json", b"x" * 3_000_000, 413),
         ("GET", "/v1/streams/none", "", b"", 404),
         ("GET", "/v1/responses/none", "", b"", 404),

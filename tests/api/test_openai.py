@@ -95,18 +95,6 @@ async def test_log_probabilities_of_completions_and_responses() -> None:
             await client.chat.completions.create(model=MODEL, messages=MESSAGES, top_logprobs=2)  # type: ignore[call-overload]
 
 
-async def test_errors_are_the_packages_own() -> None:
-    async with talking(lambda ask: says("x")) as (_, client):
-        with pytest.raises(openai.NotFoundError):
-            await client.chat.completions.create(model="gpt", messages=MESSAGES)  # type: ignore[call-overload]
-        with pytest.raises(openai.BadRequestError) as bad:
-            await client.chat.completions.create(model=MODEL, messages=MESSAGES, n=99)  # type: ignore[call-overload]
-        assert bad.value.param == "n"
-    async with talking(lambda ask: says("x"), key="wrong") as (_, client):
-        with pytest.raises(openai.AuthenticationError):
-            await client.models.retrieve(MODEL)
-
-
 # ---- responses
 
 

@@ -50,14 +50,6 @@ def test_hold_never_takes_half_an_answer_for_a_whole_one(half: str, verified: bo
     assert shown(Presenter("provisional"), Piece(half), end)[0] == "half of it"
 
 
-def test_provisional_text_is_shown_and_taken_back() -> None:
-    events = [Piece("a"), Piece("bc", False), Cut(2), Piece("d"), ended("abd")]
-    text, shows = shown(Presenter("provisional"), *events)
-    assert text == "abd"
-    assert [show.cut for show in shows] == [None, None, 2, None]
-    assert shows[1].verified == 1
-
-
 async def _writing(*steps: AnswerEvent, closed: list[bool]) -> AsyncGenerator[AnswerEvent, None]:
     """A device that goes on alone after these events, for ever."""
     try:

@@ -156,20 +156,6 @@ def test_it_recovers_when_a_text_becomes_easy_or_hard() -> None:
         assert drafted(True, 100) > 0.8
 
 
-def test_what_drafting_has_to_beat_is_measured_again() -> None:
-    """Plain decoding was slow when it was measured, and drafts seem to pay beside it."""
-    world = World(level=0.5, noise=0.0)
-    text = world.policy.text(0.0)
-    for _ in range(30):
-        world.policy.record([], RoundTime(1, 1.6))
-    for level, drafted in ((0.5, True), (1.2, False)):  # two tokens in 1.5 s, then in 2.2 s
-        world.level = level
-        for _ in range(400):
-            depths = world.policy.plan([text], [0])
-            world.run([text], depths, [int(depth > 0) for depth in depths])
-        assert (sum(map(bool, world.depths[-50:])) > 25) is drafted
-
-
 @pytest.mark.parametrize("token", [0.1, 1.0])
 def test_a_full_batch_that_pays_for_every_token_does_not_draft(token: float) -> None:
     world = World(level=0.02)
