@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +66,13 @@ def load(settings: Settings) -> Served:
     began = time.monotonic()
     log.info("starting", extra={"event": "start", "version": __version__, "target": settings.target or "embedded"})
     target = load_target(settings)
-    server_drafter = load_server_drafter(settings, target) if settings.server_drafter else None
-    _widen_head(target)
+    server_drafter = None
+    if settings.server_drafter:
+        server_drafter = PublishedEagle3.load(settings.server_drafter, target.facts, SharedWeights.of(target.model))
+        target.tap(server_drafter.config.taps)  # it keeps the states that this drafter reads
+    # The head's copy in float32 is made now: the first request would wait for it, or find no memory.
+    with _memory_for(f"for the {4 * target.head_weight.numel() / 2**30:.1f} GiB of the LM head in float32"):
+        _ = target.wide_head
     warm_up(target, min(MOST_ROWS, settings.max_batch_tokens))
     if target.runner is not None:
         target.runner.prepare(target.runner.usual(settings.max_batch_rows, _USUAL_DRAFT, settings.prefill_tokens))
@@ -101,15 +108,12 @@ def load(settings: Settings) -> Served:
     return served
 
 
-def _widen_head(target: Target) -> None:
-    """Make the head's copy in float32 now: the first request would wait for it, or find no memory."""
+@contextlib.contextmanager
+def _memory_for(what: str) -> Iterator[None]:
     try:
-        _ = target.wide_head
+        yield
     except (MemoryError, RuntimeError) as error:
-        size = 4 * target.head_weight.numel() / 2**30
-        raise UsageError(
-            f"no memory for the {size:.1f} GiB of the LM head in float32", hint="lower --kv-tokens"
-        ) from error
+        raise UsageError(f"no memory {what}", hint="lower --kv-tokens") from error
 
 
 @torch.inference_mode()
@@ -136,7 +140,8 @@ def warm_up(target: Target, most: int, *, seconds: float = _WARM_SECONDS) -> Non
 def load_target(settings: Settings) -> Target:
     """The target alone."""
     device = pick_device(settings.device)
-    try:
+    # Errors of loading the model are reported by themselves: here it is the KV cache that does not fit.
+    with _memory_for(f"on {device} for the keys and values of {settings.kv_tokens} tokens"):
         return Target.load(
             settings.target or str(_embedded().target),
             device=device,
@@ -148,18 +153,6 @@ def load_target(settings: Settings) -> Target:
             pack_weights=True,
             exact=not settings.inexact,
         )
-    except (MemoryError, RuntimeError) as error:
-        # Errors of loading the model were reported before: here it is the KV cache that does not fit.
-        raise UsageError(
-            f"no memory on {device} for the keys and values of {settings.kv_tokens} tokens", hint="lower --kv-tokens"
-        ) from error
-
-
-def load_server_drafter(settings: Settings, target: Target) -> PublishedEagle3:
-    """Another's drafter, and the target made to keep the states that it reads."""
-    found = PublishedEagle3.load(settings.server_drafter, target.facts, SharedWeights.of(target.model))
-    target.tap(found.config.taps)
-    return found
 
 
 def load_graph(settings: Settings, device: torch.device, drafter: str) -> LoadedGraph | None:

@@ -49,7 +49,8 @@ class SessionTable:
         self._owned: Counter[str] = Counter()
         pause = 2 * limits.busy_retry_seconds
         self._slots = SlotShares(facts.slots, limits.idle_seconds, claim_seconds=4 * pause, pause_seconds=pause)
-        self._log_bytes = 0
+        self.log_bytes = 0
+        """Approximate memory of all histories."""
         self._pages = PageReservations(facts.page_tokens, free_pages) if facts.pages else None
 
     def __len__(self) -> int:
@@ -62,11 +63,6 @@ class SessionTable:
     def slots_free(self) -> int:
         """Slots that no session holds."""
         return self._slots.free
-
-    @property
-    def log_bytes(self) -> int:
-        """Approximate memory of all histories."""
-        return self._log_bytes
 
     def count(self) -> dict[State, int]:
         """Sessions by state."""
@@ -101,11 +97,11 @@ class SessionTable:
     def check_logs(self, session: ServerSession, growth: int) -> None:
         """Refuse growth of the token logs beyond their budget; unused sessions are dropped first."""
         limit = self._limits.max_log_bytes
-        while growth and self._log_bytes + growth > limit:
+        while growth and self.log_bytes + growth > limit:
             if self._drop_oldest("log_bytes"):
                 continue
             if not self._drop_greedy("log_bytes", session.principal):
-                raise self._busy(session, f"{self._log_bytes} bytes of token logs are held", "max_log_bytes")
+                raise self._busy(session, f"{self.log_bytes} bytes of token logs are held", "max_log_bytes")
 
     def add(self, session: ServerSession) -> None:
         """Add a new session."""
@@ -116,7 +112,7 @@ class SessionTable:
     def account(self, session: ServerSession) -> None:
         """Count the growth of the session's log."""
         if self._sessions.get((session.principal, session.id)) is session:
-            self._log_bytes += session.log_bytes - session.counted
+            self.log_bytes += session.log_bytes - session.counted
             session.counted = session.log_bytes
 
     def reserve(self, session: ServerSession) -> Lease:
@@ -197,7 +193,7 @@ class SessionTable:
         self.evict(session, reason)
         if self._sessions.pop((session.principal, session.id), None) is not None:
             self._owned[session.principal] -= 1
-            self._log_bytes -= session.counted
+            self.log_bytes -= session.counted
             session.counted = 0
             fields = {"event": "ended", "session": session.id, "principal": session.principal, "reason": reason}
             log.info("session ended", extra=fields | {"tokens": len(session.log)})

@@ -226,6 +226,25 @@ def test_token_new_list_and_revoke(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "no token of 'nobody'" in errors
 
 
+_FROZEN = """
+import gc
+from cloud_verifier.cli import run_loop
+
+async def main():
+    print(gc.get_freeze_count(), len(gc.get_objects()))
+
+print(len(gc.get_objects()))
+run_loop(main())
+"""
+
+
+def test_the_garbage_collector_looks_no_longer_at_what_is_loaded() -> None:
+    ran = subprocess.run([sys.executable, "-c", _FROZEN], capture_output=True, text=True, timeout=300, check=True)
+    loaded, left_out, left = map(int, ran.stdout.split())
+    assert left_out > 0.9 * loaded > 4500
+    assert left < 0.1 * loaded
+
+
 _TALKATIVE = """
 import logging, sys, warnings
 from cloud_verifier import logs

@@ -44,10 +44,9 @@ def low_precision() -> Any:
     return copy.deepcopy(kit.model()).to(torch.bfloat16)
 
 
-async def test_in_low_precision_the_welcome_asks_for_chains_and_trees_are_refused() -> None:
+async def test_trees_are_refused_in_low_precision_unless_exactness_is_waived(monkeypatch: pytest.MonkeyPatch) -> None:
     async with kit.verifier(own=low_precision(), drafter=False) as running, kit.client(running) as edge:
-        assert "tree" not in edge.welcome.features
-        assert {"stream", "foresee"} <= set(edge.welcome.features)
+        assert set(edge.welcome.features) & {"stream", "foresee", "tree"} == {"stream", "foresee"}
         session = await edge.start([5, 6, 7], max_new_tokens=8)
         await edge.send(Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 0, 1]))
         refused = await edge.receive()
@@ -55,11 +54,8 @@ async def test_in_low_precision_the_welcome_asks_for_chains_and_trees_are_refuse
         assert refused.code == Code.UNSUPPORTED
         await edge.send(Verify(session.id, 1, 2, [7, 8, 9, 10], [-1, 0, 1, 2]))  # a chain that is spelled out
         assert isinstance(await edge.receive(), Verdict)
-
-
-async def test_trees_are_taken_in_float32_and_where_exactness_is_waived(monkeypatch: pytest.MonkeyPatch) -> None:
     async with kit.verifier(drafter=False) as running, kit.client(running) as edge:
-        assert "tree" in edge.welcome.features
+        assert "tree" in edge.welcome.features, "in float32"
     monkeypatch.setitem(kit.target_options, "exact", False)
     async with kit.verifier(own=low_precision(), drafter=False) as running, kit.client(running) as edge:
         assert "tree" in edge.welcome.features

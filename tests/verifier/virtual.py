@@ -76,6 +76,8 @@ class Machine:
     after its verdict. Sessions of `drafted` principals are streams; those of `brief` ones have a prompt of 20 tokens
     and one round, and a new one follows."""
 
+    pause = 0.002
+
     def __init__(
         self,
         sessions: dict[str, int],
@@ -106,25 +108,32 @@ class Machine:
     def run(self, seconds: float) -> dict[str, int]:
         until = self.clock.now + seconds
         while self.clock.now < until:
-            for asked, holder in (due := [one for one in self.asking if one[0] <= self.clock.now]):
-                self.queue.scheduler.submit(self.job(holder, asked), asked)
-            self.asking = [one for one in self.asking if one not in due]
-            step = self.queue.next()
-            if step is None:
-                self.clock.now = min([self.clock.now + self.queue.wait, *(at for at, _ in self.asking)])
-                continue
-            self.queue.outcome.extra = 0.005 * any(one.aided for one in step.jobs)
-            tokens = sum(one.cost for one in step.jobs) + sum(piece.size for piece in step.prefill)
-            self.clock.now += 0.005 + 0.001 * tokens + self.queue.outcome.extra
-            for piece in step.prefill:
-                piece.lease.length += piece.size
-            for one in step.jobs:
-                name = one.lease.principal
-                self.rounds[name] += 1
-                self.seconds[name].append(self.clock.now - one.enqueued)
-                again = self.lease(name) if name == self.brief else one.lease
-                self.asking.append((self.clock.now + 0.002, again))
+            self.turn()
         return self.rounds
+
+    def turn(self) -> None:
+        """Who is to ask asks, and the model takes a step, or waits for who asks next."""
+        for asked, holder in (due := [one for one in self.asking if one[0] <= self.clock.now]):
+            self.queue.scheduler.submit(self.job(holder, asked), asked)
+        self.asking = [one for one in self.asking if one not in due]
+        step = self.queue.next()
+        if step is None:
+            self.clock.now = min([self.clock.now + self.queue.wait, *(at for at, _ in self.asking)])
+            return
+        self.clock.now += self.takes(step)
+        for piece in step.prefill:
+            piece.lease.length += piece.size
+        for one in step.jobs:
+            name = one.lease.principal
+            self.rounds[name] += 1
+            self.seconds[name].append(self.clock.now - one.enqueued)
+            again = self.lease(name) if name == self.brief else one.lease
+            self.asking.append((self.clock.now + self.pause, again))
+
+    def takes(self, step: EngineStep) -> float:
+        self.queue.outcome.extra = 0.005 * any(one.aided for one in step.jobs)
+        tokens = sum(one.cost for one in step.jobs) + sum(piece.size for piece in step.prefill)
+        return 0.005 + 0.001 * tokens + self.queue.outcome.extra
 
 
 class Reader(Machine):
@@ -134,30 +143,11 @@ class Reader(Machine):
     def __init__(self, sessions: int, *, pause: float = 0.001) -> None:
         super().__init__({"a": sessions}, nodes=8)
         self.pause, self.reader = pause, lease(length=0)
-        self.verdicts: list[float] = []
 
     def begin(self, prompt: int) -> None:
         self.queue.scheduler.prefill(self.reader, [1] * (prompt + 1), prompt)
 
-    def turn(self) -> None:
-        now = self.clock.now
-        for at, holder in (due := [one for one in self.asking if one[0] <= now]):
-            self.clock.now = at
-            self.queue.submit(self.job(holder, at))
-        self.asking, self.clock.now = [one for one in self.asking if one not in due], now
-        step = self.queue.next()
-        if step is None:
-            self.clock.now += 0.0005
-            return
-        self.clock.now += self.takes(step.jobs, step.prefill)
-        for piece in step.prefill:
-            piece.lease.length += piece.size
-        self.verdicts += [self.clock.now - one.enqueued for one in step.jobs]
-        self.asking += [(self.clock.now + self.pause, one.lease) for one in step.jobs]
-
-    def takes(self, jobs: list[Job], pieces: list[PrefillPiece]) -> float:
-        rows = [*((one.cost, one.lease.length) for one in jobs), *((one.size, one.lease.length) for one in pieces)]
+    def takes(self, step: EngineStep) -> float:
+        rows = [*((one.cost, one.lease.length) for one in step.jobs)]
+        rows += [(one.size, one.lease.length) for one in step.prefill]
         return 0.005 + 0.0003 * sum(size for size, _ in rows) + 2e-7 * attention_pairs(rows)
-
-    def mean(self) -> float:
-        return sum(self.verdicts) / len(self.verdicts) if self.verdicts else 0.0
