@@ -154,10 +154,8 @@ async def test_one_that_asks_for_replays_and_never_reads_is_held_back_in_bounded
 
 
 async def test_answers_that_nobody_reads_end_the_connection_at_their_limit() -> None:
-    async with (
-        kit.verifier(kit.limited(max_waiting_bytes=100_000, send_timeout=60.0)) as running,
-        Raw.of(running) as raw,
-    ):
+    settings = kit.limited(max_waiting_bytes=100_000, send_timeout=60.0)
+    async with kit.verifier(settings) as running, Raw.of(running) as raw:
         raw.deaf()
         (its,) = running.service.connections
         for _ in range(300):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,17 +59,21 @@ def test_a_verdict_says_which_nodes_were_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("code", "why", "message"),
     [
-        ({"round": 3}, "round 3 after round 0"),
-        ({"base": 1}, "pending token is at 2"),
-        ({"tokens": [9]}, "pending token is 4"),
+        (Code.CONFLICT, "round 3 after round 0", lambda session: _changed(session.verify([4]), round=3)),
+        (Code.CONFLICT, "pending token is at 2", lambda session: _changed(session.verify([4]), base=1)),
+        (Code.CONFLICT, "pending token is 4", lambda session: _changed(session.verify([4]), tokens=[9])),
+        (Code.CONFLICT, "with another prompt", lambda session: ClientSession([8, 8], id=session.id).open()),
+        (Code.CONFLICT, "logs differ", lambda session: _changed(session.recover()[0], chain=bytes(16))),
+        (Code.LIMIT, "tokens in the context", lambda session: session.append([1] * 10_000)),
     ],
+    ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_a_round_that_does_not_fit_the_log_is_refused(change: dict[str, Any], why: str) -> None:
+def test_what_does_not_fit_the_log_is_refused(code: Code, why: str, message: Callable[[ClientSession], Any]) -> None:
     pair = Pair()
-    error = pair.server.handle(_changed(pair.session.verify([4]), **change))
-    assert error.code == Code.CONFLICT
+    error = pair.server.handle(message(pair.session))
+    assert (error.code, error.limit) == (code, "max_context_tokens" if code == Code.LIMIT else "")
     assert why in error.message
 
 
@@ -127,36 +132,15 @@ def test_a_stream_that_had_begun_goes_on_from_where_it_was_when_its_verifier_is_
     assert pair.ours.round(again, 0.0) == [PREFILL], "it waits for guesses"
 
 
-def test_an_opening_that_is_answered_twice_does_not_settle_the_append_behind_it() -> None:
+@pytest.mark.parametrize("code", [None, Code.CANCELLED])
+def test_an_append_stands_behind_an_opening_answered_twice_and_a_cancelled_round(code: Code | None) -> None:
     pair = Pair(max_new_tokens=1)
     pair.say(pair.session.verify([4]))
     opened = Opened(pair.session.id, len(pair.session.log))
     append = pair.session.append([5, 6], max_new_tokens=2)
-    assert pair.session.receive(opened) is None
+    event = pair.session.receive(Error(code, "as it happens", pair.session.id) if code else opened)
+    assert event.retry if isinstance(event, Refused) else event is None
     assert pair.session.unsettled == [append]
-
-
-def test_an_append_that_is_refused_as_cancelled_still_stands() -> None:
-    pair = Pair(max_new_tokens=1)
-    pair.say(pair.session.verify([4]))
-    append = pair.session.append([5, 6], max_new_tokens=2)
-    refused = pair.session.receive(Error(Code.CANCELLED, "as it happens", pair.session.id))
-    assert isinstance(refused, Refused)
-    assert refused.retry
-    assert pair.session.unsettled == [append]
-
-
-def test_another_prompt_under_a_known_id_is_a_conflict() -> None:
-    pair = Pair()
-    error = pair.server.handle(_changed(ClientSession([8, 8], id=pair.session.id).open()))
-    assert error.code == Code.CONFLICT
-
-
-def test_logs_that_differ_are_noticed_on_resume() -> None:
-    pair = Pair()
-    pair.say(pair.session.verify([4]))
-    pair.session.log[-1] += 1
-    assert pair.server.handle(pair.session.recover()[0]).code == Code.CONFLICT
 
 
 def test_a_round_that_still_runs_at_resume_is_waited_for() -> None:
@@ -167,12 +151,6 @@ def test_a_round_that_still_runs_at_resume_is_waited_for() -> None:
     assert isinstance(event, Recovered)
     assert event.resend == ()
     assert isinstance(pair.session.receive(pair.server.run(pair.ours, AT_ONCE)[0]), Advanced)
-
-
-def test_an_append_beyond_the_context_is_refused_by_name() -> None:
-    pair = Pair()
-    error = pair.server.handle(pair.session.append([1] * 10_000))
-    assert (error.code, error.limit) == (Code.LIMIT, "max_context_tokens")
 
 
 def test_a_quarantined_session_is_opened_again() -> None:
