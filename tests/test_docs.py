@@ -67,22 +67,23 @@ def test_generated_parts_are_current() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
-    broken = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
-    assert not broken
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_cited_files_and_names_exist(page: Path) -> None:
-    if is_history(page):
-        pytest.skip("a dated page names modules of its day")
+def test_what_a_page_names_is_there_and_its_code_parses(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    missing = [short for short in MODULE.findall(text) if not find_module(short)]
-    for path, name in CITED.findall(text):
-        file = ROOT / path
-        if not file.exists() or (name and name not in names_in(file)):
-            missing.append(f"{path}:{name}" if name else path)
+    missing = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+    if not is_history(page):
+        missing += [short for short in MODULE.findall(text) if not find_module(short)]
+        for path, name in CITED.findall(text):
+            file = ROOT / path
+            if not file.exists() or (name and name not in names_in(file)):
+                missing.append(f"{path}:{name}" if name else path)
     assert not missing
+    for program, *words in commands_in(page):
+        parsers()[program].parse_args(words)  # a mistake is a SystemExit, and says what it is
+    for language, code in FENCE.findall(text):
+        if language == "python":
+            body = compile(code, page.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT).body
+            imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+            exec(compile(ast.Module(imports, []), page.name, "exec"), {})
 
 
 def test_decisions_are_numbered_one_after_another() -> None:
@@ -127,23 +128,8 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     return {parser.prog: parser for parser in programs()}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_commands_in_pages_parse(page: Path) -> None:
-    for program, *words in commands_in(page):
-        parsers()[program].parse_args(words)  # a mistake is a SystemExit, and says what it is
-
-
 def test_the_readme_shows_all_programs_at_work() -> None:
     assert {command[0] for command in commands_in(ROOT / "README.md")} == set(PARSERS)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_imports_in_pages_work(page: Path) -> None:
-    for language, code in FENCE.findall(page.read_text(encoding="utf-8")):
-        if language == "python":
-            body = compile(code, page.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT).body
-            imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
-            exec(compile(ast.Module(imports, []), page.name, "exec"), {})
 
 
 def test_the_api_page_has_every_public_name_and_says_something_of_each() -> None:

@@ -12,7 +12,7 @@ from cloud_verifier.openai.answerer import Tokenizer, VerifierAnswerer
 from cloud_verifier.settings import Settings
 from moa.api.access import Access, Principals
 from moa.api.app import Api, ApiLimits
-from moa.api.http import serving
+from moa.api.connections import serving
 from moa.api.metrics import ApiMetrics
 from moa.api.pages import page, web_app
 from moa.demo import paths

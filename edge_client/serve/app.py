@@ -16,7 +16,8 @@ from edge_client.serve.answerer import EdgeAnswerer
 from edge_client.serve.settings import ServeSettings
 from moa.api.access import Access, ApiKeys
 from moa.api.app import Api, ApiLimits
-from moa.api.http import Json, read_body, serving
+from moa.api.connections import serving
+from moa.api.http import Json, read_body
 from moa.api.pages import page, web_app
 from moa.api.requests import Defaults, decode
 from moa.errors import MoaError

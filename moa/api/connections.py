@@ -1,4 +1,4 @@
-"""Connections of the HTTP server, bounded in number and in time until their request is there, and between requests.
+"""The HTTP server: its connections are bounded in number, and in time until a request is there and between requests.
 
 Anybody can connect and send nothing, or a byte now and then, or never read. So a connection has a limit of time for a
 whole head, for a whole body and for the next request, and is counted as half-open meanwhile (`HalfOpen`).
@@ -7,15 +7,20 @@ whole head, for a whole body and for the next request, and is counted as half-op
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from moa.api.fairness import Fairness
+from moa.api.guard import Guard
 from moa.process.half_open import HalfOpen, room_for_connections
+from moa.process.listening import Port
 from moa.process.secured import Secured
 from moa.token_bucket import TokenBucket
 
@@ -27,6 +32,7 @@ _IDLE_SECONDS = 30.0
 _MOST = 1024
 _MOST_WAITING = 256
 _LINES_PER_SECOND = 0.1
+_BACKLOG = 64  # also the connections accepted at once: more would delay all others
 
 
 class Connections:
@@ -167,3 +173,41 @@ def connection_class(connections: Connections, tls: ssl.SSLContext | None) -> ty
         return type("BoundedHttpConnection", (HttpConnection,), {"_connections": connections})
     parts = {"_connections": connections, "_half_open": connections, "_tls": tls}
     return type("BoundedHttpConnection", (SecuredHttpConnection,), parts)
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The program that contains this server handles signals."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Guard, port: Port, *, tls: ssl.SSLContext | None = None, ports: int = 1) -> AsyncIterator[str]:
+    """Serve on `port` while the body runs; yields the address. The process has so many `ports`, which share its file
+    descriptors."""
+    connections = Connections(app.fairness, ports)
+    config = uvicorn.Config(
+        app,
+        http=connection_class(connections, tls),
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_level="error",  # warnings are about what strangers send
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=2,
+        backlog=_BACKLOG,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[port.listen(_BACKLOG, connections.exhausted)]))
+    try:
+        while not server.started and not task.done():
+            await asyncio.sleep(0.005)
+        if task.done():
+            task.result()
+        yield port.url("https" if tls is not None else "http")
+    finally:
+        connections.waiting.close()
+        server.should_exit = True
+        await asyncio.gather(task, return_exceptions=True)

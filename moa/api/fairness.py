@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import types
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextvars import ContextVar
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from moa.api.access import ANONYMOUS
 from moa.api.errors import ApiError
@@ -103,26 +104,23 @@ class Fairness:
 async def charged(work: Coroutine[Any, Any, Result]) -> Result:
     """The result of the work; the processor time that it takes on the event loop is charged to the key of this task."""
     charge = _CHARGED.get(None)
-    return await work if charge is None else await _Charged(work, charge)
+    return await work if charge is None else await _charged(work, charge)
 
 
-class _Charged(Generic[Result]):
-    def __init__(self, work: Coroutine[Any, Any, Result], charge: Callable[[float], None]) -> None:
-        self._work, self._charge = work, charge
-
-    def __await__(self) -> Generator[Any, Any, Result]:
-        step: Callable[[Any], Any] = self._work.send
-        given: Any = None
-        while True:
-            began = time.thread_time()
-            try:
-                awaited = step(given)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
-            finally:
-                self._charge(time.thread_time() - began)
-            try:
-                given = yield awaited
-                step = self._work.send
-            except BaseException as error:  # a cancellation, for the work to see
-                step, given = self._work.throw, error
+@types.coroutine
+def _charged(work: Coroutine[Any, Any, Result], charge: Callable[[float], None]) -> Generator[Any, Any, Result]:
+    step: Callable[[Any], Any] = work.send
+    given: Any = None
+    while True:
+        began = time.thread_time()
+        try:
+            awaited = step(given)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        finally:
+            charge(time.thread_time() - began)
+        try:
+            given = yield awaited
+            step = work.send
+        except BaseException as error:  # a cancellation, for the work to see
+            step, given = work.throw, error

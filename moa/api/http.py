@@ -1,30 +1,24 @@
-"""HTTP helpers for the routes: bounded bodies, work that is cancelled when its client disconnects, streams, a
-server."""
+"""HTTP helpers for the routes: bounded bodies, work that is cancelled when its client disconnects, streams."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
-import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from moa.api import sse
-from moa.api.connections import Connections, connection_class
 from moa.api.errors import ApiError
-from moa.api.fairness import Fairness, charged
-from moa.process.listening import Port
+from moa.api.fairness import charged
 
 Result = TypeVar("Result")
 _KEEPALIVE_SECONDS = 15.0
-_BACKLOG = 64  # also the connections accepted at once: more would delay all others
 _PIECE = 2**18
 _SEND_SECONDS = 30.0
 """Close the connection of a client that reads nothing for this long."""
@@ -122,55 +116,3 @@ class EventStream(Response):
             await put(b"", more=False)
         finally:
             alive.cancel()
-
-
-# ---- a server
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """The program that contains this server handles signals."""
-        yield
-
-
-class FairApp(Protocol):
-    """An application that knows who uses how much of its event loop."""
-
-    @property
-    def fairness(self) -> Fairness:
-        """What each key and address has used."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-
-
-@contextlib.asynccontextmanager
-async def serving(app: FairApp, port: Port, *, tls: ssl.SSLContext | None = None, ports: int = 1) -> AsyncIterator[str]:
-    """Serve on `port` while the body runs; yields the address. The process has so many `ports`, which share its file
-    descriptors."""
-    connections = Connections(app.fairness, ports)
-    config = uvicorn.Config(
-        app,
-        http=connection_class(connections, tls),
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_level="error",  # warnings are about what strangers send
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=2,
-        backlog=_BACKLOG,
-    )
-    server = _Server(config)
-    task = asyncio.create_task(server.serve(sockets=[port.listen(_BACKLOG, connections.exhausted)]))
-    try:
-        while not server.started and not task.done():
-            await asyncio.sleep(0.005)
-        if task.done():
-            task.result()
-        yield port.url("https" if tls is not None else "http")
-    finally:
-        connections.waiting.close()
-        server.should_exit = True
-        await asyncio.gather(task, return_exceptions=True)

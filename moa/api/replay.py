@@ -69,11 +69,11 @@ class Recordings:
     """All resumable streams."""
 
     clock: Callable[[], float]
-    keep_seconds: float = 300.0
+    keep_seconds: float
     """How long a complete stream is kept."""
-    alone_seconds: float = 60.0
+    alone_seconds: float
     """How long a running stream continues without a client."""
-    most_bytes: int = 32 * 2**20
+    most_bytes: int
     _streams: dict[str, Recording] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Recording]:

@@ -12,8 +12,8 @@ import httpx2 as httpx
 from moa.api.access import Access, ApiKeys
 from moa.api.answer import AnswerEvent, AnswerRequest, Began, Counts, Encoded, Ended, Piece, Reason
 from moa.api.app import Api
+from moa.api.connections import serving
 from moa.api.guard import Guard
-from moa.api.http import serving
 from moa.api.tools import ToolFormat
 from moa.process.listening import Port
 from tests.api.heartbeat import heartbeat

@@ -12,7 +12,7 @@ import pytest
 from moa.api import app
 from moa.api.answer import AnswerEvent, Began, Cut, LinkNews, Piece, Scored
 from moa.api.app import Api, ApiLimits
-from moa.api.http import serving
+from moa.api.connections import serving
 from moa.errors import CapacityError, LinkError, RemoteError, UsageError
 from moa.process.listening import Port
 from tests.api.heartbeat import heartbeat

@@ -13,7 +13,7 @@ import httpx2 as httpx
 import pytest
 
 from moa.api import connections
-from moa.api.http import serving
+from moa.api.connections import serving
 from moa.process import half_open
 from moa.process.listening import Port
 from tests.api.scripted import PATIENCE, browser, chat, endpoint, says, served
