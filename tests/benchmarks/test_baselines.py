@@ -45,18 +45,11 @@ def test_all_are_as_large_on_the_device_as_the_moa_drafter(kind: str) -> None:
     assert parameter_count(model, device_only=True) == pytest.approx(wanted, rel=0.02)
 
 
-def test_a_size_too_small_is_refused() -> None:
-    target = target_for("eagle2", tiny_target())
-    small = {**NO_RECORDS, "layers": 1, "self_attention_intermediate_size": 1}
-    with pytest.raises(ConfigError, match=r"eagle3 has more than .* parameters without any MLP"):
-        build("eagle3", target.model, target.facts, small, {}, 0)
-
-
-@pytest.mark.parametrize("kind", OPPONENTS)
+@pytest.mark.parametrize("kind", [*OPPONENTS, "moa"])
 def test_a_folder_is_the_model(kind: str, tmp_path: Path) -> None:
     source = save_tiny("llama", tmp_path / "target")
     target = target_for(kind, load_target(source, slots=1, capacity=64).model, slots=1, capacity=64)
-    model = opponent(kind, target)
+    model = new_drafter(moa_config(target.facts, {}), target.model) if kind == "moa" else opponent(kind, target)
     save(model, tmp_path / "drafter")
     target = load_target(source, slots=1, capacity=64, drafter=tmp_path / "drafter")
     drafting: Any = open_drafting(tmp_path / "drafter", target)
@@ -70,15 +63,6 @@ def test_a_folder_is_the_model(kind: str, tmp_path: Path) -> None:
     assert Speculator(target, drafting).generate(prompts(5), settings)[0].ids == plain[0].ids
 
 
-def test_a_moa_folder_opens_alike(tmp_path: Path) -> None:
-    source = save_tiny("llama", tmp_path / "target")
-    target = load_target(source, slots=1, capacity=64)
-    save(new_drafter(moa_config(target.facts, {}), target.model), tmp_path / "moa")
-    target = load_target(source, slots=1, capacity=64, drafter=tmp_path / "moa")
-    settings = GenerationSettings(max_new_tokens=8, shape=TreeShape.chain(3), adapt=False)
-    assert Speculator(target, open_drafting(tmp_path / "moa", target)).generate(prompts(5), settings)[0].drafted
-
-
 def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
     target = target_for("eagle2", tiny_target())
     save(baseline("eagle2", target), tmp_path)
@@ -88,3 +72,10 @@ def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
         load_any(tmp_path, loaded.model, loaded.facts)
     with pytest.raises(UsageError, match=r"config\.json is missing"):
         open_drafting(tmp_path / "nothing", loaded)
+
+
+def test_a_size_too_small_is_refused() -> None:
+    target = target_for("eagle2", tiny_target())
+    small = {**NO_RECORDS, "layers": 1, "self_attention_intermediate_size": 1}
+    with pytest.raises(ConfigError, match=r"eagle3 has more than .* parameters without any MLP"):
+        build("eagle3", target.model, target.facts, small, {}, 0)

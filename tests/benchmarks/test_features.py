@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.baselines.chains import chains, visible
 from benchmarks.baselines.features import shifted
-from benchmarks.baselines.registry import Feature, FeatureDrafter, training_task
-from benchmarks.baselines.solved import Solved, solve
+from benchmarks.baselines.registry import Feature, FeatureDrafter
 from moa.model.blocks import additive
 from moa.model.drafting import DraftRequest, Level
 from moa.model.features import FeatureDrafting
@@ -19,7 +16,7 @@ from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
 from moa.training.teacher import Teacher
 from moa.tree import TreeGrower, TreeShape
-from tests.benchmarks.pairs import KINDS, baseline, packed, prompts, target_for, tiny_target, whole
+from tests.benchmarks.pairs import KINDS, baseline, prompts, target_for, tiny_target, whole
 
 KNOWN = 9
 """Tokens that the target has run; the next is pending."""
@@ -103,25 +100,3 @@ def test_chains_stay_in_their_document() -> None:
         if lag:
             inside = [place for place, good in zip(at[0].tolist(), valid[0].tolist(), strict=True) if good]
             assert inside == [2 + lag, 10 + lag], "the chain from token 6 leaves its document"
-
-
-@torch.inference_mode()
-def test_a_start_by_least_squares_says_more_than_none(tmp_path: Path) -> None:
-    target = target_for("solved", tiny_target())
-    teacher, data = Teacher(target.model), packed(tmp_path)
-    model = baseline("solved", target)
-    assert isinstance(model, Solved)
-    task = training_task(model, teacher, None, 0)
-    batch = data.batch(0, 0, len(data))
-    before = float(task.loss(batch, 0, 0.0).total)
-    solve(model, teacher, data)
-    lesson = teacher(batch)
-    positions = torch.from_numpy(batch.positions)
-    found = (
-        model.read(lesson.states)[:, :-1]
-        + model.token(model.token_norm(model.embed(torch.from_numpy(batch.ids))))[:, 1:]
-    )
-    inside = torch.from_numpy(batch.segments[:, 1:] == batch.segments[:, :-1]) & (positions[:, 1:] > 0)
-    missed = (found * model.scale - lesson.hidden[:, 1:])[inside].square().mean()
-    assert missed < 0.7 * lesson.hidden[:, 1:][inside].square().mean()
-    assert float(task.loss(batch, 0, 0.0).total) < before

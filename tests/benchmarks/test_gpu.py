@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -25,18 +26,14 @@ def test_without_a_card_it_is_one_line_and_exit_code_2(
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
-def test_its_short_steps_run_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("steps", [SMALL, pytest.param(LONG, marks=pytest.mark.slow)], ids=["short", "long"])
+def test_its_steps_run_on_a_cpu_and_find_nothing_wrong(
+    steps: tuple[Any, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("triton", reason="Triton comes for Linux on x86-64 alone")
-    results = gpu.run(gpu.rehearsal(), SMALL)
-    assert set(results) == {step.__name__ for step in SMALL}
-    assert "**prompts**" in capsys.readouterr().out
+    results = gpu.run(gpu.rehearsal(), steps)
+    assert set(results) == {step.__name__ for step in steps}
+    assert f"**{steps[1].__name__}**" in capsys.readouterr().out
     for name, lines in results.items():
         assert lines
         assert all(line.get("ok", True) for line in lines), (name, lines)
-
-
-@pytest.mark.slow
-def test_its_long_steps_find_no_bit_and_no_text_that_differs() -> None:
-    pytest.importorskip("triton", reason="Triton comes for Linux on x86-64 alone")
-    results = gpu.run(gpu.rehearsal(), LONG)
-    assert all(line.get("ok", True) for lines in results.values() for line in lines), results

@@ -14,6 +14,7 @@ import torch
 
 from benchmarks import __main__ as bench
 from benchmarks.experiments import EXPERIMENTS, ON_REQUEST, Experiment
+from benchmarks.kit.options import one_of
 from benchmarks.provenance import origin, write_result
 from moa.errors import MoaError, run_cli
 from tools.readme import TITLES
@@ -26,9 +27,12 @@ class Options:
     """What a made-up experiment takes."""
 
     count: int = 3
-    """Of things."""
-    names: tuple[str, ...] = ("a",)
+    """Of things, 3 % of them words."""
+    names: tuple[str, ...] = one_of(("a",), "abc")
     """Theirs."""
+    steps: tuple[float, ...] = (1.5, 2.0)
+    fast: bool = True
+    seed: int = 0
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("made_up", "Count.")
     found: dict[str, Any] = {
         "Options": Options,
-        "measure": lambda options: {"runs": [options.count], "names": options.names, "faults": options.count - 4},
+        "measure": lambda options: {"runs": [options.count], **vars(options), "faults": options.count - 4},
         "tables": lambda result: f"{result['runs'][0]} things",
     }
     vars(module).update(found)
@@ -78,10 +82,12 @@ def test_tables_are_those_of_the_results_that_they_were_made_of(result: Path) ->
 def test_a_result_is_written_with_where_it_comes_from(
     made_up: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench.main(["made_up", "--names", "b", "c", f"--out={tmp_path}"]) == 0
+    flags = ["--names", "b", "c", "--steps", "3", "--no-fast", "--seed", "7"]
+    assert bench.main(["made_up", *flags, f"--out={tmp_path}"]) == 0
     assert capsys.readouterr().out == "4 things\n"
     result = json.loads((tmp_path / "made_up.json").read_text())
-    assert (result["runs"], result["names"]) == ([4], ["b", "c"])
+    options = [result[name] for name in ("runs", "names", "steps", "fast", "seed")]
+    assert options == [[4], ["b", "c"], [3.0], False, 7]
     assert set(result["provenance"]) == {"when", "hardware", "commit", "command", "versions"}
     words = (tmp_path / "made_up.md").read_text()
     assert words.startswith("4 things\n\n`")
@@ -133,6 +139,13 @@ def test_a_fault_that_was_measured_is_an_error_and_still_written(made_up: Module
 def test_mistakes_are_one_line(made_up: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli("benchmarks", lambda: bench.main(["sped"])) == 2
     assert "no experiment 'sped'" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        bench.main(["made_up", "--cuont", "1"])
-    assert "unrecognized arguments" in capsys.readouterr().err
+    for number, least in (("--count=0", 1), ("--seed=-1", 0), ("--steps=-1", 0)):
+        assert run_cli("benchmarks", lambda flag=number: bench.main(["made_up", flag])) == 2
+        assert f"must be at least {least}" in capsys.readouterr().err
+    for flags, said in ((["--cuont", "1"], "unrecognized arguments"), (["--names", "d"], "invalid choice")):
+        with pytest.raises(SystemExit, match="2"):
+            bench.main(["made_up", *flags])
+        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        bench.main(["made_up", "--help"])
+    assert "Of things, 3 % of them words. (default: 3)" in capsys.readouterr().out

@@ -25,12 +25,18 @@ from moa.training.generate import PROMPT_TOKENS
 pytestmark = pytest.mark.filterwarnings("default::UserWarning")
 
 
-def test_the_plan_names_every_course(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_names_every_course_and_flags_of_rows_are_refused_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["train", "drafter", "--dry-run"])
     assert train.main() == 0
     said = capsys.readouterr().out
     for course in (*COURSES, *DRAFTER_COURSES):
         assert f"{course.name:9} {course.settings.steps} steps" in said
+    monkeypatch.setattr(sys, "argv", ["train", "drafter", "--tokens", "1000"])
+    with pytest.raises(SystemExit, match="2"):
+        train.main()
+    assert "are for rows" in capsys.readouterr().err
 
 
 def test_the_embedded_drafter_has_the_shape_of_the_recipe() -> None:
@@ -76,11 +82,6 @@ def test_rows_are_packed_for_every_course(
     assert capsys.readouterr().out.count(": 1 rows in ") == 1
 
 
-def test_fewer_rows_are_not_taken_for_the_whole_course() -> None:
-    assert COURSES[0].of(84_000).name != COURSES[0].name
-    assert COURSES[0].of(84_000).mix == COURSES[0].mix.of(84_000)
-
-
 def test_own_rows_are_the_targets_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wanted is what the target says after prompts of the corpus, which are not wanted."""
     monkeypatch.setattr(natural, "code", lambda _: iter(["def add(a, b):\n    return a + b\n\n" * 12]))
@@ -103,17 +104,9 @@ def test_own_rows_are_the_targets_own_text(tmp_path: Path, monkeypatch: pytest.M
     assert rows.wanted_tokens == answered
 
 
-def test_a_smaller_mix_has_the_same_shares() -> None:
-    mix = COURSES[0].mix.of(84_000)
+def test_a_smaller_mix_has_the_same_shares_and_is_not_taken_for_the_whole_course() -> None:
+    course, mix = COURSES[0].of(84_000), COURSES[0].mix.of(84_000)
+    assert course.name != COURSES[0].name
+    assert course.mix == mix
     assert (mix.exercises, mix.code, mix.english) == (50_000, 19_000, 15_000)
     assert (mix.more, mix.seed) == (COURSES[0].mix.more, COURSES[0].mix.seed)
-
-
-def test_flags_of_rows_are_refused_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["train", "drafter", "--tokens", "1000"])
-    with pytest.raises(SystemExit) as ended:
-        train.main()
-    assert ended.value.code == 2
-    assert "are for rows" in capsys.readouterr().err

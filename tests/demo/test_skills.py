@@ -5,14 +5,10 @@ import re
 
 import pytest
 
-from demo.skills import SKILLS, TALK, Example
+from demo.skills import SKILLS, TALK, Example, Skill
 from demo.skills.words import WEEKDAYS
 
 SEEDS = range(200)
-
-
-def _made(name: str) -> list[Example]:
-    return [SKILLS[name].make(random.Random(seed)) for seed in SEEDS]
 
 
 def _other_last(pattern: str, text: str, other: dict[str, str] | None = None) -> str:
@@ -39,30 +35,16 @@ def _wrong(example: Example) -> str:
     return _other_last(r"\d+", answer)
 
 
-@pytest.mark.parametrize("name", SKILLS)
-def test_reference_answers_pass(name: str) -> None:
-    for example in _made(name):
-        assert SKILLS[name].check(example, example.answer), example
-
-
-@pytest.mark.parametrize("name", SKILLS)
-def test_wrong_answers_fail(name: str) -> None:
-    for example in _made(name):
-        assert not SKILLS[name].check(example, _wrong(example)), example
-
-
-@pytest.mark.parametrize("name", SKILLS)
-def test_an_answer_to_another_prompt_fails(name: str) -> None:
-    first, *others = _made(name)
-    accepted = [other for other in others if SKILLS[name].check(first, other.answer)]
-    assert len(accepted) < (140 if name == "parity" else 70)
-
-
-@pytest.mark.parametrize("name", SKILLS)
-def test_empty_and_unrelated_replies_fail(name: str) -> None:
-    for example in _made(name)[:20]:
-        for reply in ("", "I do not know.", "```python\nimport os\n```", "{"):
-            assert not SKILLS[name].check(example, reply)
+@pytest.mark.parametrize("skill", SKILLS.values(), ids=SKILLS)
+def test_only_right_answers_pass(skill: Skill) -> None:
+    first, *others = made = [skill.make(random.Random(seed)) for seed in SEEDS]
+    for example in made:
+        assert skill.check(example, example.answer), example
+        assert not skill.check(example, _wrong(example)), example
+        for unrelated in ("", "I do not know.", "```python\nimport os\n```", "{"):
+            assert not skill.check(example, unrelated)
+    accepted = [other for other in others if skill.check(first, other.answer)]
+    assert len(accepted) < (140 if skill.name == "parity" else 70)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +99,8 @@ def test_functions_are_run_only_when_harmless(reply: str, right: bool) -> None:
 def test_a_story_is_about_its_own_people_alone() -> None:
     asked = Example("story", "", "", facts=("Ada", "fox", "garden"))
     told = "Ada went to the garden. There Ada met a {}. They were good friends."
-    assert SKILLS["story"].check(asked, told.format("fox"))
-    assert not SKILLS["story"].check(asked, told.format("bear"))
-    assert not SKILLS["story"].check(asked, told.format("fox with Ruth"))
+    found = [SKILLS["story"].check(asked, told.format(animal)) for animal in ("fox", "bear", "fox with Ruth")]
+    assert found == [True, False, False]
 
 
 def test_small_talk_says_what_it_cannot() -> None:

@@ -70,18 +70,11 @@ def test_prompts_of_ours_are_answered_right(
     assert {prompt: reply for prompt, reply in replies.items() if not is_right(expected[prompt], reply)} == {}
 
 
-def test_skills_survive_ways_of_asking_that_training_lacked(answered: Callable[[Sequence[str]], list[str]]) -> None:
-    examples = held_out.asked_prompts()[::4]
-    replies = answered([example.prompt for example in examples])
-    wrong = [
-        (example.prompt, reply)
-        for example, reply in zip(examples, replies, strict=True)
-        if not is_right(example, reply)
-    ]
-    assert len(wrong) <= 0.15 * len(examples), wrong
-
-
-def test_small_talk_is_answered_as_it_was_taught(answered: Callable[[Sequence[str]], list[str]]) -> None:
-    examples = list(islice(talk(1), 24))
-    replies = answered([example.prompt for example in examples])
-    assert sum(is_right(example, reply) for example, reply in zip(examples, replies, strict=True)) >= 22
+def test_skills_survive_ways_of_asking_that_training_lacked_and_small_talk_is_answered_as_it_was_taught(
+    answered: Callable[[Sequence[str]], list[str]],
+) -> None:
+    asked, said = held_out.asked_prompts()[::4], list(islice(talk(1), 24))
+    replies = answered([example.prompt for example in (*asked, *said)])
+    wrong = [not is_right(example, reply) for example, reply in zip((*asked, *said), replies, strict=True)]
+    assert sum(wrong[: len(asked)]) <= 0.15 * len(asked)
+    assert sum(wrong[len(asked) :]) <= 2

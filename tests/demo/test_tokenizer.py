@@ -37,19 +37,15 @@ def test_each_digit_is_a_token(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.tokenize("x=1234")[-4:] == ["1", "2", "3", "4"]
 
 
-def test_chat_template(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_prompt_is_a_prefix_of_its_chat_in_text_and_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    def rendered(chat: list[dict[str, str]], start: bool) -> str:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=start))
+
     chat = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
-    rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    assert rendered == "<|bos|>Be kind.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n"
-    full = tokenizer.apply_chat_template([*chat, {"role": "assistant", "content": "Ho"}], tokenize=False)
-    assert full == f"{rendered}Ho<|end|>\n"
-
-
-def test_a_prompt_is_a_prefix_of_its_chat_in_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    asked = "<|bos|>Be kind.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n"
+    assert rendered(chat, True) == asked
+    assert rendered([*chat, {"role": "assistant", "content": "Ho"}], False) == f"{asked}Ho<|end|>\n"
     for example in islice(examples("train", 0), 32):
         chat = messages(example)
-        prompt, full = (
-            tokenizer.encode(tokenizer.apply_chat_template(part, tokenize=False, add_generation_prompt=start))
-            for part, start in ((chat[:1], True), (chat, False))
-        )
+        prompt, full = (tokenizer.encode(text) for text in (rendered(chat[:1], True), rendered(chat, False)))
         assert full[: len(prompt)] == prompt

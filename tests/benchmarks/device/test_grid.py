@@ -57,22 +57,6 @@ def test_figures_of_a_way() -> None:
     assert found["streamed_by"] == {"device": 8}
 
 
-@pytest.mark.slow
-def test_a_small_grid() -> None:
-    ways = ("plain API streaming", "server-drafted", grid.SLOWEST)
-    result = grid.measure(grid.Options(prompts=2, tokens=8, links=("loopback",), ways=ways, repeats=2, lanes=1))
-    runs = {run["way"]: run for run in result["runs"]}
-    assert result["kinds"] == ["exercises", "code"]
-    assert {way: [len(passes) for passes in run["seconds"]] for way, run in runs.items()} == {
-        "plain API streaming": [2, 2],
-        "server-drafted": [2, 2],
-        grid.SLOWEST: [1, 1],
-    }
-    assert runs[grid.SLOWEST]["calls_per_100"] == 100
-    assert all(seconds > 0 for run in runs.values() for passes in run["server_seconds"] for seconds in passes)
-    assert "2 held-out prompts a cell, 1 of them exercises" in grid.tables(result)
-
-
 def test_finished_cells_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that failed in its third cell goes on there; with other options it begins again."""
     measured = []

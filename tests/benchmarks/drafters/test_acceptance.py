@@ -13,7 +13,7 @@ from benchmarks.drafters import acceptance, speed
 from benchmarks.drafters.race import PLAIN, Run, Way, race
 from benchmarks.kit.exactness import count_ties
 from demo import held_out
-from demo.skills import SKILLS, Example
+from demo.skills import Example
 from moa.errors import MoaError
 from moa.model.checkpoint import new_drafter, save_drafter
 from moa.model.generate import Generation, GenerationSettings, Speculator
@@ -42,15 +42,6 @@ def test_a_changed_text_is_a_loud_failure() -> None:
             count_ties(target, asked, [text], [[*text[:2], (text[2] + 1) % 128, *text[3:]]], sampling)
     with pytest.raises(MoaError, match="speculation changed"):
         count_ties(target, asked, [text], [text[:-1]], SamplingSettings())
-
-
-def test_prompts_are_held_out_and_distinct() -> None:
-    found = held_out.skill_prompts(2)
-    assert len({example.prompt for example in found}) == len(found)
-    assert {example.skill for example in found} == set(SKILLS)
-    chosen = held_out.exercises(40, 0)
-    assert len(chosen) == 40
-    assert len({example.prompt for example in chosen}) == 40
 
 
 @pytest.fixture

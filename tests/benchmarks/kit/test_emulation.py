@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.baselines.registry import open_drafting, save
-from benchmarks.kit.emulation import BaselineServerDrafting, BaselineVerifier, SlowTarget
+from benchmarks.kit.emulation import BaselineVerifier, SlowTarget
 from cloud_verifier.model import Served, model_facts
 from cloud_verifier.settings import Settings
 from moa.model.drafting import MoaDrafting
 from moa.model.generate import GenerationSettings, Speculator
 from moa.model.graph_drafting import GraphDrafting
 from moa.model.target import Row
-from moa.tree import TreeShape
 from moa.wire.limits import Limits
-from tests.benchmarks.pairs import baseline, opponent, prompts, tiny_target
+from tests.benchmarks.pairs import opponent, prompts, tiny_target
 from tests.edge import kit as edge_kit
 from tests.support.client import client
 
@@ -69,33 +68,3 @@ def test_a_baseline_drafts_by_the_graph_of_its_bundle() -> None:
         drafting = open_drafting(folder / "drafter", target, graph=graph)
         assert type(drafting) is kind
         assert {drafting.open(), drafting.open()} == {0, 1}
-
-
-def test_a_part_of_the_text_that_was_missed_is_a_loud_failure() -> None:
-    from cloud_verifier.engine.work import Job, Lease
-    from moa.errors import MoaError
-    from moa.sampling import SamplingSettings
-    from moa.wire.finish import TurnRules
-    from moa.wire.messages import Stream
-
-    target = SlowTarget.from_model(tiny_target(), slots=1, capacity=64)
-    target.watching = True
-    drafting = open_drafting_of(target)
-    lease = Lease(b"s" * 16, "somebody", length=3)
-    job = Job(lease, Stream(b"s" * 16, 1, 3), [5, 6, 7, 8], TurnRules(4, 8, 64), SamplingSettings(), 0.0, 1.0)
-
-    def several_rounds() -> None:
-        for _ in range(8):  # the first may go without a draft, to see what they take
-            drafting.draft([job])
-            drafting.ran({job: 0}, tokens=1, seconds=1.0)
-
-    with pytest.raises(MoaError, match="missed a part"):
-        several_rounds()
-
-
-def open_drafting_of(target: SlowTarget) -> BaselineServerDrafting:
-    """EAGLE-2 of random weights beside the target."""
-    from benchmarks.baselines.registry import drafting_with
-
-    drafting = drafting_with(baseline("eagle2", target), slots=1, capacity=64)
-    return BaselineServerDrafting(target, drafting, TreeShape.chain(3))

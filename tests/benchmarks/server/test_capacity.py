@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.kit.devices import Script, scripts
-from benchmarks.kit.verifier import many_short, verifier
+from benchmarks.kit.verifier import many_short
 from benchmarks.server import capacity
 from benchmarks.server.readers import BUFFER, PATIENCE, SPEED, TOKENS, Trial, largest, lateness, trial
 from cloud_verifier.app import Verifier
@@ -31,38 +31,19 @@ def test_a_trial_is_held_when_95_of_100_tokens_are_in_time() -> None:
     assert not Trial(1, [-1.0] * 94 + [5.0] * 6, 0.0).held
 
 
-@pytest.mark.parametrize("true", [1, 16, 23, 47, 100])
-async def test_the_largest_number_is_found_to_a_tenth(true: int) -> None:
+@pytest.mark.parametrize("true", [1, 16, 23, 47, 100, 1000])
+async def test_the_largest_number_is_found_to_a_tenth_and_no_single_trial_decides(true: int) -> None:
     asked: list[int] = []
 
     async def attempt(readers: int) -> Trial:
         asked.append(readers)
-        return Trial(readers, [-1.0 if readers <= true else 1.0], 0.0)
+        lucky = asked.count(readers) == 2  # one good trial among bad ones, or the other way round
+        return Trial(readers, [-1.0 if (readers <= true) != (lucky and true == 23) else 1.0], 0.0)
 
     users, trials = await largest(attempt, 8, 512)
-    assert 0.88 * true - 1 <= users <= true
+    assert 0.88 * min(true, 512) - 1 <= users <= min(true, 512)
     assert [one.readers for one in trials] == asked
     assert len(asked) < 24
-
-
-async def test_one_bad_trial_or_one_good_one_decides_nothing() -> None:
-    asked: list[int] = []
-
-    async def attempt(readers: int) -> Trial:
-        asked.append(readers)
-        lucky = asked.count(readers) == 2
-        return Trial(readers, [-1.0 if (readers <= 24) != lucky else 1.0], 0.0)
-
-    users, _ = await largest(attempt, 8, 512)
-    assert 22 <= users <= 24
-
-
-async def test_the_search_stops_at_the_most() -> None:
-    async def attempt(readers: int) -> Trial:
-        return Trial(readers, [-1.0], 0.0)
-
-    users, trials = await largest(attempt, 8, 64)
-    assert (users, len(trials)) == (64, 2 * 4)
 
 
 @pytest.mark.parametrize("way", ["device", "none"])
@@ -93,13 +74,3 @@ def test_mistakes_are_one_line() -> None:
     options = capacity.Options(embedded=False, step_ms=0.0, random="big")
     with pytest.raises(UsageError, match="HIDDENxLAYERS"), capacity.targets(options):
         pass
-
-
-@pytest.mark.slow
-async def test_the_embedded_texts_are_long_enough_and_their_drafts_mostly_right() -> None:
-    with verifier(*many_short(4)) as running:
-        (text,) = await capacity.embedded_scripts(running.url, 1)
-    assert len(text.truth) > TOKENS
-    right = [draft[:1] == text.truth[done : done + 1] for done, draft in enumerate(text.drafts) if done]
-    assert len(right) >= TOKENS
-    assert sum(right) > 0.6 * len(right)

@@ -14,15 +14,12 @@ from tests.benchmarks.pairs import opponent
 from tests.tiny import save_tiny
 
 
-def test_every_task_has_one_answer_that_its_prompt_does_not_end_with() -> None:
+def test_every_way_answers_every_task_whose_prompt_does_not_end_with_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = list(answers.tasks())
     assert len({prompt for _, prompt, _ in asked}) == len(asked) > 90
     assert all(right and not prompt.endswith(right) for _, prompt, right in asked)
-
-
-def test_every_way_answers_every_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     folder = save_tiny("llama", tmp_path / "target")
     target = Target.load(folder)
     for kind in ("independent", "solved"):

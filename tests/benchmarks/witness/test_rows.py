@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from benchmarks.baselines import train
 from benchmarks.baselines.independent import as_llama
@@ -17,7 +16,6 @@ from benchmarks.drafters import witness
 from benchmarks.witness import rows, texts
 from benchmarks.witness.__main__ import main
 from benchmarks.witness.rows import StoredTeacher, write_rows, written
-from moa.errors import UsageError
 from moa.model.checkpoint import new_drafter
 from moa.model.loading import load_model
 from moa.training.data import Document
@@ -34,7 +32,9 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return save_tiny("llama", tmp_path / "target")
 
 
-def test_stored_lessons_are_the_teachers(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_lessons_are_the_teachers_and_writing_goes_on_where_it_was_cut_short(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded, out = load_model(target), tmp_path / "rows"
     writes: list[Path] = []
     real = rows._write
@@ -65,29 +65,6 @@ def test_stored_lessons_are_the_teachers(target: Path, tmp_path: Path, monkeypat
         torch.testing.assert_close(getattr(stored, name), getattr(theirs, name), atol=0.05, rtol=0.05)
 
 
-def test_training_from_states_is_training_beside_the_teacher(
-    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["rows", str(target), str(tmp_path / "rows"), "--tokens", "600", "--length", "48"]) == 0
-    flags = ["--target", str(target), "--steps", "3", "--batch", "2", "--warmup", "1", "--rows", "10"]
-    flags += ["--shape", "self_attention_intermediate_size=600"]
-    names = ["moa0", "eagle2", "eagle3", "independent"]
-    for source in ("--states", "--data"):
-        assert train.main([*names, *flags, source, str(tmp_path / "rows"), "--out", str(tmp_path / source)]) == 0
-    for name in names:
-        stored, beside = (load_file(tmp_path / way / name / "model.safetensors") for way in ("--states", "--data"))
-        for key, weight in stored.items():
-            # Both teachers compute in bf16; their batches differ, and so do last bits.
-            torch.testing.assert_close(weight, beside[key], atol=0.02, rtol=0.02, msg=f"{name}: {key}")
-    capsys.readouterr()
-
-
-def test_without_lessons_it_says_how_to_make_them(target: Path, tmp_path: Path) -> None:
-    rows.pack(rows.documents(None, 1, 48), 48, tmp_path)
-    with pytest.raises(UsageError, match="no lessons"):
-        written(tmp_path)
-
-
 def test_texts_are_of_every_kind_and_held_out_ones_are_others() -> None:
     found = texts.prompts(2)
     assert [kind for kind, _ in found] == [kind for kind in texts.KINDS for _ in range(2)]
@@ -98,30 +75,30 @@ def test_texts_are_of_every_kind_and_held_out_ones_are_others() -> None:
         assert not any(example.prompt in text for _, example in found for text in some)
 
 
-def test_drafters_are_measured_along_the_targets_own_texts(target: Path, tmp_path: Path) -> None:
-    texts_, made = tmp_path / "heldout", tmp_path / "out"
+def test_drafters_trained_on_stored_lessons_are_measured_along_the_targets_own_texts(
+    target: Path, tmp_path: Path
+) -> None:
+    held_out, stored, made = tmp_path / "heldout", tmp_path / "rows", tmp_path / "out"
     for temperature in ("0", "1"):
         flags = ["--temperature", temperature, "--per-kind", "2", "--tokens", "12", "--length", "48"]
-        assert main(["heldout", str(target), str(texts_), *flags]) == 0
-    assert main(["rows", str(target), str(tmp_path / "rows"), "--tokens", "600", "--length", "48"]) == 0
-    names = ["moa0", "eagle2", "eagle3", "anyhow", "independent"]
+        assert main(["heldout", str(target), str(held_out), *flags]) == 0
+    assert main(["rows", str(target), str(stored), "--tokens", "600", "--length", "48"]) == 0
+    names = ["moa0", "eagle3", "anyhow", "independent"]
     flags = ["--target", str(target), "--steps", "1", "--batch", "2", "--warmup", "1", "--head-words", "8"]
-    flags += ["--shape", "self_attention_intermediate_size=600", "--states", str(tmp_path / "rows")]
+    flags += ["--shape", "self_attention_intermediate_size=600", "--states", str(stored)]
     assert train.main([*names, *flags, "--out", str(made)]) == 0
-    drafters = tuple(str(made / name) for name in names)
-    result = witness.measure(
-        witness.Options(target=str(target), texts=str(texts_), drafters=drafters, behind=("0", "2", "none"))
-    )
+    asked: dict[str, Any] = {"target": str(target), "texts": str(held_out)}
+    asked["drafters"] = tuple(str(made / name) for name in names)
+    result = witness.measure(witness.Options(**asked, behind=("0", "2", "none")))
     found = {(r["drafter"], r["behind"], r["kind"], r["temperature"]): r["won"] for r in result["runs"]}
-    assert len(found) == 5 * 3 * 3 * 2
+    assert len(found) == 4 * 3 * 3 * 2
     assert all(1 <= won <= 7 for won in found.values())
     for (name, _, kind, temperature), won in found.items():
         if name == "independent":
             assert won == found[name, "none", kind, temperature]
     assert found["eagle3", "0", "code", 1.0] != found["eagle3", "2", "code", 1.0]
     assert "| anyhow | none |" in witness.tables(result)
-    options = {"target": str(target), "texts": str(texts_), "drafters": drafters[1:], "behind": ("0", "none")}
-    shares = witness.measure(witness.Options(**options, alone=4, cut=2))["runs"]
+    shares = witness.measure(witness.Options(**asked, behind=("0", "none"), alone=4, cut=2))["runs"]
     assert len(shares) == 4 * 2 * 3
     assert all(0 <= run["won"] <= 1 and run["texts"] == 2 for run in shares)
 
