@@ -46,7 +46,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         "load_seconds": round(loaded, 2),
         "slots": facts.slots,
         "context_tokens": facts.capacity - max(settings.limits.max_tree_nodes, settings.limits.max_chain_tokens),
-        "kv_bytes_per_token": facts.kv_bytes_per_token,
+        "kv_bytes_per_token": target.pool.bytes_per_token,
         "kv_tokens": target.pool.pages * PAGE,
         "kv_bytes": target.pool.nbytes,
         "buffer_bytes": 0 if target.runner is None else target.runner.nbytes,

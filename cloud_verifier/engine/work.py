@@ -6,19 +6,20 @@ Only the loop changes sessions and their histories; only the model's thread touc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.engine.guesses import Guesses
 from moa.grammar.matcher import Matcher, TextMask
 from moa.sampling import SamplingSettings
+from moa.speculation.guess_tree import GuessTree, Picked
 from moa.wire.codes import Refusal
 from moa.wire.finish import TurnRules
-from moa.wire.messages import RecordContract, Stream, StreamTokens, Verdict, Verify
+from moa.wire.messages import Foresee, RecordContract, Stream, StreamTokens, Verdict, Verify
 from moa.wire.ranges import Ranges
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ class ModelFacts:
     eos_ids: tuple[int, ...]
     slots: int
     capacity: int
-    max_positions: int
-    kv_bytes_per_token: int
     records: RecordContract | None
     pages: int = 0
     """Pages of KV cache; 0 if all slots can be full."""
@@ -123,6 +122,50 @@ class Lease:
         if self.slot is not None or source is None or source.slot is None or source.revoked:
             return self.length
         return min(self.share_tokens, source.length)
+
+
+_MOST_WAITING = 64
+"""Most messages that may wait; the oldest are dropped."""
+_USEFUL = 32
+"""Messages that count as work between two advances of a stream. More of them spend the connection's budget."""
+
+
+class Guesses:
+    """The edge's guesses for one stream round: the event loop adds them, the model's thread takes them. Appending to a
+    deque needs no lock."""
+
+    def __init__(self, waits: bool) -> None:
+        self.waits = waits
+        """Whether the stream waits where no guess fits. The event loop writes it, the model's thread reads it."""
+        self._arrived: deque[Foresee] = deque(maxlen=_MOST_WAITING)
+        self._tree = GuessTree()
+        self._since_advance = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are guesses that the model's thread has not read."""
+        return bool(self._arrived)
+
+    def add(self, message: Foresee) -> bool:
+        """Called by the event loop. Whether the message counts as work."""
+        if message.waits is not None:
+            self.waits = message.waits  # first, so that who reads the guesses knows what to do without them
+        self._arrived.append(message)
+        self._since_advance += 1
+        return self._since_advance <= _USEFUL
+
+    def advanced(self) -> None:
+        """Called by the event loop: the stream has brought tokens."""
+        self._since_advance = 0
+
+    def pick(self, ids: Sequence[int], most: int, least: float, *, branches: bool) -> Picked:
+        """Called by the model's thread: the best draft after these ids; only the pending token if there are no
+        guesses."""
+        while self._arrived:
+            new = self._arrived.popleft()
+            self._tree.add(ids, new.base, new.tokens, new.parents, new.neg_log_probs)
+        self._tree.follow(ids)
+        return self._tree.pick(most, least, branches=branches)
 
 
 READING_SPEED = 10.0

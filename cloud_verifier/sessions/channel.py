@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from cloud_verifier.engine.work import ModelFacts
 from cloud_verifier.logs import log
 from cloud_verifier.sessions.budgets import FRAMES, REFUSALS, Meter
-from cloud_verifier.sessions.handshake import answer_hello
 from cloud_verifier.sessions.outbox import CloseConnection, Outbox
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import BYTES_PER_TOKEN
+from moa import __version__
 from moa.grammar.matcher import MATCHER_BYTES, Matcher
-from moa.wire.codec import check, decode_client
+from moa.wire.codec import check, decode_client, wire_limits
 from moa.wire.codes import CloseCode, Code, Refusal
+from moa.wire.limits import Limits
 from moa.wire.messages import (
     Ack,
     Append,
@@ -31,8 +33,10 @@ from moa.wire.messages import (
     Stream,
     Sync,
     Verify,
+    Welcome,
     round_of,
 )
+from moa.wire.versions import agree_features, agree_version
 
 _RANGES_PER_FRAME = 16
 """Ranges of held rows that take as much work as a small frame; an honest device has a few."""
@@ -244,3 +248,37 @@ class Channel:
     def _agreed(self, feature: str, what: str) -> None:
         if feature not in self.features:
             raise Refusal(Code.UNSUPPORTED, f"{what} were not agreed")
+
+
+def answer_hello(hello: Hello, facts: ModelFacts, limits: Limits, *, max_context: int, instance: str) -> Welcome:
+    """The welcome for a hello, or a `Refusal` if version, tokenizer or target do not match."""
+    version = agree_version(hello.versions)
+    if version is None:
+        raise Refusal(Code.VERSION, "no protocol version in common")
+    if hello.tokenizer and facts.tokenizer and hello.tokenizer != facts.tokenizer:
+        raise Refusal(Code.TOKENIZER, "the target here has another tokenizer than this client's drafter")
+    if hello.target and facts.target and hello.target != facts.target:
+        raise Refusal(Code.TARGET, "another target is served here")
+    wanted, notices = "records" in hello.features, []
+    fitting = not (hello.drafter and facts.drafter) or hello.drafter == facts.drafter
+    records = facts.records if wanted and fitting else None
+    if wanted and facts.records is None:
+        notices.append("no_records: this verifier has no drafter to make activation records with")
+    elif wanted and not fitting:
+        notices.append("drafter_mismatch: tokens are verified, but activation records would not fit this drafter")
+    lacking = {"records": records is None, "tree": not facts.trees, "grammar": not facts.grammars}
+    features = agree_features(hello.features, without=[name for name, lacks in lacking.items() if lacks])
+    return Welcome(
+        version=version,
+        features=features,
+        server=f"cloud-verifier/{__version__}",
+        instance=instance,
+        tokenizer=facts.tokenizer,
+        target=facts.target,
+        drafter=facts.drafter,
+        vocab_size=facts.vocab_size,
+        eos_ids=list(facts.eos_ids),
+        limits=wire_limits(limits, max_context_tokens=max_context),
+        records=records,
+        notices=notices,
+    )

@@ -22,13 +22,15 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from cloud_verifier.engine.guesses import Guesses
-from cloud_verifier.engine.work import Job, Lease, Waiting
-from cloud_verifier.sessions.handshake import sampling_settings
+from msgspec import structs
+
+from cloud_verifier.engine.work import Guesses, Job, Lease, Waiting
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.record_sender import OutgoingRecords
+from moa.errors import ConfigError
 from moa.grammar.matcher import MATCHER_BYTES, Matcher
 from moa.logprobs import row_bytes
+from moa.sampling import SamplingSettings
 from moa.wire.codec import chain_hash
 from moa.wire.codes import Code, Refusal
 from moa.wire.finish import TurnRules
@@ -44,6 +46,7 @@ from moa.wire.messages import (
     Resume,
     Resumed,
     RowRange,
+    Sampling,
     Stream,
     StreamTokens,
     Verdict,
@@ -368,3 +371,11 @@ class ServerSession:
             return b""
         start = len(self._rows) - row * min(tokens, _REPEATED_BYTES // row)
         return bytes(self._rows[max(0, start) :])
+
+
+def sampling_settings(wire: Sampling) -> SamplingSettings:
+    """The wire's sampling settings as `SamplingSettings`."""
+    try:
+        return SamplingSettings(**structs.asdict(wire))
+    except ConfigError as error:
+        raise Refusal(Code.BAD_MESSAGE, str(error)) from None

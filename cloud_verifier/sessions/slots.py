@@ -1,4 +1,5 @@
-"""Fair shares of slots between principals. Pure: no clock, no I/O, no torch.
+"""Slots and pages: fair shares of slots between principals, and reservations of KV cache. Pure: no clock, no I/O, no
+torch.
 
 A principal's share is the number of slots divided by the principals that hold or want one. It may hold more if nobody
 else wants them. When slots run out, the least recently used one is evicted: first of detached sessions, then of live
@@ -7,13 +8,18 @@ session of that one loses its slot between two rounds. A claim keeps the slot fr
 
 Who is refused gets an appointment: however many wait, they ask again one after another, no more of them in a pause than
 their principal's share of the slots. So refusals cost the same at twice the capacity and at a hundred times.
+
+The event loop reserves pages, the model's thread allocates them: a page is reserved before it is needed, so that a
+forward finds it free. The thread may change its figures while they are read here; they are read in an order that can
+only overestimate use.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from cloud_verifier.engine.work import Lease
 from cloud_verifier.sessions.session import ServerSession
 
 _LONGEST_PAUSES = 20
@@ -97,3 +103,36 @@ class SlotShares:
     def _waiting(self, now: float) -> Iterable[str]:
         self._claims = {name: until for name, until in self._claims.items() if until > now}
         return self._claims
+
+
+class PageReservations:
+    """The pages that each lease may use."""
+
+    def __init__(self, page_tokens: int, free_pages: Callable[[], int]) -> None:
+        """`free_pages` returns the pages that no lease holds now."""
+        self._page, self._free_pages = page_tokens, free_pages
+        self._leases: dict[Lease, int] = {}
+        self._leaving: list[Lease] = []
+
+    def reserve(self, lease: Lease, tokens: int) -> int:
+        """Reserve pages for so many tokens of the lease, never fewer than before; returns the earlier reservation."""
+        before = self._leases.get(lease, 0)
+        self._leases[lease] = max(before, -(-tokens // self._page))
+        return before
+
+    def undo(self, lease: Lease, before: int) -> None:
+        """Undo the last reservation."""
+        self._leases[lease] = before
+
+    def release(self, lease: Lease) -> None:
+        """The lease is void; its pages are free after the model's thread has released them."""
+        if self._leases.pop(lease, None) is not None:
+            self._leaving.append(lease)
+
+    @property
+    def missing(self) -> int:
+        """Pages reserved beyond the existing ones; 0 if all reservations fit."""
+        reserved = sum(max(0, pages - lease.held) for lease, pages in self._leases.items())
+        free = self._free_pages()
+        self._leaving = [lease for lease in self._leaving if lease.held]
+        return max(0, reserved - free - sum(lease.held for lease in self._leaving))

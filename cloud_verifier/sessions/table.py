@@ -6,7 +6,7 @@ is passed in.
     cold        no slot; the token log is kept, and the slot's content is recomputed from it when needed
     gone        nothing is kept
 
-Three budgets: slots (`slots.py`), pages of KV cache (`page_reservations.py`) and bytes of token logs. They are shared
+Three budgets: slots and pages of KV cache (`slots.py`), and bytes of token logs. They are shared
 between principals: one above its share loses to one below it.
 """
 
@@ -16,12 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cloud_verifier.engine.page_reservations import PageReservations
 from cloud_verifier.engine.work import Lease, ModelFacts, RecordRows
 from cloud_verifier.logs import log
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.session import ServerSession, State
-from cloud_verifier.sessions.slots import SlotShares
+from cloud_verifier.sessions.slots import PageReservations, SlotShares
 from moa.tokens import common_prefix
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from cloud_verifier.engine.guesses import Guesses
+from cloud_verifier.engine.work import Guesses
 from moa.speculation.guess_tree import neg_log_probs_of
 from moa.tree import DraftTree
 from moa.wire import ClientSession, Recovered

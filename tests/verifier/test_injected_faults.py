@@ -15,7 +15,6 @@ import pytest
 from msgspec import structs
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from cloud_verifier.engine.page_reservations import PageReservations
 from cloud_verifier.engine.scheduler import EngineStep
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Answered, Dropped, Failed, Job, Lease, Recorded, RecordRows, Report
@@ -32,7 +31,7 @@ from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.record_sender import OutgoingRecords, RecordSender, RecordWindow
 from cloud_verifier.sessions.service import Service
 from cloud_verifier.sessions.session import ServerSession
-from cloud_verifier.sessions.slots import SlotShares
+from cloud_verifier.sessions.slots import PageReservations, SlotShares
 from cloud_verifier.sessions.table import SessionTable
 from moa.process.half_open import HalfOpen
 from moa.wire import ClientSession, Code, Recovered, Refusal, Refused, decode_server

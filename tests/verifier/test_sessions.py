@@ -10,9 +10,9 @@ import pytest
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Lease, ModelFacts
-from cloud_verifier.sessions.handshake import answer_hello, sampling_settings
+from cloud_verifier.sessions.channel import answer_hello
 from cloud_verifier.sessions.service import Service
-from cloud_verifier.sessions.session import ServerSession
+from cloud_verifier.sessions.session import ServerSession, sampling_settings
 from cloud_verifier.sessions.table import SessionTable
 from moa import demo
 from moa.grammar.matcher import MATCHER_BYTES, GrammarCompiler
@@ -22,8 +22,8 @@ from moa.wire.messages import Hello, RecordContract, Sampling, Welcome
 from tests.verifier.sessions import outbox, session, works
 
 FACTS = ModelFacts(
-    target="t", tokenizer="k", drafter="d", vocab_size=128, eos_ids=(2,), slots=2, capacity=100, max_positions=100,
-    kv_bytes_per_token=64, records=RecordContract(1, 4, ["int8"]),
+    target="t", tokenizer="k", drafter="d", vocab_size=128, eos_ids=(2,), slots=2, capacity=100,
+    records=RecordContract(1, 4, ["int8"]),
 )  # fmt: skip
 
 

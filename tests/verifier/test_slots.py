@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from cloud_verifier.engine.work import Lease
 from cloud_verifier.sessions.session import ServerSession
-from cloud_verifier.sessions.slots import SlotShares
+from cloud_verifier.sessions.slots import PageReservations, SlotShares
 from tests.verifier.sessions import outbox, session, works
 
 
@@ -88,3 +88,55 @@ def test_those_who_wait_for_a_slot_of_their_own_share_do_not_wait_behind_a_greed
         shares.appointment("a", 0.0)
     shares.victim(session(2, principal="b"), [works(h) for h in holders], 0.0)
     assert shares.appointment("b", 0.0) == 0.5, "its claim ends after 2 s"
+
+
+# ---- pages
+
+
+class Memory:
+    """Pages as the model's thread would hold them."""
+
+    def __init__(self, pages: int) -> None:
+        self.free = pages
+        self.reservations = PageReservations(16, lambda: self.free)
+
+    def take(self, lease: Lease, pages: int) -> None:
+        self.free -= pages
+        lease.held += pages
+
+    def give_back(self, lease: Lease) -> None:
+        self.free, lease.held = self.free + lease.held, 0
+
+
+def test_what_is_promised_and_not_free_is_missing_and_pages_on_their_way_back_are_free_once() -> None:
+    memory, one, two = Memory(10), Lease(bytes(16), "p"), Lease(bytes(16), "p")
+    memory.reservations.reserve(one, 16 * 8)
+    assert memory.reservations.missing == 0
+    memory.take(one, 8)
+    memory.reservations.reserve(two, 1 + 16 * 8)
+    assert memory.reservations.missing == 7
+    memory.reservations.release(one)
+    assert memory.reservations.missing == 0
+    memory.give_back(one)
+    assert memory.reservations.missing == 0
+    memory.take(two, 9)
+    memory.reservations.reserve(two, 16 * 12)
+    assert memory.reservations.missing == 2
+
+
+def test_shared_pages_are_held_without_being_taken() -> None:
+    memory, one, two = Memory(10), Lease(bytes(16), "p"), Lease(bytes(16), "p")
+    memory.reservations.reserve(one, 16 * 8)
+    memory.take(one, 8)
+    memory.reservations.reserve(two, 16 * 9)
+    two.held = 7  # of them shared with the first
+    assert memory.reservations.missing == 0
+
+
+def test_a_smaller_promise_takes_none_back_unless_it_is_said() -> None:
+    memory, one = Memory(4), Lease(bytes(16), "p")
+    memory.reservations.reserve(one, 16 * 6)
+    memory.reservations.reserve(one, 16)
+    assert memory.reservations.missing == 2
+    memory.reservations.undo(one, 1)
+    assert memory.reservations.missing == 0
