@@ -14,7 +14,7 @@ _WINDOWS = """
 import sys
 sys.modules["resource"] = None
 from moa.process import memory
-import edge_client.tools.doctor, moa.training.loop
+import edge_client.cli.doctor, moa.training.loop
 print(memory.peak_bytes())
 """
 

@@ -45,13 +45,6 @@ def test_another_size_or_precision_is_refused(payload: bytes, dtype: Any, rows: 
         records.decode(payload, dtype, rows, 1, 2)
 
 
-def test_bytes_of_an_8b_llama_record() -> None:
-    # 4 CA heads of 128: the figures of the paper notes, plus the scales
-    assert records.row_bytes("fp16", 4, 128) == 2048
-    assert records.row_bytes("int8", 4, 128) == 1024 + 16
-    assert records.row_bytes("int4", 4, 128) == 512 + 64
-
-
 @pytest.mark.parametrize("dtype", records.DTYPES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_is_refused(dtype: records.PayloadDtype, bad: float) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moa.api.access import Access
@@ -30,11 +29,6 @@ _HEADERS = {
     b"cross-origin-opener-policy": b"same-origin",
     b"x-frame-options": b"DENY",
 }
-
-
-def error_response(error: ApiError) -> Response:
-    """An error as a response."""
-    return Json(error.body(), error.status, headers=error.headers())
 
 
 class Guard:
@@ -84,7 +78,7 @@ class Guard:
             stranger = shaped.status in (401, 403, 404, 405)
             if stranger and not await self.fairness.hold(scope["client"][0] if scope.get("client") else ""):
                 scope.get("state", {}).get("abort", lambda: None)()  # another server closes it after the response
-            await error_response(shaped)(scope, receive, told)
+            await Json(shaped.body(), shaped.status, headers=shaped.headers())(scope, receive, told)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()

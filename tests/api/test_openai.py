@@ -1,4 +1,4 @@
-"""The real `openai` package against the endpoint, over loopback."""
+"""The real `openai` package against the endpoint, over loopback, and the cases of Open Responses that concern text."""
 
 from __future__ import annotations
 
@@ -98,12 +98,26 @@ async def test_log_probabilities_of_completions_and_responses() -> None:
 # ---- responses
 
 
+FIELDS = [
+    "id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id",
+    "instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p",
+    "presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "usage",
+    "max_output_tokens", "max_tool_calls", "store", "background", "service_tier", "metadata", "safety_identifier",
+    "prompt_cache_key",
+]  # fmt: skip
+"""Every response of Open Responses has all of them, null or not."""
+
+
 async def test_responses() -> None:
     async with talking(lambda ask: says("Hel", "lo")) as (answerer, client):
         answer = await client.responses.create(model=MODEL, input="hi", instructions="be kind")
         assert (answer.output_text, answer.status) == ("Hello", "completed")
         assert answer.usage is not None
-        assert answer.usage.total_tokens == 5
+        assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens == 5
+        assert [name for name in FIELDS if name not in answer.to_dict()] == []
+        (item,) = (one.to_dict() for one in answer.output)
+        assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+        assert item["content"] == [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}]
         assert (answerer.asks[0].question.messages or ())[0] == {"role": "system", "content": "be kind"}
         again = await client.responses.create(model=MODEL, input="more", previous_response_id=answer.id)
         assert [m["content"] for m in answerer.asks[1].question.messages or ()] == ["hi", "Hello", "more"]
@@ -111,6 +125,9 @@ async def test_responses() -> None:
         await client.responses.delete(again.id)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(again.id)
+        turns: Any = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+        await client.responses.create(model=MODEL, input=[{"type": "message", **turn} for turn in turns])
+        assert list(answerer.asks[2].question.messages or ()) == turns
 
 
 async def test_a_response_stream_tells_every_step() -> None:

@@ -10,7 +10,6 @@ from onnx import TensorProto, helper
 
 from moa import demo
 from moa.errors import BundleError
-from moa.graph.control_flow import refuse_control_flow
 from moa.graph.step import StepGraph
 
 
@@ -58,8 +57,3 @@ def test_what_is_no_graph_is_one_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
     with pytest.raises(BundleError, match="is not an ONNX graph"):
         StepGraph(tmp_path / "model.onnx")
-
-
-def test_the_embedded_drafter_has_none() -> None:
-    for model in (demo.paths().bundle / "variants").rglob("model.onnx"):
-        refuse_control_flow(model)
