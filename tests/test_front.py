@@ -1,12 +1,16 @@
-"""`moa-edge`: lists every program, prints versions, completes commands, and names a missing extra in one line."""
+"""The installed commands, and `moa-edge`: lists every program, prints versions, completes commands, and names a missing
+extra in one line."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +45,22 @@ def test_it_names_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_version_and_help_need_the_base_install_only() -> None:
-    words = [[name, "--version"] for one in PROGRAMS for name in (one.name, one.short)]
-    words += [[one.name, "--help"] for one in PROGRAMS]
-    each = f"for sys.argv[1:] in {words}:\n    try: main()\n    except SystemExit: pass\n"
+    scripts = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["scripts"]
+    words = [
+        (where.partition(":"), [name, word]) for name, where in scripts.items() for word in ("--version", "--help")
+    ]
+    words += [(("moa.cli.moa_edge", ":", "main"), ["moa-edge", one.short, "--version"]) for one in PROGRAMS]
+    each = f"""
+from importlib import import_module
+for (module, _, function), sys.argv in {words}:
+    try: getattr(import_module(module), function)()
+    except SystemExit: pass
+"""
     said = run(program=_BASE.removesuffix("main()\n") + each).stdout.decode()
     for one in PROGRAMS:
         assert said.count(f"{one.name} {__version__}\n") == 2
         assert f"usage: {one.name}" in said
+    assert said.count(f"moa-edge {__version__}\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -110,3 +123,42 @@ def test_completion_knows_every_program_and_its_flags(shell: str) -> None:
 def test_a_docstring_as_description_loses_its_indentation() -> None:
     """Python 3.13 takes it away by itself, so help and its pages would differ between versions."""
     assert CommandParser(prog="x", description="One.\n\n    Two.\n    ").description == "One.\n\nTwo."
+
+
+PRESS = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+DURING_IMPORTS = f"""
+import sys
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "edge_client.cli":
+            {PRESS}
+sys.meta_path.insert(0, Slow())
+from moa.cli.console_scripts import edge_client
+edge_client()
+"""
+AFTER_THE_END = f"""
+import atexit
+def press():
+    {PRESS}
+atexit.register(press)
+from moa.cli.console_scripts import edge_client
+edge_client()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs signals")
+def test_ctrl_c_shows_no_traceback_and_stays_ignored_for_who_wants_that() -> None:
+    for program in (DURING_IMPORTS, AFTER_THE_END):
+        done = run("--version", program=program, preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL))
+        assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+    ignoring = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # as `nohup` starts it
+    done = run("--version", program=DURING_IMPORTS, preexec_fn=ignoring)
+    assert (done.returncode, b"edge-client" in done.stdout) == (0, True)
+
+
+def test_little_is_imported_before_ctrl_c_ends_the_process_quietly() -> None:
+    """Until then it would show a traceback; reading the version took 20 ms."""
+    program = (
+        "import sys, moa.cli.console_scripts; print({'importlib.metadata', 'asyncio', 'numpy'} & set(sys.modules))"
+    )
+    assert run(program=program).stdout == b"set()\n"
