@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -178,17 +178,20 @@ def test_a_slot_is_zeroed_before_its_next_user() -> None:
 
 def test_an_idle_engine_runs_a_token_to_know_that_it_can() -> None:
     now = [0.0]
-    bench = Bench(clock=lambda: now[0])
-    slots = [bench.lease(i) for i in range(kit.SETTINGS.slots)]
-    now[0] += PROBE_SECONDS
-    bench.engine.turn(0)
-    assert bench.engine.alive_at == now[0]
-    for i, lease in enumerate(slots):
-        bench.submit(lease, kit.prompt(i, 5), [])
-    bench.run()
-    now[0] += PROBE_SECONDS
-    bench.engine.turn(0)
-    assert bench.engine.alive_at == now[0], "also when every slot is taken"
+    target = Target.from_model(kit.model(), slots=3, capacity=80, kv_tokens=80)
+    bench = Bench(serve_model(target), clock=lambda: now[0])
+    taken: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: [bench.submit(bench.lease(i), kit.prompt(i, size), []) for i, size in enumerate((60, 5))],
+        target.pool.acquire,
+    ]
+    for take, free in zip(taken, [(3, 5), (1, 0), (0, 0)], strict=True):
+        take()
+        bench.run()
+        assert (target.pool.free, target.pool.free_pages) == free
+        now[0] += PROBE_SECONDS
+        bench.engine.turn(0)
+        assert bench.engine.alive_at == now[0], "also when every page, or every slot is taken"
 
 
 def test_a_model_that_does_not_run_is_noticed_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from cloud_verifier.engine.stream_drafting import MoaServerDrafting
 from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Answered, Dropped, Failed, Guesses, Job, Lease, RecordRows, Report
 from cloud_verifier.metrics import Metrics
-from moa.model.target import Step, Target
+from moa.model.target import Step
 from moa.sampling import SamplingSettings
 from moa.tree import Accepted, TreeShape
 from moa.wire import Limits
@@ -109,7 +109,8 @@ class World:
                 case Answered(job, answer):
                     self.sessions[job.lease].ids += answer.tokens
                     self.sessions[job.lease].done = answer.done
-                case Failed(lease):
+                case Failed(lease, _, reason):
+                    assert SECRET not in reason
                     self.sessions[lease].failed += 1
                     self.work.release(lease)
                 case Dropped(job):
@@ -139,8 +140,14 @@ class World:
         return float(faults + self.metrics.quarantined._value.get())
 
 
+SECRET = "device-side assert in /home/somebody"
+
+
 class Nonsense(Exception):
     """What a collaborator raises."""
+
+    def __init__(self) -> None:
+        super().__init__(SECRET)
 
 
 def broken(step: Any) -> Any:
@@ -264,15 +271,3 @@ def test_a_loop_that_takes_no_reports_ends_the_thread_and_says_so() -> None:
     assert died.wait(kit.PATIENCE)
     engine._thread.join(kit.PATIENCE)
     assert engine.wrong() == "the engine has stopped"
-
-
-def test_an_idle_engine_whose_cache_is_full_is_healthy() -> None:
-    world = World()
-    target = Target.from_model(kit.model(), slots=3, capacity=64, kv_tokens=64)
-    engine = Engine(target, world.recorder, world.work, world.post, metrics=world.metrics, clock=world.clock)
-    target.pool.begin([target.pool.acquire()], [64])
-    assert not target.pool.free_pages
-    world.now += core.PROBE_SECONDS
-    engine.turn(0)
-    assert engine.alive_at >= core.PROBE_SECONDS
-    assert not world.counted

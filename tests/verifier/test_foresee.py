@@ -80,20 +80,6 @@ async def test_a_stream_that_waits_runs_over_what_is_foreseen_and_nothing_else()
         assert session.round == 1, "all of it was one round"
 
 
-async def test_what_was_sent_ahead_is_verified_without_another_message() -> None:
-    truth = kit.generated(IDS, COUNT)
-    async with kit.verifier() as running, kit.client(running) as edge:
-        session = await edge.start(IDS, max_new_tokens=COUNT)
-        await edge.send(session.stream(speculate=False, waits=True))
-        # Two continuations of the first draft, for two outcomes; the second is what happens.
-        tokens = [IDS[-1], *truth[:2], truth[2] ^ 1, truth[2], *truth[3:30]]
-        parents = [-1, 0, 1, 2, 2, *range(4, len(tokens) - 1)]
-        await edge.send(guesses(session, DraftTree(tokens, parents, [-0.01 * n for n in range(len(tokens))])))
-        while len(session.log) < len(IDS) + 31:
-            assert (await part(edge, session)).foreseen
-        assert session.log[len(IDS) :] == truth[:31]
-
-
 async def test_where_nothing_was_foreseen_the_server_goes_on_by_itself() -> None:
     truth = kit.generated(IDS, COUNT)
     async with kit.verifier(drafter=True) as running, kit.client(running) as edge:

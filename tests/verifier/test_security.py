@@ -1,5 +1,6 @@
 """Lessons from security advisories of inference servers, one test each. Lessons that are tested elsewhere:
 
+5.  a session that makes the model fail is dropped alone, and told no more than the error's type: `test_faults`
 6.  constant-time comparison of tokens: `test_auth`, every entry is compared in constant time
 8.  generic errors outward: `test_injected_faults`, a collaborator that raises closes with "internal error"
 10. loopback unless there is authentication: `test_cli` and `test_settings`; a session is its principal's:
@@ -126,30 +127,6 @@ async def test_4_what_a_kernel_would_not_survive_never_gets_there(monkeypatch: p
                 assert answer.code in ("bad_message", "limit")
         assert len(running.service.table) == 1
         assert isinstance(await edge.advance(session, [session.log[-1]]), Advanced)
-
-
-async def test_5_a_session_that_makes_the_model_fail_is_dropped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with kit.verifier() as running, kit.client(running) as good, kit.client(running) as bad:
-        fine, broken = [await edge.start(kit.prompt(n, 9), max_new_tokens=6) for n, edge in enumerate((good, bad))]
-        poison, real = 77, running.engine.target.forward
-
-        def forward(rows: Any) -> Any:
-            if any(poison in row.tokens for row in rows):
-                raise RuntimeError("device-side assert")
-            return real(rows)
-
-        monkeypatch.setattr(running.engine.target, "forward", forward)
-        await bad.send(broken.verify([broken.log[-1], poison]))
-        await good.advance(fine, [fine.log[-1]])
-        answer = await bad.receive()
-        assert isinstance(answer, Error)
-        assert answer.code == "quarantined"
-        assert "assert" not in answer.message
-        while not fine.finish:
-            await good.advance(fine, [fine.log[-1]])
-        assert fine.log[9:] == kit.generated(kit.prompt(0, 9), 6)
-        again = await bad.start(kit.prompt(1, 9), max_new_tokens=2)
-        assert isinstance(await bad.advance(again, [again.log[-1]]), Advanced), "its client may go on"
 
 
 def test_7_no_check_is_an_assert() -> None:

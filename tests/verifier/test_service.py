@@ -11,7 +11,7 @@ import torch
 from moa import records
 from moa.wire import ClientSession
 from moa.wire.messages import Cancel, Error, Hello, Resume, Resumed, StreamTokens, Sync, Verify, Welcome
-from moa.wire.session import Advanced, Ready, Recovered
+from moa.wire.session import Ready, Recovered
 from tests.verifier import kit
 
 IDS = kit.prompt(3, 20)
@@ -227,21 +227,3 @@ async def test_a_stream_stops_when_nobody_listens_and_resumes_exactly() -> None:
             while not session.finish:
                 await edge.stream(session)
         assert session.log[len(IDS) :] == kit.generated(IDS, 60)
-
-
-async def test_rounds_of_a_lost_connection_are_in_the_tail_and_repeated_ones_get_the_answer_that_they_had() -> None:
-    truth = kit.generated(IDS, 12)
-    async with kit.verifier() as running:
-        async with kit.client(running) as edge:
-            session = await edge.start(IDS, max_new_tokens=12)
-            message = session.verify([IDS[-1], *truth[:4]])
-            await edge.send(message)
-        async with kit.client(running) as edge:
-            recovered = await _recovered(edge, session)
-            await edge.send(*recovered.resend)
-            while session.busy:
-                assert isinstance(await edge.event(session), Advanced)
-            await edge.send(message, message)
-            assert await edge.receive() == await edge.receive()
-            await _rest(edge, session)
-        assert session.log[len(IDS) :] == truth

@@ -44,8 +44,9 @@ class Timed:
         self.step: EngineStep | None = None
         self.outcome, self.wait = StepOutcome(), 0.0
 
-    def submit(self, one: Job) -> None:
-        self.scheduler.submit(one, self.clock.now)
+    def submit(self, *jobs: Job) -> None:
+        for one in jobs:
+            self.scheduler.submit(one, self.clock.now)
 
     def finish(self) -> list[Job]:
         if self.step is None:
@@ -58,6 +59,12 @@ class Timed:
         found = self.scheduler.schedule(self.clock.now)
         self.step, self.wait = (found, 0.0) if isinstance(found, EngineStep) else (None, found)
         return self.step
+
+    def taken(self) -> EngineStep:
+        """The next step, which there must be."""
+        step = self.next()
+        assert step is not None
+        return step
 
 
 def drafts(step: EngineStep | None) -> list[Job]:
