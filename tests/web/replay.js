@@ -63,7 +63,7 @@ export class Replay {
         Object.assign(this.controller.rtt, about.rtt);
         return machine.linkUp(decodeServer(about.welcome), about.connection, now);
       case "link_down":
-        return machine.linkDown(about.since, about.why, about.refused);
+        return machine.linkDown(about.since, about.why ?? "", about.refused ?? false);
       case "receive":
         return machine.receive(decodeServer(about.frame), now);
       case "next_action": {
@@ -73,11 +73,11 @@ export class Replay {
       }
       case "ran": {
         let { result } = about;
-        if (result.open) {
+        if (result?.open) {
           const { root, open, depths, tokens, parents, scores } = result;
           result = Object.assign(new GuessTreeGrower(root), { open: new Set(open), depths, tree: { tokens, parents, scores } });
         }
-        return machine.ran(this.action, about.token ?? result, now);
+        return machine.ran(this.action, result, now);
       }
       case "drain":
         return machine.drain();

@@ -3,6 +3,7 @@ browser's, and what comes out must be the same."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from edge_client.events import Event
 from edge_client.link import retry
 from edge_client.turn import actions, ahead, controller, guard, reachability, records, rounds
 from edge_client.turn.deadlines import Patience
 from edge_client.turn.machine import TurnMachine
+from moa.errors import MoaError
 from moa.speculation.guess_tree import GuessTreeGrower
 from moa.tree import DraftTree
 from moa.wire.codec import encode
@@ -66,120 +69,87 @@ class Recorded:
             return tape.jitter[-1]
 
         reach.retry.jitter = jitter
-        patience = deadlines.patience
         tape.note(
             "begin",
             state="new" if not known else "begun" if before is not None and state is before._state else "current",
             session={"log": list(session.log), "maxNewTokens": session.max_new_tokens, "stop": session.stop},
             append=append and {"ids": append.ids, "max_new_tokens": append.max_new_tokens, "stop": append.stop},
-            rules={
-                "start": rules.start,
-                "maxNewTokens": rules.max_new_tokens,
-                "maxContext": rules.max_context,
-                "eosIds": list(rules.eos_ids),
-                "stop": list(rules.stop),
-            },
-            patience={
-                "offlineAfter": patience.offline_after,
-                "settle": patience.settle,
-                "answer": patience.answer,
-                "latePace": patience.late_pace,
-            },
+            rules=camel(rules) | {"eosIds": list(rules.eos_ids)},
+            patience=camel(deadlines.patience),
             stop_at=guard.limits.stop_at,
             warn_at=guard.limits.warn_at,
             linked=reach.linked,
             now=stats.started,
             left=list(left),
-            draft=how["draft"],
-            guesses=how["guesses"],
+            **how,
         )
-        self.inner = TurnMachine(transcript, state, controller, *parts, **how)
+        self.inner = TurnMachine(transcript, state, controller, *parts, prediction=None, **how)
         tape.latest = self
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+        """Of the machine; its calls go on the tape."""
+        found = getattr(self.inner, name)
+        if name not in CALLS:
+            return found
 
-    def link_up(self, welcome: Any, connection: int, now: float) -> None:
-        rtt = self.inner.controller.rtt
-        seen = {"smoothed": rtt.smoothed, "variation": rtt.variation, "samples": rtt.samples}
-        self.inner.link_up(welcome, connection, now)
-        self._tape.note("link_up", welcome=encode(welcome), connection=connection, now=now, rtt=seen)
+        def called(*arguments: Any, **named: Any) -> Any:
+            about = dict(zip(CALLS[name], arguments, strict=False)) | named
+            if name == "link_up":
+                about["rtt"] = dataclasses.asdict(self.inner.controller.rtt)
+            result = found(*arguments, **named)
+            self._tape.note(name, plain(result), **{key: plain(value) for key, value in about.items()})
+            return result
 
-    def link_down(self, since: float, why: Any, *, refused: bool = False) -> None:
-        self.inner.link_down(since, why, refused=refused)
-        self._tape.note("link_down", since=since, why=why.line() if why else "", refused=refused)
-
-    def receive(self, message: Any, now: float) -> None:
-        self.inner.receive(message, now)
-        self._tape.note("receive", frame=encode(message), now=now)
-
-    def next_action(self, now: float) -> actions.Action:
-        action = self.inner.next_action(now)
-        self._tape.note("next_action", plain(action), now=now)
-        return action
-
-    def ran(self, action: Any, result: Any, now: float) -> None:
-        match result:
-            case DraftTree():
-                about: dict[str, Any] = {"result": tree(result)}
-            case GuessTreeGrower():
-                about = {
-                    "result": {
-                        **tree(result.tree),
-                        "root": result.root,
-                        "depths": list(result.depths),
-                        "open": list(result.open),
-                    }
-                }
-            case _:
-                about = {"token": result, "result": {}}
-        self.inner.ran(action, result, now)
-        self._tape.note("ran", now=now, **about)
-
-    def drain(self) -> list[Any]:
-        events = self.inner.drain()
-        self._tape.note("drain", msgspec.to_builtins(events))
-        return events
-
-    def last_messages(self) -> Any:
-        messages = self.inner.last_messages()
-        self._tape.note("last_messages", [encode(message) for message in messages])
-        return messages
-
-    def continue_settling(self, now: float) -> None:
-        self.inner.continue_settling(now)
-        self._tape.note("continue_settling", now=now)
-
-    def events_read(self, since: float, now: float) -> None:
-        self.inner.events_read(since, now)
-        self._tape.note("events_read", since=since, now=now)
-
-    def drafter_failed(self, why: str) -> None:
-        self.inner.drafter_failed(why)
-        self._tape.note("drafter_failed", why=why)
+        return called
 
 
-def tree(draft: DraftTree) -> dict[str, Any]:
-    return {"tokens": list(draft.tokens), "parents": list(draft.parents), "scores": list(draft.scores)}
+CALLS = {
+    "link_up": ("welcome", "connection", "now"),
+    "link_down": ("since", "why"),
+    "receive": ("frame", "now"),
+    "next_action": ("now",),
+    "ran": ("action", "result", "now"),
+    "drain": (),
+    "last_messages": (),
+    "continue_settling": ("now",),
+    "events_read": ("since", "now"),
+    "drafter_failed": ("why",),
+}
+"""What the shell calls, with the names that the browser's side has for the arguments."""
 
 
-def plain(action: actions.Action) -> dict[str, Any]:
-    match action:
+def camel(settings: Any) -> dict[str, Any]:
+    """A dataclass by the browser's names."""
+    named = dataclasses.asdict(settings).items()
+    return {re.sub("_(.)", lambda found: found[1].upper(), name): value for name, value in named}
+
+
+def plain(value: Any) -> Any:
+    """As the browser's side has it."""
+    match value:
+        case list():
+            return [plain(item) for item in value]
+        case Event():
+            return msgspec.to_builtins(value)
+        case msgspec.Struct():
+            return encode(value)
+        case MoaError():
+            return value.line()
+        case DraftTree():
+            return {"tokens": [*value.tokens], "parents": [*value.parents], "scores": [*value.scores]}
+        case GuessTreeGrower():
+            about = {"root": value.root, "depths": list(value.depths), "open": list(value.open)}
+            return plain(value.tree) | about
         case actions.Send(messages):
             return {"kind": "send", "frames": [encode(message) for message in messages]}
         case actions.Draft(ids, shape, quick):
             wanted = {"breadth": shape.breadth, "depth": shape.depth, "nodes": shape.nodes, "minScore": shape.min_score}
             return {"kind": "draft", "ids": list(ids), "shape": wanted, "quick": quick}
-        case actions.Grow(ids, breadth, least):
-            return {"kind": "grow", "ids": list(ids), "breadth": breadth, "least": least}
-        case actions.Guess(ids):
-            return {"kind": "guess", "ids": list(ids)}
-        case actions.Wait(until):
-            return {"kind": "wait", "until": until}
-        case actions.End(reason):
-            return {"kind": "end", "reason": reason}
+        case actions.Grow() | actions.Guess() | actions.Wait() | actions.End() | actions.Drop():
+            about = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return {"kind": type(value).__name__.lower(), **about}
         case _:
-            return {"kind": "drop"}
+            return value
 
 
 def close(found: Any, wanted: Any) -> bool:
