@@ -298,3 +298,31 @@ def test_that_a_port_is_taken_is_said_before_anything_is_loaded() -> None:
         said = run("serve", "--port", str(theirs.number), "--bundle", "no/such/bundle", "--offline")
     assert (said.returncode, said.stdout) == (2, b"")
     assert said.stderr.decode().startswith(f"edge-client: error: cannot listen on 127.0.0.1:{theirs.number}")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def test_an_answer_fits_the_schema_of_the_command_line(tmp_path: Path) -> None:
+    schema = tmp_path / "schema"
+    question = "Can you find name and age and answer in JSON: At the age of 32, Sofia moved to Denver."
+    words = ["generate", "--offline", "-q", "--json-schema", str(schema), question]
+    schema.write_text(json.dumps(SCHEMA))
+    told = run(*words)
+    assert set(json.loads(told.stdout)) == {"name", "age"}, told.stderr
+    unusable = json.dumps({"properties": {"a": {"not": {}}}})
+    for content, line in (
+        (unusable, f"the schema in {schema} cannot be used: json_schema at #/properties/a: Unimpl"),
+        ("[]", f"{schema} is not a JSON schema"),
+        ("{", f"{schema} is not a JSON schema"),
+        ('"' + "x" * 70_000 + '"', f"{schema} is too large"),
+    ):
+        schema.write_text(content)
+        told = run(*words)
+        assert told.returncode == 2
+        assert told.stderr.decode().startswith(f"edge-client: error: {line}")

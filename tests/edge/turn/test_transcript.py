@@ -32,26 +32,6 @@ def verified(a: Transcript, *tokens: int, finish: Any = "") -> None:
     a.absorb()
 
 
-def test_verified_tokens_are_told_once() -> None:
-    a = turn()
-    verified(a, 10, 11)
-    a.absorb()
-    assert a.drain() == [
-        Token(position=3, id=10, text="J", status="verified"),
-        Token(position=4, id=11, text="K", status="verified"),
-    ]
-
-
-def test_provisional_text_is_confirmed() -> None:
-    a = turn()
-    for token in (10, 11, 12):
-        a.extend(token)
-    verified(a, 10, 11)
-    assert a.drain()[3:] == [Confirm(start=3, stop=5)]
-    assert a.provisional == [12]
-    assert a.statuses == ["verified", "verified", "provisional"]
-
-
 def test_verified_tokens_have_the_log_probabilities_that_were_told() -> None:
     a = turn()
     own = {position: TokenLogprobs(-position / 8) for position in range(3, 7)}
@@ -108,24 +88,17 @@ def test_text_written_past_the_targets_end(policy: Any) -> None:
     assert a.over == (policy == "rewind")
 
 
-def test_an_end_written_offline_is_provisional_until_it_is_confirmed() -> None:
+@pytest.mark.parametrize(("second", "over"), [(9, True), (12, False)])
+def test_an_end_written_offline_is_provisional_until_it_is_confirmed(second: int, over: bool) -> None:
     a = turn()
     for token in (10, 9):
         a.extend(token)
     assert a.finish == "eos"
     assert not a.over
-    verified(a, 10, 9, finish="eos")
-    assert a.over
+    verified(a, 10, second, finish="eos" if over else "")
+    assert (a.over, bool(a.finish)) == (over, over)
+    assert a.output == [10, second]
     assert a.verified
-
-
-def test_an_end_written_offline_may_be_wrong() -> None:
-    a = turn()
-    for token in (10, 9):
-        a.extend(token)
-    verified(a, 10, 12)
-    assert not a.finish
-    assert a.output == [10, 12]
 
 
 def test_any_history_is_told_consistently() -> None:
