@@ -105,7 +105,7 @@ async def test_cuts_at_random_bytes_change_nothing(way: str) -> None:
             device = kit.oracle([*ids, *expected], rng.choice([0.5, 0.9]), seed=run)
             settings = kit.FAST | {**WAYS[way], "max_new_tokens": COUNT, **sampling}
             async with EdgeClient(verifier=link.url, device=device, **settings) as client:
-                cutting = asyncio.create_task(_keep_cutting(link, rng))
+                cutting = asyncio.create_task(keep_cutting(link, rng))
                 reader = await kit.transcribe(client, ids)
                 cutting.cancel()
                 cuts += (await asyncio.gather(cutting, return_exceptions=True)).count(None)
@@ -115,12 +115,12 @@ async def test_cuts_at_random_bytes_change_nothing(way: str) -> None:
     assert cuts >= wanted
 
 
-async def _keep_cutting(link: LinkProxy, rng: random.Random) -> None:
+async def keep_cutting(link: LinkProxy, rng: random.Random, most: int = 2500) -> None:
     """Cut each connection once, somewhere in what it carries; let one in four live."""
     seen = 0
     while True:
         if link.connections > seen:
             seen = link.connections
             if rng.random() < 0.75:
-                link.cut_after(rng.randrange(100, 2500), rng.choice(["up", "down"]))
+                link.cut_after(rng.randrange(100, most), rng.choice(["up", "down"]))
         await asyncio.sleep(0.002)

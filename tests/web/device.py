@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import random
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -35,12 +34,6 @@ class Browser:
         self._up: dict[int, asyncio.Queue[bytes]] = {}
         self._turns: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self._ids = itertools.count(1)
-        self.cuts: random.Random | None = None
-        """Cut connections after a few frames, chosen by this."""
-        self.most = 12
-        """Frames of a connection that is cut, at most."""
-        self.cut = 0
-        self.unreachable = False
 
     async def client(self, verifier: str, truth: Sequence[int], *, right: float = 0.8, **how: Any) -> int:
         """Another client, with one conversation."""
@@ -105,37 +98,21 @@ class Browser:
     async def _socket(self, about: dict[str, Any]) -> None:
         """One websocket of it."""
         socket = about["socket"]
-        left = self.cuts.randrange(2, self.most) if self.cuts is not None else 10**9
-
-        def spend() -> None:
-            nonlocal left
-            left -= 1
-            if left < 0 or self.unreachable:
-                self.cut += 1
-                raise ConnectionResetError("cut")
 
         async def carry_up(connection: ClientConnection) -> None:
             while True:
-                frame = await self._up[socket].get()
-                spend()
-                await connection.send(frame)
-
-        async def carry_down(connection: ClientConnection) -> None:
-            while True:
-                frame = await connection.recv(decode=False)
-                spend()
-                self._tell({"socket": socket, "frame": frame.hex()})
+                await connection.send(await self._up[socket].get())
 
         with contextlib.suppress(OSError, ConnectionClosed, InvalidHandshake, ExceptionGroup):
-            if self.unreachable:
-                raise ConnectionRefusedError
             async with connect(about["url"], subprotocols=about["protocols"], compression=None) as connection:
                 self._tell({"socket": socket, "opened": True})
+                carrying = asyncio.create_task(carry_up(connection))
                 try:
-                    async with asyncio.TaskGroup() as both:
-                        both.create_task(carry_up(connection))
-                        both.create_task(carry_down(connection))
+                    async for frame in connection:
+                        self._tell({"socket": socket, "frame": bytes(frame).hex()})  # type: ignore[arg-type]
                 finally:
+                    carrying.cancel()
+                    await asyncio.gather(carrying, return_exceptions=True)
                     connection.transport.abort()
         self._tell({"socket": socket, "closed": True})
 

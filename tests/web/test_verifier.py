@@ -3,16 +3,20 @@ to the page."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 
 from edge_client.events import Event
+from edge_client.tools.emulated_network import LinkProxy
 from moa.sampling import SamplingSettings
 from tests.edge import kit
+from tests.edge.test_exact import keep_cutting
 from tests.tiny import EOS
 from tests.verifier import kit as verifier_kit
 from tests.web.device import Browser, browser
@@ -39,6 +43,17 @@ def camel(sampling: dict[str, Any]) -> dict[str, Any]:
         name[:4].replace("_", "") + name[4:].upper() if name.startswith("top_") else name: v
         for name, v in sampling.items()
     }
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[LinkProxy, Browser]]:
+    """The link to a verifier, and a browser."""
+    async with (
+        kit.verifier() as running,
+        LinkProxy("127.0.0.1", running.transport.port) as link,
+        browser() as page,
+    ):
+        yield link, page
 
 
 async def transcribe(page: Browser, id: int, ids: list[int] | None, reader: kit.Reader, **how: Any) -> kit.Reader:
@@ -81,34 +96,37 @@ async def test_turns_of_a_conversation_share_a_session() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seeds", [2, MANY(50)])
-async def test_connections_that_are_cut(way: str, seeds: int) -> None:
+@pytest.mark.parametrize("cuts", [2, MANY(50)])
+async def test_connections_that_are_cut(way: str, cuts: int) -> None:
     """Nothing is lost, nothing comes twice, and all is verified in the end."""
-    async with kit.verifier() as running, browser() as page:
-        page.cuts = random.Random(way)
-        for seed in range(seeds):
+    async with linked() as (link, page):
+        cutting = asyncio.create_task(keep_cutting(link, random.Random(way), most=800))
+        for seed in range(20 * cuts):  # where a cut falls depends on timing, and so does how many runs it takes
+            if link.connections - seed >= cuts:
+                break
             ids = verifier_kit.prompt(seed, 12)
             expected = truth(ids, {})
             settings = {**WAYS[way], **FAST, "maxNewTokens": COUNT}
-            id = await page.client(running.transport.url, [*ids, *expected], right=0.6, **settings)
+            id = await page.client(link.url, [*ids, *expected], right=0.6, **settings)
             reader = await transcribe(page, id, ids, kit.Reader(), checks=20)
             assert reader.tokens == expected
             assert all(reader.verified)
             page.ask(id, end=True)
-        assert page.cut >= seeds
+        cutting.cancel()
+        assert link.connections - seed >= cuts
 
 
 async def test_offline_from_the_start_and_checked_later() -> None:
-    async with kit.verifier() as running, browser() as page:
-        page.unreachable = True
+    async with linked() as (link, page):
+        link.go_down()
         ids = verifier_kit.prompt(4, 12)
         expected = truth(ids, {})
         settings = {**FAST, "maxNewTokens": COUNT, "maxOfflineTokens": 0, "settleSeconds": 0.1}
-        id = await page.client(running.transport.url, [*ids, *expected], right=0.9, **settings)
+        id = await page.client(link.url, [*ids, *expected], right=0.9, **settings)
         reader = await transcribe(page, id, ids, kit.Reader())
         assert len(reader.tokens) == COUNT
         assert not any(reader.verified)
-        page.unreachable = False
+        link.restore()
         settled = await transcribe(page, id, None, reader, checks=20)
         assert settled.tokens == expected
         assert all(settled.verified)
@@ -119,17 +137,17 @@ async def test_offline_from_the_start_and_checked_later() -> None:
 async def test_a_page_that_is_killed_goes_on(offline: bool, seeds: int) -> None:
     """A new process takes the snapshot up, after exactly the events that were shown."""
     rng = random.Random(offline)
-    async with kit.verifier() as running:
+    async with kit.verifier() as running, LinkProxy("127.0.0.1", running.transport.port) as link:
         for seed in range(seeds):
             ids = verifier_kit.prompt(seed, 12)
             lives = [rng.randrange(2, 8), rng.randrange(1, 4), 10**9]
             draft = rng.choice(["device", "server", "auto"])
-            reader = await three_lives(running.transport.url, ids, draft, lives, offline=offline)
+            reader = await three_lives(link, ids, draft, lives, offline=offline)
             assert reader.tokens == truth(ids, {})
             assert all(reader.verified)
 
 
-async def three_lives(url: str, ids: list[int], draft: str, lives: list[int], *, offline: bool) -> kit.Reader:
+async def three_lives(link: LinkProxy, ids: list[int], draft: str, lives: list[int], *, offline: bool) -> kit.Reader:
     """A turn whose page is killed after so many events, again and again."""
     reader, snapshot = kit.Reader(), None
 
@@ -139,9 +157,10 @@ async def three_lives(url: str, ids: list[int], draft: str, lives: list[int], *,
 
     for shown in lives:
         async with browser() as page:
-            page.unreachable = offline and snapshot is None
+            if offline and snapshot is None:
+                link.go_down()
             settings = {**FAST, "maxNewTokens": COUNT, "draft": draft, "snapshot": snapshot}
-            id = await page.client(url, [*ids, *truth(ids, {})], right=0.7, **settings)
+            id = await page.client(link.url, [*ids, *truth(ids, {})], right=0.7, **settings)
             async with aclosing(page.turn(id, ids if snapshot is None else None, checks=20)) as events:
                 async for event in events:
                     take(event)
@@ -149,6 +168,7 @@ async def three_lives(url: str, ids: list[int], draft: str, lives: list[int], *,
                     if not shown:
                         break
             snapshot = await page.snapshot(id, take)
+        link.restore()
         assert snapshot["ids"] == [*ids, *reader.tokens]
         assert snapshot["verified"] == len(ids) + sum(reader.verified)
     return reader
