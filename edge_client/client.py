@@ -21,7 +21,7 @@ from edge_client.device import Device
 from edge_client.events import Done, Event, Reason
 from edge_client.link.dialling import Dialling
 from edge_client.link.retry import Retry
-from edge_client.link.websocket import Endpoint, VerifierLink, hello, tls_context
+from edge_client.link.websocket import Endpoint, VerifierLink, tls_context
 from edge_client.settings import ClientSettings, SettingChanges, TurnChanges
 from edge_client.text.chat import Messages, prompt_ids
 from edge_client.turn.controller import Controller
@@ -29,6 +29,8 @@ from edge_client.turn.worker import time_steps
 from moa import __version__
 from moa.errors import UsageError
 from moa.grammar.spec import Grammar
+from moa.wire import FEATURES, PROTOCOL_VERSIONS
+from moa.wire.messages import Hello
 
 
 class EdgeClient:
@@ -151,12 +153,13 @@ def _link_to(address: str, settings: ClientSettings, device: Device) -> Verifier
     endpoint = Endpoint(
         url=address,
         token=settings.token,
-        hello=hello(
+        hello=Hello(
+            versions=list(PROTOCOL_VERSIONS),
+            features=sorted(FEATURES if manifest.records is not None else FEATURES - {"records"}),
             client=f"moa-edge {__version__}",
             tokenizer=manifest.tokenizer.hash,
             target=manifest.target.facts.weights_id,
             drafter=manifest.drafter.weights_id,
-            records=manifest.records is not None,
         ),
         tls=tls_context(settings.tls_ca) if address.startswith("wss://") else None,
         connect_seconds=settings.connect_seconds,

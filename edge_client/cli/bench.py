@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import dataclasses
 import sys
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,7 +39,6 @@ def add(command: argparse.ArgumentParser) -> None:
         "server: drafted and streamed there; device: drafted here; auto: what pays."
     )
     command.add_argument("--ways", default=",".join(WAYS), help="comma-separated (default: %(default)s)")
-    command.add_argument("--prompts", type=Path, metavar="FILE", help="prompts, one a line")
     command.add_argument("--link", choices=sorted(PROFILES), help="emulate this link to the verifier")
     command.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_connection(command)
@@ -55,8 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"unknown way {unknown[0]!r}", hint=f"known: {', '.join(WAYS)}")
     if not settings.verifier:
         raise UsageError("a benchmark needs the target", hint="pass --verifier ADDRESS, or --verifier local")
-    texts = _read_prompts(arguments.prompts) if arguments.prompts else list(_PROMPTS)
-    results = asyncio.run(_measure(settings, ways, texts, arguments.link))
+    results = asyncio.run(_measure(settings, ways, arguments.link))
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode({"ways": results}) + b"\n")
     else:
@@ -80,9 +77,7 @@ def _table(results: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-async def _measure(
-    settings: ClientSettings, ways: list[str], texts: list[str], profile: str | None
-) -> dict[str, dict[str, Any]]:
+async def _measure(settings: ClientSettings, ways: list[str], profile: str | None) -> dict[str, dict[str, Any]]:
     device = Device.of(settings)
     results: dict[str, dict[str, Any]] = {}
     reference: list[list[int]] | None = None
@@ -97,7 +92,7 @@ async def _measure(
             link = await stack.enter_async_context(LinkProxy(parts.hostname, parts.port or 80, PROFILES[profile]))
             settings = dataclasses.replace(settings, verifier=link.url)
         encoder = EdgeClient(settings, device=device)
-        prompts = [encoder.encode(text) for text in texts]
+        prompts = [encoder.encode(text) for text in _PROMPTS]
         await ask_all(settings, device, prompts[:1])  # warm both ends up
         for way in ways:
             answers = await ask_all(settings, device, prompts, draft=way)
@@ -105,10 +100,3 @@ async def _measure(
             reference = reference or ids
             results[way] = {**rates(answers), "same": ids == reference}
     return results
-
-
-def _read_prompts(path: Path) -> list[str]:
-    prompts = [line for line in options.read_file(path).splitlines() if line.strip()]
-    if not prompts:
-        raise UsageError(f"{path} holds no prompts")
-    return prompts

@@ -25,7 +25,7 @@ from websockets.typing import Subprotocol
 from edge_client.link.dialling import Dialling, explain, refusal
 from edge_client.link.estimates import RecordFlow, RoundTrip
 from moa.errors import LinkError, ProtocolError, UsageError
-from moa.wire import FEATURES, PROTOCOL_VERSIONS, SUBPROTOCOL, Code, Refusal, client_frame, decode_server, encode
+from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Code, Refusal, client_frame, decode_server, encode
 from moa.wire.messages import (
     Activations,
     Append,
@@ -374,19 +374,6 @@ class _Connect(connect):
     def process_redirect(self, exc: Exception) -> Exception | str:
         """A redirect is treated like any other failed handshake."""
         return exc
-
-
-def hello(*, client: str, tokenizer: str, target: str, drafter: str, records: bool = True) -> Hello:
-    """The first message: versions, features, and the identities of drafter and tokenizer; `records`: the drafter reads
-    activation records."""
-    return Hello(
-        versions=list(PROTOCOL_VERSIONS),
-        features=sorted(FEATURES if records else FEATURES - {"records"}),
-        client=client,
-        tokenizer=tokenizer,
-        target=target,
-        drafter=drafter,
-    )
 
 
 def tls_context(authority: str) -> ssl.SSLContext:

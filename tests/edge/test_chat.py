@@ -28,11 +28,9 @@ def done(text: str, *, verified: bool) -> Done:
     return Done(reason="length", verified=verified, text=text, stats=STATS)
 
 
-class Half:
-    """Ctrl-C after a part of a line was typed."""
-
-
-Keys = str | type[Interrupted] | Half
+HALF, CTRL_C = b"", b"\x03"
+"""Ctrl-C after a part of a line was typed, and alone."""
+Keys = str | bytes
 
 
 class Lines:
@@ -48,8 +46,8 @@ class Lines:
         for _ in range(10):  # typing takes time, in which the network can run
             await asyncio.sleep(0)
         line = self._lines.pop(0) if self._lines else None
-        self._begun = isinstance(line, Half)
-        if isinstance(line, type | Half):
+        self._begun = line is HALF
+        if isinstance(line, bytes):
             raise Interrupted
         return line
 
@@ -124,28 +122,20 @@ async def test_what_was_written_offline_is_corrected_in_the_history(capsys: pyte
     assert capsys.readouterr().out == "wrong\nfine\n"
 
 
-async def test_what_was_written_offline_is_confirmed() -> None:
-    _, screen = await talk(Played([done("same", verified=False)], done("same", verified=True)), "one")
-    assert "the target's own" in screen
-
-
-async def test_while_the_verifier_is_away_nothing_is_checked() -> None:
+async def test_what_was_written_offline_is_confirmed_once_the_verifier_is_back() -> None:
+    played = Played([done("same", verified=False), done("b", verified=True)], done("same", verified=True))
+    assert "the target's own" in (await talk(played, "one"))[1]
     played = Played([done("a", verified=False), done("b", verified=True)], done("never", verified=True))
     dialogue, screen = await talk(played, "one", "two", online=(False,))
-    assert screen == ""
+    assert screen == "", "while it is away nothing is checked"
     assert dialogue.messages[1]["content"] == "a"
 
 
-async def test_ctrl_c_at_the_prompt_asks_first() -> None:
-    dialogue, screen = await talk(
-        Played([done("a", verified=True)]), Interrupted, "one", Interrupted, Interrupted, "two"
-    )
-    assert screen.count("Ctrl-C once more") == 2
-    assert [message["content"] for message in dialogue.messages] == ["one", "a"]
-
-
-async def test_ctrl_c_with_text_typed_discards_the_line_and_never_leaves() -> None:
-    dialogue, screen = await talk(Played([done("a", verified=True)]), Interrupted, Half(), Half(), Interrupted, "one")
+@pytest.mark.parametrize("keys", [(CTRL_C, "one", CTRL_C, CTRL_C, "two"), (CTRL_C, HALF, HALF, CTRL_C, "one")])
+async def test_ctrl_c_at_the_prompt_asks_first_and_with_text_typed_only_discards_the_line(
+    keys: tuple[Keys, ...],
+) -> None:
+    dialogue, screen = await talk(Played([done("a", verified=True)]), *keys)
     assert screen.count("Ctrl-C once more") == 2
     assert [message["content"] for message in dialogue.messages] == ["one", "a"]
 

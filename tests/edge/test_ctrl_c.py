@@ -35,23 +35,19 @@ async def test_it_stops_what_is_being_done() -> None:
         assert await ctrl_c.stoppable(asyncio.sleep(0, "next")) == "next"
 
 
-async def test_just_after_the_end_of_one_thing_it_stops_the_next() -> None:
+@pytest.mark.parametrize("between", [False, True])
+async def test_just_after_the_end_of_one_thing_or_between_two_it_stops_the_next(between: bool) -> None:
     async def short() -> str:
-        press()
+        if not between:
+            press()
         return "done"
 
     ctrl_c = CtrlC()
     with ctrl_c.heard():
         assert await ctrl_c.stoppable(short()) == "done"
-        with pytest.raises(Interrupted):
-            await ctrl_c.stoppable(asyncio.sleep(3600))
-
-
-async def test_between_two_things_too() -> None:
-    ctrl_c = CtrlC()
-    with ctrl_c.heard():
-        press()
-        await asyncio.sleep(0.01)
+        if between:
+            press()
+            await asyncio.sleep(0.01)
         with pytest.raises(Interrupted):
             await ctrl_c.stoppable(asyncio.sleep(3600))
         assert await ctrl_c.stoppable(asyncio.sleep(0, "next")) == "next"

@@ -45,9 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@cache
-def device() -> Device:
-    return Device.load()
+device = cache(Device.load)
 
 
 @cache

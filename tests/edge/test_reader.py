@@ -24,32 +24,29 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-async def typed(*keys: str, times: int = 1, history: bool = True) -> list[str | None]:
+async def typed(keys: str, *, history: bool = True) -> list[str | None]:
     with create_pipe_input() as pipe:
         reader = EditingReader(lambda text: [], history=history, input=pipe, output=DummyOutput())
-        for key in keys:
-            pipe.send_text(key)
+        pipe.send_text(keys)
         async with asyncio.timeout(300):
-            return [await reader.read() for _ in range(times)]
+            return [await reader.read()]
 
 
-async def test_without_history_nothing_typed_is_kept(tmp_path: Path) -> None:
+async def test_history_is_there_in_the_next_run_unless_none_is_kept(tmp_path: Path) -> None:
     assert await typed("first\r", history=False) == ["first"]
     assert not list(tmp_path.iterdir())
-
-
-async def test_history_is_there_in_the_next_run() -> None:
     assert await typed("first\r") == ["first"]
     assert history_file().stat().st_mode & 0o077 == 0
     assert await typed("\x1b[A\r") == ["first"]
 
 
-async def test_pasted_text_is_one_message() -> None:
-    assert await typed("\x1b[200~one\ntwo\n\x1b[201~three\r") == ["one\ntwo\nthree"]
-
-
-async def test_a_new_line_by_key() -> None:
-    assert await typed("one\x1b\rtwo\r") == ["one\ntwo"]
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [("\x1b[200~one\ntwo\n\x1b[201~three\r", "one\ntwo\nthree"), ("one\x1b\rtwo\r", "one\ntwo"), ("\x04", None)],
+    ids=["pasted text is one message", "a new line by key", "the end"],
+)
+async def test_what_is_typed(keys: str, message: str | None) -> None:
+    assert await typed(keys) == [message]
 
 
 def test_completion_replaces_the_last_word() -> None:
@@ -59,8 +56,7 @@ def test_completion_replaces_the_last_word() -> None:
     assert (found.text, found.start_position) == ("temperature", -4)
 
 
-async def test_the_end_and_ctrl_c() -> None:
-    assert await typed("\x04") == [None]
+async def test_ctrl_c_tells_whether_a_line_was_begun() -> None:
     with create_pipe_input() as pipe:
         reader = EditingReader(lambda text: [], history=False, input=pipe, output=DummyOutput())
         async with asyncio.timeout(300):

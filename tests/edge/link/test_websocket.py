@@ -19,10 +19,10 @@ from websockets.exceptions import InvalidMessage
 from edge_client.client import EdgeClient
 from edge_client.link.dialling import Dialling, explain
 from edge_client.link.retry import Retry
-from edge_client.link.websocket import Endpoint, VerifierLink, hello, tls_context
+from edge_client.link.websocket import Endpoint, VerifierLink, tls_context
 from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import LinkError, MoaError, UsageError
-from moa.wire import SUBPROTOCOL, Code, decode_client, encode
+from moa.wire import PROTOCOL_VERSIONS, SUBPROTOCOL, Code, decode_client, encode
 from moa.wire.messages import (
     Ack,
     Activations,
@@ -44,7 +44,7 @@ from tests.edge import kit
 from tests.edge.turn.world import WELCOME
 from tests.verifier.kit import principals
 
-HELLO = hello(client="test", tokenizer="", target="", drafter="")
+HELLO = Hello(list(PROTOCOL_VERSIONS), [])
 VERIFY = Verify(b"n" * 16, 1, 1, [2])
 
 
