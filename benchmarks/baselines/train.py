@@ -25,7 +25,7 @@ from benchmarks.witness.rows import StoredTeacher, written
 from moa.errors import UsageError, run_cli
 from moa.model.loading import load_model
 from moa.training.data import PackedRows
-from moa.training.loop import Loop, LoopSettings, peak_memory_mib
+from moa.training.loop import Loop, LoopSettings, fast_precision, peak_memory_mib
 from moa.training.teacher import Teacher
 
 SUMMARY = "training.json"
@@ -166,7 +166,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="compare over the batch's words and N others at random, not over all",
     )
-    parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--precision", choices=["bf16", "fp32"], help="default: the faster on the device")
     return parser
 
 
@@ -175,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     for name in args.presets:
         preset(name)  # find a misspelt name before hours of training
+    args.precision = args.precision or fast_precision(torch.device(args.device))
     fields = [f.name for f in dataclasses.fields(LoopSettings) if hasattr(args, f.name)]
     settings = LoopSettings(**{name: getattr(args, name) for name in fields})
     data = written(args.states) if args.states else PackedRows(args.data)

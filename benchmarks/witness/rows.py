@@ -31,6 +31,7 @@ from moa.model.loading import LoadedModel, load_model, load_tokenizer
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.training.data import Batch, Document, PackedRows, pack
+from moa.training.loop import fast_precision
 from moa.training.teacher import Lesson, Teacher
 
 AT_ONCE = 4
@@ -73,7 +74,8 @@ def write_rows(loaded: LoadedModel, out: Path, *, tokens: int, length: int) -> N
 def write_lessons(loaded: LoadedModel, out: Path) -> None:
     """The lessons of packed rows that are not there yet."""
     rows = PackedRows(out)
-    teacher = Teacher(loaded.model, torch.bfloat16)
+    device = loaded.model.device
+    teacher = Teacher(loaded.model, torch.bfloat16 if fast_precision(device) == "bf16" else None)
     teacher.tap(authors_taps(loaded.facts.layers))
     (out / _STATES).mkdir(exist_ok=True)
     missing = [row for row in range(len(rows)) if not _file(out, row).exists()]
@@ -101,7 +103,7 @@ class StoredTeacher(Teacher):
         self._tapped = len(layers)
 
     def __call__(self, batch: Batch) -> Lesson:
-        device, dtype = self.model.device, torch.bfloat16
+        device, dtype = self.model.device, self.model.dtype
         parts = [read_lesson(self.folder, int(row)) for row in batch.rows]
         found = {name: torch.stack([part[name] for part in parts]).to(device, dtype) for name in parts[0]}
         keys, values = (found.pop(name).transpose(0, 1) for name in ("keys", "values"))

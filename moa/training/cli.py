@@ -22,7 +22,7 @@ from moa.model.target import Target
 from moa.process.files import named
 from moa.training import options
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
-from moa.training.loop import join_process_group, peak_memory_mib
+from moa.training.loop import fast_precision, join_process_group, peak_memory_mib
 from moa.training.provenance import provenance
 from moa.training.run import TrainingRun, parameter_count
 from moa.training.sources import examples, fingerprint
@@ -175,14 +175,6 @@ def _device(name: str | None) -> torch.device:
     if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     return device
-
-
-def fast_precision(device: torch.device) -> str:
-    """bf16 where the device computes in it. A CPU that only emulates it is several times slower than in fp32."""
-    if device.type != "cpu":
-        return "bf16"
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # absent where torch lacks oneDNN
-    return "bf16" if supported is not None and supported() else "fp32"
 
 
 def _check_out(out: Path) -> None:

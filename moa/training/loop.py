@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from moa.errors import ConfigError, UsageError
 from moa.process.memory import peak_bytes
 from moa.training.data import Batch, PackedRows
+from moa.training.muon import Muon
 from moa.training.progress import Progress
 
 
@@ -266,8 +267,17 @@ def _optimizers(
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
     matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) > 1 and id(p) not in embeddings]
     rest = [p for p in parameters if not any(p is m for m in matrices)]
-    muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    dtype = torch.bfloat16 if fast_precision(parameters[0].device) == "bf16" else torch.float32
+    muon = Muon(matrices, lr=rate, weight_decay=decay, dtype=dtype)
     return [muon, torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=decay)] if rest else [muon]
+
+
+def fast_precision(device: torch.device) -> Literal["bf16", "fp32"]:
+    """bf16 where the device computes in it. A CPU that only emulates it is many times slower than in fp32."""
+    if device.type != "cpu":
+        return "bf16"
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # absent where torch lacks oneDNN
+    return "bf16" if supported is not None and supported() else "fp32"
 
 
 def peak_memory_mib() -> float:

@@ -20,8 +20,8 @@ from moa.model.checkpoint import load_drafter
 from moa.model.loading import load_model
 from moa.process.listening import Port
 from moa.training import options
-from moa.training.cli import fast_precision, main
-from moa.training.loop import Loop
+from moa.training.cli import main
+from moa.training.loop import Loop, fast_precision
 from moa.training.masks import AnchorRule, Spacing
 from moa.tree import MASKED
 from moa.worth import reached_at, worth
