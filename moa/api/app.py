@@ -17,13 +17,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 
 from moa.api import metrics as metrics_page
-from moa.api import responses, shapes, sse
+from moa.api import responses, shapes
 from moa.api.access import Access
 from moa.api.answer import Answerer, AnswerRequest
 from moa.api.errors import ApiError
 from moa.api.fairness import Fairness, charged
 from moa.api.guard import Guard
-from moa.api.http import EventStream, Json, read_body, while_connected
+from moa.api.http import EventStream, Json, event_frame, read_body, while_connected
 from moa.api.load import Counted
 from moa.api.metrics import ApiMetrics
 from moa.api.recheck import Recheck
@@ -376,13 +376,13 @@ async def _frames(events: AsyncGenerator[Any, None], id: str = "", number: int =
     async with contextlib.aclosing(events):
         async for event in events:
             number += 1
-            frame = sse.frame(event, id=f"{id}/{number}" if id else "", event=event.get("type", ""))
+            frame = event_frame(event, id=f"{id}/{number}" if id else "", event=event.get("type", ""))
             yield frame
             written += len(frame)
             if written >= 2**16:
                 written = 0
                 await asyncio.sleep(0)
-    yield sse.frame(sse.DONE, id=f"{id}/{number + 1}" if id else "")
+    yield event_frame("[DONE]", id=f"{id}/{number + 1}" if id else "")
 
 
 async def _tape(frames: AsyncGenerator[bytes, None], recording: Recording) -> AsyncGenerator[bytes, None]:

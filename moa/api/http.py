@@ -13,12 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from moa.api import sse
 from moa.api.errors import ApiError
 from moa.api.fairness import charged
 
 Result = TypeVar("Result")
 _KEEPALIVE_SECONDS = 15.0
+_KEEPALIVE = b": still here\n\n"
+"""A comment: clients skip it, and it keeps the connection alive through proxies."""
 _PIECE = 2**18
 _SEND_SECONDS = 30.0
 """Close the connection of a client that reads nothing for this long."""
@@ -76,6 +77,13 @@ class Json(Response):
             await asyncio.sleep(0)
 
 
+def event_frame(data: Any, *, id: str = "", event: str = "") -> bytes:
+    """One server-sent event: JSON, or a text that is sent as it is."""
+    text = data.encode() if isinstance(data, str) else msgspec.json.encode(data)  # neither contains line breaks
+    head = (f"id: {id}\n" if id else "") + (f"event: {event}\n" if event else "")
+    return head.encode() + b"data: " + text + b"\n\n"
+
+
 class EventStream(Response):
     """Send frames of server-sent events until they end or the client disconnects; then close their generator."""
 
@@ -83,7 +91,7 @@ class EventStream(Response):
         self._frames = frames
         super().__init__(None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
-        self.headers["content-type"] = sse.CONTENT_TYPE
+        self.headers["content-type"] = "text/event-stream"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the frames."""
@@ -106,7 +114,7 @@ class EventStream(Response):
                 if pause > 0:
                     await asyncio.sleep(pause)
                 else:
-                    await put(sse.KEEPALIVE)
+                    await put(_KEEPALIVE)
 
         alive = asyncio.create_task(keep_alive())
         try:

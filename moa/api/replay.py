@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from moa.api import sse
 from moa.api.errors import ApiError
 from moa.api.recheck import Recheck
 from moa.api.responses import ResponseShape
@@ -50,7 +49,7 @@ class Recording:
         """More follows: whoever reads from the beginning must not take the end so far for the end."""
         self.closed = False
         if self.frames[-1].endswith(b"[DONE]\n\n"):
-            self.frames[-1] = sse.NOTHING
+            self.frames[-1] = b": continued\n\n"  # a comment in its place
 
     def close(self, now: float) -> None:
         """The stream is over."""

@@ -81,14 +81,14 @@ class ToolFormat(NamedTuple):
             offered = [function for function in offered if function.name == tools.choice]
             if not offered:
                 raise bad(f"tool_choice: there is no function {tools.choice!r} among the tools", "tool_choice")
-        wrapped = f"{_quoted(self.before)} one {_quoted(self.after)}"
-        more = f"({_quoted(self.between)} {wrapped})*" if tools.parallel else ""
-        calls = f"{_quoted(self.opens)} {wrapped} {more} {_quoted(self.closes)}"
+        wrapped = f"{json.dumps(self.before)} one {json.dumps(self.after)}"
+        more = f"({json.dumps(self.between)} {wrapped})*" if tools.parallel else ""
+        calls = f"{json.dumps(self.opens)} {wrapped} {more} {json.dumps(self.closes)}"
         rules = [f"one: {' | '.join(f'call{number}' for number in range(len(offered)))}"]
         for number, function in enumerate(offered):
             # In the pieces in which JSON is read, for an answer may begin in the same way.
             pieces = ("{", '"name"', ": ", json.dumps(function.name), ", ", f'"{self.key}"', ": ")
-            rules.append(f'call{number}: {" ".join(map(_quoted, pieces))} arguments{number} "}}"')
+            rules.append(f'call{number}: {" ".join(map(json.dumps, pieces))} arguments{number} "}}"')
             rules.append(f"arguments{number}: {_json(function.parameters, lenient=not function.strict)}")
         if tools.choice != "auto":
             start = f"start: {calls}"
@@ -96,7 +96,7 @@ class ToolFormat(NamedTuple):
             start = f"start: free | {calls}\nfree: {_json(json.loads(answer.text), lenient=False)}"
         elif first := self.before.strip():
             # A text may come before the first call, and holds no beginning of one.
-            rest = f"{_quoted(self.before.removeprefix(first))} one {_quoted(self.after)} {more}"
+            rest = f"{json.dumps(self.before.removeprefix(first))} one {json.dumps(self.after)} {more}"
             start = f"start: FREE | pre {rest}\npre[lazy]: /{_ANYTHING}{first}/\n"
             start += f"FREE: /{_ANYTHING}/ & ~/{_ANYTHING}{first}{_ANYTHING}/"
         else:
@@ -201,7 +201,3 @@ def _object(arguments: str) -> Any:
 def _json(schema: dict[str, Any] | None, *, lenient: bool) -> str:
     schema = {"type": "object"} if schema is None else schema
     return "%json " + json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": lenient}}, ensure_ascii=False)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text) if text else '""'
