@@ -18,20 +18,14 @@ from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.metrics import Metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-WATCHED = ("prometheus/alerts.yml", "grafana/cloud-verifier.json")
 
 
-def _served() -> set[str]:
-    metrics = Metrics()
-    names = {family.name for family in text_string_to_metric_families(metrics.page().decode())}
-    return {f"{name}{end}" for name in names for end in ("", "_total", "_bucket", "_sum", "_count")}
-
-
-@pytest.mark.parametrize("file", WATCHED)
+@pytest.mark.parametrize("file", ["prometheus/alerts.yml", "grafana/cloud-verifier.json"])
 def test_every_metric_that_is_watched_is_served(file: str) -> None:
     watched = set(re.findall(r"\bmoa_[a-z_]+", (DEPLOY / file).read_text()))
+    names = {family.name for family in text_string_to_metric_families(Metrics().page().decode())}
     assert watched
-    assert watched <= _served()
+    assert watched <= {f"{name}{end}" for name in names for end in ("", "_total", "_bucket", "_sum", "_count")}
 
 
 def test_the_dashboard_has_a_query_in_every_panel() -> None:
@@ -45,27 +39,23 @@ def test_prometheus_takes_the_rules() -> None:
     subprocess.run(["promtool", "check", "rules", str(DEPLOY / "prometheus/alerts.yml")], check=True)
 
 
-def _documents(file: str) -> list[Any]:
-    return list(yaml.safe_load_all((DEPLOY / file).read_text()))
-
-
 def test_the_flags_for_ray_serve_are_those_of_the_command() -> None:
-    (config,) = _documents("ray/serve.yaml")
+    config = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text())
     flags = shlex.split(config["applications"][0]["args"]["flags"])
     assert settings_from(parser().parse_args(["serve", *flags])).auth_tokens
 
 
 def test_the_manifests_ask_for_what_the_verifier_answers() -> None:
-    by_kind = {document["kind"]: document for document in _documents("kubernetes/verifier.yaml")}
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes/verifier.yaml").read_text())
+    by_kind: dict[str, Any] = {document["kind"]: document for document in documents}
     pod = by_kind["Deployment"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
     assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
     drain = next(int(flag.partition("=")[2]) for flag in container["args"] if flag.startswith("--drain-seconds"))
     assert pod["spec"]["terminationGracePeriodSeconds"] > drain + 5, "and the pause before, and what closing takes"
-    assert by_kind["Service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-    assert (
-        by_kind["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    )
+    budget = by_kind["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
+    for selected in (by_kind["Service"]["spec"]["selector"], budget):
+        assert selected.items() <= pod["metadata"]["labels"].items()
     annotations = by_kind["Ingress"]["metadata"]["annotations"].values()
     assert sum("$http_x_session_id$arg_session" in value for value in annotations) == 2

@@ -76,13 +76,6 @@ def process_of(code: str, pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.
         process.communicate()
 
 
-@pytest.fixture
-def serving(pair: tuple[Path, Path]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """One that nothing happens to."""
-    with process_of(_MAIN, pair) as running:
-        yield running
-
-
 def test_a_process_whose_engine_dies_ends_with_an_exit_code(pair: tuple[Path, Path]) -> None:
     with process_of(_DIES + _MAIN, pair) as (process, url):
         with connect(url, proxy=None, subprotocols=[SUBPROTOCOL]) as raw:  # type: ignore[list-item]
@@ -101,33 +94,31 @@ def test_a_process_whose_engine_dies_ends_with_an_exit_code(pair: tuple[Path, Pa
     assert events.count("engine_fault") == 16
 
 
-def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None:
-    process, url = serving
-    with connect(url, proxy=None, subprotocols=[SUBPROTOCOL]) as raw:  # type: ignore[list-item]
+def test_serve_until_sigterm(pair: tuple[Path, Path]) -> None:
+    with process_of(_MAIN, pair) as (process, url):
+        with connect(url, proxy=None, subprotocols=[SUBPROTOCOL]) as raw:  # type: ignore[list-item]
 
-        def ask(*messages: Message) -> ServerMessage:
-            for message in messages:
-                raw.send(encode(message))
-            return decode_server(raw.recv(timeout=300))  # type: ignore[arg-type]
+            def ask(*messages: Message) -> ServerMessage:
+                for message in messages:
+                    raw.send(encode(message))
+                return decode_server(raw.recv(timeout=300))  # type: ignore[arg-type]
 
-        welcome = ask(Hello([2], ["tree"]))
-        assert isinstance(welcome, Welcome)
-        assert all(len(name) == 64 for name in (welcome.target, welcome.tokenizer, welcome.drafter))
-        session = ClientSession([5, 6, 7], max_new_tokens=4)
-        session.receive(ask(session.open()))
-        session.receive(ask(session.verify([7, 8])))
-        assert session.round == 1
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=300)
+            welcome = ask(Hello([2], ["tree"]))
+            assert isinstance(welcome, Welcome)
+            assert all(len(name) == 64 for name in (welcome.target, welcome.tokenizer, welcome.drafter))
+            session = ClientSession([5, 6, 7], max_new_tokens=4)
+            session.receive(ask(session.open()))
+            session.receive(ask(session.verify([7, 8])))
+            assert session.round == 1
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode == 0
-    lines = [json.loads(line) for line in errors.splitlines()]
-    told = {line["event"]: line for line in lines if "event" in line}  # logs are JSON, one object a line
+    lines = [json.loads(line) for line in errors.splitlines()]  # logs are JSON, one object a line
+    told = {line["event"]: line for line in lines if "event" in line}
     assert list(told)[:5] == ["start", "loaded", "listening", "connected", "opened"]
     assert set(list(told)[5:]) == {"disconnected", "drain"}
-    assert told["listening"]["url"] == url
-    assert told["loaded"]["slots"] == 4
-    assert told["opened"]["prompt_tokens"] == 3
-    assert told["disconnected"]["principal"] == "anonymous"
+    found = told["listening"]["url"], told["loaded"]["slots"], told["opened"]["prompt_tokens"]
+    assert (*found, told["disconnected"]["principal"]) == (url, 4, 3, "anonymous")
 
 
 @pytest.mark.parametrize(
@@ -151,6 +142,8 @@ def test_serve_until_sigterm(serving: tuple[subprocess.Popen[str], str]) -> None
         (["serve", "--port", "0", "--device", "warp", "--target", "TARGET"], "warp"),
         ([], "name a command: serve, token, check (--help"),
         (["token"], "name a command: new, list, revoke (--help"),
+        (["token", "new", "--append", "."], "is a folder, not a token file"),
+        (["token", "new", "--append", "no/such/tokens"], "there is no such folder"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -160,7 +153,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     with pytest.raises(SystemExit) as caught:
         main([argument.replace("TARGET", str(pair[0])) for argument in arguments])
     output = capsys.readouterr()
-    assert caught.value.code == 2
+    assert (caught.value.code, output.out) == (2, "")
     assert said in output.err
     assert "Traceback" not in output.err
     assert output.err.strip().splitlines()[-1].startswith("cloud-verifier")
@@ -188,17 +181,6 @@ def test_a_token_that_nobody_has_seen_opens_nothing(tmp_path: Path) -> None:
         done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, timeout=300, check=False)
     assert done.returncode == 2
     assert file.read_text() == ""
-
-
-@pytest.mark.parametrize(
-    ("where", "said"), [("", "is a folder, not a token file"), ("no/such/tokens", "there is no such folder")]
-)
-def test_a_token_file_that_cannot_be(where: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["token", "new", "--append", str(tmp_path / where)])
-    output = capsys.readouterr()
-    assert (caught.value.code, output.out) == (2, "")
-    assert said in output.err
 
 
 def test_token_new_list_and_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,6 +225,17 @@ def test_who_finds_the_memory_full_comes_back_or_keeps_what_was_said_and_harms_n
     assert bench.of(Verdict)[-1].job is again
 
 
+def test_who_waited_too_long_or_is_cancelled_is_not_run_and_told_so() -> None:
+    bench = Bench()
+    jobs = [bench.submit(bench.lease(i), kit.prompt(i, 2), draft) for i, draft in enumerate(([5], [5], None))]
+    late, cancelled, stream = jobs
+    late.deadline, cancelled.cancelled, stream.cancelled = 0.0, True, True
+    bench.run()
+    told = {report.job: report.refusal.code for report in bench.of(Dropped)}
+    assert told == {late: Code.DEADLINE, cancelled: Code.CANCELLED}
+    assert [(one.message.tokens, one.message.done) for one in bench.of(StreamTokens)] == [([], True)]
+
+
 class VirtualDrafting(TreeDrafting):
     """Every level is drafted in half a second, and a token read in a fiftieth."""
 

@@ -17,8 +17,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from cloud_verifier.app import Verifier
-from cloud_verifier.model import Served, load
-from cloud_verifier.settings import Settings
+from cloud_verifier.model import load
 from moa.demo import paths
 from moa.sampling import SamplingSettings
 from moa.wire.messages import Sampling
@@ -30,7 +29,7 @@ FAMILIES = ("llama", "qwen3", "mistral", "gemma3", EMBEDDED)
 COUNT = 12
 GREEDY = SamplingSettings()
 SAMPLED = SamplingSettings(temperature=0.9, top_p=0.95, top_k=40, repetition_penalty=1.2, seed=7)
-SETTINGS = dataclasses.replace(kit.SETTINGS, slots=32)
+SETTINGS = dataclasses.replace(kit.SETTINGS, slots=32, device="cpu")
 
 
 @dataclasses.dataclass
@@ -64,13 +63,6 @@ def speech(seed: int, family: str = "llama", sampling: SamplingSettings = GREEDY
     return Speech(seed, model.config.vocab_size, ids, truth, sampling, ended)
 
 
-def served(family: str, settings: Settings) -> Served:
-    """The same model in our hands, with a drafter."""
-    if family == EMBEDDED:
-        return load(dataclasses.replace(settings, device="cpu"))
-    return kit.served(settings, family=family)
-
-
 async def speak(running: Verifier, one: Speech, order: random.Random) -> None:
     """One client from prompt to end, by random trees at random moments; every other one gets records along with it."""
     rng = random.Random(one.seed)
@@ -96,8 +88,7 @@ async def speak(running: Verifier, one: Speech, order: random.Random) -> None:
 async def all_at_once(running: Verifier, said: Sequence[Speech]) -> None:
     """All of them, in an order that changes from test to test and not from run to run."""
     order = random.Random(len(said))
-    shuffled = order.sample(said, len(said))
-    await asyncio.gather(*(speak(running, one, order) for one in shuffled))
+    await asyncio.gather(*(speak(running, one, order) for one in order.sample(said, len(said))))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +99,8 @@ async def all_at_once(running: Verifier, said: Sequence[Speech]) -> None:
 async def test_sessions_alone_and_together_are_told_what_the_library_says(
     family: str, sampling: SamplingSettings
 ) -> None:
-    async with Verifier(served(family, SETTINGS), SETTINGS).open() as running:
+    own = kit.served(SETTINGS, family=family) if family != EMBEDDED else load(SETTINGS)
+    async with Verifier(own, SETTINGS).open() as running:
         assert sampling == GREEDY or speech(0, family, sampling).truth != speech(0, family).truth
         for sessions in (1, 8, 32) if family == "llama" else (1, 8):
             await all_at_once(running, [speech(seed, family, sampling) for seed in range(sessions)])

@@ -245,28 +245,6 @@ async def test_a_principal_pays_for_drafts_and_streams_and_goes_on_when_it_has_p
             await edge.start(IDS)
 
 
-async def test_a_verify_that_waited_too_long_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with kit.verifier() as running, kit.client(running) as edge:
-        session = await edge.start(IDS, max_new_tokens=5)
-        await edge.advance(session, [session.log[-1]])
-        with kit.held_forward(running) as (entered, release):
-            await edge.send(ClientSession(kit.prompt(1, 30)).open())
-            assert await asyncio.to_thread(entered.wait, kit.PATIENCE)
-            monkeypatch.setattr(running.service, "limits", kit.limited(request_seconds=0.001).limits)
-            await edge.send(session.verify([session.log[-1]]))
-            async with asyncio.timeout(kit.PATIENCE):
-                while not running.work.queued:
-                    await asyncio.sleep(0.002)
-            await asyncio.sleep(0.002)
-            release.set()
-            event = await edge.event(session)
-        assert isinstance(event, Refused)
-        assert (event.error.code, event.retry) == ("deadline", True)
-        session.unsettled.clear()
-        monkeypatch.undo()
-        assert isinstance(await edge.advance(session, [session.log[-1]]), Advanced)
-
-
 async def test_a_drain_finishes_what_runs_and_sends_everybody_elsewhere() -> None:
     truth = kit.generated(IDS, 12)
     async with kit.verifier() as second, contextlib.AsyncExitStack() as stack:
