@@ -152,6 +152,7 @@ class ScriptedDevice:
 
     async def _converse(self, edge: Client) -> None:
         session = self.session
+        edge.sessions[session.id] = session  # it is told of the records that come, and asks for none of them again
         if not session.settled and not session.unsettled:
             session.open()
         resuming = session.settled > 0

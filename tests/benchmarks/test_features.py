@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.baselines.chains import chains, visible
 from benchmarks.baselines.features import shifted
+from benchmarks.baselines.independent import as_llama
 from benchmarks.baselines.registry import Feature, FeatureDrafter
 from moa.model.blocks import additive
-from moa.model.drafting import DraftRequest, Level
+from moa.model.drafting import DraftRequest, Level, MoaDrafting
 from moa.model.features import FeatureDrafting
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
 from moa.training.teacher import Teacher
 from moa.tree import TreeGrower, TreeShape
-from tests.benchmarks.pairs import KINDS, baseline, prompts, target_for, tiny_target, whole
+from tests.benchmarks.pairs import KINDS, baseline, body, prompts, target_for, tiny_target, whole
 
 KNOWN = 9
 """Tokens that the target has run; the next is pending."""
@@ -35,9 +38,8 @@ def build(kind: Feature) -> tuple[Target, FeatureDrafter, list[int], Tensor]:
         return target, model, ids, model.read(states)
 
 
-def observed(target: Target, model: FeatureDrafter, ids: list[int]) -> tuple[FeatureDrafting, int]:
-    """A drafting that has seen the first tokens as an engine shows them: a chunk, then an accepted path of a tree."""
-    drafting = FeatureDrafting(model, slots=2, capacity=64)
+def observed(target: Target, drafting: FeatureDrafting | MoaDrafting, ids: list[int]) -> int:
+    """A slot that has seen the first tokens as an engine shows them: a chunk, then an accepted path of a tree."""
     slot, drafter_slot = target.pool.acquire(), drafting.open()
     step = target.forward([Row.chain(slot, ids[:6])])
     drafting.observe(drafter_slot, ids[:6], target.commit(step, 0, range(6)))
@@ -45,10 +47,10 @@ def observed(target: Target, model: FeatureDrafter, ids: list[int]) -> tuple[Fea
     tree = Row(slot, [ids[6], wrong[0], ids[7], wrong[1], ids[8]], [-1, 0, 0, 1, 2])
     step = target.forward([tree])
     drafting.observe(drafter_slot, ids[6:KNOWN], target.commit(step, 0, [0, 2, 4]))
-    return drafting, drafter_slot
+    return drafter_slot
 
 
-def levels(drafting: FeatureDrafting, slot: int, ids: list[int], truth: Tensor | None) -> list[Tensor]:
+def levels(drafting: Any, slot: int, ids: list[int], truth: Tensor | None) -> list[Tensor]:
     """Logits of a chain forced along the true tokens; `truth` replaces each drafted feature by the true one."""
     request = DraftRequest(slot, ids[KNOWN], TreeShape.chain(4), SamplingSettings())
     grower, found = TreeGrower(ids[KNOWN], request.shape), []
@@ -64,7 +66,8 @@ def levels(drafting: FeatureDrafting, slot: int, ids: list[int], truth: Tensor |
 @torch.inference_mode()
 def test_drafting_on_true_features_is_the_forward_of_training(kind: Feature) -> None:
     target, model, ids, features = build(kind)
-    drafting, slot = observed(target, model, ids)
+    drafting = FeatureDrafting(model, slots=2, capacity=64)
+    slot = observed(target, drafting, ids)
     tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
     causal = additive(visible(model, positions, torch.ones_like(tokens))).unsqueeze(1)
     hidden, _ = model.step(tokens, shifted(features, positions), positions, causal, model.empty_rows(tokens))
@@ -77,13 +80,28 @@ def test_drafting_on_true_features_is_the_forward_of_training(kind: Feature) -> 
 @torch.inference_mode()
 def test_the_training_time_test_is_what_drafting_does(kind: Feature) -> None:
     target, model, ids, features = build(kind)
-    drafting, slot = observed(target, model, ids)
+    drafting = FeatureDrafting(model, slots=2, capacity=64)
+    slot = observed(target, drafting, ids)
     tokens, positions = torch.tensor([ids]), torch.arange(len(ids))[None]
     fed = shifted(features, positions)
     steps = chains(model, tokens, positions, torch.ones_like(tokens), fed, KNOWN, 4)
     wanted = [model.logits(hidden)[0, at[0].tolist().index(KNOWN + lag)] for lag, hidden, at, _ in steps]
     for found, expected in zip(levels(drafting, slot, ids, None), wanted, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_the_drafter_without_records_is_a_plain_llama_and_drafts_as_one() -> None:
+    target, ids = target_for("independent", tiny_target()), prompts(14)[0]
+    model, tokens = body(target), torch.tensor([ids])
+    causal = additive(torch.ones(1, 1, 14, 14, dtype=torch.bool).tril())
+    hidden, _ = model.features(tokens, torch.arange(14)[None], causal, model.empty_rows(tokens))
+    wanted = model.logits(hidden)[0]
+    llama: Any = as_llama(model, 512, (2,))
+    torch.testing.assert_close(llama(tokens).logits[0], wanted, atol=1e-4, rtol=1e-4)
+    drafting = MoaDrafting(model, slots=2, capacity=64)
+    for at, logits in enumerate(levels(drafting, observed(target, drafting, ids), ids, None), start=KNOWN):
+        torch.testing.assert_close(logits, wanted[at], atol=1e-4, rtol=1e-4)
 
 
 def test_features_do_not_cross_documents() -> None:

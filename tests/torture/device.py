@@ -7,11 +7,11 @@ import contextlib
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_client import EdgeClient
 from edge_client.device import Device
-from edge_client.events import Token
+from edge_client.events import Done, Token
 from edge_client.turn.controller import WhoDrafts
 from moa.errors import MoaError
 from tests.edge.reader import Reader
@@ -25,50 +25,47 @@ PROGRESS = ("honest", "forward", "activations", "notices", "huge", "opened twice
 """Behaviours that begin so still win tokens: there the client may ask as fast as it is answered."""
 
 
+@dataclass
 class Told:
-    """One turn: what a user was told, how long it took, and what was wrong with it."""
+    """One turn: what a user was told, and what was wrong with it."""
 
-    def __init__(self) -> None:
-        self.transcript, self.problems = Reader(), list[str]()
-        self.tokens = self.verified = 0
-        self.first_token = self.seconds = 0.0
-
-    async def ask(self, client: EdgeClient, patience: float, tokens: int, prompt: Sequence[int] = PROMPT) -> Told:
-        """Ask for so many tokens. The client must end by itself, with an answer or a word."""
-        began = time.monotonic()
-        try:
-            async with asyncio.timeout(patience):
-                async for event in client.generate(ids=list(prompt), max_new_tokens=tokens, ignore_eos=True):
-                    if isinstance(event, Token):
-                        self.first_token = self.first_token or time.monotonic() - began
-                        self.tokens += 1
-                        self.verified += event.status == "verified"
-                    self.transcript.take(event)
-        except TimeoutError:
-            self.problems.append(f"did not end within {patience:.0f} s")
-        except MoaError as error:
-            self.problems += [] if str(error) else ["an error without a word"]
-        except Exception as error:  # a story that cannot be true is one of them
-            self.problems.append(f"{type(error).__name__}: {error}"[:300])
-        self.seconds = time.monotonic() - began
-        return self
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result."""
-
-    behaviour: str
-    seconds: float
-    asked: int
+    behaviour: str = ""
+    first_token: float = 0.0
+    """Seconds until it was seen, and until the end."""
+    seconds: float = 0.0
+    tokens: int = 0
+    verified: int = 0
+    """Those that were verified when they were told."""
+    asked: int = 0
     """Requests and connections."""
-    tokens: int
-    first_token: float
-    """Seconds until it was seen."""
-    verified: bool
-    megabytes: float
+    megabytes: float = 0.0
     """Growth of the process."""
-    problems: list[str]
+    answer: list[int] = field(default_factory=list)
+    done: str = ""
+    problems: list[str] = field(default_factory=list)
+
+
+async def ask(client: EdgeClient, patience: float, tokens: int, prompt: Sequence[int] = PROMPT) -> Told:
+    """Ask for so many tokens. The client must end by itself, with an answer or a word."""
+    told, transcript, began = Told(), Reader(), time.monotonic()
+    try:
+        async with asyncio.timeout(patience):
+            async for event in client.generate(ids=list(prompt), max_new_tokens=tokens, ignore_eos=True):
+                if isinstance(event, Token):
+                    told.first_token = told.first_token or time.monotonic() - began
+                    told.tokens += 1
+                    told.verified += event.status == "verified"
+                if isinstance(event, Done):
+                    told.done = "verified" if event.verified else "not verified"
+                transcript.take(event)
+    except TimeoutError:
+        told.problems.append(f"did not end within {patience:.0f} s")
+    except MoaError as error:
+        told.problems += [] if str(error) else ["an error without a word"]
+    except Exception as error:  # a story that cannot be true is one of them
+        told.problems.append(f"{type(error).__name__}: {error}"[:300])
+    told.seconds, told.answer = time.monotonic() - began, transcript.tokens
+    return told
 
 
 def beside_device(behaviour: Behaviour, device: Device) -> contextlib.AbstractAsyncContextManager[Fake]:
@@ -76,39 +73,23 @@ def beside_device(behaviour: Behaviour, device: Device) -> contextlib.AbstractAs
     return fake(behaviour, range(60, 90), {"vocab_size": device.bundle.manifest.target.facts.vocab_size})
 
 
-async def beside(behaviour: str, device: Device, patience: float = 60.0, draft: WhoDrafts = "auto") -> Outcome:
+async def beside(behaviour: str, device: Device, patience: float = 60.0, draft: WhoDrafts = "auto") -> Told:
     """Ask for a short answer, whatever the client is told."""
     before = megabytes()
+    waits = {"settle_seconds": 0.5, "offline_after": 0.3, "answer_seconds": 5.0, "connect_seconds": 3.0}
     async with (
         beside_device(BEHAVIOURS[behaviour], device) as made,
-        EdgeClient(
-            device=device,
-            verifier=made.url,
-            draft=draft,
-            settle_seconds=0.5,
-            offline_after=0.3,
-            answer_seconds=5.0,
-            connect_seconds=3.0,
-        ) as client,
+        EdgeClient(device=device, verifier=made.url, draft=draft, **waits) as client,  # type: ignore[arg-type]
     ):
         with contextlib.suppress(MoaError):
             await client.wait_online(2.0)
-        told = await Told().ask(client, patience, _TOKENS)
-    problems, done = told.problems, told.transcript.done
+        told = await ask(client, patience, _TOKENS)
+    told.behaviour, told.asked, told.megabytes = behaviour, made.asked, megabytes() - before
     if told.tokens > 4 * _TOKENS:
-        problems.append(f"{told.tokens} tokens for a limit of {_TOKENS}")
-    if not behaviour.startswith(PROGRESS) and made.asked > _AT_ONCE + _A_SECOND * told.seconds:
-        problems.append(f"{made.asked} requests and connections in {told.seconds:.1f} s, without progress")
-    return Outcome(
-        behaviour=behaviour,
-        seconds=told.seconds,
-        asked=made.asked,
-        tokens=told.tokens,
-        first_token=told.first_token,
-        verified=done is not None and done.verified,
-        megabytes=max(0.0, megabytes() - before),
-        problems=problems,
-    )
+        told.problems.append(f"{told.tokens} tokens for a limit of {_TOKENS}")
+    if not behaviour.startswith(PROGRESS) and told.asked > _AT_ONCE + _A_SECOND * told.seconds:
+        told.problems.append(f"{told.asked} requests and connections in {told.seconds:.1f} s, without progress")
+    return told
 
 
 def megabytes() -> float:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from moa.grammar.spec import Grammar
 from moa.wire import chain_hash
 from moa.wire.messages import (
     Ack,
@@ -63,45 +65,48 @@ Blob = bytes | Callable[[Raw], Awaitable[bytes]]
 """What is sent on a connection again and again; a function prepares the connection for it."""
 
 
-async def greeted(port: int, token: str, until: float, report: Report) -> AsyncIterator[Raw]:
-    """One connection after another, after hello and welcome."""
-    while time.monotonic() < until:
-        try:
-            raw = await Raw.greeted(port, token)
-        except (ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
-            report.refused += 1
-            await asyncio.sleep(0.2)
-            continue
-        report.connections += 1
-        yield raw
+def _on_each(lanes: int, body: Callable[[Raw, float, Report], Awaitable[None]]) -> Flood:
+    """On each of so many lanes one connection after another, after hello and welcome."""
 
-
-def _hosed(blob: Blob, *, reads: bool = True, connections: int = _CONNECTIONS) -> Flood:
-    """On each of some lanes one connection after another, each sending as much as it can."""
-
-    async def hose(port: int, token: str, until: float, report: Report) -> None:
-        async for raw in greeted(port, token, until, report):
-            with contextlib.suppress(ConnectionError, OSError, TimeoutError):
-                data = blob if isinstance(blob, bytes) else await blob(raw)
-                if reads:
-                    listening = asyncio.create_task(raw.listen())
-                else:
-                    raw.deaf()
-                while (left := until - time.monotonic()) > 0:
-                    await asyncio.wait_for(raw.pour(data), max(0.1, left))
-                    report.sent += len(data)
-                    await asyncio.sleep(0)
-            if reads:
-                raw.writer.close()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(listening, 2.0)
+    async def lane(port: int, token: str, until: float, report: Report) -> None:
+        while time.monotonic() < until:
+            try:
+                raw = await Raw.greeted(port, token)
+            except (ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
+                report.refused += 1
+                await asyncio.sleep(0.2)
+                continue
+            report.connections += 1
+            with contextlib.suppress(ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
+                await body(raw, until, report)
             report.note(raw)
             raw.abort()
 
     async def flood(port: int, token: str, until: float, report: Report) -> None:
-        await asyncio.gather(*(hose(port, token, until, report) for _ in range(connections)))
+        await asyncio.gather(*(lane(port, token, until, report) for _ in range(lanes)))
 
     return flood
+
+
+def _hosed(blob: Blob, *, reads: bool = True, connections: int = _CONNECTIONS) -> Flood:
+    """Each connection sends as much as it can."""
+
+    async def hose(raw: Raw, until: float, report: Report) -> None:
+        data = blob if isinstance(blob, bytes) else await blob(raw)
+        if not reads:
+            raw.deaf()
+        listening = asyncio.create_task(raw.listen()) if reads else None
+        try:
+            while (left := until - time.monotonic()) > 0:
+                await asyncio.wait_for(raw.pour(data), max(0.1, left))
+                report.sent += len(data)
+                await asyncio.sleep(0)
+        finally:
+            if listening is not None:
+                raw.writer.close()
+                await asyncio.wait_for(listening, 2.0)
+
+    return _on_each(connections, hose)
 
 
 def _many(*messages: Message) -> bytes:
@@ -156,23 +161,47 @@ async def _replays(raw: Raw) -> bytes:
     return _many(stream)
 
 
-async def penalty_chains(port: int, token: str, until: float, report: Report) -> None:
+async def _penalty_chains(raw: Raw, until: float, report: Report) -> None:
     """Chains of 255 that the target agrees with, under a repetition penalty, from a long log."""
     how = {"sampling": Sampling(repetition_penalty=1.0001), "max_new_tokens": 4000, "ignore_eos": True}
-    async for raw in greeted(port, token, until, report):
-        with contextlib.suppress(ConnectionError, OSError, TimeoutError):
-            session, last, tokens = await _opened(raw, 4000, **how), _ids(4000)[-1], list[int]()
-            raw.write(binary(Stream(session, 1, 3999)))
-            while len(tokens) < 255:
-                tokens += getattr(await raw.message(), "tokens", [])
-            raw.write(binary(Cancel(session, 1)))
-            while time.monotonic() < until:  # the same text again, now as one draft
-                draft = Verify(await _opened(raw, 4000, **how), 1, 3999, [last, *tokens[:255]])
-                raw.write(binary(draft))
-                while not isinstance(await raw.message(), Verdict | Error):
-                    pass
-                report.sent += 1
-        raw.abort()
+    session, last, tokens = await _opened(raw, 4000, **how), _ids(4000)[-1], list[int]()
+    raw.write(binary(Stream(session, 1, 3999)))
+    while len(tokens) < 255:
+        tokens += getattr(await raw.message(), "tokens", [])
+    raw.write(binary(Cancel(session, 1)))
+    while time.monotonic() < until:  # the same text again, now as one draft
+        raw.write(binary(Verify(await _opened(raw, 4000, **how), 1, 3999, [last, *tokens[:255]])))
+        while not isinstance(await raw.message(), Verdict | Error):
+            pass
+        report.sent += 1
+
+
+async def _slow_reader(raw: Raw, until: float, report: Report) -> None:
+    """Asks for all records of a long prompt, and reads a few bytes a second."""
+    raw.write(binary(Open(session=os.urandom(16), ids=_ids(2000), records="fp16")))
+    raw.deaf()
+    while time.monotonic() < until:
+        await raw.pour(binary(Ack(2**40)))
+        await asyncio.sleep(0.2)
+
+
+@functools.cache
+def _grammars() -> Iterator[Grammar]:
+    return itertools.cycle(list(hostile()))
+
+
+async def _hostile_grammars(raw: Raw, until: float, report: Report) -> None:
+    """Sessions under one hostile grammar after another, as many at once as a batch has room for; each asks for a
+    stream."""
+    while time.monotonic() < until:
+        session, grammar = os.urandom(16), next(_grammars())
+        raw.write(binary(Open(session=session, ids=_ids(20), grammar=grammar, max_new_tokens=40)))
+        raw.write(binary(Stream(session=session, round=1, base=19)))
+        report.sent += len(grammar.text)
+        while not _ends(message := await raw.message(), session):
+            pass
+        report.closes["refused" if isinstance(message, Error) else "answered"] += 1
+        raw.write(binary(Close(session=session)))
 
 
 async def half_handshakes(port: int, token: str, until: float, report: Report) -> None:
@@ -203,44 +232,6 @@ async def held_open(
         raw.abort()
 
 
-async def slow_readers(port: int, token: str, until: float, report: Report) -> None:
-    """Connections that ask for all records of a long prompt, and read a few bytes a second."""
-
-    async def one() -> None:
-        async for raw in greeted(port, token, until, report):
-            with contextlib.suppress(ConnectionError, OSError, TimeoutError):
-                raw.write(binary(Open(session=os.urandom(16), ids=_ids(2000), records="fp16")))
-                raw.deaf()
-                while time.monotonic() < until:
-                    await raw.pour(binary(Ack(2**40)))
-                    await asyncio.sleep(0.2)
-            report.note(raw)
-            raw.abort()
-
-    await asyncio.gather(*(one() for _ in range(60)))
-
-
-async def hostile_grammars(port: int, token: str, until: float, report: Report) -> None:
-    """Sessions under each of the hostile grammars, as many at once as a batch has room for; each asks for a stream."""
-    grammars, number = list(hostile()), itertools.count()
-
-    async def lane() -> None:
-        async for raw in greeted(port, token, until, report):
-            with contextlib.suppress(ConnectionError, OSError, TimeoutError, asyncio.IncompleteReadError):
-                while time.monotonic() < until:
-                    session, grammar = os.urandom(16), grammars[next(number) % len(grammars)]
-                    raw.write(binary(Open(session=session, ids=_ids(20), grammar=grammar, max_new_tokens=40)))
-                    raw.write(binary(Stream(session=session, round=1, base=19)))
-                    report.sent += len(grammar.text)
-                    while not _ends(message := await raw.message(), session):
-                        pass
-                    report.closes["refused" if isinstance(message, Error) else "answered"] += 1
-                    raw.write(binary(Close(session=session)))
-            raw.abort()
-
-    await asyncio.gather(*(lane() for _ in range(32)))
-
-
 def _ends(message: ServerMessage, session: bytes) -> bool:
     """Whether a session's only answer is over."""
     over = isinstance(message, Error) or (isinstance(message, StreamTokens) and message.done)
@@ -261,8 +252,8 @@ FLOODS: dict[str, Flood] = {
     "held ranges": _hosed(_held),
     "replays": _hosed(_replays, connections=2),
     "replays unread": _hosed(_replays, reads=False, connections=8),
-    "slow readers": slow_readers,
+    "slow readers": _on_each(60, _slow_reader),
     "half handshakes": half_handshakes,
-    "penalty chains": penalty_chains,
-    "hostile grammars": hostile_grammars,
+    "penalty chains": _on_each(1, _penalty_chains),
+    "hostile grammars": _on_each(32, _hostile_grammars),
 }

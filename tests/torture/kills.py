@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +24,8 @@ _PAUSE = 0.05
 class Toll:
     """The counts of a run, and whether it was right."""
 
-    kills: int = 0
-    cuts: int = 0
-    """Connections lost by force, of which each client made another."""
-    answers: int = 0
-    reopened: int = 0
-    seconds: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Kills; cuts, after each of which a client made another connection; answers; sessions that were opened again."""
     wrong: list[str] = field(default_factory=list)
 
 
@@ -92,8 +88,8 @@ async def answer(link: LinkProxy, script: Script, toll: Toll, rng: random.Random
         toll.wrong.append(f"after {len(device.tokens)} tokens: {error}")
     else:
         toll.wrong += [] if device.exact else [f"at the end: {device.tokens}, not {script.truth}"]
-    toll.answers += 1
-    toll.reopened += device.reopened
+    toll.counts["answers"] += 1
+    toll.counts["reopened"] += device.reopened
 
 
 async def calm(url: str, count: int, token: str = "") -> list[Script]:
@@ -103,7 +99,8 @@ async def calm(url: str, count: int, token: str = "") -> list[Script]:
 
 async def run(place: Mortal, *, kills: int, cuts: int, clients: int = 4, seed: int = 0) -> Toll:
     """Answers by several clients, until there were so many kills and cuts."""
-    toll, rng, began, ended = Toll(), random.Random(seed), time.monotonic(), asyncio.Event()
+    toll, rng, ended = Toll(), random.Random(seed), asyncio.Event()
+    counts = toll.counts
 
     async def ask(link: Link, script: Script) -> None:
         while not ended.is_set():
@@ -114,14 +111,13 @@ async def run(place: Mortal, *, kills: int, cuts: int, clients: int = 4, seed: i
         for script in await calm(place.url, clients):
             links.append(await stack.enter_async_context(Link(place.port, rng)))
             group.create_task(ask(links[-1], script))
-        while toll.kills < kills or toll.cuts < cuts:
+        while counts["kills"] < kills or counts["cuts"] < cuts:
             await asyncio.sleep(rng.uniform(0.0, _PAUSE))
-            if toll.cuts < cuts:
-                toll.cuts += rng.choice(links).lose()
-            if toll.kills < kills and (toll.cuts >= cuts or rng.random() < kills / max(1, cuts)):
+            if counts["cuts"] < cuts:
+                counts["cuts"] += rng.choice(links).lose()
+            if counts["kills"] < kills and (counts["cuts"] >= cuts or rng.random() < kills / max(1, cuts)):
                 place.kill()
                 await place.start()
-                toll.kills += 1
+                counts["kills"] += 1
         ended.set()
-    toll.seconds = time.monotonic() - began
     return toll

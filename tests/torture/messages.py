@@ -18,7 +18,7 @@ from edge_client.link import websocket
 from edge_client.link.retry import Retry
 from moa.wire import Refusal, decode_server, encode
 from moa.wire.messages import ClientMessage, Hello, Message, ServerMessage
-from tests.torture.device import Told, beside_device
+from tests.torture.device import ask, beside_device
 from tests.torture.fake_verifier import Behaviour, Reply
 from tests.torture.fuzz import Fuzzer
 
@@ -95,7 +95,7 @@ async def _lane(device: Device, messages: int, seed: int, counts: Counter[str], 
         assert link is not None
         link.dialling.retry = _Eager(0.01, 0.01)
         while counts["messages"] < messages:
-            told = await Told().ask(client, _TURN_SECONDS, _TOKENS)
+            told = await ask(client, _TURN_SECONDS, _TOKENS)
             counts["turns"] += 1
             counts["verified"] += told.verified
             if told.verified > _TOKENS:

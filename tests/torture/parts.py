@@ -8,7 +8,6 @@ import json
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from cloud_verifier.settings import Settings
 from tests.grammar import corpus
@@ -20,6 +19,7 @@ from tests.torture.fuzz import UNBOUNDED, fuzz
 from tests.torture.neighbour import neighbour, problems
 from tests.torture.neighbours import all_beside
 from tests.torture.server import server
+from tests.torture.sharing import Found
 from tests.torture.tally import Tally
 
 _BATCH, _LANES = 20_000, 4
@@ -28,11 +28,9 @@ _BLOWS = {"kills": 20, "cuts": 200}
 _FEW_SLOTS = 16
 _SOAKED_SLOTS = 32
 """So few that they are all in use after minutes: then their number has no slope of its own."""
-_SHORT = "complete", "verified on a device"
+_SHORT = "complete", "verified"
 _CLIENTS = 50
 _MESSAGES = 2_000
-
-Found = tuple[dict[str, Any], list[str]]
 
 
 def log_problems(said: str) -> list[str]:
@@ -75,22 +73,15 @@ async def _shares(options: argparse.Namespace) -> Found:
     found, wrong = {}, []
     for slots in (_FEW_SLOTS, Settings.slots):
         async with server("--slots", str(slots)) as running:
-            shares = await sharing.two_principals(running, options.seconds)
-            wrong += [*shares.wrong[:3], *log_problems(running.said)]
-        wrong += [] if shares.share >= 0.4 else [f"{shares.share:.0%} of the rounds that it gets alone"]
-        wrong += [] if shares.admitted <= 2.0 else [f"admitted after {shares.admitted:.1f} s"]
-        found[f"{slots} slots"] = shares
+            found[f"{slots} slots"], problems = await sharing.two_principals(running, options.seconds)
+            wrong += [*problems, *log_problems(running.said)]
     return found, wrong
 
 
 async def _overload(options: argparse.Namespace) -> Found:
     async with server("--slots", str(_FEW_SLOTS)) as running:
-        seen = await sharing.overload(running, options.seconds, _FEW_SLOTS)
-        wrong = [*seen.wrong[:3], *log_problems(running.said)]
-    if seen.after_p50_ms > 3 * seen.before_p50_ms:
-        wrong.append(f"afterwards a round takes {seen.after_p50_ms:.0f} ms, before {seen.before_p50_ms:.0f}")
-    wrong += [f"{seen.megabytes:.0f} MB"] if seen.megabytes > 100 else []
-    return vars(seen), wrong
+        found, wrong = await sharing.overload(running, options.seconds, _FEW_SLOTS)
+        return found, [*wrong, *log_problems(running.said)]
 
 
 async def _kills(options: argparse.Namespace) -> Found:
@@ -100,10 +91,9 @@ async def _kills(options: argparse.Namespace) -> Found:
             left = {name: getattr(options, name) - tally.counts[name] for name in _BLOWS}
             some = {name: max(0, min(left[name], most)) for name, most in _BLOWS.items()}
             seed = options.seed + sum(tally.counts.values())
-            toll = vars(await kills.run(place, **some, seed=seed))
-            wrong = [*toll.pop("wrong"), *log_problems(place.said[said:])]
+            toll = await kills.run(place, **some, seed=seed)
+            tally.add(seed, toll.counts, [*toll.wrong, *log_problems(place.said[said:])])
             said = len(place.said)
-            tally.add(seed, {name: toll[name] for name in ("kills", "cuts", "answers", "reopened")}, wrong)
     return tally.found(), tally.wrong
 
 
@@ -134,9 +124,8 @@ async def _soak(options: argparse.Namespace) -> Found:
         problems = [*soaked.toll.wrong[:5], *log_problems(running.said)]
     slopes = soaked.slopes()
     problems += [f"{name} is not flat: {one}" for name, one in slopes.items() if not one.flat]
-    problems += [f"no answer was {name} over short connections" for name in _SHORT if not soaked.short[name]]
-    counts = {"toll": soaked.toll, "hostile": soaked.hostile, "short": soaked.short}
-    return {"slopes": slopes} | counts, problems
+    problems += [f"no answer was {name} over short connections" for name in _SHORT if not soaked.toll.counts[name]]
+    return {"slopes": slopes, "toll": soaked.toll.counts, "hostile": soaked.hostile}, problems
 
 
 async def _device(options: argparse.Namespace) -> Found:

@@ -12,14 +12,14 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.kit.devices import Script
 from edge_client import EdgeClient
 from edge_client.device import Device
 from edge_client.tools.emulated_network import LinkProxy
-from tests.torture.device import Told, demo_device
+from tests.torture.device import ask, demo_device
 from tests.torture.floods import Report
 from tests.torture.fuzz import fuzz
 from tests.torture.http_floods import EVERY_FLOOD, HTTP_FLOODS, seconds_of_health
@@ -36,20 +36,8 @@ _FEWEST, _MOST = 500, 7000
 """Bytes from the verifier until a short connection is cut, the handshake included."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The state of the process at a time."""
-
-    second: float
-    megabytes: float
-    descriptors: int
-    slots_free: float
-    pages_free: float
-    p50_ms: float
-    processor_ms: float
-    """Processor time of a round: what latency is when nobody else wants the machine."""
-    health_ms: float = math.nan
-    """The longest that `/health` of the endpoint took since the last sample."""
+Sample = dict[str, float]
+"""The state of the process at a `second`: not a number where something was not seen."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +60,6 @@ class Soaked:
     samples: list[Sample] = field(default_factory=list)
     toll: Toll = field(default_factory=Toll)
     hostile: Counter[str] = field(default_factory=Counter)
-    short: Counter[str] = field(default_factory=Counter)
-    """What was answered over connections that are cut after 0.5 to 7 kB."""
 
     def slopes(self) -> dict[str, Slope]:
         """Of everything that is sampled; the first quarter is left out: what it takes to warm up is no growth."""
@@ -82,10 +68,12 @@ class Soaked:
 
 def slopes(samples: Sequence[Sample]) -> dict[str, Slope]:
     """The slope of each quantity that was seen three times; a sample without an answer says nothing of latency."""
-    names = [one.name for one in fields(Sample) if one.name != "second"]
-    seen = {name: [(one.second, getattr(one, name)) for one in samples] for name in names}
-    found = {name: [(at, value) for at, value in pairs if math.isfinite(value)] for name, pairs in seen.items()}
-    return {name: slope(*zip(*pairs, strict=True)) for name, pairs in found.items() if len(pairs) > 2}
+    found = {}
+    for name in samples[0].keys() - {"second"} if samples else ():
+        pairs = [(one["second"], one[name]) for one in samples if math.isfinite(one[name])]
+        if len(pairs) > 2:
+            found[name] = slope(*zip(*pairs, strict=True))
+    return found
 
 
 def slope(seconds: Sequence[float], values: Sequence[float]) -> Slope:
@@ -123,7 +111,7 @@ async def soak(server: Server, seconds: float, seed: int, out: Path | None = Non
 
     def note(seen: Watched) -> None:
         result.toll.wrong += problems(undisturbed, seen)
-        result.toll.answers += len(seen.texts)
+        result.toll.counts["answers"] += len(seen.texts)
 
     async def churn() -> None:
         note(await neighbour(server.url, server.honest, rng.uniform(0.2, 1.0)))
@@ -148,11 +136,11 @@ async def soak(server: Server, seconds: float, seed: int, out: Path | None = Non
         try:
             async with asyncio.timeout(_STUCK):
                 await answer(link, script, result.toll, rng, server.honest)
-                result.short["complete"] += 1
-                result.toll.wrong += await _devices_answer(link, server, device, script, result.short)
+                result.toll.counts["complete"] += 1
+                await _devices_answer(link, server, device, script, result.toll)
         except TimeoutError:
             result.toll.wrong.append(f"no answer in {_STUCK:.0f} s over short connections")
-        result.short["cuts"] = link.connections
+        result.toll.counts["short connections"] = link.connections
 
     async def watch_health() -> None:
         longest.append(await seconds_of_health(server.api_port))
@@ -160,24 +148,24 @@ async def soak(server: Server, seconds: float, seed: int, out: Path | None = Non
     async def sample() -> None:
         used = server.processor
         note(seen := await neighbour(server.url, server.honest, 1.0))
-        cost = 1000 * (server.processor - used) / max(1, len(seen.seconds))
         free = await server.metrics()
         result.samples.append(
-            Sample(
-                second=time.monotonic() - began,
-                megabytes=server.memory,
-                descriptors=server.descriptors,
-                slots_free=free["moa_slots_free"],
-                pages_free=free["moa_kv_pages_free"],
-                p50_ms=seen.p50,
-                processor_ms=cost,
-                health_ms=1000 * max(longest, default=math.nan),
-            )
+            {
+                "second": time.monotonic() - began,
+                "megabytes": server.memory,
+                "descriptors": server.descriptors,
+                "slots_free": free["moa_slots_free"],
+                "pages_free": free["moa_kv_pages_free"],
+                "p50_ms": seen.p50,
+                # What latency is when nobody else wants the machine.
+                "processor_ms_of_a_round": 1000 * (server.processor - used) / max(1, len(seen.seconds)),
+                "longest_health_ms": 1000 * max(longest, default=math.nan),
+            }
         )
         longest.clear()
         if out is not None:
             with out.open("a") as file:
-                file.write(json.dumps(asdict(result.samples[-1])) + "\n")
+                file.write(json.dumps(result.samples[-1]) + "\n")
 
     async with (
         Link(server.port, rng) as one,
@@ -200,17 +188,14 @@ async def soak(server: Server, seconds: float, seed: int, out: Path | None = Non
 async def _cuts(link: Link, toll: Toll, rng: random.Random) -> None:
     while True:
         await asyncio.sleep(rng.uniform(0.0, 1.0))
-        toll.cuts += link.lose()
+        toll.counts["cuts"] += link.lose()
 
 
-async def _devices_answer(
-    link: ShortLink, server: Server, device: Device, script: Script, counts: Counter[str]
-) -> list[str]:
+async def _devices_answer(link: ShortLink, server: Server, device: Device, script: Script, toll: Toll) -> None:
     """A device's answer, with records and guesses: verified, or its own where the verifier was not reached in time."""
     async with EdgeClient(device=device, verifier=link.url, token=server.honest, reconnect_seconds=0.5) as client:
-        told = await Told().ask(client, _STUCK, len(script.truth), script.ids)
-    done = told.transcript.done
-    verified = done is not None and done.verified
-    counts["verified on a device" if verified else "not verified on a device"] += 1
-    wrong = verified and told.transcript.tokens != script.truth
-    return told.problems + ([f"{told.transcript.tokens}, not {script.truth}"] if wrong else [])
+        told = await ask(client, _STUCK, len(script.truth), script.ids)
+    toll.counts[told.done] += 1
+    toll.wrong += told.problems
+    if told.done == "verified" and told.answer != script.truth:
+        toll.wrong.append(f"{told.answer}, not {script.truth}")

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.torture.fuzz import fuzz
-from tests.torture.soak import Sample, slope, slopes
+from tests.torture.soak import slope, slopes
 
 
 def test_a_line_is_found_through_noise() -> None:
@@ -37,13 +37,8 @@ def test_what_grows_in_steps_is_a_trend() -> None:
 
 
 def test_a_sample_without_an_answer_says_nothing_of_latency() -> None:
-    def sample(second: int) -> Sample:
-        p50 = math.nan if second % 10 == 3 else 8.0 + second
-        return Sample(
-            float(second), megabytes=9.0, descriptors=9, slots_free=9, pages_free=9, p50_ms=p50, processor_ms=9
-        )
-
-    found = slopes([sample(second) for second in range(100)])
+    rounds = [math.nan if second % 10 == 3 else 8.0 + second for second in range(100)]
+    found = slopes([{"second": second, "megabytes": 9.0, "p50_ms": p50} for second, p50 in enumerate(rounds)])
     assert found["p50_ms"].an_hour == pytest.approx(3600)
     assert found["megabytes"].an_hour == 0
 
