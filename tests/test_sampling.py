@@ -45,7 +45,7 @@ def test_noise_is_gumbels_and_depends_on_seed_position_and_token_alone() -> None
 )
 def test_sampled_frequencies_match_the_distribution(settings: SamplingSettings) -> None:
     logits = np.random.default_rng(1).normal(size=24).astype(np.float32) * 1.5
-    draws = 20_000
+    draws = 8_000
     counts = np.bincount([choose(logits, settings, p) for p in range(draws)], minlength=len(logits))
     scaled = logits.astype(np.float64) / settings.temperature
     kept = candidates(scaled, settings)
