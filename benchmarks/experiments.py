@@ -35,8 +35,6 @@ _ON_REQUEST = (
                {"shapes": ["long-chain"], "temperatures": [0.0]}),
     Experiment("drafters_witness", "drafters of equal training on a real model: see benchmarks.witness",
                "drafters.witness", 5),
-    Experiment("speed_auto", "as deep as it pays beside plain decoding, on one machine", "drafters.speed", 8,
-               {"ways": ["auto"], "repeats": 5}),
     Experiment("server_load", "the verifier under load", "server.load", 3),
     Experiment("masks", "what a grammar costs, and what it wins", "server.masks", 1),
     Experiment("client_slow", "the same as client_links with a slow target: who wins where", "device.grid", 12,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export.continuations import Continuation
-from export.runner import Float, Runner, StepInput
-from moa.manifest import Acceptance, Offline, TreeUsed
+from export.runner import Float, Runner, StepInput, TorchRunner
+from moa.manifest import Acceptance, Agreement, Calibration, Offline, TreeUsed
 from moa.tree import DraftTree, TreeGrower, TreeShape, accept
 
 TREE = TreeShape(breadth=4, depth=6, nodes=24)
@@ -141,12 +142,6 @@ def first_guesses(runner: Runner, traces: Sequence[Continuation]) -> Iterator[tu
             yield int(replay.guesses(at, at + 1, at)[0]), trace.ids[at + 1]
 
 
-def acceptance(chain: AcceptedRounds, tree: AcceptedRounds) -> Acceptance:
-    """Acceptance by depth, for the controller."""
-    shape = TreeUsed(breadth=TREE.breadth, depth=TREE.depth, nodes=TREE.nodes)
-    return Acceptance(chain=chain.by_depth(), tree=tree.by_depth(), tree_shape=shape)
-
-
 def offline(runner: Runner, traces: Sequence[Continuation], *, cold: bool) -> Offline:
     """Quality of offline text after the link is lost right after the prompt, or without any connection: agreement by
     distance from the prompt.
@@ -174,3 +169,50 @@ def _alone(runner: Runner, trace: Continuation, held: int) -> list[bool]:
         return []
     guesses = Replay(runner, trace).guesses(trace.prompt, len(trace.ids) - 1, held)
     return [int(guess) == token for guess, token in zip(guesses, trace.ids[trace.prompt + 1 :], strict=True)]
+
+
+class Reference:
+    """Recorded texts of the target, and the float32 drafter's acceptance on them."""
+
+    def __init__(self, traces: Sequence[Continuation], reference: TorchRunner, origin: str) -> None:
+        self.traces, self.reference, self.origin = traces, reference, origin
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the target's continuations."""
+        return sum(len(trace.ids) - trace.prompt for trace in self.traces)
+
+    @cached_property
+    def _reference_rounds(self) -> AcceptedRounds:
+        return rounds(self.reference, self.traces, TREE)
+
+    @cached_property
+    def _reference_guesses(self) -> list[int]:
+        return [guess for guess, _ in first_guesses(self.reference, self.traces)]
+
+    def judge(self, runner: Runner) -> Agreement:
+        """Compare a form with the float32 drafter."""
+        pairs = list(first_guesses(runner, self.traces))
+        found = rounds(runner, self.traces, TREE).tokens_per_round
+        same = [guess == wanted for (guess, _), wanted in zip(pairs, self._reference_guesses, strict=True)]
+        return Agreement(
+            prompts=len(self.traces),
+            tokens=self.tokens,
+            top1=round(float(np.mean([guess == token for guess, token in pairs])), 4),
+            top1_same=round(float(np.mean(same)), 4),
+            acceptance=round(found, 4),
+            acceptance_ratio=round(found / self._reference_rounds.tokens_per_round, 4),
+        )
+
+    def calibration(self) -> Calibration:
+        """Calibration for the controller and the offline guard."""
+        chain, tree = rounds(self.reference, self.traces, CHAIN), self._reference_rounds
+        shape = TreeUsed(breadth=TREE.breadth, depth=TREE.depth, nodes=TREE.nodes)
+        return Calibration(
+            prompts=len(self.traces),
+            tokens=self.tokens,
+            source=self.origin,
+            acceptance=Acceptance(chain=chain.by_depth(), tree=tree.by_depth(), tree_shape=shape),
+            offline=offline(self.reference, self.traces, cold=False),
+            cold=offline(self.reference, self.traces, cold=True),
+        )

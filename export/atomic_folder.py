@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
+import secrets
 import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +29,8 @@ def new_folder(out: Path, *, needed: int = 0, force: bool = False, trial: bool =
     parent = out.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.building-"))
+        folder = parent / f".{out.name}.building-{secrets.token_hex(4)}"
+        folder.mkdir()
     except OSError as error:
         raise UsageError(f"cannot write to {parent}: {error.strerror}") from None
     try:
@@ -40,10 +40,9 @@ def new_folder(out: Path, *, needed: int = 0, force: bool = False, trial: bool =
         yield folder
         if trial:
             return
-        folder.chmod(0o777 & ~_umask())  # mkdtemp makes private folders
         if out.exists():
-            old = Path(tempfile.mkdtemp(dir=parent, prefix=f".{out.name}.old-"))
-            out.replace(old / out.name)
+            old = folder.with_name(folder.name.replace(".building-", ".old-"))
+            out.replace(old)
             folder.replace(out)
             shutil.rmtree(old)
         else:
@@ -86,9 +85,3 @@ def _refuse_to_lose(out: Path, force: bool) -> None:
         raise UsageError(f"{out} exists and is no bundle: choose another --out")
     if any(out.iterdir()) and not force:
         raise UsageError(f"{out} holds a bundle already", hint="--force replaces it")
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current

@@ -19,15 +19,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from export.quiet import quiet
+from moa.manifest import KVHeads
 from moa.model.drafter import Drafter
-
-
-@dataclass(frozen=True)
-class CacheLayer:
-    """One layer with a cache: its heads and their width."""
-
-    kv_heads: int
-    head_dim: int
 
 
 class Body(nn.Module):
@@ -51,9 +44,9 @@ class BodySpec:
     """What an exporter must know about a body besides its modules."""
 
     hidden_size: int
-    cache: tuple[CacheLayer, ...]
+    cache: tuple[KVHeads, ...]
     """The body's layers, then the borrowed ones."""
-    records: CacheLayer | None
+    records: KVHeads | None
     borrowed: int = 0
 
     @property

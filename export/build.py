@@ -14,23 +14,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from export.agreement import Reference
 from export.atomic_folder import new_folder
 from export.card import model_card
 from export.continuations import encode_prompts, make_traces, read_prompts
-from export.describe import SharedParts, describe, public_name, tool_versions, write_shared
+from export.describe import describe, public_name, tool_versions, write_shared
 from export.forms import Workshop
-from export.golden import golden_cases
 from export.kinds import OPSET, VariantKind, choose_kinds
-from export.measure import step_times
+from export.measure import golden_cases, step_times
 from export.parity import parity
 from export.plan import make_plan
-from export.reference import Reference
 from export.runner import OrtRunner, TorchRunner
-from export.source import Source, load_source
+from export.source import Source, count_files, load_source, most_frequent
 from export.static_forms import StaticShape
-from export.static_variants import make_static
-from export.variants import Made, make_dynamic
-from export.vocabulary import count_files, most_frequent
+from export.variants import make_dynamic, make_static
 from moa.bundle import GOLDEN, SCHEMA, Bundle, sha256, write_golden, write_manifest
 from moa.errors import ConfigError
 from moa.manifest import (
@@ -38,12 +35,12 @@ from moa.manifest import (
     Calibration,
     DrafterIdentity,
     FileEntry,
-    KVHeads,
     Manifest,
     RecordFormat,
-    StepTime,
     TargetIdentity,
+    TokenizerFiles,
     Variant,
+    Vocabulary,
 )
 from moa.model.target import Target
 from moa.worth import worth
@@ -74,10 +71,6 @@ class BuildSettings:
     time_steps: bool = True
 
     def __post_init__(self) -> None:
-        if self.top_k < 1:
-            raise ConfigError(f"--top-k must be at least 1, not {self.top_k}")
-        if self.new_tokens < 2:
-            raise ConfigError(f"--new-tokens must be at least 2, not {self.new_tokens}")
         if self.draft_vocab is not None and not (self.vocab_text or self.vocab_prompts):
             raise ConfigError("--draft-vocab needs text to choose tokens by", hint="give --vocab-text FILE [FILE ...]")
 
@@ -119,8 +112,8 @@ class _Build:
             calibration = reference.calibration() if reference else None
             if calibration is not None:
                 self.say(f"{worth(calibration.acceptance.chain)}, on {calibration.prompts} held-out prompts")
-        shared = write_shared(self.source, chosen, self.folder)
-        self._manifest(shop.top_k, variants, shared, calibration)
+        tokenizer, vocabulary = write_shared(self.source, chosen, self.folder)
+        self._manifest(shop.top_k, variants, tokenizer, vocabulary, calibration)
 
     def _target(self) -> Target | None:
         """The whole target, loaded only if needed."""
@@ -168,18 +161,11 @@ class _Build:
         place = self.folder / "variants" / kind.name
         if kind.form == "static":
             made = make_static(shop, kind, place, self.settings.static_shape, reference)
-            return describe(kind, made, self.folder, parity=difference, agreement=made.agreement)
-        made = make_dynamic(shop, kind, place, reference.judge if reference else _no_text)
-        agreement, times = self._tried(shop, made, reference)
-        return describe(kind, made, self.folder, parity=difference, agreement=agreement, times=times)
-
-    def _tried(
-        self, shop: Workshop, made: Made, reference: Reference | None
-    ) -> tuple[Agreement | None, tuple[StepTime, ...]]:
-        spec, model = self.source.spec, made.files[0]
-        agreement = made.agreement or (reference.judge(OrtRunner(model, spec)) if reference else None)
-        times = step_times(model, spec, shop.source.vocabulary) if self.settings.time_steps else ()
-        return agreement, times
+        else:
+            made = make_dynamic(shop, kind, place, reference.judge if reference else _no_text)
+        timed = self.settings.time_steps and kind.form == "dynamic"
+        times = step_times(made.files[0], self.source.spec, self.source.vocabulary) if timed else ()
+        return describe(kind, made, self.folder, parity=difference, times=times)
 
     def _golden(self, variants: dict[str, Variant]) -> None:
         self.say("recording golden vectors")
@@ -188,7 +174,12 @@ class _Build:
         write_golden(self.folder / GOLDEN, golden_cases(self.source.spec, self.source.vocabulary, runners))
 
     def _manifest(
-        self, top_k: int, variants: dict[str, Variant], shared: SharedParts, calibration: Calibration | None
+        self,
+        top_k: int,
+        variants: dict[str, Variant],
+        tokenizer: TokenizerFiles,
+        vocabulary: Vocabulary,
+        calibration: Calibration | None,
     ) -> None:
         source = self.source
         manifest = Manifest(
@@ -203,9 +194,9 @@ class _Build:
                 weights_id=source.drafter_id,
                 config=source.config,
             ),
-            tokenizer=shared.tokenizer,
-            vocabulary=shared.vocabulary,
-            cache=tuple(KVHeads(kv_heads=layer.kv_heads, head_dim=layer.head_dim) for layer in source.spec.cache),
+            tokenizer=tokenizer,
+            vocabulary=vocabulary,
+            cache=source.spec.cache,
             records=self._records(),
             top_k=top_k,
             default_variant=next(name for name, _ in sorted(variants.items(), key=lambda v: v[1].form != "dynamic")),
@@ -224,10 +215,7 @@ class _Build:
             kv_heads=heads.kv_heads,
             head_dim=heads.head_dim,
             rope_theta=self.source.rope_theta,
-            borrowed=tuple(
-                KVHeads(kv_heads=layer.kv_heads, head_dim=layer.head_dim)
-                for layer in spec.cache[len(spec.cache) - spec.borrowed :]
-            ),
+            borrowed=spec.cache[len(spec.cache) - spec.borrowed :],
         )
 
     def _recipe(self) -> dict[str, Any]:

@@ -15,13 +15,14 @@ from export.kinds import choose_kinds
 from moa import __version__
 from moa.bundle import Bundle
 from moa.cli.command_line import CommandParser
+from moa.cli.settings_flags import given_fields
 from moa.errors import UsageError, run_cli
 from moa.safe_text import safe_text
 
 PROGRAM = "moa-export"
-_INT8_CPUS = ("avx512_vnni", "avx2", "arm64")
-"""optimum's configurations. The first is for x86 with 8-bit dot products; `avx2` avoids the overflow of older
-processors."""
+_INT8_CPUS = ("avx512_vnni", "avx2")
+"""optimum's configurations. The first is for processors with 8-bit dot products; `avx2` avoids the overflow of older
+ones."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,17 +51,14 @@ def parser() -> argparse.ArgumentParser:
         "--calibration", type=Path, nargs="+", default=[], metavar="FILE",
         help='held-out prompts: .jsonl with "prompt", or one a line; the target must fit in memory',
     )  # fmt: skip
-    build.add_argument(
-        "--calibration-prompts", type=int, default=32, metavar="N", help="for the embedded pair (default 32)"
-    )
-    build.add_argument("--new-tokens", type=int, default=96, help="longest answer to a calibration prompt (default 96)")
-    build.add_argument("--top-k", type=int, default=16, help="guesses that a step returns (default 16)")
-    build.add_argument("--int8-cpu", choices=_INT8_CPUS, default=_INT8_CPUS[0], help="int8 recipe")
+    build.add_argument("--int8-cpu", choices=_INT8_CPUS, help=f"int8 recipe (default {_INT8_CPUS[0]})")
     build.add_argument(
         "--npu-shape", type=int, nargs=3, default=(8, 512, 512), metavar=("T", "P", "R"),
         help="tokens, past rows and records of the static variants (default 8 512 512)",
     )  # fmt: skip
-    build.add_argument("--no-step-times", action="store_true", help="do not time the variants on this machine")
+    build.add_argument(
+        "--no-step-times", help="do not time the variants on this machine", action="store_false", dest="time_steps"
+    )
     build.add_argument("--force", action="store_true", help="replace the bundle at --out")
     build.add_argument("--dry-run", action="store_true", help="print shapes, sizes and time, and stop")
     build.add_argument("--json", action="store_true", help="the result as JSON on stdout")
@@ -109,25 +107,10 @@ def _build(args: argparse.Namespace) -> None:
         plan = make_plan(target, drafter, args.variant, args.draft_vocab)
         _show(asdict(plan) | {"disk_bytes": plan.disk}, args.json, plan.lines())
         return
-    prompts, vocab_prompts = embedded_prompts(args.calibration_prompts) if embedded else ((), ())
-    settings = BuildSettings(
-        target=target,
-        drafter=drafter,
-        out=args.out,
-        variants=tuple(args.variant),
-        draft_vocab=args.draft_vocab,
-        vocab_text=tuple(args.vocab_text),
-        vocab_prompts=vocab_prompts,
-        calibration=tuple(args.calibration),
-        prompts=() if args.calibration else prompts,
-        new_tokens=args.new_tokens,
-        top_k=args.top_k,
-        int8_cpu=args.int8_cpu,
-        static_shape=StaticShape(*args.npu_shape),
-        force=args.force,
-        time_steps=not args.no_step_times,
-    )
-    _show_bundle(build(settings, say=_say), args.json)
+    prompts, vocab_prompts = embedded_prompts() if embedded else ((), ())
+    changes = {"target": target, "drafter": drafter, "variants": tuple(args.variant), "vocab_prompts": vocab_prompts}
+    changes |= {"prompts": () if args.calibration else prompts, "static_shape": StaticShape(*args.npu_shape)}
+    _show_bundle(build(BuildSettings(**given_fields(args, BuildSettings) | changes), say=_say), args.json)
 
 
 def _setup(args: argparse.Namespace) -> None:
@@ -143,7 +126,11 @@ def _setup(args: argparse.Namespace) -> None:
     if not args.dry_run:
         run_setup(setup, train, _say)
     commands = next_commands(setup)
-    result = {"bundle": str(setup.bundle), "plan": plan.as_json(), "commands": commands}
+    result = {
+        "bundle": str(setup.bundle),
+        "plan": asdict(plan) | {"disk_bytes": plan.export.disk},
+        "commands": commands,
+    }
     _show(result, args.json, [*(plan.lines() if args.dry_run else ()), *commands])
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnxruntime
 from numpy.typing import NDArray
 
 from export.kinds import VariantKind
 from export.runner import open_session
 from export.source import INDEPENDENT, Source
-from export.variants import Made
+from export.variants import Made, this_runtime
 from moa.bundle import OPSETS
-from moa.manifest import Agreement, StepTime, TokenizerFiles, Variant, Vocabulary
+from moa.manifest import StepTime, TokenizerFiles, Variant, Vocabulary
 
 _TOOLS = ("moa-edge", "torch", "transformers", "onnx", "onnxscript", "onnxruntime", "optimum", "optimum-onnx", "numpy")
 _MAP = "shared/draft_to_target.npy"
@@ -43,18 +40,12 @@ def public_name(source: str) -> str:
     return prefix + (folder.resolve().name if folder.exists() else rest)
 
 
-def this_runtime() -> str:
-    """The runtime on which a dynamic form is run at build time."""
-    return f"onnxruntime {onnxruntime.__version__}, CPUExecutionProvider, {platform.system()} {platform.machine()}"
-
-
 def describe(
     kind: VariantKind,
     made: Made,
     folder: Path,
     *,
     parity: float,
-    agreement: Agreement | None,
     times: Sequence[StepTime] = (),
 ) -> Variant:
     """A variant's entry."""
@@ -73,22 +64,14 @@ def describe(
         inputs=inputs,
         outputs=outputs,
         parity=float(f"{parity:.2e}") if kind.name == "cpu-fp32" else None,
-        agreement=agreement,
+        agreement=made.agreement,
         step_times=tuple(times),
         notes=made.notes,
     )
 
 
-@dataclass(frozen=True)
-class SharedParts:
-    """What all variants share."""
-
-    tokenizer: TokenizerFiles
-    vocabulary: Vocabulary
-
-
-def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path) -> SharedParts:
-    """Write tokenizer, chat template, and draft vocabulary."""
+def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path) -> tuple[TokenizerFiles, Vocabulary]:
+    """Write what all variants share: tokenizer, chat template, and draft vocabulary."""
     shared = folder / "shared"
     shared.mkdir()
     (shared / "tokenizer.json").write_bytes(source.tokenizer.json)
@@ -106,18 +89,10 @@ def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path)
         special_tokens=source.tokenizer.special_tokens,
     )
     draft = source.facts.vocab_size if chosen is None else len(chosen)
-    vocabulary = Vocabulary(target=source.facts.vocab_size, draft=draft, map=None if chosen is None else _MAP)
-    return SharedParts(tokenizer, vocabulary)
+    return tokenizer, Vocabulary(target=source.facts.vocab_size, draft=draft, map=None if chosen is None else _MAP)
 
 
 def _signature(model: Path) -> tuple[dict[str, tuple[int | str, ...]], dict[str, tuple[int | str, ...]]]:
-    if model.suffix == ".onnx":
-        graph = onnx.load(model, load_external_data=False).graph
-        sides = [
-            {v.name: tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim) for v in values}
-            for values in (graph.input, graph.output)
-        ]
-        return sides[0], sides[1]
     session = open_session(model)
     return (
         {v.name: tuple(v.shape) for v in session.get_inputs()},

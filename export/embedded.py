@@ -23,9 +23,7 @@ def embedded_sources() -> tuple[str, str]:
     return str(found.target), str(found.drafter)
 
 
-def embedded_prompts(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def embedded_prompts(count: int = 32) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Held-out prompts to measure with, and training prompts to choose a draft vocabulary by."""
-    if not 1 <= count <= MOST_PROMPTS:
-        raise UsageError(f"--calibration-prompts is 1 to {MOST_PROMPTS}, not {count}")
     prompts = json.loads(paths().prompts.read_text(encoding="utf-8"))
     return tuple(prompts["heldout"][:count]), tuple(prompts["train"][: 8 * count])

@@ -26,18 +26,25 @@ _GRAPH = 2**20
 
 
 @dataclass(frozen=True)
-class ExportPlan:
-    """Estimates from the headers of files."""
+class Shapes:
+    """What the headers of files say about a drafter beside its target."""
 
     kind: str
     hidden_size: int
     vocabulary: int
-    draft_vocabulary: int
+    """Tokens that both know."""
     cache: list[tuple[int, int]]
     """Heads and their width, for each layer with a cache."""
     record_width: int
     tied: bool
     layer_weights: int
+
+
+@dataclass(frozen=True)
+class ExportPlan(Shapes):
+    """Estimates from them."""
+
+    draft_vocabulary: int
     embedding_weights: int
     head_weights: int
     variant_bytes: dict[str, int]
@@ -68,22 +75,16 @@ def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: i
     """Read shapes, not weights; refuse what cannot be built."""
     kinds = choose_kinds(variants)
     facts, folder = read_facts(target)
-    found = _independent(drafter, facts) if drafter.startswith(INDEPENDENT) else _moa(drafter, facts, folder)
-    _refuse_static(kinds, found.no_static)
+    found, no_static = _independent(drafter, facts) if drafter.startswith(INDEPENDENT) else _moa(drafter, facts, folder)
+    _refuse_static(kinds, no_static)
     drafted = found.vocabulary if draft_vocab is None else draft_vocab
     if not 1 <= drafted <= found.vocabulary:
         raise UsageError(f"--draft-vocab must be 1..{found.vocabulary} (the target's vocabulary), not {drafted}")
     embedding, head = found.vocabulary * found.hidden_size, drafted * found.hidden_size
     shared = found.tied and drafted == found.vocabulary
     return ExportPlan(
-        kind=found.kind,
-        hidden_size=found.hidden_size,
-        vocabulary=facts.vocab_size,
+        **vars(found),
         draft_vocabulary=drafted,
-        cache=found.cache,
-        record_width=found.record_width,
-        tied=found.tied,
-        layer_weights=found.layer_weights,
         embedding_weights=embedding,
         head_weights=0 if shared else head,
         variant_bytes={kind.name: _size(kind, found.layer_weights, embedding, head, shared) for kind in kinds},
@@ -91,23 +92,10 @@ def make_plan(target: str, drafter: str, variants: Sequence[str], draft_vocab: i
     )
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What the headers say about a drafter; `no_static` is why it has no static form, if so."""
-
-    kind: str
-    hidden_size: int
-    vocabulary: int
-    cache: list[tuple[int, int]]
-    record_width: int
-    tied: bool
-    layer_weights: int
-    no_static: str
-
-
-def _independent(drafter: str, facts: TargetFacts) -> _Found:
+def _independent(drafter: str, facts: TargetFacts) -> tuple[Shapes, str]:
+    """Its shapes, and why it has no static form."""
     own, folder = read_facts(drafter.removeprefix(INDEPENDENT))
-    return _Found(
+    shapes = Shapes(
         kind="independent",
         hidden_size=own.hidden_size,
         vocabulary=min(facts.vocab_size, own.vocab_size),
@@ -115,18 +103,18 @@ def _independent(drafter: str, facts: TargetFacts) -> _Found:
         record_width=0,
         tied=own.tie_embeddings,
         layer_weights=_count(folder, lambda name: _layer(name) >= 0),
-        no_static="this one is independent",
     )
+    return shapes, "this one is independent"
 
 
-def _moa(drafter: str, facts: TargetFacts, target: Path) -> _Found:
+def _moa(drafter: str, facts: TargetFacts, target: Path) -> tuple[Shapes, str]:
     folder = Path(drafter).expanduser()
     config = DrafterConfig.read(folder, facts)
     weights = _count(folder, lambda name: not name.startswith(_NO_LAYER))
     if config.tli:
         weights += _count(target, lambda name: _layer(name) >= facts.layers - config.tli)
     layer, vocabulary, tied = _body(config, facts)
-    return _Found(
+    shapes = Shapes(
         kind="moa" if config.use_ca else "independent",
         hidden_size=config.hidden_size,
         vocabulary=vocabulary,
@@ -134,8 +122,8 @@ def _moa(drafter: str, facts: TargetFacts, target: Path) -> _Found:
         record_width=config.record_width if config.use_ca else 0,
         tied=tied,
         layer_weights=weights,
-        no_static=_no_static(config),
     )
+    return shapes, _no_static(config)
 
 
 def _body(config: DrafterConfig, facts: TargetFacts) -> tuple[tuple[int, int], int, bool]:

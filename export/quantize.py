@@ -25,13 +25,12 @@ def int8_layers(layers: Path, work: Path, cpu: str) -> tuple[Path, str]:
             from optimum.onnxruntime.configuration import AutoQuantizationConfig
         except ImportError:
             path, maker = work / "int8.onnx", "onnxruntime"
-            symmetric = {"avx512_vnni": QuantType.QInt8, "arm64": QuantType.QInt8, "avx2": QuantType.QUInt8}
             quantize_dynamic(
                 layers,
                 path,
                 op_types_to_quantize=["MatMul"],
                 per_channel=True,
-                weight_type=symmetric[cpu],
+                weight_type=QuantType.QUInt8 if cpu == "avx2" else QuantType.QInt8,
                 nodes_to_exclude=skip,
                 extra_options={"WeightSymmetric": cpu != "avx2", "ActivationSymmetric": False, "EnableSubgraph": False},
                 use_external_data_format=True,

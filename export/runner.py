@@ -79,9 +79,8 @@ class Runner(Protocol):
 class TorchRunner:
     """The float32 reference."""
 
-    def __init__(self, source: Source, top_k: int, draft_to_target: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, source: Source, top_k: int) -> None:
         self.spec, self._source, self._top_k = source.spec, source, top_k
-        self._map = None if draft_to_target is None else torch.from_numpy(draft_to_target)
 
     def logits(self, step: StepInput) -> tuple[torch.Tensor, list[Float]]:
         """Logits of the whole target vocabulary `[N, V]`, and the new cache rows."""
@@ -98,11 +97,8 @@ class TorchRunner:
     def step(self, step: StepInput) -> StepOutput:
         """One step."""
         logits, rows = self.logits(step)
-        if self._map is not None:
-            logits = logits[:, self._map]
         top = logits.log_softmax(-1).topk(self._top_k, dim=-1)
-        tokens = top.indices if self._map is None else self._map[top.indices]
-        return StepOutput(top.values.numpy(), tokens.numpy(), rows)
+        return StepOutput(top.values.numpy(), top.indices.numpy(), rows)
 
 
 class OrtRunner:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from export.atomic_folder import gigabytes
 from export.build import BuildSettings, Notify, build
@@ -58,14 +57,9 @@ class SetupPlan:
     export: ExportPlan
     trains: bool
 
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        return asdict(self) | {"disk_bytes": self.export.disk}
-
     def lines(self) -> list[str]:
         """For people. Every line is computed."""
         device = max(self.export.variant_bytes.values())
-        training = ["training: time and memory are measured by the same moa-train command with --dry-run"]
         disk, seconds = gigabytes(self.export.disk), self.export.seconds
         variants = ", ".join(f"{name} {gigabytes(size)}" for name, size in self.export.variant_bytes.items())
         return [
@@ -75,7 +69,7 @@ class SetupPlan:
             f"room on disk while building: {disk}; about {seconds:.0f} s on two cores",
             f"a forward of the target takes at least: {_least_times(self.target_bytes, _GPUS)}",
             f"a step on the device takes at least: {_least_times(device, _DEVICES)}",
-            *(training if self.trains else []),
+            *(["training: moa-train --dry-run measures its time and memory"] if self.trains else []),
         ]
 
 

@@ -1,18 +1,26 @@
-"""How each dynamic variant is made and written."""
+"""How each variant is made and written, and which part of a static one was run or only checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import onnxruntime
 from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
 
+from export.agreement import Reference, Replay
+from export.continuations import Continuation
 from export.forms import BLOCKS, Blocks, Workshop
 from export.kinds import VariantKind
+from export.parity import random_steps
 from export.quiet import quiet
-from export.runner import OrtRunner
+from export.runner import OrtRunner, StepInput
+from export.static_forms import EMBEDDING, StaticShape, export_static, partitions, quantize_for_htp, write_embedding
+from export.static_runner import Feeds, StaticRunner, session_of
 from moa.errors import MoaError
 from moa.manifest import Agreement
 
@@ -25,6 +33,7 @@ UNPACKED_MOST = 64 << 20
 more are in eight bits: half as fast."""
 ENOUGH = 0.97
 """Share of the float32 graph's acceptance length that four bits must keep."""
+_CALIBRATION_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -41,8 +50,13 @@ class Made:
 
 
 def make_dynamic(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) -> Made:
-    """Write a dynamic variant into `folder`."""
+    """Write a dynamic variant into `folder`, and judge it."""
     folder.mkdir(parents=True)
+    made = _written(shop, kind, folder, judge)
+    return replace(made, agreement=made.agreement or judge(OrtRunner(made.files[0], shop.source.spec)))
+
+
+def _written(shop: Workshop, kind: VariantKind, folder: Path, judge: Judge) -> Made:
     path = folder / "model.onnx"
     if kind.name == "cpu-fp32":
         return Made(shop.float_graph(kind.opset).save(path), "fp32")
@@ -94,3 +108,64 @@ def _to_ort(path: Path) -> list[Path]:
         raise MoaError("ONNX Runtime did not convert the model to its .ort format")
     found.rename(files[1])
     return files
+
+
+def make_static(
+    shop: Workshop, kind: VariantKind, folder: Path, shape: StaticShape, reference: Reference | None
+) -> Made:
+    """Write a static variant and run it on the CPU; for runtimes that have a usability checker, that is run too."""
+    folder.mkdir(parents=True)
+    model = folder / "model.onnx"
+    htp = kind.name == "npu-qnn"
+    export_static(shop, shape, model, opset=kind.opset, native_norm=htp)
+    files = [model, write_embedding(shop, folder)]
+    notes = [f"tokens {shape.tokens}, past {shape.past}, records {shape.records}; {EMBEDDING} is the host's embedding"]
+    if htp:
+        plain = static_runner(shop, model, shape)
+        feeds = calibration_feeds(shop, plain, reference.traces if reference else ())
+        quantize_for_htp(model, feeds)
+        learned = "the prompts it is judged on" if reference else "random steps: judge it before use"
+        notes.append(f"ranges from {learned}")
+    here = f"{this_runtime()}, not with {kind.runtime}"
+    seen = None
+    if kind.name in ("coreml", "nnapi"):
+        seen = partitions(model, "CoreML" if kind.name == "coreml" else "NNAPI")
+        notes.append(f"its arithmetic ran with {here}")
+    agreement = reference.judge(static_runner(shop, model, shape)) if reference else None
+    precision = "a16w8" if htp else "fp32"
+    return Made(files, precision, "; ".join(notes), agreement, "static" if seen else "executed", seen or here)
+
+
+def static_runner(shop: Workshop, model: Path, shape: StaticShape) -> StaticRunner:
+    """The form as a `Runner`, on the CPU."""
+    return StaticRunner(
+        session_of(model),
+        np.load(model.parent / EMBEDDING, mmap_mode="r"),
+        shop.source.spec,
+        shape,
+        rope_theta=shop.source.rope_theta,
+        top_k=shop.top_k,
+        draft_to_target=shop.draft_to_target,
+    )
+
+
+def calibration_feeds(shop: Workshop, runner: StaticRunner, traces: Sequence[Continuation]) -> list[Feeds]:
+    """Calibration inputs for the quantizer: steps along real texts, or random ones, also without past or records."""
+    width = runner.shape.tokens
+    if not traces:
+        sizes = ((width, width, 40, 30), (1, 1, 0, 0), (width, width, 0, 0), (1, 1, 40, 0)) * 3
+        steps = list(random_steps(shop.source.spec, shop.source.vocabulary, sizes=sizes))
+        return [runner.feeds(step, slice(0, len(step.ids)), step.past) for step in steps]
+    chosen: list[StepInput] = []
+    every = max(1, sum(len(trace.ids) - trace.prompt for trace in traces) // _CALIBRATION_STEPS)
+    for trace in traces:
+        replay, length = Replay(runner, trace), len(trace.ids)
+        chosen += [replay.along(0, min(width, length), held=0), replay.along(length - 1, length, held=0)]
+        for at in range(trace.prompt, length - 1, every):
+            chosen.append(replay.along(at, min(at + width, length), held=at))
+    return [runner.feeds(step, slice(0, len(step.ids)), step.past) for step in chosen]
+
+
+def this_runtime() -> str:
+    """The runtime on which a dynamic form is run at build time."""
+    return f"onnxruntime {onnxruntime.__version__}, CPUExecutionProvider, {platform.system()} {platform.machine()}"

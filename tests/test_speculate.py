@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa.config import DrafterConfig
 from moa.errors import FullError, UsageError
 from moa.model.checkpoint import new_drafter
-from moa.model.drafting import DraftRequest, MoaDrafting
-from moa.model.generate import GenerationSettings, Speculator
-from moa.model.target import Committed, Target
+from moa.model.drafting import MoaDrafting
+from moa.model.target import Target
 from moa.sampling import SamplingSettings, choose
-from moa.tree import DraftTree, TreeShape
+from moa.tree import TreeShape
 from tests.tiny import FAMILIES, save_tiny, tiny
 
 SHAPES = {"tree": TreeShape(), "chain": TreeShape.chain(4)}
@@ -109,9 +108,7 @@ def test_the_same_noise_makes_a_drafter_agree_more_often(monkeypatch: pytest.Mon
     # Hot enough for the noise to matter beside the logits of two models that have nothing to do with each other.
     engine = speculator(Target.from_model(tiny("llama"), slots=4, capacity=128))
     sampling = SamplingSettings(temperature=8.0, seed=5)
-    settings = GenerationSettings(
-        max_new_tokens=40, sampling=sampling, shape=TreeShape.chain(4), ignore_eos=True, adapt=False
-    )
+    settings = GenerationSettings(max_new_tokens=40, sampling=sampling, shape=TreeShape.chain(4), ignore_eos=True)
 
     def acceptance() -> float:
         return float(np.mean([o.acceptance_length for o in engine.generate(prompts_of((9, 20, 30, 40)), settings)]))
@@ -124,7 +121,7 @@ def test_the_same_noise_makes_a_drafter_agree_more_often(monkeypatch: pytest.Mon
 
 def test_more_prompts_than_slots_are_all_served_and_counted(engine: Speculator) -> None:
     prompts = prompts_of(tuple(range(1, 8)))
-    settings = GenerationSettings(max_new_tokens=6, ignore_eos=True, adapt=False)
+    settings = GenerationSettings(max_new_tokens=6, ignore_eos=True)
     together = engine.generate(prompts, settings)
     assert [o.ids for o in together] == [engine.generate([p], settings)[0].ids for p in prompts]
     for out in together:
@@ -193,35 +190,5 @@ def test_work_that_raises_gives_every_slot_back(
     free = [pool.free for pool in pools]
     monkeypatch.setattr(owner, name, Failing(getattr(owner, name), after))
     with pytest.raises(FullError):
-        engine.generate(prompts_of((20, 5)), GenerationSettings(max_new_tokens=8, adapt=False))
+        engine.generate(prompts_of((20, 5)), GenerationSettings(max_new_tokens=8))
     assert [pool.free for pool in pools] == free
-
-
-class WrongDrafting:
-    """Drafts what the target never says."""
-
-    read = 0
-
-    def open(self) -> int:
-        return 0
-
-    def close(self, slot: int) -> None:
-        self.read = 0
-
-    def observe(self, slot: int, tokens: Sequence[int], committed: Committed) -> None:
-        assert committed.positions.tolist() == list(range(self.read, self.read + len(tokens)))
-        self.read += len(tokens)
-
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        levels = range(requests[0].shape.depth)
-        return [DraftTree([requests[0].pending, *[0 for _ in levels]], [-1, *levels], [0.0, *[-1.0 for _ in levels]])]
-
-
-def test_a_drafter_that_is_always_wrong_is_tried_and_then_left() -> None:
-    """How little it costs in time is in `tests/speculation/test_policy.py`."""
-    target = Target.from_model(tiny("llama"), slots=1, capacity=256)
-    settings = GenerationSettings(max_new_tokens=150, ignore_eos=True, shape=TreeShape.chain(6))
-    engine = Speculator(target, WrongDrafting())
-    first, again = (engine.generate(prompts_of((60,)), settings)[0] for _ in range(2))
-    assert again.ids == first.ids
-    assert 0 < first.drafted + again.drafted < 6 * 300 / 8

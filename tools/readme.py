@@ -34,7 +34,6 @@ TITLES = {
     "masks": "What a grammar costs, and what it wins",
     "server_load": "The verifier under load",
     "speed": "One machine",
-    "speed_auto": "One machine: as deep as it pays",
 }
 DRAWN = "client_slow"
 """The experiment whose table is only drawn: the picture has its figures."""

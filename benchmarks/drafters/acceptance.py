@@ -16,10 +16,10 @@ from benchmarks.kit.figures import table, titled
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared
 from benchmarks.kit.progress import Progress, say
+from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from demo import held_out
 from demo.skills import Example
 from moa.errors import UsageError
-from moa.model.generate import Generation, GenerationSettings, Speculator
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
@@ -106,7 +106,7 @@ def compare(options: Drafted, examples: Sequence[tuple[str, Example]]) -> dict[s
     prompts, categories = [prompt for prompt, _ in asked], [category for _, category in asked]
 
     def generate(speculator: Speculator, sampling: SamplingSettings, shape: TreeShape | None) -> list[Generation]:
-        settings = GenerationSettings(max_new_tokens=options.tokens, sampling=sampling, shape=shape, adapt=False)
+        settings = GenerationSettings(max_new_tokens=options.tokens, sampling=sampling, shape=shape)
         return speculator.generate(prompts, settings)
 
     samplings = {t: SamplingSettings(temperature=t, seed=options.seed) for t in options.temperatures}

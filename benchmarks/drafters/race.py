@@ -12,7 +12,7 @@ from benchmarks.drafters.acceptance import acceptance_length
 from benchmarks.kit.exactness import count_ties
 from benchmarks.kit.paired import times
 from benchmarks.kit.progress import Progress, say
-from moa.model.generate import Generation
+from benchmarks.kit.speculator import Generation
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 

@@ -20,12 +20,11 @@ from benchmarks.kit.figures import table, titled
 from benchmarks.kit.options import one_of
 from benchmarks.kit.pair import Compared, independent
 from benchmarks.kit.paired import Estimate
-from cloud_verifier.settings import Settings
+from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from demo import held_out
 from moa.bundle import Bundle
 from moa.demo import paths
 from moa.model.drafting import Drafting
-from moa.model.generate import Generation, GenerationSettings, Speculator
 from moa.model.identity import weights_id
 from moa.model.loading import locate
 from moa.model.target import Target
@@ -44,19 +43,17 @@ class Options(Compared):
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
     repeats: int = 3
     """Passes, in which all ways take turns prompt by prompt."""
-    ways: tuple[str, ...] = one_of(("huggingface", "chain", "tree", "auto"), ("huggingface", "chain", "tree", "auto"))
+    ways: tuple[str, ...] = one_of(("huggingface", "chain", "tree"), ("huggingface", "chain", "tree"))
     """Ways of the trained pair beside plain decoding."""
     bundle: str = str(paths().bundle)
     """Folder of a bundle: on a CPU the drafter that it was made of drafts by its graph, as in a verifier."""
 
 
 def speculating(
-    speculator: Speculator, tokens: int, shape: TreeShape | None, t: float = 0.0, *, adapt: bool = False
+    speculator: Speculator, tokens: int, shape: TreeShape | None, t: float = 0.0
 ) -> Callable[[list[int]], Generation]:
     """Our engine, one prompt at a time, as for a single user."""
-    settings = GenerationSettings(
-        max_new_tokens=tokens, shape=shape, sampling=SamplingSettings(temperature=t), adapt=adapt
-    )
+    settings = GenerationSettings(max_new_tokens=tokens, shape=shape, sampling=SamplingSettings(temperature=t))
     return lambda prompt: speculator.generate([prompt], settings)[0]
 
 
@@ -96,9 +93,6 @@ def embedded_pair(options: Options) -> dict[str, Any]:
                 if kind in options.ways:
                     run = speculating(speculator, options.tokens, shape, t)
                     ways.append(Way(f"{name}-{kind}", f"our engine, {name}, {kind}", run))
-            if "auto" in options.ways:
-                run = speculating(speculator, options.tokens, Settings().stream_shape, t, adapt=True)
-                ways.append(Way(f"{name}-auto", f"our engine, {name}, as far as it pays", run))
         races.append(race(ways, target, prompts, categories, repeats=options.repeats, t=t))
     return {
         "says": f"Trained pair ({target.model.num_parameters() / 1e6:.1f}M target)",

@@ -76,7 +76,7 @@ class SlowTarget(ReplayedTarget):
 
 
 class BaselineServerDrafting(TreeDrafting):
-    """Server-side drafts by any drafter that the engine of `moa.model.generate` knows."""
+    """Server-side drafts by any drafter that the engine of `benchmarks.kit.speculator` knows."""
 
     _target: SlowTarget
 

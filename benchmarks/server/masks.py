@@ -20,12 +20,12 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.kit.figures import listing, titled
+from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa import demo
 from moa.grammar.matcher import GrammarCompiler, Matcher, unpacked
 from moa.grammar.spec import Grammar
 from moa.model.checkpoint import load_drafter
 from moa.model.drafting import MoaDrafting
-from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Target
 from moa.sampling import SamplingSettings, choose
 
@@ -141,7 +141,7 @@ def _rounds(options: Options) -> list[dict[str, Any]]:
             prompt = target.tokenizer(text, add_special_tokens=False)["input_ids"]
             answers = []
             for how, grammar in (("without", None), ("with", Grammar.of_schema(_ASKED))):
-                settings = GenerationSettings(max_new_tokens=64, sampling=sampling, adapt=False, grammar=grammar)
+                settings = GenerationSettings(max_new_tokens=64, sampling=sampling, grammar=grammar)
                 answers.append(speculator.generate([prompt], settings)[0])
                 won[how] += answers[-1].won
             same += answers[0].ids == answers[1].ids

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.baselines.registry import load_any
 from benchmarks.drafters.witness import NONE, Row, alone
 from benchmarks.kit.figures import table
-from moa.model.generate import GenerationSettings, Speculator
+from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa.model.loading import load_model, load_tokenizer
 from moa.model.target import Target
 from moa.training.data import Batch

@@ -21,12 +21,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.kit.progress import say
+from benchmarks.kit.speculator import GenerationSettings, Speculator
 from benchmarks.witness.texts import documents, prompts
 from demo.held_out import encode
 from demo.skills import Example
 from moa.errors import UsageError
 from moa.model.eagle3 import authors_taps
-from moa.model.generate import GenerationSettings, Speculator
 from moa.model.loading import LoadedModel, load_model, load_tokenizer
 from moa.model.target import Target
 from moa.sampling import SamplingSettings

@@ -5,12 +5,9 @@ Names of modules are the paper's published checkpoint keys.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from moa.tree import MASKED
 
@@ -49,38 +46,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and x.device.type == "cpu":
-            return _NormOnCpu.apply(x, self.weight, self.eps)
         return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
-
-
-class _NormOnCpu(torch.autograd.Function):
-    """The same norm for training on a CPU, where torch's own runs several passes and keeps each result for the
-    gradient.
-
-    LSA normalises every layer of every token: with torch's that is a fifth of a training step, with this a twentieth.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            wide = x.float()
-            power = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-            scale = power.add_(eps).rsqrt_()
-            ctx.save_for_backward(x, weight, scale)
-            return (wide * scale).mul_(weight).to(x.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
-        x, weight, scale = ctx.saved_tensors
-        wide, gradient = x.float(), gradient.float()
-        for_weight = (wide * scale).mul_(gradient).flatten(0, -2).sum(0).to(weight.dtype)
-        if not ctx.needs_input_grad[0]:
-            return None, for_weight, None
-        inner = gradient * weight
-        along = (inner * wide).sum(-1, keepdim=True).mul_(scale * scale / x.shape[-1])
-        return inner.sub_(wide * along).mul_(scale).to(x.dtype), for_weight, None
 
 
 class Attention(nn.Module):
@@ -108,24 +74,8 @@ class Attention(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of `query` over `key` and `value`, projected out: `[B, T, width]`."""
-        if mask is None and query.device.type == "cpu":
-            out = _short_attention(query, key, value)
-        else:
-            out = F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=self.heads != self.kv_heads)
+        out = F.scaled_dot_product_attention(query, key, value, mask, enable_gqa=self.heads != self.kv_heads)
         return self.o_proj(out.transpose(-3, -2).flatten(-2))
-
-
-def _short_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Unmasked attention in two products, the heads of a group as rows of one.
-
-    LSA's sequences are as long as the target is deep, and there are as many as there are tokens. The fused CPU kernel
-    is made for the opposite: in bf16 it takes over twice as long.
-    """
-    batch, heads, length, width = query.shape
-    kv_heads = key.shape[1]
-    grouped = query.reshape(batch, kv_heads, heads // kv_heads * length, width) * width**-0.5
-    share = torch.matmul(grouped, key.transpose(-1, -2)).softmax(-1).to(value.dtype)
-    return torch.matmul(share, value).view(batch, heads, length, width)
 
 
 class MLP(nn.Module):

@@ -203,11 +203,6 @@ class Drafter(nn.Module):
         return self.shared.logits(hidden)
 
     @property
-    def body_parts(self) -> list[nn.Module]:
-        """The parts of the body, which is the language model without records."""
-        return [self.body] if self.config.body is not None else list(self.body_blocks)
-
-    @property
     def body_blocks(self) -> list[Block]:
         """The layers of a body that is defined here."""
         return [self.self_attention, *self.more_self_attention]

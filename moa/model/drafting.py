@@ -183,11 +183,8 @@ def _mask(visible: np.ndarray, pool: SlotPool) -> Tensor:
 class MoaDrafting(LevelDrafting):
     """The MoA drafter in the same process as its target: every activation is available at once."""
 
-    def __init__(
-        self, drafter: Drafter, *, slots: int = 1, capacity: int = 2048, scratch: int = 256, alone: bool = False
-    ) -> None:
-        """`scratch` columns are for the nodes of a draft, on top of the sequence's `capacity`. `alone`: there is no
-        target, and so no activation."""
+    def __init__(self, drafter: Drafter, *, slots: int = 1, capacity: int = 2048, scratch: int = 256) -> None:
+        """`scratch` columns are for the nodes of a draft, on top of the sequence's `capacity`."""
         config, weight = drafter.config, drafter.weight
         # A body with its own head may have a different vocabulary padding than the target.
         super().__init__(min(config.vocab_size, len(drafter.shared.head)), weight.device)
@@ -205,7 +202,7 @@ class MoaDrafting(LevelDrafting):
             )
 
         self.pool = pool(config.layers, *drafter.cache_heads)
-        self.records = pool(1, config.record_heads, config.head_dim) if config.use_ca and not alone else None
+        self.records = pool(1, config.record_heads, config.head_dim) if config.use_ca else None
         target_head_dim = config.kv_hidden_size // (2 * config.target_kv_heads)
         self.borrowed = pool(config.tli, config.target_kv_heads, target_head_dim) if config.tli else None
         self._pools = [p for p in (self.pool, self.records, self.borrowed) if p is not None]

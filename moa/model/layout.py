@@ -138,16 +138,10 @@ class Layout:
         return np.take_along_axis(self._pool.tables[slots], at, 1).ravel()
 
     def _masks(self, rows: Sequence[int], width: int, view: int) -> dict[str, Tensor | None]:
-        made: dict[int | None, Tensor | None] = {}
-        for window in self._windows.values():
-            # A window at least as wide as the rows hides nothing.
-            key = window if window is not None and window < view else None
-            if key not in made:
-                made[key] = self._mask(rows, width, view, key)
-        return {
-            kind: made[window if window is not None and window < view else None]
-            for kind, window in self._windows.items()
-        }
+        # A window at least as wide as the rows hides nothing.
+        real = {kind: w if w is not None and w < view else None for kind, w in self._windows.items()}
+        made = {window: self._mask(rows, width, view, window) for window in set(real.values())}
+        return {kind: made[window] for kind, window in real.items()}
 
     def _mask(self, rows: Sequence[int], width: int, view: int, window: int | None) -> Tensor | None:
         if width == 1 and window is None and all(self._lengths[b] + 1 == view for b in rows):

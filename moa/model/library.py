@@ -7,12 +7,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache
 
 from moa.model.families import MaskPlan
 from moa.model.layout import Layout
-from moa.model.taps import Taps
+
+
+class Taps:
+    """Captures the inputs of chosen decoder layers, counted from 0, at every forward of the library's model."""
+
+    def __init__(self, backbone: nn.Module, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
+        self._inputs: dict[int, Tensor] = {}
+        for index in set(layers):
+            layer: nn.Module = backbone.layers[index]  # type: ignore[index, assignment]
+            layer.register_forward_pre_hook(self._hook(index), with_kwargs=True)
+
+    def _hook(self, index: int) -> Any:
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._inputs[index] = (args[0] if args else kwargs["hidden_states"]).detach()
+
+        return keep
+
+    def take(self) -> Tensor:
+        """The states of the latest forward, side by side: `[B, T, taps * hidden]`."""
+        return torch.cat([self._inputs[index] for index in self.layers], dim=-1)
 
 
 class LibraryDecoder:

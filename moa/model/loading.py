@@ -43,7 +43,7 @@ def load_model(
     source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, quantize: str = ""
 ) -> LoadedModel:
     """Load a causal language model of a supported family, in eval mode, without running code from its folder."""
-    where = _checked_device(device)
+    where = checked_device(device)
     folder = locate(source)
     config = read_config(folder)
     refuse_unsupported(config)
@@ -152,7 +152,8 @@ def _hash_tokenizer(folder: Path) -> str:
     return ""
 
 
-def _checked_device(device: str | torch.device) -> torch.device:
+def checked_device(device: str | torch.device) -> torch.device:
+    """A device that this machine has, or a one-line error."""
     try:
         where = torch.device(device)
         if where.type == "cuda":  # cuDNN plans anew for every shape, and lengths grow with every round

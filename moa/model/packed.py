@@ -14,7 +14,7 @@ from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attentio
 
 from moa.config import TargetFacts
 from moa.model.layout import Group, Layout
-from moa.model.products import Product, joined
+from moa.model.products import Product, joined, turns
 
 PACKED_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
@@ -31,11 +31,7 @@ class PackedDecoder:
         self._layers = [
             _Layer(layer, facts, kind, pack=pack) for layer, kind in zip(backbone.layers, kinds, strict=True)
         ]
-        positions = torch.arange(capacity, device=self._embedding.device).unsqueeze(0)
-        cos, sin = backbone.rotary_emb(self._embedding[:1], positions)
-        half = facts.head_dim // 2
-        # Rotary embedding adds the swapped halves times the sine, with the first half's sign flipped.
-        self._turns = torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)], 1).unsqueeze(2)
+        self._turns = turns(backbone, self._embedding, capacity).unsqueeze(2)
         self._eps = facts.rms_norm_eps
         self.taps: tuple[int, ...] = ()
         """Layers whose inputs are kept."""

@@ -5,44 +5,31 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
 from moa.config import TargetFacts
 from moa.errors import UsageError
 from moa.model.attention import ATTENTION
 from moa.model.families import facts_of, refuse_unsupported
 from moa.model.identity import stored_tensors, weights_id
-from moa.model.loading import locate, read_config
+from moa.model.loading import LoadedModel, locate, read_config
 
 
-@dataclass(frozen=True)
-class PartialTarget:
-    """A model with only a target's embedding, head, final norm and last layers.
-
-    `model` can be passed to `load_drafter` and `SharedWeights.of`, but cannot be run; `facts` describe the whole
-    target.
-    """
-
-    model: PreTrainedModel
-    facts: TargetFacts
-    folder: Path
-
-
-def read_partial_target(source: str | Path, *, borrowed: int = 0, dtype: torch.dtype = torch.float32) -> PartialTarget:
-    """Read embedding, head and the last `borrowed` layers of a hub id or folder; the other layers stay on disk."""
+def read_partial_target(source: str | Path, *, borrowed: int = 0) -> LoadedModel:
+    """Read embedding, head, final norm and the last `borrowed` layers of a hub id or folder; the other layers stay on
+    disk. The model is good for `load_drafter` and `SharedWeights.of`, but cannot be run; the facts are of the whole."""
     folder = locate(source)
     facts, config = _facts(folder)
     if not 0 <= borrowed <= facts.layers:
         raise UsageError(f"cannot borrow {borrowed} layers of a target that has {facts.layers}")
     model: Any = AutoModelForCausalLM.from_config(
-        _shrunken(config, borrowed), attn_implementation=ATTENTION, dtype=dtype
+        _shrunken(config, borrowed), attn_implementation=ATTENTION, dtype=torch.float32
     )
     names = {name: _name_in_target(name, facts.layers - borrowed) for name in model.state_dict()}
     embedding = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
@@ -51,10 +38,10 @@ def read_partial_target(source: str | Path, *, borrowed: int = 0, dtype: torch.d
         names.pop(f"{head}.weight", None)
     found = _read(folder, names.values())
     for name, theirs in names.items():
-        _set(model, name, nn.Parameter(found.pop(theirs).to(dtype), requires_grad=False))
+        _set(model, name, nn.Parameter(found.pop(theirs).float(), requires_grad=False))
     if facts.tie_embeddings:
         _set(model, f"{head}.weight", model.get_parameter(f"{embedding}.weight"))
-    return PartialTarget(model.eval(), facts, folder)
+    return LoadedModel(model.eval(), facts, folder)
 
 
 def read_facts(source: str | Path) -> tuple[TargetFacts, Path]:

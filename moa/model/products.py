@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,15 @@ def join_weights(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     for layer, part in zip(layers, weight.split([layer.out_features for layer in layers]), strict=True):
         layer.weight.data = part
     return weight, bias
+
+
+def turns(backbone: Any, embedding: Tensor, capacity: int) -> Tensor:
+    """Rotary cosines and sines of positions below `capacity`, `[capacity, 2, head_dim]`. A rotation adds the swapped
+    halves times the sine, so the first half's sign is flipped."""
+    positions = torch.arange(capacity, device=embedding.device).unsqueeze(0)
+    cos, sin = backbone.rotary_emb(embedding[:1], positions)
+    half = sin.shape[-1] // 2
+    return torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)], 1)
 
 
 def widened(weight: Tensor) -> Product | None:

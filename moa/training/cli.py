@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from moa.errors import UsageError, run_cli
-from moa.model.loading import LoadedModel, load_model
+from moa.model.loading import LoadedModel, checked_device, load_model
 from moa.model.target import Target
 from moa.process.files import named
 from moa.training import options
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
 from moa.training.loop import fast_precision, join_process_group, peak_memory_mib
-from moa.training.provenance import provenance
-from moa.training.run import TrainingRun, parameter_count
+from moa.training.run import TrainingRun, parameter_count, provenance
 from moa.training.sources import examples, fingerprint
 from moa.worth import reached_at, worth
 
@@ -142,7 +142,7 @@ def _dry_run(args: argparse.Namespace, loaded: LoadedModel) -> dict[str, Any]:
         "parameters": {
             "drafter": parameter_count(run.drafter),
             "lsa": parameter_count(getattr(run.drafter, "layer_self_attention", None)),
-            "body": sum(map(parameter_count, run.drafter.body_parts)),
+            "body": parameter_count(getattr(run.drafter, "body", None) or nn.ModuleList(run.drafter.body_blocks)),
             "ca": parameter_count(getattr(run.drafter, "cross_attention", None)),
             "target": parameter_count(loaded.model),
         },
@@ -166,15 +166,7 @@ def _show(result: dict[str, Any], *, as_json: bool) -> None:
 def _device(name: str | None) -> torch.device:
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"--device {name!r} is no device: cpu, cuda or cuda:N") from None
-    if device.type == "cuda":  # cuDNN plans anew for every shape
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    return device
+    return checked_device(f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and "LOCAL_RANK" in os.environ else name)
 
 
 def _check_out(out: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from moa.errors import UsageError
-from moa.model.generate import GenerationSettings, Speculator
+from moa.model.generate import generate
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.training.progress import Progress
@@ -48,27 +48,23 @@ class GeneratedAnswers:
             return
         self._about.parent.mkdir(parents=True, exist_ok=True)
         self._note(complete=False)
-        room = target.pool.capacity - self.made_with["max_new_tokens"]
+        made_with = self.made_with
+        room = target.pool.capacity - made_with["max_new_tokens"]
         asked = [array("i", prompt) for prompt in prompts if 0 < len(prompt) <= room]
         done = self._whole_windows(target.pool.slots)
-        speculator = Speculator(target)
         with self.path.open("a", encoding="utf-8") as file, Progress(len(asked), done, quiet=quiet, of="answer") as bar:
             for at in range(done, len(asked), target.pool.slots):
                 began = time.perf_counter()
-                window = [list(prompt) for prompt in asked[at : at + target.pool.slots]]
                 # The noise of a sampled token is a function of seed and position: another seed for every window.
-                answers = speculator.generate(window, self._settings(seed=at))
-                for prompt, answer in zip(window, answers, strict=True):
-                    line = {"ids": prompt + answer.ids, "prompt_tokens": len(prompt), "finish": answer.finish}
+                sampling = SamplingSettings(temperature=made_with["temperature"], seed=made_with["seed"] + at)
+                answers = generate(target, asked[at : at + target.pool.slots], made_with["max_new_tokens"], sampling)
+                for one in answers:
+                    line = {"ids": one.ids, "prompt_tokens": one.prompt, "finish": one.finish}
                     file.write(json.dumps(line) + "\n")
                 file.flush()
-                tokens = sum(len(answer.ids) for answer in answers)
-                bar.advance({"tokens_per_s": tokens / (time.perf_counter() - began)}, len(window))
+                tokens = sum(len(one.ids) - one.prompt for one in answers)
+                bar.advance({"tokens_per_s": tokens / (time.perf_counter() - began)}, len(answers))
         self._note(complete=True)
-
-    def _settings(self, seed: int) -> GenerationSettings:
-        sampling = SamplingSettings(temperature=self.made_with["temperature"], seed=self.made_with["seed"] + seed)
-        return GenerationSettings(max_new_tokens=self.made_with["max_new_tokens"], sampling=sampling, shape=None)
 
     def _whole_windows(self, size: int) -> int:
         """Number of complete answers; a partial window of a killed process is removed and made again."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from moa import __version__
+from moa.cli.command_line import CommandParser
 from moa.cli.settings_flags import given_fields
 from moa.config import DrafterConfig
 from moa.errors import UsageError
@@ -44,16 +45,9 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SHORT = {"self_attention": "sa", "cross_attention": "ca", "layer_self_attention": "lsa"}
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports an error in one line, as the rest of the program does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint="moa-train --help")
-
-
 def parser() -> argparse.ArgumentParser:
     """All options; a default of None means the settings' own default, or that of `--paper`."""
-    top = _Parser(
+    top = CommandParser(
         prog="moa-train",
         description="Train a Mixture-of-Attentions drafter beside a frozen target.",
         epilog=EXAMPLES,
@@ -129,10 +123,6 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--accumulate", type=int, help="micro-steps per step (default 1)")
     group.add_argument("--length", type=int, default=512, help="tokens in a row (default 512)")
     group.add_argument("--learning-rate", type=float)
-    group.add_argument("--final-rate", type=float, help="the last learning rate, as a share of the peak")
-    group.add_argument("--warmup", type=int)
-    group.add_argument("--weight-decay", type=float)
-    group.add_argument("--clip", type=float)
     group.add_argument("--optimizer", choices=["muon", "adam"])
     group.add_argument(
         "--precision", choices=["bf16", "fp32"], help="default: bf16 where the device computes in it, else fp32"

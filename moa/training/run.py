@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,8 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import nn
 
-from moa.config import DrafterConfig
+import moa
+from moa.config import DrafterConfig, TargetFacts
 from moa.errors import UsageError
 from moa.model.checkpoint import drafter_around, load_weights, new_drafter, save_drafter
 from moa.model.drafter import Drafter
@@ -174,3 +178,25 @@ def _digest(module: nn.Module) -> str:
     for name, value in sorted(module.state_dict().items()):
         digest.update(name.encode() + value.detach().float().cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def provenance(
+    argv: Sequence[str], target: TargetFacts, *, settings: Mapping[str, Any], data: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The command, the versions, the machine, the target and the data of a run."""
+    return {
+        "command": ["moa-train", *argv],
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version()}
+        | {"moa-edge": moa.__version__}
+        | {package: version(package) for package in ("torch", "transformers", "numpy")},
+        "hardware": {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "target": dataclasses.asdict(target),
+        "settings": dict(settings),
+        "data": dict(data),
+    }

@@ -138,13 +138,13 @@ class DocumentReader:
         if kind == "messages":
             return self._chat(_messages(fields["messages"], where), where)
         if kind == "prompt":
-            prompt, answer = _string(fields, "prompt", where), _string(fields, "answer", where)
+            prompt, answer = string(fields, "prompt", where), string(fields, "answer", where)
             if self.tokenizer.chat_template:
                 return self._chat([_message("user", prompt), _message("assistant", answer)], where)
             end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
             return [Document.answer(self._opening() + self.encode(prompt), self.encode(answer) + end)]
         if kind == "text":
-            return [Document.text(self._opening() + self.encode(_string(fields, "text", where)))]
+            return [Document.text(self._opening() + self.encode(string(fields, "text", where)))]
         if kind == "ids":
             return [self._ready(fields, where)]
         raise UsageError(f'{where}: no "messages", "text", "prompt" with "answer", or "ids" in it')
@@ -160,7 +160,7 @@ class DocumentReader:
                 raise UsageError(f"{where}: no message of the user to answer")
             return self.encode(self._render(messages[: asked + 1], where, ask=True))
         if "prompt" in fields:
-            prompt = _string(fields, "prompt", where)
+            prompt = string(fields, "prompt", where)
             if self.tokenizer.chat_template:
                 return self.encode(self._render([_message("user", prompt)], where, ask=True))
             return self._opening() + self.encode(prompt)
@@ -241,7 +241,8 @@ def _messages(value: Any, where: str) -> list[dict[str, str]]:
     return value
 
 
-def _string(fields: Mapping[str, Any], name: str, where: str) -> str:
+def string(fields: Mapping[str, Any], name: str, where: str) -> str:
+    """A field of an example that must be text."""
     value = fields.get(name)
     if not isinstance(value, str):
         raise UsageError(f'{where}: "{name}" must be text, not {type(value).__name__ if name in fields else "missing"}')

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from moa.model.blocks import additive
 from moa.model.checkpoint import backbone_of
-from moa.model.families import facts_of, mask_plan
+from moa.model.families import mask_plan
+from moa.model.library import Taps
 from moa.model.shared import SharedWeights
-from moa.model.taps import Taps
 from moa.training.data import Batch
 from moa.training.masks import causal
 
@@ -49,8 +49,6 @@ class Teacher:
         self.model = model.eval().requires_grad_(False)
         self.backbone = backbone_of(model)
         self.shared = SharedWeights.of(model)
-        generation = model.generation_config
-        self.eos_ids = facts_of(model.config, generation.eos_token_id if generation else None).eos_ids
         self._taps: Taps | None = None
         self._final = False
 
@@ -64,7 +62,7 @@ class Teacher:
         device = self.model.device
         segments = torch.from_numpy(batch.segments).to(device)
         index = torch.arange(segments.shape[1], device=device)
-        kept = _Kept()
+        kept = DynamicCache()
         hidden = self.backbone(
             input_ids=torch.from_numpy(batch.ids).to(device),
             position_ids=torch.from_numpy(batch.positions).to(device),
@@ -72,7 +70,9 @@ class Teacher:
             past_key_values=kept,
             use_cache=True,
         ).last_hidden_state
-        keys, values = (torch.stack(rows).transpose(2, 3) for rows in (kept.keys, kept.values))
+        keys, values = (
+            torch.stack([getattr(layer, half) for layer in kept.layers]).transpose(2, 3) for half in ("keys", "values")
+        )
         tapped = self._taps.take() if self._taps else None
         if tapped is not None and self._final:
             tapped = torch.cat([tapped, hidden], -1)
@@ -82,31 +82,10 @@ class Teacher:
         """One mask, or one per kind of layer where the model mixes full attention with a sliding window."""
         device = allowed.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.model.dtype
-
-        def as_mask(allowed: Tensor) -> Tensor:
-            return additive(allowed, dtype).unsqueeze(1)
-
         distance = index.view(1, -1, 1) - index.view(1, 1, -1)
         plan = mask_plan(self.model.config)
         masks = {
-            kind: as_mask(allowed if window is None else allowed & (distance < window))
+            kind: additive(allowed if window is None else allowed & (distance < window), dtype).unsqueeze(1)
             for kind, window in plan.windows.items()
         }
         return masks if plan.per_layer_type else next(iter(masks.values()))
-
-
-class _Kept(Cache):
-    """Collects every layer's keys and values."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        self.keys.append(key_states)
-        self.values.append(value_states)
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0

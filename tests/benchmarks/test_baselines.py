@@ -11,9 +11,9 @@ import torch
 from benchmarks.baselines.features import parameter_count
 from benchmarks.baselines.presets import NO_RECORDS, build, moa_config
 from benchmarks.baselines.registry import drafting_with, load_any, load_target, open_drafting, save
+from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa.errors import ConfigError, UsageError
 from moa.model.checkpoint import new_drafter
-from moa.model.generate import GenerationSettings, Speculator
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
 from tests.benchmarks.pairs import KINDS, OPPONENTS, baseline, opponent, prompts, target_for, tiny_target
@@ -30,7 +30,7 @@ def test_text_does_not_depend_on_the_drafter(kind: str, sampling: SamplingSettin
     asked = prompts(1, 2, 17, 30)
     plain = Speculator(target).generate(asked, GenerationSettings(max_new_tokens=24, shape=None, sampling=sampling))
     for shape in (TreeShape.chain(4), TreeShape(breadth=4, depth=3, nodes=12)):
-        settings = GenerationSettings(max_new_tokens=24, shape=shape, sampling=sampling, adapt=False)
+        settings = GenerationSettings(max_new_tokens=24, shape=shape, sampling=sampling)
         found = Speculator(target, drafting).generate(asked, settings)
         assert [g.ids for g in found] == [g.ids for g in plain]
         assert all(g.drafted for g in found)
@@ -58,7 +58,7 @@ def test_a_folder_is_the_model(kind: str, tmp_path: Path) -> None:
     if kind != "eagle3":
         assert again.config == model.config
     torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()))
-    settings = GenerationSettings(max_new_tokens=8, shape=TreeShape.chain(3), adapt=False)
+    settings = GenerationSettings(max_new_tokens=8, shape=TreeShape.chain(3))
     plain = Speculator(target).generate(prompts(5), GenerationSettings(max_new_tokens=8, shape=None))
     assert Speculator(target, drafting).generate(prompts(5), settings)[0].ids == plain[0].ids
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.kit.speculator import GenerationSettings, Speculator
 from demo import natural, train
 from demo.recipe import COURSES, DRAFTER_COURSES, DRAFTER_LAYERS, DRAFTER_SHAPE, ROW
 from moa.config import DrafterConfig
 from moa.demo import paths
 from moa.model.checkpoint import load_drafter
-from moa.model.generate import GenerationSettings, Speculator
 from moa.model.loading import load_model
 from moa.model.target import Target
 from moa.sampling import SamplingSettings

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kit.speculator import GenerationSettings, Speculator
 from demo import held_out
 from demo.corpus import talk
 from demo.skills import Example, is_right
 from edge_client.cli import bench, demo
 from moa.demo import paths
-from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Target
 
 ROOT = Path(__file__).resolve().parents[2]

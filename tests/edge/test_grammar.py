@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from benchmarks.kit.speculator import GenerationSettings, Speculator
 from cloud_verifier.app import Verifier
 from edge_client.client import EdgeClient
 from edge_client.device import Device
@@ -18,7 +19,6 @@ from edge_client.events import Notice, Token
 from edge_client.tools.emulated_network import LinkProxy
 from moa.errors import UsageError
 from moa.grammar.spec import Grammar, GrammarError
-from moa.model.generate import GenerationSettings, Speculator
 from moa.sampling import SamplingSettings
 from tests.edge.kit import FAST, Reader, transcribe
 from tests.edge.serve.pair import SETTINGS, embedded, served, verifier

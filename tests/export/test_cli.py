@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import export.forms
 from export.cli import main
+from export.measure import step_times
 from moa.bundle import Bundle
 from tests.export.conftest import Pair
 
@@ -35,14 +37,13 @@ def test_a_dry_run_tells_and_writes_nothing(capsys: pytest.CaptureFixture[str], 
 
 
 def test_a_build_reports_progress_on_stderr_and_its_manifest_on_stdout(
-    capsys: pytest.CaptureFixture[str], pair: Pair, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, out, err = run(
-        capsys, "build", "-t", pair.target, "-d", pair.drafter, "-o", tmp_path / "b", "-v", "cpu-fp32",
-        "--no-step-times", "--json",
-    )  # fmt: skip
+    monkeypatch.setattr("export.build.step_times", partial(step_times, threads=(1,), seconds=0.001))
+    arguments = ["build", "-t", pair.target, "-d", pair.drafter, "-o", tmp_path / "b", "-v", "cpu-fp32", "--json"]
+    code, out, err = run(capsys, *arguments)
     assert code == 0
-    assert set(json.loads(out)["variants"]) == {"cpu-fp32"}
+    assert [time["tokens"] for time in json.loads(out)["variants"]["cpu-fp32"]["step_times"]] == [1, 8]
     assert "moa-export: variant cpu-fp32" in err
     assert json.loads(out)["calibration"] is None
     assert "were not measured" in (tmp_path / "b" / "README.md").read_text()
@@ -62,6 +63,10 @@ def test_mistakes_are_one_line_and_exit_code_2(
         "bundle holds a bundle already": setup,
         "unknown variant 'y'": [*setup, "-v", "y"],
         "unknown variant 'x'": [*source, "-o", tmp_path / "b", "-v", "x"],
+        "no file at none.jsonl": [*source, "-o", tmp_path / "b", "--calibration", "none.jsonl"],
+        "no file at none.txt": [*source, "-o", tmp_path / "b", "--vocab-text", "none.txt"],
+        "cannot write to": [*source, "-o", bundle.folder / "README.md" / "bundle"],
+        "--steps is for the training of --records": [*setup, "--steps", "3"],
         "no model at": ["build", "-t", "./none", "-d", pair.drafter, "-o", tmp_path / "b"],
     }
     for message, arguments in mistakes.items():
@@ -73,14 +78,3 @@ def test_mistakes_are_one_line_and_exit_code_2(
         last = err.strip().splitlines()[-1]
         assert last.startswith("moa-export: error: "), arguments
         assert message in last
-
-
-def test_a_file_that_is_not_there_is_found_before_any_work(
-    capsys: pytest.CaptureFixture[str], pair: Pair, tmp_path: Path
-) -> None:
-    for flag in ("--calibration", "--vocab-text"):
-        code, out, err = run(
-            capsys, "build", "-t", pair.target, "-d", pair.drafter, "-o", tmp_path / "b", flag, tmp_path / "none.jsonl"
-        )
-        assert (code, out) == (2, "")
-        assert err == f"moa-export: error: no file at {tmp_path / 'none.jsonl'}\n"

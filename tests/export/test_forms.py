@@ -44,6 +44,10 @@ def test_int8_is_close_and_a_quarter_of_the_size(cpu: str, tied_pair: Pair, tmp_
     shop = Workshop(tied_pair.source(), tmp_path / "work", top_k=8, int8_cpu=cpu)
     graph, maker = shop.int8_graph(OPSET)
     exact = sum(value.nbytes for value in shop.float_graph(OPSET).weights.values())
+    unpacked = shop.unpacked_graph(OPSET)
+    assert worst(shop, unpacked.save_whole(tmp_path / "unpacked.onnx")[0]) < 1.0  # random weights, wide logits
+    assert sum(value.nbytes for value in unpacked.weights.values()) < 0.3 * exact
+    assert not {node.op_type for node in unpacked.proto.graph.node} & {"MatMulInteger", "DynamicQuantizeLinear"}
     files = graph.save(tmp_path / "model.onnx")
     assert worst(shop, files[0]) < 1.0  # random weights, wide logits
     assert files[1].stat().st_size < 0.35 * exact
@@ -51,15 +55,6 @@ def test_int8_is_close_and_a_quarter_of_the_size(cpu: str, tied_pair: Pair, tmp_
     kinds = {node.op_type for node in graph.proto.graph.node}
     assert "MatMul" not in kinds
     assert "Attention" in kinds
-
-
-def test_unpacked_weights_are_close_and_a_quarter_of_the_size(shop: Workshop, tmp_path: Path) -> None:
-    graph = shop.unpacked_graph(OPSET)
-    exact = sum(value.nbytes for value in shop.float_graph(OPSET).weights.values())
-    (path,) = graph.save_whole(tmp_path / "model.onnx")
-    assert worst(shop, path) < 1.0  # random weights, wide logits
-    assert sum(value.nbytes for value in graph.weights.values()) < 0.3 * exact
-    assert not {node.op_type for node in graph.proto.graph.node} & {"MatMulInteger", "DynamicQuantizeLinear"}
 
 
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)
@@ -87,15 +82,12 @@ def test_a_tied_table_is_stored_once(shop: Workshop, tmp_path: Path) -> None:
 
 def _embedded(table: FloatTable | Int8Table | BlockTable, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """All rows as the table's graph gathers them, and its products with the unit vectors: the same matrix twice."""
-    count, width = 40, 24
+    count, width, value = 40, 24, onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
         [],
         "g",
-        [
-            onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, [1, "T"]),
-            onnx.helper.make_tensor_value_info("hidden", onnx.TensorProto.FLOAT, [1, "N", width]),
-        ],
-        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("rows", "logits")],
+        [value("ids", onnx.TensorProto.INT64, [1, "T"]), value("hidden", onnx.TensorProto.FLOAT, [1, "N", width])],
+        [value(name, onnx.TensorProto.FLOAT, None) for name in ("rows", "logits")],
     )
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=10)
     model = WeightedModel(proto)

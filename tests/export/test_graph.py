@@ -16,7 +16,6 @@ from export.parity import TOLERANCE, parity, random_steps
 from export.runner import OrtRunner, TorchRunner
 from export.source import Source, load_source
 from moa.errors import MoaError
-from tests.close import assert_rounded
 from tests.export.conftest import Pair, make_pair
 from tests.tiny import save_tiny
 
@@ -35,7 +34,6 @@ def saved(shop: Workshop, opset: int = OPSET) -> Path:
     ("family", "opset", "shape"),
     [
         ("gemma2", OPSET, {"tli": 1}),
-        ("qwen3", OPSET, {"tli": 1}),
         ("llama", PORTABLE_OPSET, {"layers": 3, "final_norm": True}),
     ],
 )
@@ -49,17 +47,12 @@ def shop(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return workshop(pair.source(), tmp_path_factory.mktemp("shop"))
 
 
-def test_top_k_log_probabilities_and_tokens_are_those_of_torch(shop: Workshop) -> None:
-    reference, runner = TorchRunner(shop.source, 8), OrtRunner(saved(shop), shop.source.spec)
-    for step in random_steps(shop.source.spec, shop.source.vocabulary, seed=5):
-        wanted, found = reference.step(step), runner.step(step)
-        assert (found.top_tokens == wanted.top_tokens).all()
-        np.testing.assert_allclose(found.top_logp, wanted.top_logp, atol=TOLERANCE)
-
-
 def test_noise_and_scale_change_the_order_as_documented(shop: Workshop) -> None:
     reference, runner = TorchRunner(shop.source, 8), OrtRunner(saved(shop), shop.source.spec)
     (step,) = random_steps(shop.source.spec, shop.source.vocabulary, sizes=((4, 3, 6, 2),))
+    plain, found = reference.step(step), runner.step(step)
+    assert (found.top_tokens == plain.top_tokens).all()
+    np.testing.assert_allclose(found.top_logp, plain.top_logp, atol=TOLERANCE)
     logits, _ = reference.logits(step)
     for shape in ((1, 1, 1), (1, 1, shop.source.vocabulary), (1, 3, shop.source.vocabulary)):
         noise = np.random.default_rng(0).gumbel(size=shape).astype(np.float32)
@@ -76,16 +69,6 @@ def test_a_wrong_graph_is_not_let_through(shop: Workshop, tmp_path: Path) -> Non
     graph.save(tmp_path / "model.onnx")
     with pytest.raises(MoaError, match="differs from torch by"):
         parity(TorchRunner(shop.source, 8), tmp_path / "model.onnx", shop.source.vocabulary, None)
-
-
-def test_rows_of_tokens_without_a_query_are_computed_too(shop: Workshop) -> None:
-    runner = OrtRunner(saved(shop), shop.source.spec)
-    (step,) = random_steps(shop.source.spec, shop.source.vocabulary, sizes=((5, 1, 4, 2),))
-    few = runner.step(step)
-    step.queries = np.arange(5)
-    for row, other in zip(few.rows, runner.step(step).rows, strict=True):
-        assert_rounded(row, other)
-    assert few.top_tokens.shape == (1, 8)
 
 
 def test_inputs_have_the_documented_names_and_shapes(shop: Workshop) -> None:
@@ -105,12 +88,8 @@ def test_inputs_have_the_documented_names_and_shapes(shop: Workshop) -> None:
         "noise": [1, "n", "v"],
     }
     assert [v.name for v in graph.output] == ["top_logp", "top_tokens", "new_k_0", "new_v_0"]
-
-
-def test_normalization_and_attention_stay_whole(shop: Workshop) -> None:
-    kinds = [node.op_type for node in onnx.load(saved(shop), load_external_data=False).graph.node]
-    assert kinds.count("Attention") == 2
-    assert kinds.count("RMSNormalization") == 4
+    kinds = [node.op_type for node in graph.node]
+    assert (kinds.count("Attention"), kinds.count("RMSNormalization")) == (2, 4), "they stay whole"
 
 
 def test_a_reduced_vocabulary_returns_target_ids(pair: Pair, tmp_path: Path) -> None:
@@ -118,9 +97,10 @@ def test_a_reduced_vocabulary_returns_target_ids(pair: Pair, tmp_path: Path) -> 
     shop = workshop(pair.source(), tmp_path, draft_to_target=chosen)
     path = saved(shop)
     assert parity(TorchRunner(shop.source, 8), path, shop.source.vocabulary, chosen) <= TOLERANCE
-    reference, runner = TorchRunner(shop.source, 8, chosen), OrtRunner(path, shop.source.spec)
+    reference, runner = TorchRunner(shop.source, 8), OrtRunner(path, shop.source.spec)
     for step in random_steps(shop.source.spec, shop.source.vocabulary):
-        assert (runner.step(step).top_tokens == reference.step(step).top_tokens).all()
+        best = reference.logits(step)[0][:, chosen].topk(8).indices.numpy()
+        assert (runner.step(step).top_tokens == chosen[best]).all()
 
 
 def test_an_independent_drafter_needs_no_records_and_large_logits_may_differ_by_their_last_digits(

@@ -15,7 +15,7 @@ from export.plan import make_plan
 from export.runner import TorchRunner
 from export.static_forms import StaticShape, export_static, partitions
 from export.static_runner import session_of
-from export.static_variants import calibration_feeds, make_static, static_runner
+from export.variants import calibration_feeds, make_static, static_runner
 from moa.errors import ConfigError, MoaError, UsageError
 from tests.export.conftest import Pair, make_pair
 
@@ -30,27 +30,18 @@ def shop(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 @pytest.mark.parametrize("kind", ["nnapi", "coreml"])
 def test_one_partition_and_the_reference_arithmetic(shop: Workshop, kind: str, tmp_path: Path) -> None:
+    if kind == "nnapi":  # a body of several layers
+        deep = make_pair(tmp_path, shape={"layers": 2, "final_norm": True})
+        shop = Workshop(deep.source(), tmp_path, top_k=8)
     made = make_static(shop, VARIANT_KINDS[kind], tmp_path / kind, SHAPE, None)
     assert made.checked == "static"
     assert "in one partition" in made.checked_with
     reference, runner = TorchRunner(shop.source, 8), static_runner(shop, made.files[0], SHAPE)
     for step in random_steps(shop.source.spec, shop.source.vocabulary, sizes=SIZES):
         wanted, found = reference.step(step), runner.step(step)
-        np.testing.assert_allclose(found.top_logp, wanted.top_logp, atol=0.05)  # the host's embedding is float16
+        np.testing.assert_allclose(found.top_logp, wanted.top_logp, atol=0.1)  # the host's embedding is float16
         for row, other in zip(found.rows, wanted.rows, strict=True):
             np.testing.assert_allclose(row, other, atol=0.02)
-
-
-def test_a_body_of_several_layers_has_a_static_form_too(tmp_path: Path) -> None:
-    shape = {"layers": 2, "final_norm": True}
-    deep = make_pair(tmp_path, shape=shape)
-    shop = Workshop(deep.source(), tmp_path, top_k=8)
-    made = make_static(shop, VARIANT_KINDS["nnapi"], tmp_path / "nnapi", SHAPE, None)
-    assert "in one partition" in made.checked_with
-    reference, runner = TorchRunner(shop.source, 8), static_runner(shop, made.files[0], SHAPE)
-    for step in random_steps(shop.source.spec, shop.source.vocabulary, sizes=SIZES):
-        wanted, found = reference.step(step), runner.step(step)
-        np.testing.assert_allclose(found.top_logp, wanted.top_logp, atol=0.1)  # the host's embedding is float16
 
 
 def test_htp_gets_16_bit_activations_and_8_bit_weights(shop: Workshop, tmp_path: Path) -> None:
@@ -73,6 +64,8 @@ def test_htp_gets_16_bit_activations_and_8_bit_weights(shop: Workshop, tmp_path:
 
 def test_a_graph_that_would_fall_apart_is_refused(shop: Workshop, tmp_path: Path) -> None:
     export_static(shop, SHAPE, tmp_path / "m.onnx", opset=23, native_norm=True)
+    with pytest.raises(ConfigError, match="three positive numbers"):
+        StaticShape(tokens=0)
     with pytest.raises(MoaError, match=r"NNAPI would take \d+ of \d+ nodes .* it lacks ai.onnx:RMSNormalization"):
         partitions(tmp_path / "m.onnx", "NNAPI")
 
@@ -83,8 +76,3 @@ def test_drafters_that_have_no_static_form_are_refused_before_any_work(pair: Pai
     for drafter, why in ((str(borrows), "this one has 1"), (alone, "this one is independent")):
         with pytest.raises(UsageError, match=f"{kind} is only for MoA drafters .* no borrowed layers: {why}"):
             make_plan(str(pair.target), drafter, ["cpu-int4", kind], None)
-
-
-def test_lengths_are_positive() -> None:
-    with pytest.raises(ConfigError, match="three positive numbers"):
-        StaticShape(tokens=0)

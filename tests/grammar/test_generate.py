@@ -7,6 +7,7 @@ import json
 import jsonschema
 import pytest
 
+from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from moa import demo
 from moa.bundle import Bundle
 from moa.errors import UsageError
@@ -14,7 +15,6 @@ from moa.grammar.spec import Grammar, GrammarError
 from moa.graph.load import LoadedGraph
 from moa.model.checkpoint import load_drafter
 from moa.model.drafting import Drafting, MoaDrafting
-from moa.model.generate import Generation, GenerationSettings, Speculator
 from moa.model.graph_drafting import GraphDrafting
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
@@ -59,9 +59,7 @@ def answers(target: Target, drafting: Drafting | None, settings: GenerationSetti
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_speculative_text_is_plain_text(target: Target, name: str, sampling: SamplingSettings) -> None:
     def settings(shape: TreeShape | None) -> GenerationSettings:
-        return GenerationSettings(
-            max_new_tokens=120, sampling=sampling, shape=shape, adapt=False, grammar=GRAMMARS[name]
-        )
+        return GenerationSettings(max_new_tokens=120, sampling=sampling, shape=shape, grammar=GRAMMARS[name])
 
     plain = answers(target, None, settings(None))
     assert {one.finish for one in plain} == {"eos"}

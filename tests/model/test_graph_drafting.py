@@ -13,7 +13,6 @@ from moa.graph.load import LoadedGraph
 from moa.model.checkpoint import load_drafter
 from moa.model.drafter import Drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
-from moa.model.generate import GenerationSettings, Speculator
 from moa.model.graph_drafting import LATE, GraphDrafting
 from moa.model.target import Committed, Row, Target
 from moa.sampling import SamplingSettings
@@ -66,35 +65,20 @@ def test_it_drafts_what_torch_drafts_after_every_round(pair: Path) -> None:
                 assert ours.scores == pytest.approx(theirs.scores, abs=1e-3)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
-def test_the_text_is_the_target_s(pair: Path, sampling: SamplingSettings) -> None:
-    target, _, graph = opened(pair, slots=2)
-    prompts = [verifier_kit.prompt(i, 9 + 7 * i) for i in range(5)]  # more than slots: each is used again
-    plain = GenerationSettings(max_new_tokens=40, shape=None, sampling=sampling, ignore_eos=True)
-    drafted = GenerationSettings(max_new_tokens=40, shape=SHAPES[1], sampling=sampling, ignore_eos=True, adapt=False)
-    texts = [one.ids for one in Speculator(target).generate(prompts, plain)]
-    found = Speculator(target, graph).generate(prompts, drafted)
-    assert [one.ids for one in found] == texts
-    assert all(one.drafted for one in found)
-
-
 def test_a_slot_that_is_used_again_drafts_as_a_new_one() -> None:
     target, _, graph = opened(kit.pair())
     with pytest.raises(FullError):
         [graph.open() for _ in range(2)]
     graph.close(0)
-    drafts = []
-    for first in (verifier_kit.prompt(1, 40), None):
-        if first is not None:
-            slot, place = target.pool.acquire(), graph.open()
-            graph.observe(place, first, run(target, slot, first))
-            graph.close(place)
-            target.pool.release(slot)
-        else:
-            graph = opened(kit.pair())[2]
-        slot, place, text = target.pool.acquire(), graph.open(), verifier_kit.prompt(2, 20)
-        graph.observe(place, text, run(target, slot, text))
-        drafts += graph.draft([DraftRequest(place, 7, SHAPES[1], SAMPLINGS[0])])
+    slot, place, first = target.pool.acquire(), graph.open(), verifier_kit.prompt(1, 40)
+    graph.observe(place, first, run(target, slot, first))
+    graph.close(place)
+    target.pool.release(slot)
+    drafts, text = [], verifier_kit.prompt(2, 20)
+    for drafting in (graph, opened(kit.pair())[2]):
+        slot, place = target.pool.acquire(), drafting.open()
+        drafting.observe(place, text, run(target, slot, text))
+        drafts += drafting.draft([DraftRequest(place, 7, SHAPES[1], SAMPLINGS[0])])
         target.pool.release(slot)
     assert drafts[0] == drafts[1]
 

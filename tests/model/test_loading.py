@@ -29,9 +29,9 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def refusal(folder: Path | str) -> str:
+def refusal(folder: Path | str, **how: Any) -> str:
     with pytest.raises(UsageError) as caught:
-        load_model(folder)
+        load_model(folder, **how)
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
     return caught.value.line()
@@ -60,36 +60,37 @@ def test_the_dtype_is_the_one_asked_for(folder: Path) -> None:
     target.forward([Row(target.pool.acquire(), [5], [-1])])
 
 
-def test_all_end_tokens_of_the_generation_settings_count(folder: Path) -> None:
+def test_all_end_tokens_of_the_generation_settings_count_and_a_model_in_memory_is_checked_too(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
     assert load_model(folder).facts.eos_ids == (2, 9)
+    with pytest.raises(UnsupportedModelError, match="gpt2"):
+        Target.from_model(tiny("gpt2"))
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "reason"),
+    ("family", "reason"),
     [
-        ("mamba", {}, "running state"),
-        ("rwkv", {}, "running state"),
-        ("qwen3_next", {}, "running state"),
-        ("recurrent_gemma", {}, "running state"),
-        ("jamba", {}, "running state"),
-        ("lfm2", {}, "running state"),
-        ("llama4_text", {}, "chunked attention"),
-        ("gemma3n_text", {}, "share another layer"),
-        ("deepseek_v3", {}, "latent attention"),
-        ("gpt_oss", {}, "learned sinks"),
-        ("t5", {}, "encoder-decoder"),
-        ("gemma3", {}, "more than text"),
-        ("gpt2", {}, "supported: gemma2, gemma3_text, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe"),
+        ("mamba", "running state"),
+        ("rwkv", "running state"),
+        ("qwen3_next", "running state"),
+        ("recurrent_gemma", "running state"),
+        ("jamba", "running state"),
+        ("lfm2", "running state"),
+        ("llama4_text", "chunked attention"),
+        ("gemma3n_text", "share another layer"),
+        ("deepseek_v3", "latent attention"),
+        ("gpt_oss", "learned sinks"),
+        ("t5", "encoder-decoder"),
+        ("gemma3", "more than text"),
+        ("gpt2", "supported: gemma2, gemma3_text, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe"),
     ],
 )
-def test_what_cannot_branch_is_refused_by_name_and_reason(family: str, settings: dict[str, Any], reason: str) -> None:
-    for config in (AutoConfig.for_model(family, **settings).to_dict(), {"model_type": family} | settings):
-        with pytest.raises(UnsupportedModelError, match=family) as caught:
-            refuse_unsupported(config)
-    # the first, with all defaults spelled out as the library would, must name the true reason
-    with pytest.raises(UnsupportedModelError) as caught:
-        refuse_unsupported(AutoConfig.for_model(family, **settings).to_dict())
+def test_what_cannot_branch_is_refused_by_name_and_reason(family: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=family):
+        refuse_unsupported({"model_type": family})
+    # With all defaults spelled out, as the library would, it must name the true reason.
+    with pytest.raises(UnsupportedModelError, match=family) as caught:
+        refuse_unsupported(AutoConfig.for_model(family).to_dict())
     assert reason in caught.value.line()
 
 
@@ -117,24 +118,10 @@ def test_settings_that_cannot_work_are_refused_on_load(folder: Path, changes: di
 
 def test_scaled_rope_that_is_the_same_for_every_row_is_fine() -> None:
     scaling = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-        "rope_theta": 10_000.0,
-    }
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64, "rope_theta": 10_000.0,
+    }  # fmt: skip
     refuse_unsupported(tiny_config("llama", rope_scaling=scaling).to_dict())
-
-
-def test_a_model_in_memory_is_checked_too() -> None:
-    with pytest.raises(UnsupportedModelError, match="gpt2"):
-        Target.from_model(tiny("gpt2"))
-
-
-def test_no_such_folder(tmp_path: Path) -> None:
-    assert "there is no such folder" in refusal(tmp_path / "nowhere")
-    assert "there is no such folder" in refusal("./nowhere/at/all")
 
 
 def test_an_id_that_the_hub_cannot_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,51 +131,50 @@ def test_an_id_that_the_hub_cannot_give(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_file_is_no_model(folder: Path) -> None:
-    assert "there is no such folder" in refusal(str(folder / "config.json"))
+    for place in (str(folder / "config.json"), folder / "nowhere", "./nowhere/at/all"):
+        assert "there is no such folder" in refusal(place)
     assert locate(str(folder)) == folder
+    assert "cannot use device 'toaster'" in refusal(folder, device="toaster")
+
+
+DAMAGED = "is not a safetensors file, or is damaged"
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [(b"{", "cannot read"), (b"[" * 10**5, "cannot read"), (b"\xff", "cannot read"), (b"[]", "no JSON object")],
+    ("file", "content", "said"),
+    [
+        ("config.json", None, "config.json is missing"),
+        ("config.json", b"{", "cannot read"),
+        ("config.json", b"[" * 10**5, "cannot read"),
+        ("config.json", b"\xff", "cannot read"),
+        ("config.json", b"[]", "no JSON object"),
+        ("model.safetensors", None, "model.safetensors is missing (pickled weights"),
+        ("model.safetensors", b"", DAMAGED),
+        ("model.safetensors", b"\xff" * 64, DAMAGED),
+        ("model.safetensors", (2).to_bytes(8, "little") + b"[]", DAMAGED),
+        ("model.safetensors", (2).to_bytes(8, "little") + b"{?", DAMAGED),
+        ("tokenizer.json", b"{", "is not a tokenizer"),
+        ("tokenizer.json", b"[]", "is not a tokenizer"),
+    ],
 )
-def test_an_unreadable_config(folder: Path, content: bytes, said: str) -> None:
-    (folder / "config.json").write_bytes(content)
+def test_a_missing_or_damaged_file_is_named(folder: Path, file: str, content: bytes | None, said: str) -> None:
+    (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
     assert said in refusal(folder)
 
 
-def test_missing_files(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "model.safetensors is missing (pickled weights" in refusal(folder)
-    (folder / "config.json").unlink()
-    assert "config.json is missing" in refusal(folder)
-
-
-def test_damaged_weights(folder: Path) -> None:
+def test_weights_that_are_cut_or_of_another_shape(folder: Path) -> None:
     path = folder / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
     assert "is cut short" in refusal(folder)
-    for content in (b"", b"\xff" * 64, (2).to_bytes(8, "little") + b"[]", (2).to_bytes(8, "little") + b"{?"):
-        path.write_bytes(content)
-        assert "is not a safetensors file, or is damaged" in refusal(folder)
-
-
-def test_weights_that_lack_a_tensor(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.2.mlp.up_proj.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert "lack 1 tensors, model.layers.2.mlp.up_proj.weight among them" in refusal(folder)
-
-
-def test_weights_of_other_dimensions(folder: Path) -> None:
+    path.write_bytes(whole)
     edit_config(folder, intermediate_size=80)
     assert "cannot load the model" in refusal(folder)
-
-
-def test_a_device_that_is_not_there(folder: Path) -> None:
-    with pytest.raises(UsageError, match="cannot use device 'toaster'"):
-        load_model(folder, device="toaster")
+    edit_config(folder, intermediate_size=96)
+    weights = load_file(path)
+    del weights["model.layers.2.mlp.up_proj.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    assert "lack 1 tensors, model.layers.2.mlp.up_proj.weight among them" in refusal(folder)
 
 
 def test_a_model_without_a_tokenizer_loads_and_says_so_when_asked(folder: Path) -> None:
@@ -198,12 +184,6 @@ def test_a_model_without_a_tokenizer_loads_and_says_so_when_asked(folder: Path) 
     assert target.facts.tokenizer_hash == ""
     with pytest.raises(UsageError, match="no tokenizer in"):
         load_tokenizer(folder)
-
-
-def test_a_broken_tokenizer(folder: Path) -> None:
-    for content in ("{", "[]"):
-        (folder / "tokenizer.json").write_text(content)
-        assert "is not a tokenizer" in refusal(folder)
 
 
 def test_the_tokenizer_hash_sees_meaning_and_not_layout() -> None:
@@ -231,19 +211,15 @@ def shard(folder: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def test_a_model_in_several_files(folder: Path) -> None:
-    shard(folder)
+def test_a_model_in_several_files_has_the_same_id_until_its_weights_change(folder: Path) -> None:
+    facts = load_model(folder).facts
+    weights = shard(folder)
     assert torch.equal(load_model(folder).model.lm_head.weight, tiny("llama").lm_head.weight)
+    assert weights_id(folder, facts) == facts.weights_id
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert "1 of 2 weight files are missing" in refusal(folder)
     (folder / "model.safetensors.index.json").write_text("{}")
     assert "is not an index of weight files" in refusal(folder)
-
-
-def test_the_weights_id_survives_other_files_and_changes_with_the_weights(folder: Path) -> None:
-    facts = load_model(folder).facts
-    weights = shard(folder)
-    assert weights_id(folder, facts) == facts.weights_id
     weights["lm_head.weight"][0, 0] += 1.0
     save_file(weights, folder / "model.safetensors")
     assert weights_id(folder, facts) != facts.weights_id

@@ -40,39 +40,27 @@ def test_every_way_through_a_model_says_the_same_of_unlike_rows(family: str) -> 
         rows.append(Row.chain(slots[4], rng.integers(4, 128, 23).tolist()))
         step = target.forward(rows)
         outcomes.append(torch.cat([step.logits(b, range(len(row.tokens))) for b, row in enumerate(rows)]))
+        assert_rounded(target.forward(rows[4:]).logits(0, range(23)), outcomes[-1][-23:])  # not the next pages
     for outcome in outcomes[1:]:
         assert_rounded(outcome, outcomes[0])
 
 
 @pytest.mark.parametrize("pack_weights", [False, True])
-def test_the_librarys_own_model_still_runs_on_the_shared_weights(pack_weights: bool) -> None:
+def test_weights_are_held_once_and_the_librarys_own_model_still_runs_on_them(pack_weights: bool) -> None:
     model, plain = tiny("qwen2"), tiny("qwen2")
-    Target.from_model(model, capacity=32, pack_weights=pack_weights)
-    ids = torch.arange(4, 24).reshape(1, 20)
-    with torch.no_grad():
-        assert_rounded(model(ids).logits, plain(ids).logits)
-
-
-def test_two_targets_share_a_models_packed_weights() -> None:
-    model = tiny("llama")
-    first, second = (Target.from_model(model, capacity=32, pack_weights=True) for _ in range(2))
+    first, second = (Target.from_model(model, capacity=32, pack_weights=pack_weights) for _ in range(2))
+    attention, ids = model.model.layers[0].self_attn, torch.arange(4, 24).reshape(1, 20)
+    if pack_weights:
+        assert not any("proj" in name for name, _ in model.named_parameters())
+        assert second._decoder._layers[0]._qkv is attention.q_proj.whole
+    else:
+        parts = attention.q_proj, attention.k_proj, attention.v_proj
+        assert len({part.weight.untyped_storage().data_ptr() for part in parts}) == 1
     rows = [Row.chain(0, [5, 6, 7], judged="all")]
     assert first.pool.acquire() == second.pool.acquire() == 0
     torch.testing.assert_close(first.forward(rows).hidden(0), second.forward(rows).hidden(0))
-    attention = model.model.layers[0].self_attn
-    assert second._decoder._layers[0]._qkv is attention.q_proj.whole
-
-
-def test_weights_are_held_once() -> None:
-    model = tiny("llama")
-    Target.from_model(model, capacity=32)
-    attention = model.model.layers[0].self_attn
-    starts = {
-        part.weight.untyped_storage().data_ptr() for part in (attention.q_proj, attention.k_proj, attention.v_proj)
-    }
-    assert len(starts) == 1
-    Target.from_model(model, capacity=32, pack_weights=True)
-    assert not any("proj" in name for name, _ in model.named_parameters())
+    with torch.no_grad():
+        assert_rounded(model(ids).logits, plain(ids).logits)
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])

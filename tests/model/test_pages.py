@@ -16,12 +16,9 @@ def make_pool(slots: int = 4, capacity: int = 6 * PAGE, tokens: int = 0) -> Page
     return PagePool(layers=LAYERS, slots=slots, kv_heads=HEADS, capacity=capacity, head_dim=WIDTH, tokens=tokens)
 
 
-def test_memory_needs_room() -> None:
+def test_a_sequence_takes_the_pages_that_it_needs() -> None:
     with pytest.raises(UsageError, match="a KV cache"):
         make_pool(tokens=-1)
-
-
-def test_a_sequence_takes_the_pages_that_it_needs() -> None:
     pool = make_pool(tokens=10 * PAGE)
     slot = pool.acquire()
     assert pool.free_pages == 10
@@ -84,17 +81,13 @@ def test_sharing_needs_a_source_that_holds_so_much_and_leaves_no_slot_behind_whe
     assert pool.free_pages == 6
 
 
-def test_with_room_for_all_every_sequence_lies_straight() -> None:
-    pool = make_pool()
-    slots = [pool.acquire() for _ in range(4)]
-    for _ in range(6):
-        for slot in slots:
-            fill(pool, slot, PAGE)
-    assert all(pool.straight)
-    assert pool.free_pages == 0
-
-
-def test_crowded_sequences_are_read_in_order_wherever_their_pages_lie() -> None:
+def test_crowded_sequences_are_read_in_order_wherever_their_pages_lie_and_others_lie_straight() -> None:
+    roomy = make_pool()
+    slots = [roomy.acquire() for _ in range(4)]
+    for slot in slots * 6:
+        fill(roomy, slot, PAGE)
+    assert all(roomy.straight)
+    assert roomy.free_pages == 0
     pool = make_pool(slots=8, tokens=20 * PAGE)
     rng = np.random.default_rng(0)
     texts: dict[int, Tensor] = {}

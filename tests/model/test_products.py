@@ -35,16 +35,18 @@ def test_a_product_is_asked_for_few_numbers_of_tokens_whatever_clients_send(monk
             assert product(torch.ones(tokens, 8)).shape == (tokens, 7)
             assert layers["one"](torch.ones(1, tokens, 8)).shape == (1, tokens, 4)
     assert len(met) == 56
-
-
-def test_so_is_a_product_in_bfloat16_which_torch_gives_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    met: set[int] = set()
-    monkeypatch.setattr(products, "linear", lambda x, *rest: (met.add(len(x)), linear(x, *rest))[1])
-    product = joined(nn.ModuleDict({"one": nn.Linear(8, 4, dtype=torch.bfloat16)}), ["one"], pack=False)
+    sizes: set[int] = set()  # torch itself gives a product in bfloat16 to oneDNN
+    monkeypatch.setattr(products, "linear", lambda x, *rest: (sizes.add(len(x)), linear(x, *rest))[1])
+    half = joined(nn.ModuleDict({"one": nn.Linear(8, 4, dtype=torch.bfloat16)}), ["one"], pack=False)
     with torch.inference_mode():
         for tokens in range(1, 257):
-            assert product(torch.ones(tokens, 8, dtype=torch.bfloat16)).shape == (tokens, 4)
-    assert len(met) == 48
+            assert half(torch.ones(tokens, 8, dtype=torch.bfloat16)).shape == (tokens, 4)
+    assert len(sizes) == 48
+
+
+def test_at_most_an_eighth_is_added_and_nothing_to_small_drafts() -> None:
+    assert [rounded_up(tokens) for tokens in range(1, 17)] == list(range(1, 17))
+    assert all(tokens <= rounded_up(tokens) <= 1.125 * tokens for tokens in range(1, 10_000))
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (17, 8), (1, 33, 8), (3, 11, 8), (1, 1100, 8)])
@@ -55,8 +57,3 @@ def test_what_is_added_alters_no_row(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     with torch.inference_mode():
         torch.testing.assert_close(product(x), linear(x, weight, bias))
-
-
-def test_at_most_an_eighth_is_added_and_nothing_to_small_drafts() -> None:
-    assert [rounded_up(tokens) for tokens in range(1, 17)] == list(range(1, 17))
-    assert all(tokens <= rounded_up(tokens) <= 1.125 * tokens for tokens in range(1, 10_000))

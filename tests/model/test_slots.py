@@ -56,6 +56,9 @@ def held(pool: Any, slot: int) -> Tensor:
 
 @BOTH
 def test_slots_run_out_with_a_typed_error_and_come_back(kind: Any) -> None:
+    for size in ({"slots": 0}, {"capacity": 0}):
+        with pytest.raises(UsageError, match="at least one slot"):
+            make_pool(kind, **size)
     pool = make_pool(kind, slots=2)
     first, second = pool.acquire(), pool.acquire()
     assert {first, second} == {0, 1}
@@ -63,21 +66,10 @@ def test_slots_run_out_with_a_typed_error_and_come_back(kind: Any) -> None:
     with pytest.raises(CapacityError, match="all 2 slots"):
         pool.acquire()
     pool.release(second)
+    for slot in (-1, second, 4):
+        with pytest.raises(UsageError, match="not in use"):
+            pool.release(slot)
     assert pool.acquire() == second
-
-
-@BOTH
-@pytest.mark.parametrize("slot", [-1, 0, 4])
-def test_only_a_slot_in_use_can_be_released(kind: Any, slot: int) -> None:
-    with pytest.raises(UsageError, match="not in use"):
-        make_pool(kind).release(slot)
-
-
-@BOTH
-def test_a_pool_needs_room(kind: Any) -> None:
-    for size in ({"slots": 0}, {"capacity": 0}):
-        with pytest.raises(UsageError, match="at least one slot"):
-            make_pool(kind, **size)
 
 
 @BOTH

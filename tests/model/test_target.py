@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from moa.errors import CapacityError, NumericalError, UsageError
 from moa.model.target import Row, Target
 from tests.close import assert_rounded
 from tests.model.trees import path_to, plain_logits, random_tree, reference, tree_logits
-from tests.tiny import FAMILIES, save_tiny, tiny
+from tests.tiny import FAMILIES, tiny
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "num_local_experts": 4, "moe_intermediate_size": 48}
 
@@ -25,24 +26,20 @@ def prefill(target: Target, ids: list[int], chunk: int = 7) -> int:
     return slot
 
 
-@pytest.mark.parametrize(
-    ("family", "batch"), [*((family, 4) for family in (*FAMILIES, "mixtral", "qwen3_moe")), ("llama", 1), ("gemma3", 1)]
-)
-def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(family: str, batch: int) -> None:
-    overrides = MOE if family in ("mixtral", "qwen3_moe") else {}
-    plain = reference(family, **overrides)
-    target = Target.from_model(tiny(family, **overrides), slots=batch + 1, capacity=96)
+def check_random_trees(target: Target, plain: PreTrainedModel, batch: int, **close: float) -> Iterator[None]:
+    """Verify random trees behind random texts, in three rounds, of which each continues what the last one committed."""
     rng = np.random.default_rng(batch)
     texts = [rng.integers(4, 128, int(rng.integers(3, 30))).tolist() for _ in range(batch)]
     slots = [prefill(target, text) for text in texts]
     for _ in range(3):
+        yield
         trees = [random_tree(rng, int(rng.integers(1, 12))) for _ in range(batch)]
         order = rng.permutation(batch).tolist()
         step = target.forward([Row(slots[b], *trees[b]) for b in order])
         for place, b in enumerate(order):
             tokens, parents = trees[b]
-            expected = tree_logits(plain, texts[b], tokens, parents)
-            assert_rounded(step.logits(place, range(len(tokens))), expected)
+            expected, found = tree_logits(plain, texts[b], tokens, parents), step.logits(place, range(len(tokens)))
+            torch.testing.assert_close(found, expected, **close) if close else assert_rounded(found, expected)
             np.testing.assert_array_equal(step.argmax(place), expected.argmax(-1).numpy())
             path = path_to(parents, int(rng.integers(0, len(tokens))))
             committed = target.commit(step, place, path)
@@ -51,35 +48,13 @@ def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(fa
             assert target.pool.lengths[slots[b]] == len(texts[b])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_speculation_with_half_right_trees_gives_what_generate_gives(family: str) -> None:
-    plain = reference(family)
-    target = Target.from_model(tiny(family), capacity=96)
-    rng = np.random.default_rng(7)
-    prompt = rng.integers(4, 128, 12).tolist()
-    generated = plain.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=32,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )[0].tolist()
-    slot = target.pool.acquire()
-    step = target.forward([Row.chain(slot, prompt)])
-    target.commit(step, 0, range(len(prompt)))
-    text = [*prompt, int(step.argmax(0)[-1])]
-    while len(text) < len(generated):
-        right = generated[len(text) : len(text) + 3]
-        tokens = [text[-1], 5, *right, 6, 9]  # a wrong child first, then the right chain, then more wrong ones
-        parents = [-1, 0, *[0, 2, 3][: len(right)], 0, 1]
-        step = target.forward([Row(slot, tokens, parents)])
-        choices, path = step.argmax(0), [0]
-        while child := [i for i in range(len(tokens)) if parents[i] == path[-1] and tokens[i] == choices[path[-1]]]:
-            path.append(child[0])
-        target.commit(step, 0, path)
-        text += [int(choices[node]) for node in path]
-    assert text[: len(generated)] == generated
+@pytest.mark.parametrize(
+    ("family", "batch"), [*((family, 4) for family in (*FAMILIES, "mixtral", "qwen3_moe")), ("llama", 1), ("gemma3", 1)]
+)
+def test_random_trees_score_as_plain_forwards_do_and_commits_continue_exactly(family: str, batch: int) -> None:
+    overrides = MOE if family in ("mixtral", "qwen3_moe") else {}
+    target = Target.from_model(tiny(family, **overrides), slots=batch + 1, capacity=96)
+    assert len(list(check_random_trees(target, reference(family, **overrides), batch))) == 3
 
 
 def test_committed_rows_are_the_models_own_cache_and_states() -> None:
@@ -98,16 +73,8 @@ def test_committed_rows_are_the_models_own_cache_and_states() -> None:
     assert committed.positions.tolist() == [3, 4, 5]
 
 
-def test_several_roots_continue_the_prefix_side_by_side() -> None:
-    target = Target.from_model(tiny("gemma3"), capacity=32)
-    slot = prefill(target, [5, 6, 7])
-    step = target.forward([Row(slot, [20, 21, 22], [-1, -1, 1])])
-    plain = reference("gemma3")
-    expected = torch.stack([plain_logits(plain, [5, 6, 7, *path]) for path in ([20], [21], [21, 22])])
-    assert_rounded(step.logits(0, [0, 1, 2]), expected)
-
-
-def test_only_judged_nodes_pass_through_the_head() -> None:
+def test_only_judged_nodes_pass_through_the_head_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moa.model.target._LOGITS_AT_ONCE", 128)
     target = Target.from_model(tiny("llama"), slots=3, capacity=32)
     slots = [target.pool.acquire() for _ in range(3)]
     rows = [Row(slots[0], [5, 6], [-1, 0]), Row.chain(slots[1], [7, 8, 9]), Row.chain(slots[2], [4], judged="none")]
@@ -115,25 +82,7 @@ def test_only_judged_nodes_pass_through_the_head() -> None:
     assert step.argmax(0).tolist() == step.logits(0, [0, 1]).argmax(-1).tolist()
     assert step.argmax(1).tolist() == [-1, -1, int(step.logits(1, [2]).argmax())]
     assert step.argmax(2).tolist() == [-1]
-
-
-def test_the_head_runs_in_pieces_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target.from_model(tiny("llama"), capacity=32)
-    step = target.forward([Row(target.pool.acquire(), list(range(4, 20)), [-1, *range(15)])])
-    monkeypatch.setattr("moa.model.target._LOGITS_AT_ONCE", 300)
-    np.testing.assert_array_equal(step.argmax(0), step.logits(0, range(16)).argmax(-1).numpy())
-
-
-def test_results_do_not_depend_on_the_company_in_the_batch() -> None:
-    target = Target.from_model(tiny("mistral"), slots=3, capacity=64)
-    rng = np.random.default_rng(3)
-    slots = [prefill(target, rng.integers(4, 128, size).tolist()) for size in (5, 31, 14)]
-    trees = [random_tree(rng, size) for size in (3, 9, 16)]
-    together = target.forward([Row(slot, *tree) for slot, tree in zip(slots, trees, strict=True)])
-    for b in range(3):
-        alone = target.forward([Row(slots[b], *trees[b])])
-        nodes = range(len(trees[b][0]))
-        assert_rounded(together.logits(b, nodes), alone.logits(0, nodes))
+    assert target.commit(step, 2, []).hidden.shape == (0, 64)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +121,7 @@ def test_rows_of_one_slot_or_of_no_slot_are_refused() -> None:
 
 
 def test_a_full_slot_is_a_typed_error_and_harms_no_other() -> None:
-    target = Target.from_model(tiny("llama"), slots=2, capacity=16)
+    target = Target.from_model(tiny("llama", max_position_embeddings=16), slots=2, capacity=100)
     full, other = prefill(target, [5] * 14), prefill(target, [6] * 3)
     with pytest.raises(CapacityError, match="capacity is 16"):
         target.forward([Row(other, [5], [-1]), Row(full, [5, 6, 7], [-1, 0, 1])])
@@ -182,10 +131,6 @@ def test_a_full_slot_is_a_typed_error_and_harms_no_other() -> None:
     plain = reference("llama")
     expected = plain_logits(plain, [5] * 15 + [6])
     assert_rounded(step.logits(0, [1])[0], expected)
-
-
-def test_capacity_ends_where_the_models_positions_end() -> None:
-    assert Target.from_model(tiny("llama", max_position_embeddings=24), capacity=100).pool.capacity == 24
 
 
 @pytest.mark.parametrize("path", [[1], [0, 3], [0, 0], [0, 1, 2], [0, 4], [-1]])
@@ -207,14 +152,6 @@ def test_a_step_is_committed_once_and_only_while_it_is_the_last() -> None:
     target.commit(new, 0, [0])
     with pytest.raises(UsageError, match="moved on"):
         target.commit(new, 0, [0])
-
-
-def test_an_empty_path_commits_nothing() -> None:
-    target = Target.from_model(tiny("llama"), capacity=16)
-    slot = prefill(target, [5, 6])
-    committed = target.commit(target.forward([Row(slot, [7], [-1])]), 0, [])
-    assert committed.k.shape[1] == committed.hidden.shape[0] == committed.positions.shape[0] == 0
-    assert target.pool.lengths[slot] == 2
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
@@ -244,16 +181,6 @@ def test_embedding_scale_is_what_the_first_layer_gets(family: str, scale: float)
     target.forward([Row(target.pool.acquire(), [5], [-1])])
     hook.remove()
     torch.testing.assert_close(seen[0][0, 0], target.embedding_weight[5] * scale)
-
-
-def test_a_loaded_target_speaks_its_tokenizer(tmp_path: Path) -> None:
-    target = Target.load(save_tiny("qwen3", tmp_path / "model"), slots=1, capacity=32)
-    ids = target.tokenizer("hello").input_ids
-    slot = target.pool.acquire()
-    step = target.forward([Row.chain(slot, ids)])
-    assert int(step.argmax(0)[-1]) == int(plain_logits(reference("qwen3"), ids).argmax())
-    with pytest.raises(UsageError, match="without a tokenizer"):
-        _ = Target.from_model(tiny("qwen3"), capacity=32).tokenizer
 
 
 def test_logits_that_are_no_numbers_are_told_as_such_and_only_of_their_row() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -83,11 +82,17 @@ def train_until_the_third_step(target: Path, data: Path, out: Path) -> None:
     train(target, data, out, "--checkpoint-every", "1")
 
 
-def test_the_same_command_goes_on_where_it_was_killed(target: Path, chats: Path, tmp_path: Path) -> None:
+def test_the_same_command_goes_on_where_it_was_killed_and_says_what_a_drafter_is_worth(
+    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert worth(reached_at(0.65)) == "about 2.7 tokens a round, 65% of drafts right"
     assert train(target, chats, tmp_path / "whole") == 0
     assert in_processes(partial(train_until_the_third_step, target, chats, tmp_path / "out")) == [-9]
     assert len(history(tmp_path / "out")) == 3
     assert train(target, chats, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "tokens a round" in said
+    assert "WARNING: below 1.5" in said, "four steps make no drafter"
     assert history(tmp_path / "out") == history(tmp_path / "whole")
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "whole")]
     assert weights[0] == weights[1]
@@ -141,18 +146,17 @@ def test_the_paper_preset_gives_way_to_flags() -> None:
     assert (loop.optimizer, loop.learning_rate, loop.steps) == ("adam", 6e-4, 3)
 
 
-@pytest.mark.parametrize(("computes", "expected"), [(True, "bf16"), (False, "fp32")])
 def test_a_cpu_that_only_emulates_bf16_trains_in_fp32(
-    computes: bool, expected: str, target: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Path, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: computes, raising=False)
-    assert fast_precision(torch.device("cpu")) == expected
+    for computes, expected in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda it=computes: it, raising=False)
+        assert fast_precision(torch.device("cpu")) == expected
     assert fast_precision(torch.device("cuda")) == "bf16"
-    given = SMALL.index("--precision")
-    rest = [*SMALL[:given], *SMALL[given + 2 :], "--steps", "1"]
+    rest = ["--length", "64", "--batch", "2", "--steps", "1", "--quiet", "--device", "cpu"]
     assert main([str(target), "--data", str(chats), "--out", str(tmp_path / "out"), *rest]) == 0
     record = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
-    assert record["settings"]["loop"]["precision"] == expected
+    assert record["settings"]["loop"]["precision"] == "fp32"
 
 
 @pytest.mark.parametrize(("rows", "steps"), [(128, 160), (1000, 610), (100_000, 6250)])
@@ -162,51 +166,29 @@ def test_little_data_is_seen_more_than_once(rows: int, steps: int) -> None:
     assert options.loop_settings(args, rows=rows, world=1).steps == steps
 
 
-def test_what_a_drafter_is_worth_is_said_and_a_dead_one_is_warned_of(
-    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert worth(reached_at(0.65)) == "about 2.7 tokens a round, 65% of drafts right"
-    assert train(target, chats, tmp_path / "out") == 0
-    said = capsys.readouterr().out
-    assert "tokens a round" in said
-    assert "WARNING: below 1.5" in said, "four steps make no drafter"
-
-
 def test_spacings() -> None:
     assert options.parse_spacings("6-14:0.6,32-64:0.2") == AnchorRule((Spacing(6, 14, 0.6), Spacing(32, 64, 0.2)))
     assert options.parse_spacings("8") == AnchorRule((Spacing(8, 8, 1.0),))
     assert options.parse_spacings("8,cold:0.25") == AnchorRule((Spacing(8, 8, 0.75),), cold=0.25)
 
 
-def test_a_small_model_becomes_the_body(target: Path, chats: Path, tmp_path: Path) -> None:
-    """A body of another width, family and head: frozen, without records it behaves exactly as before."""
+def test_a_body_begins_as_the_model_that_it_is_made_of(target: Path, chats: Path, tmp_path: Path) -> None:
+    """Without records a small frozen model, of another width, family and head, behaves exactly as before, and all
+    layers and units of the target's own are the target."""
     sibling = save_tiny("qwen2", tmp_path / "sibling", num_hidden_layers=2, hidden_size=32, seed=5)
-    assert train(target, chats, tmp_path / "out", "--body", str(sibling), "--freeze-body") == 0
-    loaded, body = load_model(target), load_model(sibling)
-    drafter = load_drafter(tmp_path / "out", loaded.model, loaded.facts)
-    assert drafter.config.layers == 2
-    ids = torch.tensor([[7, 9, 30, 11]])
-    causal = torch.full((4, 4), MASKED).triu(1)[None, None]
-    inputs = ids, torch.arange(4)[None], causal, drafter.empty_rows(ids)
-    with torch.no_grad():
-        alone = drafter.logits(drafter.features(*inputs)[0])
-        torch.testing.assert_close(alone, body.model(ids).logits, atol=1e-4, rtol=1e-4)
-        records = [torch.randn(1, drafter.config.record_heads, 3, drafter.config.head_dim) for _ in range(2)]
-        assert not torch.equal(drafter.logits(drafter.features(*inputs, *records, torch.zeros(1, 1, 1, 3))[0]), alone)
-
-
-def test_a_body_of_the_targets_own_layers_begins_where_the_target_is(target: Path, chats: Path, tmp_path: Path) -> None:
-    """All layers and all units: nothing is pruned, so it equals the target."""
     every = ["--body", "target:0,1,2,3", "--sa-intermediate", "96", "--steps", "1", "--learning-rate", "1e-12"]
-    assert train(target, chats, tmp_path / "out", *every) == 0
-    loaded = load_model(target)
-    drafter = load_drafter(tmp_path / "out", loaded.model, loaded.facts)
-    ids = torch.tensor([[7, 9, 30, 11]])
+    loaded, ids = load_model(target), torch.tensor([[7, 9, 30, 11]])
     causal = torch.full((4, 4), MASKED).triu(1)[None, None]
-    inputs = ids, torch.arange(4)[None], causal, drafter.empty_rows(ids)
-    with torch.no_grad():
-        alone = drafter.logits(drafter.features(*inputs)[0])
-        torch.testing.assert_close(alone, loaded.model(ids).logits, atol=1e-3, rtol=1e-3)
+    for model, how in ((sibling, ["--body", str(sibling), "--freeze-body"]), (target, every)):
+        assert train(target, chats, tmp_path / f"out-{model.name}", *how) == 0
+        drafter = load_drafter(tmp_path / f"out-{model.name}", loaded.model, loaded.facts)
+        inputs = ids, torch.arange(4)[None], causal, drafter.empty_rows(ids)
+        with torch.no_grad():
+            alone = drafter.logits(drafter.features(*inputs)[0])
+            torch.testing.assert_close(alone, load_model(model).model(ids).logits, atol=1e-3, rtol=1e-3)
+            records = [torch.randn(1, drafter.config.record_heads, 3, drafter.config.head_dim) for _ in range(2)]
+            informed = drafter.logits(drafter.features(*inputs, *records, torch.zeros(1, 1, 1, 3))[0])
+        assert model is target or not torch.equal(informed, alone), "cross-attention adds what it has learnt"
 
 
 # ---- user errors: one line each, exit code 2 ----------------------------------------------------------------
@@ -216,36 +198,22 @@ def test_a_body_of_the_targets_own_layers_begins_where_the_target_is(target: Pat
 def broken(target: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Things that are wrong in one way each."""
     root = tmp_path_factory.mktemp("broken")
-    files = {
-        "empty": "",
-        "torn": '{"text": "abc',
-        "short": '{"text": ""}',
-    }
-    found = {}
-    for name, content in files.items():
+    found = {name: root / name for name in ("no_files", "drafter", "foreign_drafter", "empty_drafter", "stranger")}
+    for name, content in {"empty": b"", "torn": b'{"text": "abc', "short": b'{"text": ""}'}.items():
         found[name] = root / f"{name}.jsonl"
-        found[name].write_text(content, encoding="utf-8")
+        found[name].write_bytes(content)
     found["binary"] = root / "binary.txt"
     found["binary"].write_bytes(b"\xff\xfe\x00\x80")
-    found["no_files"] = root / "no_files"
-    found["no_files"].mkdir()
     found["no_template"] = save_tiny("llama", root / "no_template")
     found["other_tokenizer"] = save_tiny("llama", root / "other_tokenizer", vocab_size=120)
-    found["drafter"] = root / "drafter"
     assert train(target, chats, found["drafter"], "--steps", "1") == 0
-    found["foreign_drafter"] = root / "foreign_drafter"
     shutil.copytree(found["drafter"], found["foreign_drafter"])
-    _edit(found["foreign_drafter"] / "config.json", hidden_size=128)
-    found["empty_drafter"] = root / "empty_drafter"
-    found["empty_drafter"].mkdir()
-    found["stranger"] = root / "stranger"
-    found["stranger"].mkdir()
+    config = found["foreign_drafter"] / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | {"hidden_size": 128}))
+    for name in ("no_files", "empty_drafter", "stranger"):
+        found[name].mkdir()
     shutil.copy(target / "model.safetensors", found["stranger"])
     return found
-
-
-def _edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
 
 
 BAD_INPUTS: dict[str, tuple[list[str], str]] = {
@@ -276,7 +244,7 @@ BAD_INPUTS: dict[str, tuple[list[str], str]] = {
     "a body of another tokenizer": (["{target}", "--body", "{other_tokenizer}"], "another tokenizer"),
     "fewer layers than the body's": (["{target}", "--body", "{target}", "--layers", "2"], "layers must be 4"),
     "a loss that is no number": (["{target}", "--learning-rate", "1e30", "--optimizer", "adam"], "the loss is nan"),
-    "no such device": (["{target}", "--device", "abacus"], "'abacus' is no device"),
+    "no such device": (["{target}", "--device", "abacus"], "cannot use device 'abacus'"),
     "no drafter to start from": (["{target}", "--init", "{empty_drafter}"], "config.json is missing"),
     "a drafter of another target": (["{target}", "--init", "{foreign_drafter}"], "made for another target"),
     "a shape beside --init": (["{target}", "--init", "{drafter}", "--heads", "2"], "brings its own shape"),
@@ -301,7 +269,8 @@ def test_a_mistake_is_one_clear_line(
     arguments += [x for i in range(0, 6, 2) if SMALL[i] not in arguments for x in SMALL[i : i + 2]] + SMALL[6:9]
     arguments += SMALL[9:] if "--device" not in arguments else []
     capsys.readouterr()
-    assert main(arguments) == 2
+    with pytest.raises(SystemExit, match=r"^2$"):
+        raise SystemExit(main(arguments))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(r"moa-train: error: [^\n]+\n", captured.err), captured.err
@@ -319,20 +288,13 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.parametrize(
-    ("size", "message"), [(3_000, "File too large"), (100_000, "cannot write the checkpoint of step")]
-)
-def test_a_full_disk_is_one_clear_line(
-    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int, message: str
+def test_a_full_disk_is_one_clear_line_and_costs_only_what_came_after_the_last_checkpoint(
+    target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with largest_file(size):
-        assert train(target, chats, tmp_path / "out") == 2
-    assert re.fullmatch(rf"moa-train: error: .*{message}.*\n", capsys.readouterr().err)
-    assert train(target, chats, tmp_path / "out") == 0
-
-
-def test_a_full_disk_costs_only_what_came_after_the_last_checkpoint(target: Path, chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    with largest_file(3_000):
+        assert train(target, chats, out) == 2
+    assert re.fullmatch(r"moa-train: error: .*File too large.*\n", capsys.readouterr().err)
     assert train(target, chats, tmp_path / "whole") == 0
     write = Loop._write_checkpoint
 
@@ -343,6 +305,7 @@ def test_a_full_disk_costs_only_what_came_after_the_last_checkpoint(target: Path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "_write_checkpoint", fails_later)
         assert train(target, chats, out, "--checkpoint-every", "1") == 2
+    assert "moa-train: error: cannot write the checkpoint of step" in capsys.readouterr().err
     assert len(history(out)) == 1
     assert train(target, chats, out) == 0
     assert history(out) == history(tmp_path / "whole")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from moa.errors import UsageError
 from moa.model.target import Target
@@ -27,15 +28,18 @@ def _run(model: Target, chats: Path, out: Path, **changes: object) -> str:
     return answers.path.read_text(encoding="utf-8")
 
 
-def test_answers_are_the_targets_own(model: Target, chats: Path, tmp_path: Path) -> None:
+def test_answers_are_the_targets_own_and_made_once(model: Target, chats: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in _run(model, chats, tmp_path).splitlines()]
     assert len(lines) == 10
     assert model.tokenizer.decode(lines[3]["ids"][: lines[3]["prompt_tokens"]]) == "<bos>u>3 plus 3?<eos>\na>"
-    import torch
-
     prompt = torch.tensor([lines[3]["ids"][: lines[3]["prompt_tokens"]]])
     other = model.model.generate(prompt, max_new_tokens=6, do_sample=False, attention_mask=torch.ones_like(prompt))
     assert other[0].tolist() == lines[3]["ids"]
+    before = (tmp_path / "generated.jsonl").read_text(encoding="utf-8")
+    GeneratedAnswers(tmp_path, WITH).write(None, [])  # type: ignore[arg-type]
+    assert (tmp_path / "generated.jsonl").read_text(encoding="utf-8") == before
+    with pytest.raises(UsageError, match="another temperature"):
+        GeneratedAnswers(tmp_path, WITH | {"temperature": 1.0}).complete()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -48,15 +52,3 @@ def test_a_run_that_was_cut_off_anywhere_ends_the_same(
         out.mkdir()
         (out / "generated.jsonl").write_text(whole[:cut], encoding="utf-8")
         assert _run(model, chats, out, temperature=temperature) == whole
-
-
-def test_what_is_complete_is_not_made_again(model: Target, chats: Path, tmp_path: Path) -> None:
-    whole = _run(model, chats, tmp_path)
-    GeneratedAnswers(tmp_path, WITH).write(None, [])  # type: ignore[arg-type]
-    assert (tmp_path / "generated.jsonl").read_text(encoding="utf-8") == whole
-
-
-def test_other_settings_are_refused(model: Target, chats: Path, tmp_path: Path) -> None:
-    _run(model, chats, tmp_path)
-    with pytest.raises(UsageError, match="another temperature"):
-        GeneratedAnswers(tmp_path, WITH | {"temperature": 1.0}).complete()

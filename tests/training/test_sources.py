@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from moa.errors import UsageError
 from moa.model.loading import load_tokenizer
 from moa.training.data import Document
-from moa.training.sources import DocumentReader, examples, fingerprint
+from moa.training.sources import DocumentReader, SourceExample, examples, fingerprint
 from tests.tiny import BOS, EOS
 from tests.training.conftest import chat
 
@@ -52,7 +52,7 @@ def test_only_answers_and_their_ends_are_wanted(reader: DocumentReader, tmp_path
 
 def test_the_prompt_of_every_answer_is_a_prefix(reader: DocumentReader) -> None:
     """What the drafter sees before an answer in training is what it will see when the target is asked."""
-    example = next(iter(_examples(chat("hi", "hello"))))
+    example = SourceExample("here:1", chat("hi", "hello"))
     (document,) = reader.documents(example)
     asked = reader.prompt(example, 0)
     assert document.ids[: len(asked)] == asked
@@ -63,14 +63,9 @@ def test_the_prompt_of_every_answer_is_a_prefix(reader: DocumentReader) -> None:
 @pytest.mark.parametrize(("asked", "prompt"), [(70, 70), (0, 3), (90, 90)])
 def test_the_prompt_of_ids_is_what_is_before_their_answer(reader: DocumentReader, asked: int, prompt: int) -> None:
     """Lines that --generate wrote, answered again by another target; all or nothing may be prompt."""
-    (example,) = _examples({"ids": [1] * 90, "prompt_tokens": asked})
+    example = SourceExample("here:1", {"ids": [1] * 90, "prompt_tokens": asked})
     assert reader.prompt(example, 3) == [1] * prompt
-
-
-def _examples(fields: dict[str, object]):
-    from moa.training.sources import SourceExample
-
-    return [SourceExample("here:1", fields)]
+    assert reader.documents(example) == [Document([1] * 90, [place >= asked for place in range(90)])]
 
 
 def test_a_template_that_rewrites_the_past_gives_a_document_per_answer(tokenizer, tmp_path: Path) -> None:
@@ -83,6 +78,8 @@ def test_a_template_that_rewrites_the_past_gives_a_document_per_answer(tokenizer
 
 def test_prompt_and_answer_without_a_template(tokenizer, tmp_path: Path) -> None:
     tokenizer.chat_template = None
+    with pytest.raises(UsageError, match="not of one model"):
+        DocumentReader(tokenizer, 64)
     reader = DocumentReader(tokenizer, 128)
     (document,) = _read(reader, _write(tmp_path / "p.jsonl", {"prompt": "ab", "answer": "cd"}))
     assert document.ids == [BOS, *reader.encode("abcd"), EOS]
@@ -97,11 +94,6 @@ def test_texts_files_and_folders(reader: DocumentReader, tmp_path: Path) -> None
     found = _read(reader, str(tmp_path))
     assert [reader.tokenizer.decode(d.ids) for d in found] == ["<bos>first", "<bos>more", "<bos>second"]
     assert all(all(d.wanted) for d in found)
-
-
-def test_ids_are_taken_as_they_are(reader: DocumentReader, tmp_path: Path) -> None:
-    (document,) = _read(reader, _write(tmp_path / "g.jsonl", {"ids": [5, 6, 7], "prompt_tokens": 2}))
-    assert document == Document([5, 6, 7], [False, False, True])
 
 
 BAD = {
@@ -141,11 +133,6 @@ def test_a_dataset_id_without_the_package_says_what_to_install(
     with pytest.raises(UsageError) as caught:
         _read(reader, "someone/chats:train")
     assert "pip install datasets" in caught.value.line()
-
-
-def test_a_tokenizer_of_another_model_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(UsageError, match="not of one model"):
-        DocumentReader(tokenizer, 64)
 
 
 def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.kit.speculator import GenerationSettings, Speculator
 from cloud_verifier.engine import core
 from cloud_verifier.engine.core import PROBE_SECONDS, Engine
 from cloud_verifier.engine.recording import Recorder
@@ -22,7 +23,6 @@ from cloud_verifier.model import Served, serve_model
 from moa import demo
 from moa.grammar.spec import Grammar
 from moa.model.drafting import DraftRequest
-from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Step, Target
 from moa.sampling import SamplingSettings
 from moa.tree import DraftTree, TreeShape

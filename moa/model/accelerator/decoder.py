@@ -4,7 +4,7 @@ allocated, nothing read back. So it can be captured as a graph."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,51 +13,14 @@ from moa.model.accelerator.buffers import MOST, SPLIT, ForwardInput, Tier
 from moa.model.accelerator.weights import Weights
 from moa.model.pages import PAGE, PagePool
 
-
-class Kernels(Protocol):
-    """The operations; results go to tensors that exist."""
-
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """`out[t,n] = x[t,k] @ weight[n,k].T + bias`."""
-
-    def add_norm(self, x: Tensor, more: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
-        """`x += more`, and `out` is its RMS norm."""
-
-    def rotate_and_store(
-        self,
-        forward: ForwardInput,
-        qkv: Tensor,
-        turns: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-    ) -> None:
-        """Norms of the heads, if any, and rotary embedding; queries go to `query`, keys and values to their columns."""
-
-    def attend(
-        self,
-        forward: ForwardInput,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        window: int,
-        scale: float,
-        parts: Tensor,
-        sums: Tensor,
-        out: Tensor,
-    ) -> None:
-        """Attention over the pages; `parts` and `sums` are memory for sums over splits."""
-
-    def gate(self, both: Tensor, out: Tensor) -> None:
-        """SwiGLU's `silu(gate) * up`."""
+if TYPE_CHECKING:
+    from moa.model.accelerator.kernels import TritonKernels
 
 
 class GraphDecoder:
     """Weights, kernels, and memory for the largest tier, which all tiers share."""
 
-    def __init__(self, weights: Weights, pool: PagePool, kernels: Kernels) -> None:
+    def __init__(self, weights: Weights, pool: PagePool, kernels: TritonKernels) -> None:
         facts, self._weights, self._pool, self._kernels = weights.facts, weights, pool, kernels
         device, dtype = weights.embedding.device, weights.embedding.dtype
         splits = -(-pool.per_slot * PAGE // SPLIT)
@@ -65,16 +28,20 @@ class GraphDecoder:
         def memory(*shape: int, of: torch.dtype = dtype) -> Tensor:
             return torch.zeros(MOST, *shape, dtype=of, device=device)
 
-        inner = facts.heads * facts.head_dim
-        self._x, self._normed, self._more = (memory(facts.hidden_size) for _ in range(3))
+        inner, middle = facts.heads * facts.head_dim, len(weights.layers[0].gate_up)
         self.hidden = memory(facts.hidden_size)
         """Final states, after the last norm, of the latest forward."""
-        self._qkv = memory(inner + 2 * facts.kv_heads * facts.head_dim)
-        self._query, self._attended = memory(facts.heads, facts.head_dim), memory(inner)
-        self._parts = memory(facts.heads, splits, facts.head_dim, of=torch.float32)
-        self._sums = memory(facts.heads, splits, 2, of=torch.float32)
-        self._both = memory(len(weights.layers[0].gate_up))
-        self._gated = memory(len(weights.layers[0].gate_up) // 2)
+        self._scratch = (
+            *(memory(facts.hidden_size) for _ in range(3)),
+            self.hidden,
+            memory(inner + 2 * facts.kv_heads * facts.head_dim),
+            memory(facts.heads, facts.head_dim),
+            memory(inner),
+            memory(facts.heads, splits, facts.head_dim, of=torch.float32),
+            memory(facts.heads, splits, 2, of=torch.float32),
+            memory(middle),
+            memory(middle // 2),
+        )
         self._logits = memory(len(weights.head), of=torch.float32)
         self.best = memory(of=torch.float32)
         """The best logit of each judged token, and the token it is of."""
@@ -86,33 +53,20 @@ class GraphDecoder:
 
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the inputs of these layers; before any graph is captured."""
-        width = self._x.shape[1]
+        width = self.hidden.shape[1]
         self._taps = [(layer, width * place) for place, layer in enumerate(layers)]
-        self.tapped = self._x.new_zeros(MOST, width * len(layers))
+        self.tapped = self.hidden.new_zeros(MOST, width * len(layers))
 
     @property
     def nbytes(self) -> int:
         """Memory of these tensors."""
-        return sum(one.nbytes for one in vars(self).values() if isinstance(one, Tensor))
+        return sum(one.nbytes for one in (*self._scratch, self._logits, self.best, self.choices, self.tapped))
 
     def run(self, forward: ForwardInput, tier: Tier) -> None:
         """Run the tokens in the buffers; `hidden`, and with a head `best` and `choices`, are the results."""
         kernels, weights, eps = self._kernels, self._weights, self._weights.facts.rms_norm_eps
         x, normed, more, hidden, qkv, query, attended, parts, sums, both, gated = (
-            one[: tier.tokens]
-            for one in (
-                self._x,
-                self._normed,
-                self._more,
-                self.hidden,
-                self._qkv,
-                self._query,
-                self._attended,
-                self._parts,
-                self._sums,
-                self._both,
-                self._gated,
-            )
+            one[: tier.tokens] for one in self._scratch
         )
         torch.index_select(weights.embedding, 0, forward.ids, out=x)
         added = None

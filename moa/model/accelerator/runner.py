@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +13,21 @@ from torch import Tensor
 
 from moa.config import TargetFacts
 from moa.model.accelerator.buffers import MOST, Buffers, RowPiece, Tier, cut
-from moa.model.accelerator.decoder import GraphDecoder, Kernels
+from moa.model.accelerator.decoder import GraphDecoder
 from moa.model.accelerator.graphs import Capture, Graphs, Work, cuda_graphs
 from moa.model.accelerator.sampling import NO_NUMBER
 from moa.model.accelerator.weights import Weights
 from moa.model.pages import PagePool
 from moa.model.rows import RowBatch
 
+if TYPE_CHECKING:
+    from moa.model.accelerator.kernels import TritonKernels
+
 
 class Accelerator(NamedTuple):
     """What runs the forwards."""
 
-    kernels: Kernels
+    kernels: TritonKernels
     capture: Capture
 
     @classmethod

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from moa.config import TargetFacts
-from moa.model.products import join_weights
+from moa.model.products import join_weights, turns
 
 DENSE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -70,12 +69,9 @@ class Weights:
                 )
             )
         embedding = backbone.embed_tokens.weight
-        positions = torch.arange(capacity, device=embedding.device).unsqueeze(0)
-        cos, sin = backbone.rotary_emb(embedding[:1].float(), positions)
-        half = facts.head_dim // 2
-        turns = torch.stack([cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)], 1).float().contiguous()
         head = model.get_output_embeddings().weight
-        return cls(facts, embedding, layers, backbone.norm.weight.float(), head, turns)
+        rotations = turns(backbone, embedding[:1].float(), capacity).float().contiguous()
+        return cls(facts, embedding, layers, backbone.norm.weight.float(), head, rotations)
 
 
 def can_run(model: Any, facts: TargetFacts) -> bool:

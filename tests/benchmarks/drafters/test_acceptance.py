@@ -12,11 +12,11 @@ from benchmarks.baselines.registry import save
 from benchmarks.drafters import acceptance, speed
 from benchmarks.drafters.race import PLAIN, Run, Way, race
 from benchmarks.kit.exactness import count_ties
+from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from demo import held_out
 from demo.skills import Example
 from moa.errors import MoaError
 from moa.model.checkpoint import new_drafter, save_drafter
-from moa.model.generate import Generation, GenerationSettings, Speculator
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from tests.benchmarks.pairs import body, prompts, target_for, tiny_target

@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.baselines.registry import open_drafting, save
 from benchmarks.kit.emulation import BaselineVerifier, SlowTarget
+from benchmarks.kit.speculator import GenerationSettings, Speculator
 from cloud_verifier.model import Served, model_facts
 from cloud_verifier.settings import Settings
 from moa.model.drafting import MoaDrafting
-from moa.model.generate import GenerationSettings, Speculator
 from moa.model.graph_drafting import GraphDrafting
 from moa.model.target import Row
 from moa.wire.limits import Limits

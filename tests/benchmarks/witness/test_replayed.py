@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from benchmarks.baselines.registry import drafting_with, save
+from benchmarks.kit.speculator import GenerationSettings, Speculator
 from benchmarks.witness.__main__ import main
 from benchmarks.witness.replayed import Recorded, ReplayedDrafting, ReplayedTarget, known_chains, recorded
 from moa.model.drafting import DraftRequest
-from moa.model.generate import GenerationSettings, Speculator
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape
@@ -42,7 +42,7 @@ def test_the_text_is_the_recorded_one_whoever_drafts(target: Path, texts: list[R
     save(opponent("independent", replayed), tmp_path)
     drafting = ReplayedDrafting(known_chains(tmp_path, replayed, texts, 3), level_seconds=0.0)
     for shape in (None, TreeShape.chain(3)):
-        settings = GenerationSettings(max_new_tokens=12, shape=shape, ignore_eos=True, adapt=False)
+        settings = GenerationSettings(max_new_tokens=12, shape=shape, ignore_eos=True)
         made = Speculator(replayed, drafting).generate([text.prompt for text in texts], settings)
         assert [one.ids for one in made] == [text.answer for text in texts]
     assert all(one.drafted for one in made)

@@ -26,16 +26,9 @@ class ReferenceKernels:
         out.copy_(_normed(x, weight, eps))
 
     def rotate_and_store(
-        self,
-        forward: ForwardInput,
-        qkv: Tensor,
-        turns: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-    ) -> None:
+        self, forward: ForwardInput, qkv: Tensor, turns: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float,
+        query: Tensor, keys: Tensor, values: Tensor,
+    ) -> None:  # fmt: skip
         heads, kv_heads, width = query.shape[1], keys.shape[1], query.shape[2]
         q, k, v = qkv.view(len(qkv), -1, width).split([heads, kv_heads, kv_heads], 1)
         if norms is not None:
@@ -46,17 +39,9 @@ class ReferenceKernels:
         values[forward.columns.long()] = v.to(values.dtype)
 
     def attend(
-        self,
-        forward: ForwardInput,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        window: int,
-        scale: float,
-        parts: Tensor,
-        sums: Tensor,
-        out: Tensor,
-    ) -> None:
+        self, forward: ForwardInput, query: Tensor, keys: Tensor, values: Tensor, window: int, scale: float,
+        parts: Tensor, sums: Tensor, out: Tensor,
+    ) -> None:  # fmt: skip
         out.zero_()
         repeats = query.shape[1] // keys.shape[1]
         starts = forward.starts.tolist()

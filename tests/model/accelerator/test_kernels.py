@@ -27,31 +27,28 @@ CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
 @pytest.fixture(autouse=True)
-def products_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy has no bfloat16: the interpreter multiplies its bits as integers. As float32 the factors are the same."""
-    dot = InterpreterBuilder.create_dot
+def products_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy has no bfloat16, so that the interpreter multiplies its bits as integers; and its products of unlike sizes
+    sum in unlike orders on some processors. In float64 the sum of a tile is the same in any order."""
 
-    def wide(handle: TensorHandle) -> TensorHandle:
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+    def wide(handle: TensorHandle) -> np.ndarray:
+        if handle.dtype.scalar == tl.bfloat16:
+            return (handle.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return handle.data.astype(np.float64)
 
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", lambda self, a, b, *more: dot(self, wide(a), wide(b), *more))
+    def dot(_: object, a: TensorHandle, b: TensorHandle, total: TensorHandle, *__: object) -> TensorHandle:
+        return TensorHandle((wide(a) @ wide(b)).astype(np.float32) + total.data, total.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
 
 
 class Attention:
     """A pool of one layer whose slots hold random keys and values on shuffled pages, and the queries of a batch."""
 
     def __init__(
-        self,
-        lengths: Sequence[int],
-        *,
-        heads: int,
-        kv_heads: int,
-        width: int,
-        window: int = 0,
+        self, lengths: Sequence[int], *, heads: int, kv_heads: int, width: int, window: int = 0,
         dtype: torch.dtype = torch.float32,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.heads, self.kv_heads, self.width, self.window, self.dtype = heads, kv_heads, width, window, dtype
         sizes = {"slots": len(lengths), "kv_heads": kv_heads, "capacity": 2 * SPLIT + 160, "head_dim": width}
         self.pool = PagePool(layers=1, spare=1, dtype=dtype, **sizes)
@@ -123,58 +120,53 @@ def rows_of(attention: Attention, kinds: Sequence[str], seed: int = 0) -> list[R
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "window"), [(1, 1, 64, 0), (4, 2, 96, 37), (7, 1, 16, 500), (8, 1, 256, 0)]
+    ("heads", "kv_heads", "width", "window", "dtype"),
+    [
+        (4, 2, 96, 37, torch.float32),
+        (7, 1, 16, 500, torch.float32),
+        (4, 2, 64, 0, torch.float16),
+        (4, 2, 64, 0, torch.bfloat16),
+    ],
 )
-def test_attention_equals_the_reference(heads: int, kv_heads: int, width: int, window: int) -> None:
-    attention = Attention([509, 3, 20], heads=heads, kv_heads=kv_heads, width=width, window=window)
-    rows = rows_of(attention, ["tree", "chain", "prompt"])
+def test_attention_equals_the_reference(heads: int, kv_heads: int, width: int, window: int, dtype: torch.dtype) -> None:
+    """In low precision it is as near as the precision."""
+    attention = Attention([509, 20, 3], heads=heads, kv_heads=kv_heads, width=width, window=window, dtype=dtype)
+    whole = dtype == torch.float32
+    rows = rows_of(attention, ["tree", "chain", "prompt"][: 3 if whole else 2])
+    close = CLOSE if whole else dict.fromkeys(("rtol", "atol"), 4 * torch.finfo(dtype).eps)
     for found, wanted in zip(attention.run(rows), attention.run(rows, REFERENCE), strict=True):
-        torch.testing.assert_close(found, wanted, **CLOSE)
+        torch.testing.assert_close(found, wanted, **close)
 
 
 def test_a_tree_of_64_nodes_uses_every_bit() -> None:
-    attention = Attention([30], heads=2, kv_heads=1, width=64)
+    attention = Attention([30], heads=1, kv_heads=1, width=64)
     rows = [Row(attention.slots[0], *random_tree(np.random.default_rng(4), 64))]
     torch.testing.assert_close(attention.run(rows)[0], attention.run(rows, REFERENCE)[0], **CLOSE)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_attention_in_low_precision_is_as_near_as_the_precision(dtype: torch.dtype) -> None:
-    attention = Attention([509, 20], heads=4, kv_heads=2, width=64, dtype=dtype)
-    rows = rows_of(attention, ["tree", "chain"])
-    near = 4 * torch.finfo(dtype).eps
-    for found, wanted in zip(attention.run(rows), attention.run(rows, REFERENCE), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=near, atol=near)
-
-
-@pytest.mark.parametrize(("window", "dtype"), [(0, torch.float32), (60, torch.float32), (0, torch.bfloat16)])
+@pytest.mark.parametrize(("window", "dtype"), [(0, torch.float32), (60, torch.bfloat16)])
 def test_attention_has_the_same_bits_alone_in_a_crowd_and_with_any_draft(window: int, dtype: torch.dtype) -> None:
     attention = Attention([506, 40, 0], heads=2, kv_heads=1, width=32, window=window, dtype=dtype)
     rows = rows_of(attention, ["chain", "prompt", "tree"])
-    together = attention.run(rows)
-    order = [2, 0, 1]
-    elsewhere = attention.run([rows[at] for at in order])
-    for at, row in enumerate(rows):
-        assert torch.equal(attention.run([row])[0], together[at])
-        assert torch.equal(elsewhere[order.index(at)], together[at])
+    for row, together in zip(rows, attention.run(rows), strict=True):
+        assert torch.equal(attention.run([row])[0], together)
     (one,) = attention.run([Row.chain(attention.slots[0], [5])])
-    for size in (17, 70):  # the first token's state does not know of a draft behind it
-        assert torch.equal(attention.run([Row.chain(attention.slots[0], [5] * size)])[0][:1], one)
+    # The first token's state does not know of a draft behind it.
+    assert torch.equal(attention.run([Row.chain(attention.slots[0], [5] * 17)])[0][:1], one)
 
 
-@pytest.mark.parametrize(("window", "dtype"), [(0, torch.bfloat16), (100, torch.float32)])
-def test_a_prompt_whole_has_the_bits_of_a_prompt_in_eights(window: int, dtype: torch.dtype) -> None:
-    whole = Attention([480], heads=2, kv_heads=1, width=32, window=window, dtype=dtype)
+def test_a_prompt_whole_has_the_bits_of_a_prompt_in_eights() -> None:
+    whole, pieces = (
+        Attention([480], heads=2, kv_heads=1, width=32, window=100, dtype=torch.bfloat16) for _ in range(2)
+    )
     (found,) = whole.run([Row.chain(whole.slots[0], [5] * 72)])
-    pieces = Attention([480], heads=2, kv_heads=1, width=32, window=window, dtype=dtype)
     for start in range(0, 72, 8):
         (piece,) = pieces.run([Row.chain(pieces.slots[0], [5] * 8)])
         assert torch.equal(piece, found[start : start + 8])
         pieces.pool.commit(pieces.slots[0], range(8))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("dtype", "bias"), [(torch.float32, False), (torch.float16, True), (torch.bfloat16, True)])
 def test_products_equal_the_reference_and_do_not_know_the_batch(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(140, 200).to(dtype), torch.randn(50, 200).to(dtype)
@@ -190,9 +182,7 @@ def test_products_equal_the_reference_and_do_not_know_the_batch(dtype: torch.dty
         assert torch.equal(some, whole[start:stop])
 
 
-@pytest.mark.parametrize(
-    ("heads", "norms", "width"), [((3, 1), False, 96), ((2, 2), True, 96), ((2, 2), False, 64), ((3, 1), True, 64)]
-)
+@pytest.mark.parametrize(("heads", "norms", "width"), [((3, 1), False, 64), ((2, 2), True, 96)])
 def test_small_kernels_equal_the_reference(heads: tuple[int, int], norms: bool, width: int) -> None:
     attention = Attention([5, 30], heads=heads[0] * heads[1], kv_heads=heads[1], width=width)
     query_heads, kv_heads = heads[0] * heads[1], heads[1]
