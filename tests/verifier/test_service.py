@@ -12,6 +12,7 @@ from moa import records
 from moa.wire import ClientSession
 from moa.wire.messages import Cancel, Error, Hello, Resume, Resumed, StreamTokens, Sync, Verify, Welcome
 from moa.wire.session import Ready, Recovered
+from tests.tiny import tiny_tokenizer
 from tests.verifier import kit
 
 IDS = kit.prompt(3, 20)
@@ -89,6 +90,16 @@ async def test_a_shared_beginning_is_run_once() -> None:
         await _rows(edge, second, len(system) + len(b))
         rows = {id: _collect(edge, id, 60)[0] for id in (first.id, second.id)}
         np.testing.assert_array_equal(rows[first.id], rows[second.id])
+
+
+async def test_a_stop_string_ends_a_turn_with_the_token_that_completes_it() -> None:
+    decode, truth = tiny_tokenizer().decode, kit.generated(IDS, 12)
+    stop = decode(truth[4:6])
+    cut = next(n for n in range(1, 13) if stop in decode(truth[:n]))
+    async with kit.verifier(decode=decode) as running, kit.client(running) as edge:
+        session = await edge.start(IDS, max_new_tokens=12, stop=[stop])
+        event = await edge.advance(session, [IDS[-1], *truth])
+        assert (event.finish, list(event.tokens)) == ("stop", truth[:cut])
 
 
 # ---- records
