@@ -234,6 +234,14 @@ async def test_more_tokens_than_the_verifier_writes_are_no_quiet_success() -> No
         await refused(flags, f"{most + 1} new tokens, at most {most}".encode())
 
 
+async def test_an_audit_compares_with_the_target_alone() -> None:
+    words = ["audit", "--raw", "hello", "--max-new-tokens", "8", "--bundle", str(kit.pair() / "bundle")]
+    async with kit.verifier() as running:
+        told = await asyncio.to_thread(run, *words, "--verifier", running.transport.url, program=FRESH)
+    assert told.returncode == 0, told.stderr
+    assert b"target alone  8 tokens in 8 calls\nidentical     yes\n" in told.stdout
+
+
 async def refused(flags: list[str], *what: bytes) -> None:
     words = ["generate", "--raw", "hello", "--bundle", str(kit.pair() / "bundle"), *flags]
     result = await asyncio.to_thread(run, *words, program=FRESH)
