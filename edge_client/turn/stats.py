@@ -36,6 +36,12 @@ class Overhead:
         self._since = None
 
 
+_COUNTS = (
+    *("tokens", "calls", "rounds", "drafted", "accepted", "offline_tokens", "confirmed"),
+    *("retracted", "adopted", "resumes", "forwards", "guess_messages"),
+)
+
+
 @dataclass(slots=True)
 class Stats:
     """Counted while a turn runs. Times are in seconds."""
@@ -96,21 +102,10 @@ class Stats:
             "seconds": round(seconds, 4),
             "first_token_seconds": round(max(0.0, self.first_token - self.started), 4),
             "last_token_seconds": round(max(0.0, self.last_token - self.started), 4),
-            "tokens": self.tokens,
             "tokens_per_second": round(self.tokens / seconds, 2),
-            "calls": self.calls,
-            "rounds": self.rounds,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
             "tokens_per_round": round((self.accepted + self.rounds) / self.rounds, 3) if self.rounds else None,
             "overhead_ms": round(1000 * median(overheads), 3) if overheads else None,
-            "offline_tokens": self.offline_tokens,
-            "confirmed": self.confirmed,
-            "retracted": self.retracted,
-            "adopted": self.adopted,
-            "resumes": self.resumes,
-            "forwards": self.forwards,
-            "guess_messages": self.guess_messages,
+            **{name: getattr(self, name) for name in _COUNTS},
             "outcomes": dict(self.outcomes),
             "streamed_by": dict(self.by),
         }

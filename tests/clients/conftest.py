@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import shutil
 import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
@@ -24,6 +26,7 @@ from edge_client.serve.settings import ServeSettings
 from moa.process.listening import Port
 from tests.edge.serve.pair import SETTINGS, served
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 MODEL = "demo"
 PATIENCE = 120.0
 
@@ -113,3 +116,40 @@ def apart() -> Iterator[tuple[Device, str]]:
 
 def online(status: dict[str, Any]) -> bool:
     return bool(status["link"] == "online")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def visits(chromium: Any, hosts: set[str | None], *harmless: str) -> Iterator[Callable[..., Any]]:
+    """Opens an address in a browser that knows nothing yet, or in a given context, and waits for the state of its link;
+    adds the hosts that are asked. No test may leave errors in the console, but for those."""
+    errors: list[str] = []
+    contexts: list[Any] = []
+
+    def visit(address: str, state: str, width: int = 1280, height: int = 720, context: Any = None, **how: Any) -> Any:
+        if context is None:
+            context = chromium.new_context(viewport={"width": width, "height": height}, **how)
+            context.set_default_timeout(1000 * PATIENCE)
+            context.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
+            contexts.append(context)
+        page = context.new_page()
+        page.on("websocket", lambda socket: hosts.add(urlsplit(socket.url).hostname))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(address)
+        page.wait_for_selector(f"#link[data-state={state}]")
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert not [error for error in errors if not any(one in error for one in harmless)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,10 +15,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.clients.conftest import MODEL, PATIENCE, Device
+from tests.clients.conftest import CHROMIUM, MODEL, PATIENCE, Device, visits
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
 pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"), pytest.mark.filterwarnings("default")]
 STORY = "Make up a little story: the hero is Ben, the animal is a cat, the place is a forest."
 SLOW = 0.15
@@ -27,37 +25,16 @@ SLOW = 0.15
 Open = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def opened(chromium: Any, device: Device) -> Iterator[Open]:
-    """Opens the page in a browser that knows nothing yet. No test may leave errors in its console."""
-    errors: list[str] = []
-    contexts = []
+    """Opens the page."""
+    with visits(chromium, set(), "ERR_INTERNET_DISCONNECTED", "Cross-Origin-Opener-Policy") as visit:
 
-    def visit(width: int = 1280, height: int = 720, path: str = "/", base: str = "", **how: Any) -> Any:
-        context = chromium.new_context(viewport={"width": width, "height": height}, **how)
-        context.set_default_timeout(1000 * PATIENCE)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto((base or device.address) + path)
-        page.wait_for_selector("#link[data-state=online]")
-        return page
+        def page(width: int = 1280, height: int = 720, path: str = "/", base: str = "", **how: Any) -> Any:
+            return visit((base or device.address) + path, "online", width, height, **how)
 
-    yield visit
-    device.pause = 0.0
-    for context in contexts:
-        context.close()
-    harmless = ("ERR_INTERNET_DISCONNECTED", "Cross-Origin-Opener-Policy")
-    assert not [error for error in errors if not any(one in error for one in harmless)]
+        yield page
+        device.pause = 0.0
 
 
 def answered(device: Device, question: str) -> str:

@@ -2,7 +2,7 @@
 
 `MOA_NPM=DIR` names a folder with the archives of `edge_client/tools/web_app.py:PACKAGES`; without it npm gets them.
 `MOA_PICTURES=docs/pictures` writes the pictures anew, `MOA_ROUNDS=50` ends answers so often; `pytest -s` shows figures.
-`MOA_PROMPTS=200 MOA_COUNTS=FILE` asks so many prompts over the links; when begun again, what the file has is skipped.
+`MOA_PROMPTS=200` asks so many prompts over the links.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from itertools import product
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -44,11 +43,11 @@ from moa import demo
 from moa.graph.drafter import run
 from moa.process.listening import Port
 from moa.sampling import SamplingSettings
-from tests.clients.conftest import PATIENCE
+from tests.clients.conftest import CHROMIUM, PATIENCE, visits
 from tests.edge.serve.pair import SETTINGS, served
 
 pytest.importorskip("playwright.sync_api", reason="needs `make clients`")
-from tests.clients.test_browser import CHROMIUM, SLOW, STORY, ask, complete, picture, playwright, written
+from tests.clients.test_browser import SLOW, STORY, ask, complete, picture, written
 
 NPM = os.environ.get("MOA_NPM", "")
 pytestmark = [
@@ -189,41 +188,14 @@ def app(tmp_path_factory: pytest.TempPathFactory, cloud: Cloud) -> Iterator[Host
         yield host
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--no-proxy-server"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def opened(chromium: Any) -> Iterator[Opened]:
-    """Opens a host's page in a browser that knows nothing yet. No test may leave errors in its console."""
-    errors: list[str] = []
-    contexts: list[Any] = []
+    """Opens a host's page."""
     hosts: set[str | None] = set()
-
-    def visit(host: Host, state: str, width: int = 1280, height: int = 720, context: Any = None, **how: Any) -> Any:
-        if context is None:
-            context = chromium.new_context(viewport={"width": width, "height": height}, **how)
-            context.set_default_timeout(1000 * PATIENCE)
-            context.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
-            contexts.append(context)
-        page = context.new_page()
-        page.on("websocket", lambda socket: hosts.add(urlsplit(socket.url).hostname))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(host.address)
-        page.wait_for_selector(f"#link[data-state={state}]")
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert hosts <= {"127.0.0.1", None}, "the page asks nobody but its origin and its verifier"
     harmless = ("ERR_INTERNET_DISCONNECTED", "ERR_CONNECTION_REFUSED", "WebSocket connection to")
-    assert not [error for error in errors if not any(one in error for one in harmless)]
+    with visits(chromium, hosts, *harmless) as visit:
+        yield lambda host, state, *size, **how: visit(host.address, state, *size, **how)
+    assert hosts <= {"127.0.0.1", None}, "the page asks nobody but its origin and its verifier"
 
 
 KEPT = """async () => {
@@ -474,23 +446,15 @@ def asked(page: Any, question: str, draft: str, **changes: float) -> tuple[str, 
     return text, verified, usage
 
 
-def test_over_each_link_the_text_is_the_targets(opened: Opened, app: Host, cloud: Cloud, tmp_path: Path) -> None:
-    counts = Path(os.environ.get("MOA_COUNTS") or tmp_path / "counts")
-    done = set(counts.read_text().splitlines()) if counts.exists() else set[str]()
-    page = opened(app, "online")
-    for kind, changes in (("greedy", {}), ("sampled", {"temperature": 0.8, "seed": 5})):
-        left = [number for number in range(PROMPTS) if f"{kind} {number}" not in done]
-        for some in (left[at : at + 12] for at in range(0, len(left), 12)):
-            questions = [PLENTY[number] for number in some]
-            cloud.use("loopback")
-            theirs = device(cloud.url, questions, draft="server", **changes)
-            for number, question, truth in zip(some, questions, theirs, strict=True):
-                link, draft = WAYS[number % len(WAYS)]
-                cloud.use(link)
-                assert asked(page, question, draft, **changes)[:2] == (truth.text, True), (link, draft, kind, number)
-                with counts.open("a") as file:
-                    file.write(f"{kind} {number}\n")
-    cloud.use("loopback")
+def test_over_each_link_the_text_is_the_targets(opened: Opened, app: Host, cloud: Cloud) -> None:
+    page, questions = opened(app, "online"), PLENTY[:PROMPTS]
+    for changes in ({}, {"temperature": 0.8, "seed": 5}):
+        theirs = device(cloud.url, questions, draft="server", **changes)
+        for number, (question, truth) in enumerate(zip(questions, theirs, strict=True)):
+            link, draft = WAYS[number % len(WAYS)]
+            cloud.use(link)
+            assert asked(page, question, draft, **changes)[:2] == (truth.text, True), (link, draft, changes, number)
+        cloud.use("loopback")
 
 
 def test_it_is_as_fast_as_the_python_device_and_faster_than_without_drafts(

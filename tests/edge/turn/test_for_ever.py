@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,12 +16,12 @@ from moa.wire import Code
 from moa.wire.messages import Append, Foresee, Open, Opened, Resume, Resumed, Stream, StreamTokens, Verdict, Verify
 from tests.edge.turn.world import World
 
-WAYS: dict[str, tuple[WhoDrafts, bool]] = {
-    "device, a draft a round": ("device", False),
-    "device, ahead": ("device", True),
-    "server": ("server", False),
-    "auto": ("auto", True),
-    "single": ("single", False),
+WAYS: dict[str, dict[str, Any]] = {
+    "device, a draft a round": {"draft": "device"},
+    "device, ahead": {"draft": "device", "guess_ahead": True},
+    "server": {"draft": "server"},
+    "auto": {"draft": "auto", "guess_ahead": True},
+    "single": {"draft": "single"},
 }
 REFUSED: dict[str, tuple[type, ...]] = {
     "every round": (Verify, Stream, Foresee),
@@ -32,24 +34,19 @@ FAULTS = [*(code.value for code in Code), "from_the_future", "mute"]
 FIRST_TOKEN, SETTLE = 3.0, Patience().settle
 
 
-def ended(world: World) -> tuple[float, float]:
-    """Seconds until the first token, and from the last one, or its verification, until the end."""
+def bounded(world: World) -> list[float]:
+    """When each token came; the first one and the end came soon enough."""
     assert world.run(seconds=60), "no end"
     assert len(world.answer) == world.count
-    return world.reader.told_at[0], world.now - world.reader.changed_at
-
-
-def bounded(world: World) -> None:
-    first, waited = ended(world)
-    assert first <= FIRST_TOKEN
-    assert waited <= SETTLE + 0.1
+    assert world.reader.told_at[0] <= FIRST_TOKEN
+    assert world.now - world.reader.changed_at <= SETTLE + 0.1
+    return world.reader.told_at
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("way", "refused"), CASES)
 def test_one_error_for_ever(fault: str, way: str, refused: str) -> None:
-    draft, guess_ahead = WAYS[way]
-    world = World(draft=draft, guess_ahead=guess_ahead)
+    world = World(**WAYS[way])
     world.verifier.fault, world.verifier.refuses = fault, REFUSED[refused]
     bounded(world)
     assert world.most_requests_per_second() <= 8
@@ -58,20 +55,12 @@ def test_one_error_for_ever(fault: str, way: str, refused: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("way", WAYS)
 def test_one_error_from_the_middle_on(fault: str, way: str) -> None:
-    draft, guess_ahead = WAYS[way]
-    world = World(draft=draft, guess_ahead=guess_ahead, forward=0.05)
-    world.at(0.4, lambda: setattr(world.verifier, "fault", fault))
-    _, waited = ended(world)
-    assert waited <= SETTLE + 0.1
-    told = world.reader.told_at
-    assert max(later - sooner for sooner, later in itertools.pairwise(told)) <= FIRST_TOKEN
+    world = World(**WAYS[way], forward=0.05)
+    world.trouble(fault, 0.4)
+    assert max(later - sooner for sooner, later in itertools.pairwise(bounded(world))) <= FIRST_TOKEN
 
 
-@pytest.mark.parametrize("redial", [0.0, 0.1, 2.0])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_connection_that_ends_after_each_opening(way: str, redial: float) -> None:
-    draft, guess_ahead = WAYS[way]
-    world = World(draft=draft, guess_ahead=guess_ahead, redial=redial)
+def ends_after_each_opening(world: World) -> None:
     deliver = world._deliver
 
     def cut(connection: int, answer: object) -> None:
@@ -80,29 +69,35 @@ def test_a_connection_that_ends_after_each_opening(way: str, redial: float) -> N
             world.cut()
 
     world._deliver = cut  # type: ignore[method-assign]
-    bounded(world)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_answers_to_another_round(way: str) -> None:
-    draft, guess_ahead = WAYS[way]
-    world = World(draft=draft, guess_ahead=guess_ahead)
+def answers_another_round(world: World) -> None:
     world.change = lambda m: replace(m, round=m.round + 1) if isinstance(m, Verdict | StreamTokens) else m
-    bounded(world)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_link_that_comes_and_goes_for_ever(way: str) -> None:
+def comes_and_goes(world: World) -> None:
     """No connection lives long enough for a round."""
-    draft, guess_ahead = WAYS[way]
-    world = World(draft=draft, guess_ahead=guess_ahead, redial=0.3)
-    world.verifier.fault = "mute"
+    world.trouble("mute")
 
     def cut() -> None:
         world.cut()
         world.at(0.7, cut)
 
     world.at(0.2, cut)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("link", "redial"),
+    [
+        *((ends_after_each_opening, redial) for redial in (0.0, 0.1, 2.0)),
+        (answers_another_round, 0.1),
+        (comes_and_goes, 0.3),
+    ],
+)
+def test_a_link_that_never_lets_a_round_end(way: str, link: Callable[[World], None], redial: float) -> None:
+    world = World(**WAYS[way], redial=redial)
+    link(world)
     bounded(world)
 
 
