@@ -21,7 +21,10 @@ _TOKENS = 24
 _A_SECOND, _AT_ONCE = 5, 10
 PROMPT = range(40, 60)
 
-PROGRESS = ("honest", "forward", "activations", "notices", "huge", "opened twice", "records", "text frames", "log-prob")
+PROGRESS = (
+    *("honest", "forward", "activations", "notices", "huge", "opened twice", "records", "text frames", "log-prob"),
+    "resumed",  # nothing is lost, so nothing is resumed
+)
 """Behaviours that begin so still win tokens: there the client may ask as fast as it is answered."""
 
 
