@@ -485,18 +485,16 @@ class Engine:
 
     def _run_one_token(self) -> None:
         pool = self.target.pool
+        own = pool.acquire() if pool.free else None
+        held = (lease.slot for lease in self._leases if lease.slot is not None)
+        slot = min(held, key=pool.lengths.__getitem__) if own is None else own
         try:
-            if pool.free:
-                slot = pool.acquire()
-                try:
-                    self.target.forward([Row.chain(slot, [0])]).wait()
-                finally:
-                    pool.release(slot)
-            else:
-                slots = [lease.slot for lease in self._leases if lease.slot is not None]
-                self.target.forward([Row.chain(min(slots, key=pool.lengths.__getitem__), [0])]).wait()
+            self.target.forward([Row.chain(slot, [0])]).wait()
         except FullError:  # sessions hold all pages: as healthy as when they got them
             pass
+        finally:
+            if own is not None:
+                pool.release(own)
         self.alive_at = self._clock()
 
 

@@ -54,8 +54,11 @@ class RoundQueue:
         self._level = 0.0
         """Seconds that those had been served that ran lately."""
         self._batches = itertools.count()
-        self.queued = 0
+
+    @property
+    def queued(self) -> int:
         """Rounds that are ready, or wait for their prompt."""
+        return sum(principal.queued for principal in self._principals.values())
 
     @property
     def ready(self) -> int:
@@ -194,7 +197,6 @@ class RoundQueue:
         return self._principals.setdefault(name, _Principal())
 
     def _count(self, job: Job, change: int) -> None:
-        self.queued += change
         self._principal(job.lease.principal).queued += change
 
     def _busy(self, limit: str, queued: int) -> Refusal:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import torch
 
@@ -224,25 +223,16 @@ class FeatureServerDrafting(TreeDrafting):
         return job.lease.draft_slot is not None and self._known(job.lease) == stop
 
 
-class ReadingDrafting(Drafting, Protocol):
-    """The MoA drafter, in torch or as a graph, which reads the tokens of a session beside its records."""
-
-    @property
-    def free(self) -> bool:
-        """Whether there is an empty slot."""
-
-    def known(self, slot: int) -> int:
-        """How many tokens of its sequence a slot has read."""
-
-
 class RecordDrafting(TreeDrafting):
     """Trees by the MoA drafter. A session's drafting state is built when its first stream begins, from its token log,
     its slot and its activation records, and caught up when another begins after rounds that the edge drafted.
     Subclasses give it what it has missed: `_give`."""
 
-    _drafting: ReadingDrafting
+    _drafting: MoaDrafting | GraphDrafting
 
-    def __init__(self, target: Target, drafting: ReadingDrafting, recorder: Recorder, *, shape: TreeShape) -> None:
+    def __init__(
+        self, target: Target, drafting: MoaDrafting | GraphDrafting, recorder: Recorder, *, shape: TreeShape
+    ) -> None:
         super().__init__(target, drafting, shape)
         self._recorder = recorder
 

@@ -56,20 +56,18 @@ class Meter:
     """The budget of one connection, and its part in its principal's."""
 
     def __init__(self, limits: Limits, now: float) -> None:
-        self._budget = WorkBudget(limits, now)
-        self._principal: WorkBudget | None = None
+        self._budgets = [WorkBudget(limits, now)]
         # Seconds of throttling. It refills half as fast as a flood spends it.
         self._patience = TokenBucket(0.5, limits.flood_seconds / 2, now)
 
     def belongs_to(self, principal: Principal) -> None:
         """From now on, spend from the principal's budget too."""
-        self._principal = principal.budget
+        self._budgets.append(principal.budget)
 
     def spend(self, name: str, amount: float = 1) -> None:
         """Spend from a budget."""
-        self._budget.spend(name, amount)
-        if self._principal is not None:
-            self._principal.spend(name, amount)
+        for budget in self._budgets:
+            budget.spend(name, amount)
 
     def refund(self) -> None:
         """The frame brought new work, which has limits of its own."""
@@ -77,13 +75,12 @@ class Meter:
 
     def wait(self, now: float) -> float:
         """Seconds to wait; 0: none."""
-        own, _ = self._budget.wait(now)
-        return max(own, self._principal.wait(now)[0] if self._principal is not None else 0.0)
+        return max(budget.wait(now)[0] for budget in self._budgets)
 
     def held_back(self, seconds: float, now: float) -> str:
         """Note a wait; returns the name of the limit if it is a flood. Waits caused by the principal's other
         connections do not count."""
-        own, name = self._budget.wait(now)
+        own, name = self._budgets[0].wait(now)
         if own <= 0:
             return ""
         flood = self._patience.level(now) < 0

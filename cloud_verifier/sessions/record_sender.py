@@ -29,8 +29,8 @@ class OutgoingRecords:
     log: Sequence[int]
     """The session's tokens."""
     dtype: RecordDtype = "off"
-    rate: int = 0
-    """Bytes a second; 0: no limit."""
+    budget: TokenBucket = field(default_factory=lambda: TokenBucket(0, 0, 0.0))
+    """Bytes a second, as the edge wants them; a rate of 0 is no limit."""
     held: Ranges = field(default_factory=Ranges)
     """Rows that the edge has, or that are on their way to it."""
     ready: Ranges = field(default_factory=Ranges)
@@ -39,6 +39,11 @@ class OutgoingRecords:
     """Where they are; None without a slot."""
     epoch: int = 0
     """Recomputed values may differ in the last bits: the epoch separates rows from before and after."""
+
+    def limit(self, rate: int) -> None:
+        """Send at most so many bytes a second from now on."""
+        if rate != self.budget.rate:
+            self.budget = TokenBucket(rate, max(rate / 4, 1024), 0.0)
 
     def lose(self) -> None:
         """The slot is gone, and the rows with it."""
@@ -110,7 +115,6 @@ class RecordSender:
         self._contract = contract
         self._clock = clock
         self._offered: dict[bytes, OutgoingRecords] = {}
-        self._budgets: dict[bytes, TokenBucket] = {}
         self._row_bytes: dict[RecordDtype, int] = {}
         if contract is not None:
             heads, dim = contract.heads, contract.head_dim
@@ -135,7 +139,7 @@ class RecordSender:
                 del self._offered[session.session]
                 continue
             start, stop = run
-            wait = self._budget(session).wait(size * (stop - start) + _HEADER_BYTES, self._clock())
+            wait = session.budget.wait(size * (stop - start) + _HEADER_BYTES, self._clock())
             if wait > 0:
                 pause = wait if pause is None else min(pause, wait)
                 continue
@@ -151,7 +155,6 @@ class RecordSender:
 
     def forget(self, session: bytes) -> None:
         """The session is gone from this connection."""
-        self._budgets.pop(session, None)
         self._offered.pop(session, None)
 
     def _frame(self, session: OutgoingRecords, start: int, stop: int) -> Activations:
@@ -160,7 +163,7 @@ class RecordSender:
         payload = records.encode(*session.rows.read(start, stop), session.dtype)
         session.held.add(start, stop)
         self.window.send(len(payload))
-        self._budget(session).spend(len(payload) + _HEADER_BYTES)
+        session.budget.spend(len(payload) + _HEADER_BYTES)
         return Activations(
             session=session.session,
             epoch=session.epoch,
@@ -171,11 +174,3 @@ class RecordSender:
             head_dim=self._contract.head_dim,
             payload=payload,
         )
-
-    def _budget(self, session: OutgoingRecords) -> TokenBucket:
-        budget = self._budgets.get(session.session)
-        if budget is None or budget.rate != session.rate:
-            budget = self._budgets[session.session] = TokenBucket(
-                session.rate, max(session.rate / 4, 1024), self._clock()
-            )
-        return budget

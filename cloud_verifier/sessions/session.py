@@ -201,7 +201,8 @@ class ServerSession:
     ) -> None:
         """Send records in this precision, at this rate, but for the rows that the edge says it holds: only rows of the
         log count, and a bounded number of ranges."""
-        self.records.dtype, self.records.rate = dtype if "records" in features else "off", rate
+        self.records.dtype = dtype if "records" in features else "off"
+        self.records.limit(rate)
         if held is not None:
             ranges = Ranges(held)
             ranges.truncate(len(self.log))

@@ -211,15 +211,8 @@ class SessionTable:
 
     def _drop_oldest(self, reason: str, principal: str | None = None) -> bool:
         """Forget the session without a connection that has been unused the longest, cold ones first."""
-        fit = [
-            s
-            for s in self._sessions.values()
-            if s.outbox is None and s.running is None and principal in (None, s.principal)
-        ]
-        if not fit:
-            return False
-        self.remove(min(fit, key=lambda s: (s.lease is not None, s.used)), reason)
-        return True
+        fit = [s for s in self._resting(principal) if s.outbox is None]
+        return self._drop_first(sorted(fit, key=lambda s: (s.lease is not None, s.used)), reason)
 
     def _drop_greedy(self, reason: str, principal: str) -> bool:
         """Forget the least recently used session of the principal with the largest logs, unless that is the asking
@@ -230,11 +223,15 @@ class SessionTable:
         greediest, most = max(held.items(), key=lambda item: item[1], default=(principal, 0))
         if greediest == principal or most <= self._limits.max_log_bytes // len({principal, *held}):
             return False
-        fit = [s for s in self._sessions.values() if s.principal == greediest and s.running is None]
-        if not fit:
-            return False
-        self.remove(min(fit, key=lambda s: s.used), reason)
-        return True
+        return self._drop_first(sorted(self._resting(greediest), key=lambda s: s.used), reason)
+
+    def _resting(self, principal: str | None) -> Iterator[ServerSession]:
+        return (s for s in self if s.running is None and principal in (None, s.principal))
+
+    def _drop_first(self, fit: list[ServerSession], reason: str) -> bool:
+        if fit:
+            self.remove(fit[0], reason)
+        return bool(fit)
 
     def _share_prefix(self, session: ServerSession) -> None:
         """Find a lease of the same principal with a common prefix, which then need not run again."""

@@ -65,6 +65,13 @@ class Bench:
         while self.engine.turn(0) or self.work._scheduler._prompts:  # they may wait a moment for rounds
             pass
 
+    def next(self, lease: Lease, ids: list[int]) -> list[int]:
+        """The log after one more round without a draft."""
+        job = self.submit(lease, ids, [])
+        while not (settled := [report for report in self.of(Verdict) if report.job is job]):
+            self.engine.turn(0)
+        return [*ids, settled[0].message.next_token]
+
     def of(self, kind: type) -> list[Any]:
         return [report for report in self.reports if isinstance(getattr(report, "message", report), kind)]
 
@@ -100,23 +107,15 @@ def test_an_answer_comes_before_the_records_of_its_tokens_and_prompts_newest_fir
 def test_records_that_only_the_server_s_drafter_may_want_are_made_when_it_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = Bench()
-    made: list[int] = []
+    bench, made = Bench(), list[int]()
     project = bench.served.drafter.project  # type: ignore[union-attr]
-
-    def counted(keys: Any, *rest: Any) -> Any:
-        made.append(keys.shape[1])
-        return project(keys, *rest)
-
-    monkeypatch.setattr(bench.served.drafter, "project", counted)
+    monkeypatch.setattr(bench.served.drafter, "project", lambda *of: made.append(of[0].shape[1]) or project(*of))
     lease = bench.lease(1)
     lease.eager_records = False
     ids = kit.prompt(1, 4)
     for _ in range(40):
-        job = bench.submit(lease, ids, [])
+        ids = bench.next(lease, ids)
         bench.run()
-        (settled,) = [report for report in bench.of(Verdict) if report.job is job]
-        ids = [*ids, settled.message.next_token]
     assert made == []
     assert len(lease.backlog) < 16, "what waits is joined"
     assert lease.backlog[0].hidden.untyped_storage().nbytes() == lease.backlog[0].hidden.nbytes, "and no other's states"
@@ -149,11 +148,7 @@ def test_records_take_a_small_share_of_the_time_while_there_are_rounds_and_are_a
     bench.run()
     began = now[0]
     for _ in range(120):
-        job = bench.submit(lease, ids, [])
-        bench.engine.turn(0)
-        while not (settled := [report for report in bench.of(Verdict) if report.job is job]):
-            bench.engine.turn(0)
-        ids = [*ids, settled[0].message.next_token]
+        ids = bench.next(lease, ids)
     assert 0 < spent[0] / (now[0] - began) < 0.05
     assert lease.made.newest_missing(121, 1) is not None
     bench.run()
@@ -162,18 +157,15 @@ def test_records_take_a_small_share_of_the_time_while_there_are_rounds_and_are_a
 
 def test_a_slot_is_zeroed_before_its_next_user() -> None:
     bench = Bench()
-    lease = bench.lease(0)
+    lease, pool = bench.lease(0), bench.served.target.pool
     bench.submit(lease, kit.prompt(0, 20), [5])
     bench.run()
-    pool = bench.served.target.pool
     assert lease.slot is not None
     assert pool.read(lease.slot, 0, 20)[0].abs().max() > 0
     bench.work.release(lease)
     bench.run()
     assert pool.k.abs().max() == 0
-    assert pool.free_pages == pool.pages
-    assert lease.slot is None
-    assert bench.served.target.pool.free == kit.SETTINGS.slots
+    assert (lease.slot, pool.free, pool.free_pages) == (None, kit.SETTINGS.slots, pool.pages)
 
 
 def test_an_idle_engine_runs_a_token_to_know_that_it_can() -> None:

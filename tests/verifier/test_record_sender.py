@@ -124,7 +124,8 @@ def test_the_window_shrinks_when_acknowledgements_come_late_and_grows_when_they_
 
 def test_a_byte_rate_is_kept() -> None:
     clock = Clock()
-    one, sender = session(500, rate=4000), record_sender(clock)
+    one, sender = session(500), record_sender(clock)
+    one.limit(4000)
     sent = 0
     while clock.now < 3.0:
         frame, pause = ask(sender, one)
