@@ -115,6 +115,7 @@ def devices_session(ask: AnswerRequest, made: Encoded) -> ClientSession:
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(FIELDS)
 @example({"stop": "x" * 129})
+@example({"top_k": -1, "temperature": 1e-6})
 @example({"response_format": {"type": "json_object"}, "ignore_eos": True})
 @example({"tools": [{"type": "function", "function": {"name": "f"}}], "ignore_eos": True})
 def test_what_is_accepted_can_be_sent(fields: dict[str, Any]) -> None:
