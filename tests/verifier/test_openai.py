@@ -144,9 +144,11 @@ async def test_a_drain_waits_for_the_answers_that_run(both: Both) -> None:
     first = ""
     while not first:  # its one round has begun
         first = (await anext(aiter(stream))).choices[0].delta.content or ""
-    verifier.service.drain("the test", 1.0)
-    text = await text_of(stream)
-    verifier.service.draining = False
+    verifier.service.drain("the test", PATIENCE)
+    try:
+        text = await text_of(stream)
+    finally:
+        verifier.service.draining = False
     assert first + text == truth(30)
 
 
