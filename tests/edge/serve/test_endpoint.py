@@ -305,7 +305,7 @@ async def test_fifty_streams_are_exact_fair_and_bounded() -> None:
             text = await text_of(await asked(api, messages=messages, stream=True, extra_body={"ignore_eos": True}))
             return text, time.monotonic() - began
 
-        alone = [event async for one in questions async for event in client.generate(one) if isinstance(event, Done)]
+        alone = [event for one in questions async for event in client.generate(one) if isinstance(event, Done)]
         await asyncio.gather(*map(streamed, questions))  # after which the memory of so many conversations is in use
         before = resident_bytes()
         told = await asyncio.gather(*map(streamed, questions))
