@@ -46,7 +46,6 @@ _ON_REQUEST = (
 )  # fmt: skip
 _USUAL = (
     Experiment("acceptance", "tokens won per verification, by category", "drafters.acceptance", 5),
-    Experiment("speed", "tokens per second on one machine", "drafters.speed", 4),
     Experiment("client_links", "speed, calls and bytes by link", "device.grid", 5),
     Experiment("client_offline", "right answers after the link is cut", "device.offline", 0.5),
     Experiment("client_reconnect", "the link returns after 1, 5, 20 s", "device.reconnect", 1),

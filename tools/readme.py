@@ -33,7 +33,6 @@ TITLES = {
     "drafters_witness": "Drafters of equal training on a real model, by kind of text",
     "masks": "What a grammar costs, and what it wins",
     "server_load": "The verifier under load",
-    "speed": "One machine",
 }
 DRAWN = "client_slow"
 """The experiment whose table is only drawn: the picture has its figures."""

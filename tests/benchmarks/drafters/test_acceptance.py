@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.baselines.presets import moa_config
 from benchmarks.baselines.registry import save
-from benchmarks.drafters import acceptance, speed
-from benchmarks.drafters.race import PLAIN, Run, Way, race
+from benchmarks.drafters import acceptance
 from benchmarks.kit.exactness import count_ties
 from benchmarks.kit.speculator import Generation, GenerationSettings, Speculator
 from demo import held_out
@@ -72,43 +71,3 @@ def test_acceptance_of_every_drafter_shape_and_temperature(pair: Path) -> None:
     assert len(result["runs"]) == 8
     assert set(result["runs"][0]["categories"]) == {"arithmetic", "code"}
     assert "All 32 texts equal plain decoding" in acceptance.tables(result)
-
-
-def test_every_way_takes_part_in_the_race(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "independent", lambda: [pair / "independent"])
-    short: dict[str, Any] = {"tokens": 6, "repeats": 1}
-    result = speed.measure(options(pair, speed.Options, "moa0", **short))
-    names = [[way["name"] for way in race["ways"]] for race in result["pairs"][0]["races"]]
-    assert names == [
-        ["generate", "assisted", "plain", "moa0-chain", "moa0-tree", "moa0-auto"],
-        ["plain", "moa0-chain", "moa0-tree", "moa0-auto"],
-        ["plain", "moa0-chain", "moa0-tree", "moa0-auto"],
-    ]
-    assert "| category | generate | assisted | moa0-chain | moa0-tree | moa0-auto |" in speed.tables(result)
-
-
-def test_a_race_tells_each_category_from_its_own_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, asked = Target.from_model(tiny_target(), capacity=64), [*prompts(4), *prompts(5)]
-    engine, now = speed.speculating(Speculator(target), 4, None), [0.0]
-    monkeypatch.setattr("benchmarks.drafters.race.time.perf_counter", lambda: now[0])
-
-    def taking(first: float, others: float) -> Run:
-        def run(prompt: list[int]) -> Generation:
-            now[0] += first if prompt == asked[0] else others
-            return engine(prompt)
-
-        return run
-
-    ways = [Way(PLAIN, "", taking(3.0, 1.0)), Way("fast", "", taking(1.0, 2.0))]
-    _, fast = race(ways, target, asked, ["one", "two"], repeats=1)["ways"]
-    assert {name: gain["seconds"][0] for name, gain in fast["times_plain"].items()} == {
-        "one": pytest.approx(3.0),
-        "two": pytest.approx(0.5),
-    }
-
-
-def test_a_race_refuses_another_text() -> None:
-    target, asked = Target.from_model(tiny_target(), capacity=64), prompts(4)
-    short, long = (speed.speculating(Speculator(target), tokens, None) for tokens in (3, 4))
-    with pytest.raises(MoaError, match="speculation changed"):
-        race([Way(PLAIN, "", short), Way("other", "", long)], target, asked, ["one"], repeats=1)
