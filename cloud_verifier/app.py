@@ -16,8 +16,8 @@ from cloud_verifier.engine.stream_drafting import (
     MoaServerDrafting,
     ServerDrafting,
 )
-from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Report
+from cloud_verifier.engine.workload import Workload
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.model import Served

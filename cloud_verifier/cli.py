@@ -11,7 +11,7 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from cloud_verifier import logs, tokens
+from cloud_verifier import bearer_tokens, logs
 from cloud_verifier.logs import log
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
@@ -77,7 +77,7 @@ def parser(kind: type[CommandParser] = CommandParser) -> CommandParser:
     add_flags(serve.add_argument_group("limits"), Limits, {f.name: "N" for f in dataclasses.fields(Limits)})
     serve.set_defaults(run=_serve)
 
-    tokens.add(commands.add_parser("token", help="bearer tokens: new, list, revoke"))
+    bearer_tokens.add(commands.add_parser("token", help="bearer tokens: new, list, revoke"))
 
     check = commands.add_parser("check", help="load, run, and say what this machine can do", description=_check.__doc__)
     add_flags(check.add_argument_group("model"), Settings, _MODEL)

@@ -1,10 +1,11 @@
-"""What the model runs next. Pure: no torch, no lock, no clock; `thread.py` has these.
+"""What the model runs next. Pure: no torch, no lock, no clock; `workload.py` has these.
 
     schedule(now) -> EngineStep, or the seconds to wait
     finished(step, outcome, now)
 
-A step is one forward: all rounds that are ready (`queue.py`), and beside them pieces of waiting prompts, as long as
-these make rounds hardly longer (`pacing.py`). So a long prompt cannot hold rounds up, nor rounds a prompt for ever.
+A step is one forward: rounds that are ready, by fair shares (`queue.py`), and beside them pieces of waiting prompts, as
+long as these make rounds hardly longer (`pacing.py`). So a long prompt cannot hold rounds up, nor rounds a prompt for
+ever.
 """
 
 from __future__ import annotations

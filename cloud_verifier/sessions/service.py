@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import (
     Answered,
     Dropped,
@@ -21,6 +20,7 @@ from cloud_verifier.engine.work import (
     Report,
     Waiting,
 )
+from cloud_verifier.engine.workload import Workload
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.sessions.budgets import Principal, WorkBudget

@@ -15,7 +15,7 @@ import msgspec
 from edge_client.cli import options
 from edge_client.client import EdgeClient
 from edge_client.events import AnswerSoFar, Done, Event, Link, Prompt, Token
-from edge_client.screen.terminal import PipeView, View, refused, rescue
+from edge_client.screen.pipe import PipeView, View, refused, rescue
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
 from moa.cli.settings_flags import add_flags

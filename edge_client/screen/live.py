@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from edge_client.events import AnswerSoFar, Done, Event, Link, Notice, Retract
-from edge_client.screen.terminal import View
+from edge_client.screen.pipe import View
 from moa.safe_text import safe_line, safe_text
 
 _PROVISIONAL = "dim italic"

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from edge_client.screen.terminal import PipeView, View
+from edge_client.screen.pipe import PipeView, View
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,7 @@ from rich.text import Text
 from edge_client.cli.generate import Record
 from edge_client.events import Confirm, Done, Event, Link, Notice, Prompt, Retract, Token
 from edge_client.screen.live import LiveView, Region
-from edge_client.screen.terminal import PipeView
+from edge_client.screen.pipe import PipeView
 from edge_client.screen.views import make_console, make_view
 
 STATS = {

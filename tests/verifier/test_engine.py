@@ -17,8 +17,8 @@ from cloud_verifier.engine.core import PROBE_SECONDS, Engine
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.stream_drafting import MoaServerDrafting, ServerDrafting, TreeDrafting
-from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Dropped, Failed, Guesses, Job, Lease, Recorded, RecordRows, Report
+from cloud_verifier.engine.workload import Workload
 from cloud_verifier.model import Served, serve_model
 from moa import demo
 from moa.grammar.spec import Grammar

@@ -16,8 +16,8 @@ from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
 from cloud_verifier.engine.stream_drafting import MoaServerDrafting
-from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Answered, Dropped, Failed, Guesses, Job, Lease, RecordRows, Report
+from cloud_verifier.engine.workload import Workload
 from cloud_verifier.metrics import Metrics
 from moa.model.target import Step
 from moa.sampling import SamplingSettings

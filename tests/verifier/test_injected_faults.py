@@ -16,8 +16,8 @@ from msgspec import structs
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cloud_verifier.engine.scheduler import EngineStep
-from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Answered, Dropped, Failed, Job, Lease, Recorded, RecordRows, Report
+from cloud_verifier.engine.workload import Workload
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics
 from cloud_verifier.serving import conversation

@@ -9,8 +9,8 @@ import pytest
 from cloud_verifier.engine.core import Engine
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Answered, Job, Lease, RecordRows, Report
+from cloud_verifier.engine.workload import Workload
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.wire import Limits

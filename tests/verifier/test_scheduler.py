@@ -7,8 +7,8 @@ import pytest
 
 from cloud_verifier.engine.queue import RoundQueue
 from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import READING_SPEED, Job
+from cloud_verifier.engine.workload import Workload
 from moa.speculation.cost import Cost
 from moa.wire import Code, Limits, Refusal
 from moa.wire.messages import Stream

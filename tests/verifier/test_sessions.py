@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cloud_verifier.engine.scheduler import Scheduler
-from cloud_verifier.engine.thread import Workload
 from cloud_verifier.engine.work import Lease, ModelFacts
+from cloud_verifier.engine.workload import Workload
 from cloud_verifier.sessions.channel import answer_hello
 from cloud_verifier.sessions.service import Service, new_job
 from cloud_verifier.sessions.session import Run, ServerSession, sampling_settings
