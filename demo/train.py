@@ -44,7 +44,7 @@ from demo.recipe import (
 )
 from demo.skills import Example
 from demo.strangers import STRANGERS
-from export.embedded import MOST_PROMPTS
+from export.cli import MOST_PROMPTS
 from moa.config import DrafterConfig
 from moa.demo import paths
 from moa.errors import run_cli

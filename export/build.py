@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from export.agreement import Reference
 from export.atomic_folder import new_folder
-from export.card import model_card
 from export.continuations import encode_prompts, make_traces, read_prompts
-from export.describe import describe, public_name, tool_versions, write_shared
+from export.describe import describe, model_card, public_name, tool_versions, write_shared
 from export.forms import Workshop
 from export.kinds import OPSET, VariantKind, choose_kinds
 from export.measure import golden_cases, step_times

@@ -16,6 +16,7 @@ from moa import __version__
 from moa.bundle import Bundle
 from moa.cli.command_line import CommandParser
 from moa.cli.settings_flags import given_fields
+from moa.demo import paths
 from moa.errors import UsageError, run_cli
 from moa.safe_text import safe_text
 
@@ -23,6 +24,8 @@ PROGRAM = "moa-export"
 _INT8_CPUS = ("avx512_vnni", "avx2")
 """optimum's configurations. The first is for processors with 8-bit dot products; `avx2` avoids the overflow of older
 ones."""
+MOST_PROMPTS = 128
+"""Held-out prompts that `moa/demo/prompts.json` holds; `python -m demo.train prompts` writes it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,7 +99,6 @@ def _build(args: argparse.Namespace) -> None:
         raise UsageError("--out is missing", hint="--out DIR for the new bundle, or --dry-run")
     _check_place(args, args.out)
     from export.build import BuildSettings, build
-    from export.embedded import embedded_prompts, embedded_sources
     from export.plan import make_plan
     from export.static_forms import StaticShape
 
@@ -156,6 +158,24 @@ def _show_bundle(bundle: Bundle, as_json: bool) -> None:
 
 def _show(result: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
     print(json.dumps(result, indent=2) if as_json else "\n".join(lines))
+
+
+def embedded_sources() -> tuple[str, str]:
+    """Target and drafter."""
+    found = paths()
+    for folder in (found.target, found.drafter):
+        if not any(folder.glob("*.safetensors")):
+            raise UsageError(
+                f"this installation has no embedded pair: {folder.name} has no weights",
+                hint="make it with `python -m demo.train` in a checkout, or give --target and --drafter",
+            )
+    return str(found.target), str(found.drafter)
+
+
+def embedded_prompts(count: int = 32) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Held-out prompts to measure with, and training prompts to choose a draft vocabulary by."""
+    prompts = json.loads(paths().prompts.read_text(encoding="utf-8"))
+    return tuple(prompts["heldout"][:count]), tuple(prompts["train"][: 8 * count])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The forms for NPUs: fixed shapes, only operators that NPU compilers support, embedding and top-k on the host.
+"""The forms for NPUs: fixed shapes, only operators that NPU compilers support, embedding and top-k on the host
+(`StaticRunner`, in numpy).
 
     x [1,T,H]  cos, sin [1,T,D]  mask [1,1,T,P+T]  past_k, past_v [1,Hs,P,D] by layer
     record_k, record_v [1,Hc,R,D]  record_mask [1,1,1,R]  has_records [1,1,1]      ──►  logits, new_k, new_v by layer
@@ -9,6 +10,7 @@ of 16-bit activations. Unused past rows, records and tokens are masked, and thei
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,8 +24,10 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config,
 from onnxruntime.tools.mobile_helpers import usability_checker
 from torch import Tensor, nn
 
+from export.body import BodySpec
 from export.forms import Workshop
 from export.quiet import quiet
+from export.runner import Float, StepInput, StepOutput, open_session
 from export.storage import WeightedModel
 from moa.errors import ConfigError, MoaError
 from moa.model.blocks import Attention, Block
@@ -192,3 +196,94 @@ def partitions(model: Path, runtime: Literal["CoreML", "NNAPI"]) -> str:
             f" partitions, not all in one: it lacks {', '.join(sorted(found.unsupported_ops)) or 'fixed shapes'}"
         )
     return f"onnxruntime's {runtime} checker: {found.num_nodes} of {found.num_nodes} nodes in one partition"
+
+
+Feeds = dict[str, NDArray[Any]]
+
+
+class StaticRunner:
+    """`Runner` over a static form: longer inputs run in pieces; the oldest rows beyond its capacity are dropped."""
+
+    def __init__(
+        self,
+        run: Callable[[Feeds], list[NDArray[Any]]],
+        embedding: NDArray[np.floating[Any]],
+        spec: BodySpec,
+        shape: StaticShape,
+        *,
+        rope_theta: float,
+        top_k: int,
+        draft_to_target: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.spec, self.shape = spec, shape
+        self._run, self._embedding, self._top_k, self._map = run, embedding, top_k, draft_to_target
+        width = spec.cache[0].head_dim
+        self._steps = rope_theta ** (-np.arange(0, width, 2, dtype=np.float32) / width)
+
+    def step(self, step: StepInput) -> StepOutput:
+        """One step of any size."""
+        past, logits = list(step.past), []
+        before = past[0].shape[1]
+        for start in range(0, len(step.ids), self.shape.tokens):
+            part = slice(start, min(start + self.shape.tokens, len(step.ids)))
+            out, *rows = self._run(self.feeds(step, part, past))
+            used = part.stop - start
+            logits.append(out[0, :used])
+            past = [np.concatenate([old, new[0, :, :used]], axis=1) for old, new in zip(past, rows, strict=True)]
+        scores = np.concatenate(logits)[step.queries]
+        best = np.argsort(-scores, axis=-1, kind="stable")[:, : self._top_k]
+        logp = np.take_along_axis(scores, best, -1) - np.logaddexp.reduce(scores, axis=-1, keepdims=True)
+        tokens = best if self._map is None else self._map[best]
+        new = [row[:, before:] for row in past]
+        return StepOutput(logp.astype(np.float32), tokens.astype(np.int64), new)
+
+    def feeds(self, step: StepInput, part: slice, past: list[Float]) -> Feeds:
+        """The graph's inputs for some of a step's tokens; `past` holds the rows of all tokens before them."""
+        shape, used, held = self.shape, part.stop - part.start, min(past[0].shape[1], self.shape.past)
+        skipped = past[0].shape[1] - held
+        ids, positions = np.zeros(shape.tokens, np.int64), np.zeros(shape.tokens, np.float32)
+        ids[:used], positions[:used] = step.ids[part], step.positions[part]
+        angles = np.tile(positions[:, None] * self._steps, 2)
+        sign = np.repeat(np.array([-1.0, 1.0], np.float32), len(self._steps))
+        mask = np.full((shape.tokens, shape.past + shape.tokens), STATIC_MASKED, np.float32)
+        visible = step.mask[part, skipped : part.stop + step.past[0].shape[1]]
+        mask[:used, :held][visible[:, :held]] = 0.0
+        mask[:used, shape.past : shape.past + used][visible[:, held:]] = 0.0
+        mask[range(used, shape.tokens), range(shape.past + used, shape.past + shape.tokens)] = 0.0
+        feeds: Feeds = {
+            "x": self._embedding[ids].astype(np.float32)[None],
+            "cos": np.cos(angles).astype(np.float32)[None],
+            "sin": (np.sin(angles) * sign).astype(np.float32)[None],
+            "mask": mask[None, None],
+        }
+        for i, rows in enumerate(past):
+            feeds[f"past_{'kv'[i % 2]}_{i // 2}"] = _padded(rows[:, skipped:], shape.past)
+        return feeds | self._records(step)
+
+    def _records(self, step: StepInput) -> Feeds:
+        of = self.spec.records
+        assert of is not None
+        none = np.zeros((of.kv_heads, 0, of.head_dim), np.float32)
+        key, value = (
+            none if rows is None else rows[:, -self.shape.records :] for rows in (step.record_k, step.record_v)
+        )
+        mask = np.full((1, 1, 1, self.shape.records), STATIC_MASKED, np.float32)
+        mask[..., : key.shape[1]] = 0.0
+        return {
+            "record_k": _padded(key, self.shape.records),
+            "record_v": _padded(value, self.shape.records),
+            "record_mask": mask,
+            "has_records": np.full((1, 1, 1), float(key.shape[1] > 0), np.float32),
+        }
+
+
+def session_of(model: Path) -> Callable[[Feeds], list[NDArray[Any]]]:
+    """Run a static form on the CPU."""
+    session = open_session(model)
+    return lambda feeds: session.run(None, feeds)
+
+
+def _padded(rows: Float, capacity: int) -> Float:
+    out = np.zeros((1, rows.shape[0], capacity, rows.shape[2]), np.float32)
+    out[0, :, : rows.shape[1]] = rows
+    return out

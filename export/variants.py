@@ -19,8 +19,17 @@ from export.kinds import VariantKind
 from export.parity import random_steps
 from export.quiet import quiet
 from export.runner import OrtRunner, StepInput
-from export.static_forms import EMBEDDING, StaticShape, export_static, partitions, quantize_for_htp, write_embedding
-from export.static_runner import Feeds, StaticRunner, session_of
+from export.static_forms import (
+    EMBEDDING,
+    Feeds,
+    StaticRunner,
+    StaticShape,
+    export_static,
+    partitions,
+    quantize_for_htp,
+    session_of,
+    write_embedding,
+)
 from moa.errors import MoaError
 from moa.manifest import Agreement
 

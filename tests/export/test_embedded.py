@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from export.build import BuildSettings, build
-from export.embedded import embedded_prompts, embedded_sources
+from export.cli import embedded_prompts, embedded_sources
 from export.static_forms import StaticShape
 
 GOALS = {"cpu-int8": 0.99, "cpu-int4": 0.97, "portable": 0.97, "web": 0.97, "mobile": 0.97, "npu-qnn": 0.97}

@@ -13,8 +13,7 @@ from export.kinds import VARIANT_KINDS
 from export.parity import random_steps
 from export.plan import make_plan
 from export.runner import TorchRunner
-from export.static_forms import StaticShape, export_static, partitions
-from export.static_runner import session_of
+from export.static_forms import StaticShape, export_static, partitions, session_of
 from export.variants import calibration_feeds, make_static, static_runner
 from moa.errors import ConfigError, MoaError, UsageError
 from tests.export.conftest import Pair, make_pair
