@@ -54,8 +54,8 @@ from moa.model.target import Target
 from moa.training.data import Document, PackedRows, pack, pieces
 from moa.training.distill import Distillation
 from moa.training.generate import PROMPT_TOKENS, GeneratedAnswers
-from moa.training.inherit import CALIBRATION_ROWS, inherit
 from moa.training.loop import Loop, join_process_group
+from moa.training.run import CALIBRATION_ROWS, inherit
 from moa.training.sources import DocumentReader, examples
 from moa.training.teacher import Teacher
 

@@ -13,7 +13,7 @@ from export.source import INDEPENDENT
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import UsageError
 from moa.model.identity import stored_tensors
-from moa.model.partial_target import read_facts
+from moa.model.loading import read_facts
 
 _BYTES_PER_WEIGHT = {"cpu-int4": 0.5 + 4 / 32, "cpu-fp32": 4.0, "npu-openvino": 4.0, "coreml": 4.0, "nnapi": 4.0}
 _HOST_EMBEDDING = 2.0

@@ -13,7 +13,7 @@ from export.plan import ExportPlan, make_plan
 from export.source import INDEPENDENT, TargetTokenizer
 from moa.errors import UsageError
 from moa.model.identity import stored_tensors
-from moa.model.partial_target import read_facts
+from moa.model.loading import read_facts
 
 VARIANTS = ("cpu-int4",)
 _BYTES_PER_TARGET_WEIGHT = 2

@@ -22,8 +22,7 @@ from moa.manifest import KVHeads
 from moa.model.checkpoint import drafter_around, load_drafter
 from moa.model.drafter import Drafter
 from moa.model.identity import tokenizer_hash, weights_id
-from moa.model.loading import load_model, load_tokenizer, locate
-from moa.model.partial_target import read_partial_target
+from moa.model.loading import load_model, load_tokenizer, locate, read_partial_target
 from moa.model.shared import SharedWeights
 
 INDEPENDENT = "independent:"

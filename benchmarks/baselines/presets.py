@@ -23,8 +23,8 @@ from moa.model.drafter import Drafter
 from moa.model.shared import SharedWeights
 from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
-from moa.training.inherit import CALIBRATION_ROWS, inherit
 from moa.training.masks import AnchorRule, Spacing
+from moa.training.run import CALIBRATION_ROWS, inherit
 from moa.training.teacher import Teacher
 
 

@@ -21,13 +21,11 @@ from moa.api import responses, shapes
 from moa.api.access import Access
 from moa.api.answer import Answerer, AnswerRequest
 from moa.api.errors import ApiError
-from moa.api.fairness import Fairness, charged
+from moa.api.fairness import Counted, Fairness, charged
 from moa.api.guard import Guard
 from moa.api.http import EventStream, Json, event_frame, read_body, while_connected
-from moa.api.load import Counted
 from moa.api.metrics import ApiMetrics
-from moa.api.recheck import Recheck
-from moa.api.replay import Recording, Recordings, position
+from moa.api.replay import Recheck, Recording, Recordings, position
 from moa.api.requests import Defaults, ParsedRequest, parse_chat, parse_completion
 from moa.api.responses import ResponseShape, StoredMessages
 from moa.api.stream import streamed, whole

@@ -9,8 +9,7 @@ from collections.abc import Generator, Sequence
 import pytest
 
 from edge_client.client import EdgeClient
-from edge_client.tools.emulated_network import Profile
-from edge_client.tools.emulated_network.profiles import Condition
+from edge_client.tools.emulated_network import Condition, Profile
 from edge_client.turn.actions import Draft
 from edge_client.turn.controller import Controller
 from edge_client.turn.records import Records

@@ -21,7 +21,7 @@ from export.source import count_files, load_source, most_frequent
 from moa.bundle import MANIFEST, Bundle
 from moa.config import DrafterConfig
 from moa.errors import UsageError
-from moa.model.partial_target import read_facts
+from moa.model.loading import read_facts
 from tests.export.conftest import PROMPTS, Pair
 from tests.tiny import save_tiny
 

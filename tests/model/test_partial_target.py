@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from moa.config import DrafterConfig
 from moa.errors import UsageError
 from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
-from moa.model.loading import load_model
-from moa.model.partial_target import read_partial_target
+from moa.model.loading import load_model, read_partial_target
 from tests.tiny import FAMILIES, save_tiny
 
 

@@ -20,8 +20,8 @@ from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
-from moa.training.inherit import inherit
 from moa.training.masks import AnchorRule
+from moa.training.run import inherit
 from moa.training.teacher import Teacher
 from moa.tree import TreeShape
 from tests.close import assert_rounded

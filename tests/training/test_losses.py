@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from moa.model.shared import SharedWeights
-from moa.training import losses
-from moa.training.losses import compare
+from moa.training import distill
+from moa.training.distill import compare
 from tests.close import assert_rounded
 
 
@@ -28,7 +28,7 @@ def pair(case: str) -> tuple[SharedWeights, SharedWeights]:
 
 @pytest.mark.parametrize("heads", ["shared", "capped", "own"])
 def test_value_and_gradient_are_autograds(heads: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(losses._CHUNK, "cpu", 350)  # seven rows at a time: the last chunk is a short one
+    monkeypatch.setitem(distill._CHUNK, "cpu", 350)  # seven rows at a time: the last chunk is a short one
     torch.manual_seed(0)
     own, their = pair(heads)
     mine, theirs = torch.randn(30, 16, requires_grad=True), torch.randn(30, their.head.shape[1])
