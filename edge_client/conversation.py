@@ -21,9 +21,8 @@ from edge_client.turn.controller import Controller
 from edge_client.turn.deadlines import Deadlines
 from edge_client.turn.guard import OfflineGuard
 from edge_client.turn.machine import TurnMachine
-from edge_client.turn.reachability import Reachability
+from edge_client.turn.reachability import Reachability, SessionState
 from edge_client.turn.records import Records
-from edge_client.turn.session_state import SessionState
 from edge_client.turn.shell import TurnShell
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
@@ -32,7 +31,7 @@ from moa.chat_window import left_out_notice, prompt_room
 from moa.errors import DeviceError, UsageError
 from moa.grammar.spec import Grammar
 from moa.speculation.prediction import Prediction
-from moa.tokens import common_prefix
+from moa.text_stream import common_prefix
 from moa.wire import ClientSession
 from moa.wire.finish import TurnRules
 from moa.wire.messages import Sampling

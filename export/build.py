@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -16,26 +18,26 @@ from numpy.typing import NDArray
 
 from export.agreement import Reference
 from export.atomic_folder import new_folder
+from export.body import BodySpec
 from export.continuations import encode_prompts, make_traces, read_prompts
 from export.describe import describe, model_card, public_name, tool_versions, write_shared
 from export.forms import Workshop
 from export.kinds import OPSET, VariantKind, choose_kinds
-from export.measure import golden_cases, step_times
-from export.parity import parity
+from export.parity import parity, random_steps
 from export.plan import make_plan
 from export.runner import OrtRunner, TorchRunner
 from export.source import Source, count_files, load_source, most_frequent
 from export.static_forms import StaticShape
 from export.variants import make_dynamic, make_static
-from moa.bundle import GOLDEN, SCHEMA, Bundle, sha256, write_golden, write_manifest
+from moa.bundle import GOLDEN, SCHEMA, Bundle, GoldenCase, sha256, write_golden, write_manifest
 from moa.errors import ConfigError
 from moa.manifest import (
-    Agreement,
     Calibration,
     DrafterIdentity,
     FileEntry,
     Manifest,
     RecordFormat,
+    StepTime,
     TargetIdentity,
     TokenizerFiles,
     Variant,
@@ -46,6 +48,11 @@ from moa.worth import worth
 
 Notify = Callable[[str], None]
 _SLOTS = 16
+PAST, RECORDS = 256, 256
+"""Cache rows and records in a timed step: a chat of some length."""
+STEPS = (1, 8)
+"""Tokens of a chain's step, and of a tree's."""
+_GOLDEN_SIZES = {"first": (1, 1, 0, 0), "tree": (6, 6, 9, 5), "prompt": (12, 1, 4, 0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +168,7 @@ class _Build:
         if kind.form == "static":
             made = make_static(shop, kind, place, self.settings.static_shape, reference)
         else:
-            made = make_dynamic(shop, kind, place, reference.judge if reference else _no_text)
+            made = make_dynamic(shop, kind, place, reference.judge if reference else lambda _: None)
         timed = self.settings.time_steps and kind.form == "dynamic"
         times = step_times(made.files[0], self.source.spec, self.source.vocabulary) if timed else ()
         return describe(kind, made, self.folder, parity=difference, times=times)
@@ -235,6 +242,34 @@ def _with_files(folder: Path, manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, files=files)
 
 
-def _no_text(_: OrtRunner) -> Agreement | None:
-    """Without text nothing can be compared."""
-    return None
+def step_times(
+    model: Path, spec: BodySpec, vocabulary: int, *, threads: tuple[int, ...] = (1, 2), seconds: float = 0.5
+) -> tuple[StepTime, ...]:
+    """Median step times, each measured for about `seconds`."""
+    times = []
+    for count in threads:
+        runner = OrtRunner(model, spec, threads=count)
+        for width in STEPS:
+            (step,) = random_steps(spec, vocabulary, sizes=((width, width, PAST, RECORDS),))
+            feeds = {name: np.ascontiguousarray(value) for name, value in step.feeds(spec).items()}
+            for _ in range(3):
+                runner.session.run(None, feeds)
+            taken: list[float] = []
+            while sum(taken) < seconds or len(taken) < 5:
+                start = perf_counter()
+                runner.session.run(None, feeds)
+                taken.append(perf_counter() - start)
+            times.append(StepTime(tokens=width, threads=count, ms=round(1000 * statistics.median(taken), 4)))
+    return tuple(times)
+
+
+def golden_cases(spec: BodySpec, vocabulary: int, runners: Mapping[str, OrtRunner]) -> list[GoldenCase]:
+    """A few steps with each variant's outputs here, so that any machine can compare its own."""
+    steps = random_steps(spec, vocabulary, seed=7, sizes=tuple(_GOLDEN_SIZES.values()))
+    cases = []
+    for name, step in zip(_GOLDEN_SIZES, steps, strict=True):
+        inputs = {key: np.ascontiguousarray(value) for key, value in step.feeds(spec).items()}
+        outputs = ["top_logp", "top_tokens"]
+        expected = {variant: tuple(runner.session.run(outputs, inputs)) for variant, runner in runners.items()}
+        cases.append(GoldenCase(name, inputs, expected))
+    return cases

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from export.source import Source
 from moa.errors import UsageError
-from moa.model.generate import Continued, generate
+from moa.model.choosing import Continued, generate
 from moa.model.target import Committed, Target
 from moa.training.sources import DocumentReader, SourceExample, examples, string
 

@@ -21,7 +21,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.sessions.outbox import Outbox
 from cloud_verifier.sessions.session import ServerSession, State
 from cloud_verifier.sessions.slots import PageReservations, SlotShares
-from moa.tokens import common_prefix
+from moa.text_stream import common_prefix
 from moa.wire.codes import Code, Refusal
 from moa.wire.limits import Limits
 

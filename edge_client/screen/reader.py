@@ -1,26 +1,23 @@
-"""Reads the user's messages: with history, editing and completion if prompt_toolkit is installed, else plainly."""
+"""Reads the user's messages: with history, editing and completion if prompt_toolkit is installed, else plainly; and
+hears Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moa.errors import MoaError, UsageError
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import CompleteEvent, Completion
     from prompt_toolkit.document import Document
-
-
-import signal
-from collections.abc import Coroutine, Iterator
-from typing import TypeVar
 
 Result = TypeVar("Result")
 

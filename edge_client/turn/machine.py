@@ -13,9 +13,9 @@
     machine.drain()       what the user is told, at any time
 
 The answer comes by rounds (`rounds.py`) or as a stream with guesses (`ahead.py`). Deadlines are in `deadlines.py`, the
-link and classes of refusal in `reachability.py`, the session on it in `session_state.py`, pauses between attempts in
-`link/retry.py`. The user sees the same whatever the cause of a failure: after a wait of more than
-`offline_after` the device writes offline, and that text is checked as soon as the verifier can be asked.
+link, the session on it and classes of refusal in `reachability.py`, pauses between attempts in `link/retry.py`. The
+user sees the same whatever the cause of a failure: after a wait of more than `offline_after` the device writes offline,
+and that text is checked as soon as the verifier can be asked.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ from edge_client.turn.budget import Spending
 from edge_client.turn.controller import Controller, Plan, WhoDrafts
 from edge_client.turn.deadlines import Deadlines, Moment
 from edge_client.turn.guard import OfflineGuard
-from edge_client.turn.reachability import Failure, Reachability, classify
+from edge_client.turn.reachability import Failure, Reachability, SessionState, classify
 from edge_client.turn.records import Records
 from edge_client.turn.rounds import Rounds
-from edge_client.turn.session_state import SessionState
 from edge_client.turn.stats import Stats
 from edge_client.turn.transcript import Transcript
 from moa.errors import DeviceError, MoaError, ProtocolError

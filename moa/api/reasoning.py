@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from moa.api.present import Show
 from moa.api.tools import ToolFormat, WrittenCall
-from moa.tokens import common_prefix
+from moa.text_stream import common_prefix
 
 _OPEN, _CLOSE = "<think>", "</think>"
 

@@ -18,7 +18,7 @@ from moa.api.present import Show
 from moa.api.responses import ResponseShape
 from moa.api.shapes import Shape
 from moa.api.stream import side_by_side
-from moa.tokens import common_prefix
+from moa.text_stream import common_prefix
 
 _MOST_FAILURES = 3
 _FRAME_COST = 100

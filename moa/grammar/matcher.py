@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from moa.errors import UsageError
 from moa.grammar.spec import JSON_STYLE, Grammar, GrammarError
-from moa.tokens import common_prefix
+from moa.text_stream import common_prefix
 from moa.tree import DraftTree
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from moa.errors import UsageError
-from moa.model.generate import generate
+from moa.model.choosing import generate
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.training.progress import Progress

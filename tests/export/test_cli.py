@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import export.forms
+from export.build import step_times
 from export.cli import main
-from export.measure import step_times
 from moa.bundle import Bundle
 from tests.export.conftest import Pair
 

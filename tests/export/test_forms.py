@@ -8,10 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
-from export.forms import BLOCKS, Blocks, Workshop
+from export.forms import BLOCKS, Blocks, Workshop, products_of_activations
 from export.kinds import OPSET
 from export.parity import random_steps
-from export.quantize import products_of_activations
 from export.runner import OrtRunner, TorchRunner, open_session
 from export.storage import WeightedModel
 from export.tables import BlockTable, FloatTable, Int8Table, UnpackedTable

@@ -15,8 +15,8 @@ from cloud_verifier.app import Verifier
 from cloud_verifier.cli import parser, settings_from
 from cloud_verifier.model import load
 from edge_client import Done, EdgeClient, Retract, Token
+from export.build import step_times
 from export.cli import main
-from export.measure import step_times
 from moa.bundle import Bundle
 from tests.tiny import save_tiny
 
