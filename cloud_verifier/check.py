@@ -50,7 +50,11 @@ def measure(settings: Settings) -> dict[str, Any]:
         "kv_tokens": target.pool.pages * PAGE,
         "kv_bytes": target.pool.nbytes,
         "buffer_bytes": 0 if target.runner is None else target.runner.nbytes,
-        "fits": [{"tokens": n, "sessions": _fits(target, n)} for n in _LENGTHS if n <= target.pool.capacity],
+        "fits": [
+            {"tokens": n, "sessions": min(target.pool.slots, target.pool.pages // -(-n // PAGE))}
+            for n in _LENGTHS
+            if n <= target.pool.capacity
+        ],
         "records": facts.records is not None,
         "drafts": served.drafts,
         "context": context,
@@ -84,11 +88,6 @@ def _time(target: Target, slot: int, nodes: int) -> float:
         target.forward([row]).argmax(0)  # reading the result waits for the accelerator
         times.append(time.perf_counter() - started)
     return median(times[1:])
-
-
-def _fits(target: Target, tokens: int) -> int:
-    """How many sessions of so many tokens, drafts included, fit into memory."""
-    return min(target.pool.slots, target.pool.pages // -(-tokens // PAGE))
 
 
 def _machine(target: Target) -> str:

@@ -46,14 +46,11 @@ class JsonFormatter(logging.Formatter):
         for name in _FIELDS:
             value = getattr(record, name, None)
             if value not in (None, "", b"", 0):
-                entry[name] = value.hex() if isinstance(value, bytes) else _harmless(value)
+                known = value.hex() if isinstance(value, bytes) else value
+                entry[name] = known if isinstance(known, int | float) else safe_line(str(known))
         if record.exc_info:
             entry["exception"] = safe_text(self.formatException(record.exc_info))[-_LONGEST_TRACE:]
         return json.dumps(entry, ensure_ascii=False)
-
-
-def _harmless(value: object) -> object:
-    return value if isinstance(value, int | float) else safe_line(str(value))
 
 
 class FairShare(logging.Filter):

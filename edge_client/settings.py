@@ -268,7 +268,6 @@ def _converted(name: str, value: Any, hint: Any = None, *, strict: bool = True) 
 
 
 def _check_address(address: str) -> None:
-    """Refuse an invalid address at once."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", parts.port

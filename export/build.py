@@ -16,16 +16,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from export.agreement import Reference
+from export.agreement import Reference, encode_prompts, make_traces, read_prompts
 from export.atomic_folder import new_folder
 from export.body import BodySpec
-from export.continuations import encode_prompts, make_traces, read_prompts
 from export.describe import describe, model_card, public_name, tool_versions, write_shared
 from export.forms import Workshop
 from export.kinds import OPSET, VariantKind, choose_kinds
-from export.parity import parity, random_steps
 from export.plan import make_plan
-from export.runner import OrtRunner, TorchRunner
+from export.runner import OrtRunner, TorchRunner, parity, random_steps
 from export.source import Source, count_files, load_source, most_frequent
 from export.static_forms import StaticShape
 from export.variants import make_dynamic, make_static
@@ -92,8 +90,6 @@ def build(settings: BuildSettings, say: Notify = lambda _: None) -> Bundle:
 
 
 class _Build:
-    """One run of the pipeline."""
-
     def __init__(self, settings: BuildSettings, folder: Path, say: Notify) -> None:
         self.settings, self.folder, self.say = settings, folder, say
         self.kinds = choose_kinds(settings.variants)

@@ -50,7 +50,7 @@ def describe(
     times: Sequence[StepTime] = (),
 ) -> Variant:
     """A variant's entry."""
-    inputs, outputs = _signature(made.files[0])
+    session = open_session(made.files[0])
     return Variant(
         model=made.files[0].relative_to(folder).as_posix(),
         files=tuple(file.relative_to(folder).as_posix() for file in made.files),
@@ -62,8 +62,8 @@ def describe(
         size=sum(file.stat().st_size for file in made.files),
         checked=made.checked,
         checked_with=made.checked_with or this_runtime(),
-        inputs=inputs,
-        outputs=outputs,
+        inputs={value.name: tuple(value.shape) for value in session.get_inputs()},
+        outputs={value.name: tuple(value.shape) for value in session.get_outputs()},
         parity=float(f"{parity:.2e}") if kind.name == "cpu-fp32" else None,
         agreement=made.agreement,
         step_times=tuple(times),
@@ -91,14 +91,6 @@ def write_shared(source: Source, chosen: NDArray[np.int64] | None, folder: Path)
     )
     draft = source.facts.vocab_size if chosen is None else len(chosen)
     return tokenizer, Vocabulary(target=source.facts.vocab_size, draft=draft, map=None if chosen is None else _MAP)
-
-
-def _signature(model: Path) -> tuple[dict[str, tuple[int | str, ...]], dict[str, tuple[int | str, ...]]]:
-    session = open_session(model)
-    return (
-        {v.name: tuple(v.shape) for v in session.get_inputs()},
-        {v.name: tuple(v.shape) for v in session.get_outputs()},
-    )
 
 
 def model_card(manifest: Manifest) -> str:

@@ -12,13 +12,11 @@ import numpy as np
 import onnxruntime
 from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
 
-from export.agreement import Reference, Replay
-from export.continuations import Continuation
-from export.forms import BLOCKS, Blocks, Workshop
+from export.agreement import Continuation, Reference, Replay
+from export.forms import BLOCKS, Workshop
 from export.kinds import VariantKind
-from export.parity import random_steps
 from export.quiet import quiet
-from export.runner import OrtRunner, StepInput
+from export.runner import OrtRunner, StepInput, random_steps
 from export.static_forms import (
     EMBEDDING,
     Feeds,
@@ -88,7 +86,8 @@ def _four_bits(shop: Workshop, kind: VariantKind, path: Path, judge: Judge) -> M
     made: Made | None = None
     tried: list[str] = []
     for blocks in BLOCKS:
-        candidate, agreement = _judged(shop, kind, path, blocks, judge)
+        candidate = shop.block_graph(kind.opset, blocks).save(path)
+        agreement = judge(OrtRunner(path, shop.source.spec))
         if agreement is None:
             return Made(candidate, "int4", f"{blocks}; not judged on text")
         tried.append(f"{blocks}: {agreement.acceptance_ratio:.3f}")
@@ -97,13 +96,6 @@ def _four_bits(shop: Workshop, kind: VariantKind, path: Path, judge: Judge) -> M
             break
     assert made is not None
     return made
-
-
-def _judged(
-    shop: Workshop, kind: VariantKind, path: Path, blocks: Blocks, judge: Judge
-) -> tuple[list[Path], Agreement | None]:
-    files = shop.block_graph(kind.opset, blocks).save(path)
-    return files, judge(OrtRunner(path, shop.source.spec))
 
 
 def _to_ort(path: Path) -> list[Path]:

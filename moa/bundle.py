@@ -122,7 +122,7 @@ class Bundle:
         if name is None:
             return None
         try:
-            ids: NDArray[np.int64] = _read_npy(self.path(name))
+            ids: NDArray[np.int64] = _array(self.path(name).read_bytes(), name)
         except ValueError as error:
             raise BundleError(f"{self.path(name)} does not fit its manifest: {safe_line(str(error))}") from None
         if ids.shape != (self.manifest.vocabulary.draft,) or ids.dtype != np.int64:
@@ -261,11 +261,6 @@ def _named_files(manifest: Manifest) -> Mapping[str, str]:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
-
-
-def _read_npy(path: Path) -> NDArray[Any]:
-    """The array of a `.npy` file; ValueError if it is none."""
-    return _array(path.read_bytes(), path.name)
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:

@@ -171,15 +171,8 @@ class DrafterConfig:
 
         The published file leaves out the target's layers and KV heads; they are taken from `facts`.
         """
-        path = folder / "config.json"
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UsageError(f"no drafter at {folder}: config.json is missing") from None
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            raise ConfigError(f"{path} is not valid JSON") from None
-        if not isinstance(values, dict) or values.get("model_type") != MODEL_TYPE:
-            found = values.get("model_type") if isinstance(values, dict) else None
+        path, values = folder / "config.json", read_config(folder, "drafter")
+        if (found := values.get("model_type")) != MODEL_TYPE:
             raise ConfigError(f"{path}: model_type is {found!r}, a MoA drafter's is {MODEL_TYPE!r}")
         if values.get("rope_scaling") is not None:
             raise ConfigError(f"{path}: rope_scaling must be null: drafters are trained without it")
@@ -213,6 +206,20 @@ class DrafterConfig:
         """Write `config.json`."""
         values = {"model_type": MODEL_TYPE, **dataclasses.asdict(self), "rope_scaling": None}
         (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def read_config(folder: Path, what: str = "model") -> dict[str, Any]:
+    """A model's `config.json`, as it is."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"no {what} at {folder}: config.json is missing") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} is not a {what}'s config: it holds no JSON object")
+    return config
 
 
 def _divides(heads: int, facts: TargetFacts) -> bool:

@@ -27,11 +27,9 @@ class KVHeads(Part, frozen=True, kw_only=True):
     head_dim: int
 
 
-class RecordFormat(Part, frozen=True, kw_only=True):
+class RecordFormat(KVHeads, frozen=True, kw_only=True):
     """Activation records: CA's keys and values of one position. A query at position q may use records of p < q."""
 
-    kv_heads: int
-    head_dim: int
     rope_theta: float
     keys: Literal["rotated"] = "rotated"
     """Keys arrive rotated at their absolute position."""

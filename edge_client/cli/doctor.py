@@ -154,7 +154,6 @@ def _golden(bundle: Bundle, device: Device, graph: StepGraph) -> Check:
 
 
 def _speed(bundle: Bundle, device: Device, settings: ClientSettings) -> Check:
-    """Step times with one thread and with several."""
     times: dict[int, float] = {}
     in_use = settings.threads or default_threads()
     for threads in sorted({1, in_use}):

@@ -37,7 +37,6 @@ class ChatLog:
         return list(ids), max(0, self._left_out - before)
 
     def _prompt_of(self, messages: Messages) -> tuple[list[int], str]:
-        """The prompt of these messages, in ids and as text."""
         text = self._codec.chat(messages)
         if self._text and text.startswith(self._text):
             return self._ids + self._codec.plain(text[len(self._text) :]), text
@@ -49,7 +48,7 @@ class ChatLog:
             self._prompt, self._question = self._text, False
             self.messages.append({})
         self.messages[-1] = {"role": "assistant", "content": text}
-        self._text = self._prompt + self._codec.decode_all(ids[self._start :])
+        self._text = self._prompt + self._codec.decode(ids[self._start :], skip_special=False)
         self._ids = list(ids)
 
 

@@ -99,15 +99,8 @@ class TextCodec:
         """Ids of a rendered conversation, or of a piece from the middle of a text."""
         return self._encode(text, special=False)
 
-    def decode_all(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens included."""
-        return self._decode(ids, skip_special=False)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, without special tokens."""
-        return self._decode(ids, skip_special=True)
-
-    def _decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ids, by default without special tokens."""
         with tokenizer_errors("decode"):
             text = str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
         if len(text) > _LONGEST_TOKEN * max(1, len(ids)):

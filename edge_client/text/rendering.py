@@ -51,7 +51,7 @@ def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     )
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = _strftime_now
+    made.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
     return made
 
 
@@ -63,10 +63,6 @@ def _tojson(
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
 
 
 def _answer(template: jinja2.Template, task: dict[str, Any], longest: int) -> dict[str, str]:

@@ -29,8 +29,6 @@ _LARGEST_TEMPLATE, _LARGEST_TEXT = 2**20, 2**24
 
 
 class _Answer(msgspec.Struct):
-    """The rendering process's answer for one conversation."""
-
     kind: Literal["text", "refused", "broken"]
     text: str
 

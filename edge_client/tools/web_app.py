@@ -29,7 +29,7 @@ import numpy as np
 from moa.api.static import TYPES, content_security
 from moa.bundle import Bundle, sha256
 from moa.errors import BundleError, MoaError, UsageError
-from moa.manifest import KVHeads, RecordFormat, Variant
+from moa.manifest import KVHeads, Variant
 
 CONFIG = "config.json"
 _SUITED = ("web", "cpu-int8")
@@ -242,7 +242,7 @@ def memory_needed(variant: Variant) -> int:
     return (200 << 20) + 7 * variant.size // 2
 
 
-def _heads(heads: KVHeads | RecordFormat) -> dict[str, int]:
+def _heads(heads: KVHeads) -> dict[str, int]:
     return {"count": heads.kv_heads, "width": heads.head_dim}
 
 

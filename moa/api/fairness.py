@@ -167,7 +167,10 @@ class Counted:
 
     async def answer(self, ask: AnswerRequest, encoded: Encoded) -> AsyncGenerator[AnswerEvent, None]:
         """The inner answerer's events."""
-        if self.running >= self._most or self._over_share(ask.principal):
+        others = len(self._running.keys() - {ask.principal})
+        if self.running >= self._most or (
+            others and self._running[ask.principal] >= max(1, self._most // (others + 1))
+        ):
             raise self._busy()
         began, first = time.monotonic(), True
         self._running[ask.principal] += 1
@@ -201,7 +204,3 @@ class Counted:
 
     def _busy(self) -> ApiError:
         return ApiError(429, f"{self.running} answers are running: try again soon", code="busy", retry_after=1.0)
-
-    def _over_share(self, principal: str) -> bool:
-        others = len(self._running.keys() - {principal})
-        return self._running[principal] >= max(1, self._most // (others + 1)) and others > 0

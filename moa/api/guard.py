@@ -50,7 +50,6 @@ class Guard:
         self._defects = TokenBucket(_DEFECTS_PER_SECOND, 10.0, time.monotonic())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})

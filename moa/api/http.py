@@ -94,7 +94,6 @@ class EventStream(Response):
         self.headers["content-type"] = "text/event-stream"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the frames."""
         with contextlib.suppress(ClientDisconnect, TimeoutError, OSError):
             await while_connected(receive, self._send(send))
 

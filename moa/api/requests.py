@@ -388,7 +388,6 @@ def _check_choices(questions: int, request: Common, defaults: Defaults) -> None:
 
 
 def _prompts(prompt: str | list[Any]) -> list[str | list[int]]:
-    """The prompts of a completion, each as text or ids."""
     given: list[Any] = [prompt] if isinstance(prompt, str) else prompt
     if len({type(one) for one in given}) > 1:
         raise bad("the prompt mixes texts and ids", "prompt")

@@ -84,7 +84,7 @@ class OnnxDrafter:
         call = yield from self._follow(ids, sampling, grammar)
         grower = TreeGrower(ids[-1], shape)
         first, base = len(self.ids), len(ids) - 1
-        sees = _nothing_but_itself(1 + shape.breadth * (shape.depth - 1))
+        sees = additive(np.eye(1 + shape.breadth * (shape.depth - 1), dtype=np.bool_))
         """Mask between fed nodes, in the order of their rows: each sees its ancestors and itself."""
         place = {0: 0}
         """Fed node -> its index in that order."""
@@ -312,8 +312,3 @@ class OnnxDrafter:
             noise = gumbel(seed, position, self._noise_ids).astype(np.float32)
             self._noise[seed, position] = noise[None, None]
         return self._noise[seed, position]
-
-
-def _nothing_but_itself(nodes: int) -> Float:
-    """An additive mask in which every node sees only itself."""
-    return additive(np.eye(nodes, dtype=np.bool_))

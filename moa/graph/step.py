@@ -143,16 +143,12 @@ class Call:
         try:
             graph.session.run_with_iobinding(self._binding)
         except Exception as error:  # onnxruntime raises many types without a common base
+            said = " ".join(str(error).split())[-160:]  # the places in its own code come first
             raise BundleError(
-                f"the drafter's graph failed, with at most {graph.most_bytes >> 20} MiB: {_one_line(error)}",
+                f"the drafter's graph failed, with at most {graph.most_bytes >> 20} MiB: {said}",
                 hint="run `edge-client doctor`, or use another bundle",
             ) from None
         return perf_counter() - start
-
-
-def _one_line(error: Exception) -> str:
-    """The end of ONNX Runtime's message: the places in its own code come first."""
-    return " ".join(str(error).split())[-160:]
 
 
 def _bounded_memory(model: Path) -> int:

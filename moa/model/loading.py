@@ -4,7 +4,6 @@ one-line error."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -28,7 +27,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from moa.config import TargetFacts
+from moa.config import TargetFacts, read_config
 from moa.errors import ConfigError, UnsupportedModelError, UsageError, how_to_install
 from moa.model.attention import ATTENTION
 from moa.model.families import facts_of, refuse_unsupported
@@ -122,22 +121,7 @@ def locate(source: str | Path, wanted: Sequence[str] = _WANTED) -> Path:
         raise UsageError(f"cannot get model {source}: {first_line(error)}") from error
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """A model's `config.json`, as it is."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"no model in {folder}: config.json is missing") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read {path}: {first_line(error)}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} is not a model's config: it holds no JSON object")
-    return config
-
-
 def _quantization(kind: str, folder: Path, config: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """What `from_pretrained` must be told to quantize."""
     if kind not in QUANTIZED:
         raise ConfigError(f"unknown quantization {kind!r}", hint="the only one made here is int8")
     if "quantization_config" in config:

@@ -28,10 +28,12 @@ def named(folder: Path) -> Iterator[None]:
 def write_whole(path: Path, content: bytes, check: Callable[[Path], object] = lambda written: None) -> None:
     """Replace `path`, readable by its owner only. `check` may look at what was written, and raise: then nothing
     changes."""
-    _remove_stale(path)
-    with tempfile.NamedTemporaryFile(
-        "wb", dir=path.parent, prefix=_prefix(path), suffix=_SUFFIX, delete=False
-    ) as partial:
+    prefix = f".{path.name}."
+    for old in path.parent.glob(f"{glob.escape(prefix)}*{_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > _STALE_SECONDS:
+                old.unlink()
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=prefix, suffix=_SUFFIX, delete=False) as partial:
         written = Path(partial.name)
     try:
         with written.open("wb") as file:
@@ -43,14 +45,3 @@ def write_whole(path: Path, content: bytes, check: Callable[[Path], object] = la
     except BaseException:
         written.unlink(missing_ok=True)
         raise
-
-
-def _prefix(path: Path) -> str:
-    return f".{path.name}."
-
-
-def _remove_stale(path: Path) -> None:
-    for old in path.parent.glob(f"{glob.escape(_prefix(path))}*{_SUFFIX}"):
-        with contextlib.suppress(OSError):
-            if time.time() - old.stat().st_mtime > _STALE_SECONDS:
-                old.unlink()

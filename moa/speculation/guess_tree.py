@@ -58,7 +58,6 @@ class GuessTree:
         """Length of the log when it was last followed."""
 
     def __len__(self) -> int:
-        """Guesses held."""
         return max(0, len(self._nodes) - 1)
 
     def clear(self) -> None:

@@ -174,7 +174,6 @@ class Distillation:
         return self._compare(hidden[wanted], lesson.hidden[wanted], self._heads(batch, step)).summed()
 
     def _draft(self, batch: Batch, lesson: Lesson, latest: NDArray[np.int64], step: int, progress: float) -> Tensor:
-        """States of the tokens."""
         drafter, settings = self.module, self.settings
         device = lesson.hidden.device
         positions = torch.from_numpy(batch.positions).to(device)

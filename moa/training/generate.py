@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from moa.errors import UsageError
 from moa.model.choosing import generate
@@ -71,7 +72,7 @@ class GeneratedAnswers:
         if not self.path.exists():
             return 0
         with self.path.open("r+b") as file:
-            ends = list(_line_ends(file))
+            ends = list(accumulate(len(line) for line in file if line.endswith(b"\n")))
             kept = len(ends) // size * size
             file.truncate(ends[kept - 1] if kept else 0)
         return kept
@@ -79,11 +80,3 @@ class GeneratedAnswers:
     def _note(self, *, complete: bool) -> None:
         about = {"complete": complete, "made_with": self.made_with}
         self._about.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-
-
-def _line_ends(file: BinaryIO) -> Iterator[int]:
-    at = 0
-    for line in file:
-        at += len(line)
-        if line.endswith(b"\n"):
-            yield at

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from export.agreement import CHAIN, TREE, Reference, Replay, offline, rounds
-from export.continuations import Continuation, encode_prompts, make_traces
+from export.agreement import CHAIN, TREE, Continuation, Reference, Replay, encode_prompts, make_traces, offline, rounds
 from export.runner import StepInput, StepOutput, TorchRunner
 from export.source import Source
 from moa.errors import UsageError

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from transformers import LlamaConfig
 
+from export.agreement import read_prompts
 from export.atomic_folder import new_folder
 from export.build import BuildSettings, build
-from export.continuations import read_prompts
 from export.plan import make_plan
 from export.runner import open_session
 from export.source import count_files, load_source, most_frequent

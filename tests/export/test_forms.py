@@ -10,8 +10,7 @@ import pytest
 
 from export.forms import BLOCKS, Blocks, Workshop, products_of_activations
 from export.kinds import OPSET
-from export.parity import random_steps
-from export.runner import OrtRunner, TorchRunner, open_session
+from export.runner import OrtRunner, TorchRunner, open_session, random_steps
 from export.storage import WeightedModel
 from export.tables import BlockTable, FloatTable, Int8Table, UnpackedTable
 from moa.errors import UsageError

@@ -12,8 +12,7 @@ import torch
 
 from export.forms import Workshop
 from export.kinds import OPSET, PORTABLE_OPSET
-from export.parity import TOLERANCE, parity, random_steps
-from export.runner import OrtRunner, TorchRunner
+from export.runner import TOLERANCE, OrtRunner, TorchRunner, parity, random_steps
 from export.source import Source, load_source
 from moa.errors import MoaError
 from tests.export.conftest import Pair, make_pair

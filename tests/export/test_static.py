@@ -10,9 +10,8 @@ import pytest
 
 from export.forms import Workshop
 from export.kinds import VARIANT_KINDS
-from export.parity import random_steps
 from export.plan import make_plan
-from export.runner import TorchRunner
+from export.runner import TorchRunner, random_steps
 from export.static_forms import StaticShape, export_static, partitions, session_of
 from export.variants import calibration_feeds, make_static, static_runner
 from moa.errors import ConfigError, MoaError, UsageError

@@ -80,7 +80,7 @@ class Buffers:
 
     def __init__(self, pool: PagePool, group: int) -> None:
         self._pool, self._block = pool, query_block(group)
-        largest = max((Tier(rows, MOST, True) for rows in _powers(pool.slots)), key=self._size)
+        largest = Tier(power_of_two(min(pool.slots, MOST)), MOST, True)
         size, device = self._size(largest), pool.k.device
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
@@ -198,7 +198,3 @@ def _ancestors(parents: IntArray) -> tuple[IntArray, IntArray]:
 def power_of_two(number: int) -> int:
     """The smallest that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()
-
-
-def _powers(most: int) -> list[int]:
-    return [1 << exponent for exponent in range(power_of_two(min(most, MOST)).bit_length())]

@@ -99,7 +99,6 @@ def _pieces(draws: Sequence[Draw], vocab: int) -> Iterator[list[int]]:
 
 
 def _choose(logits: Tensor, draws: Sequence[Draw], places: Sequence[int], sorted_first: int) -> Tensor:
-    """The tokens of nodes of one kind."""
     mine = [draws[place] for place in places]
     rows = logits.index_select(0, _index(places, logits.device))
     finite = rows.amax(-1).isfinite()
@@ -149,8 +148,9 @@ def _filtered(scores: Tensor, draws: Sequence[Draw], keys: Tensor, count: int) -
     probability = weight.where(keep, 0.0) / mass
     before = probability.cumsum(-1) - probability
     # Without top-p and min-p nothing is left out, not even behind a sum that rounds to 1.
-    top_p = _column([_top_p(draw.settings) for draw in draws], scores)
-    min_p = _column([draw.settings.min_p for draw in draws], scores)
+    filters = [(draw.settings.top_p, draw.settings.min_p) for draw in draws]
+    top_p = _column([top if top < 1.0 or least > 0.0 else np.inf for top, least in filters], scores)
+    min_p = _column([least for _, least in filters], scores)
     keep &= (some > -torch.inf) & (before < top_p) & (probability >= min_p * probability[:, :1])
     noisy = (some + gumbel(keys, ids)).where(keep, -torch.inf)
     chosen = ids.gather(-1, noisy.argmax(-1, keepdim=True)).squeeze(-1)
@@ -165,10 +165,6 @@ def _allowed(draws: Sequence[Draw], rows: Tensor) -> Tensor:
     bits = torch.from_numpy(packed).to(rows.device).unsqueeze(-1) >> torch.arange(8, device=rows.device)
     allowed = (bits & 1).bool().flatten(1)[:, : rows.shape[1]]
     return torch.nn.functional.pad(allowed, (0, rows.shape[1] - allowed.shape[1]))
-
-
-def _top_p(settings: SamplingSettings) -> float:
-    return settings.top_p if settings.top_p < 1.0 or settings.min_p > 0.0 else np.inf
 
 
 def _seen(draws: Sequence[Draw], scores: Tensor) -> Tensor:
