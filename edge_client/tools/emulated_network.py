@@ -124,7 +124,7 @@ class LinkProxy:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
-        self.cut()
+        self.go_down()
         for task in list(self._dialling):
             task.cancel()
         await asyncio.gather(*self._dialling, *self._carrying, return_exceptions=True)
@@ -195,6 +195,9 @@ class LinkProxy:
         finally:
             self._dialling.discard(task)
         connection = _Connection(writer, far_writer)
+        if self._refusing:  # the link went down meanwhile
+            connection.abort()
+            return
         self._live.add(connection)
         connection.tasks = [
             asyncio.create_task(self._carry(reader, far_writer, "up", connection)),

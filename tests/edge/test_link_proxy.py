@@ -171,6 +171,16 @@ async def test_down_refuses_until_restored() -> None:
 
 
 @virtual
+async def test_a_connection_that_is_being_made_goes_down_with_the_link() -> None:
+    async with linked(Condition(rtt_ms=200)) as (link, reader, writer):
+        await asyncio.sleep(0.1)
+        link.go_down()
+        writer.write(b"ping")
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(4), 5) == b""
+
+
+@virtual
 async def test_an_outage_holds_bytes_and_then_delivers_them() -> None:
     up = Condition()
     async with linked(replace(up, out=True)) as (link, reader, writer):
