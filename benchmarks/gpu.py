@@ -35,8 +35,8 @@ from moa.model.accelerator.runner import Accelerator
 from moa.model.accelerator.sampling import Draw, choose
 from moa.model.checkpoint import new_drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
+from moa.model.layout import Row
 from moa.model.loading import LoadedModel
-from moa.model.rows import Row
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.sampling import choose as choose_on_host

@@ -16,8 +16,7 @@ from cloud_verifier.logs import log
 from cloud_verifier.serving.auth import Authenticator
 from cloud_verifier.settings import Settings
 from moa import __version__
-from moa.cli.command_line import CommandParser
-from moa.cli.settings_flags import add_flags, given_fields
+from moa.cli.command_line import CommandParser, add_flags, given_fields
 from moa.errors import MoaError, run_cli
 from moa.process.listening import Port
 from moa.process.memory import leave_out_what_is_loaded

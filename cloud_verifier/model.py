@@ -18,15 +18,15 @@ from moa import __version__
 from moa.bundle import Bundle
 from moa.errors import ConfigError, UsageError
 from moa.graph.load import LoadedGraph
+from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import load_drafter
 from moa.model.drafter import Drafter
 from moa.model.eagle3 import PublishedEagle3
 from moa.model.features import FeatureModel
 from moa.model.identity import weights_id
+from moa.model.layout import Row
 from moa.model.pages import PAGE
 from moa.model.products import MOST_ROWS, sizes_up_to
-from moa.model.rows import Row
-from moa.model.shared import SharedWeights
 from moa.model.target import Target
 from moa.records import DTYPES
 from moa.wire.finish import Decode

@@ -37,11 +37,7 @@ class EdgeClient:
     """Drafts here, verifies there. Settings are those of `ClientSettings`, as keywords or as an object."""
 
     def __init__(
-        self,
-        settings: ClientSettings | None = None,
-        *,
-        device: Device | None = None,
-        **changes: Unpack[SettingChanges],
+        self, settings: ClientSettings | None = None, *, device: Device | None = None, **changes: Unpack[SettingChanges]
     ) -> None:
         self._settings = dataclasses.replace(settings or ClientSettings(), **changes)
         self._device = device

@@ -113,11 +113,8 @@ class Conversation:
             if ids is not None:
                 context = list(ids)
             else:
-                codec, prompt, room = (
-                    self._shared.device.codec,
-                    prompt or "",
-                    prompt_room(most, settings.max_new_tokens),
-                )
+                codec, prompt = self._shared.device.codec, prompt or ""
+                room = prompt_room(most, settings.max_new_tokens)
                 self._chatting = not isinstance(prompt, str) or (codec.can_chat and not raw)
                 context, left_out = prompt_ids(codec, prompt, raw=raw, chat=self.chat, room=room)
         self._check(context)

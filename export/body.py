@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from export.quiet import quiet
+from export.storage import quiet
 from moa.manifest import KVHeads
 from moa.model.drafter import Drafter
 
@@ -84,12 +84,7 @@ def export_body(body: nn.Module, spec: BodySpec, path: Path, *, opset: int) -> o
 def _example(spec: BodySpec) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     """Arguments with distinct sizes, all above 1: `torch.export` treats sizes 0 and 1 as constants."""
     tokens, past, records = 5, 7, 4
-    t, n, p, r = (
-        Dim("T", min=1, max=2**20),
-        Dim("N", min=1, max=2**20),
-        Dim("P", min=0, max=2**20),
-        Dim("R", min=1, max=2**20),
-    )
+    t, n, p, r = (Dim(name, min=least, max=2**20) for name, least in (("T", 1), ("N", 1), ("P", 0), ("R", 1)))
     args: list[Tensor] = [
         torch.randn(1, tokens, spec.hidden_size),
         torch.arange(past, past + tokens).unsqueeze(0),

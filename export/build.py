@@ -207,7 +207,12 @@ class _Build:
             files={},
         )
         (self.folder / "README.md").write_text(model_card(manifest), encoding="utf-8")
-        write_manifest(self.folder, _with_files(self.folder, manifest))
+        files = {
+            path.relative_to(self.folder).as_posix(): FileEntry(sha256=sha256(path), size=path.stat().st_size)
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file()
+        }
+        write_manifest(self.folder, msgspec.structs.replace(manifest, files=files))
 
     def _records(self) -> RecordFormat | None:
         spec, heads = self.source.spec, self.source.spec.records
@@ -227,15 +232,6 @@ class _Build:
             del settings[name]
         settings |= {name: [path.name for path in settings[name]] for name in ("calibration", "vocab_text")}
         return settings | {"variants": [kind.name for kind in self.kinds]}
-
-
-def _with_files(folder: Path, manifest: Manifest) -> Manifest:
-    files = {
-        path.relative_to(folder).as_posix(): FileEntry(sha256=sha256(path), size=path.stat().st_size)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    return msgspec.structs.replace(manifest, files=files)
 
 
 def step_times(

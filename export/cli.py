@@ -14,8 +14,7 @@ from export.atomic_folder import clean_up_when_ended, new_folder
 from export.kinds import choose_kinds
 from moa import __version__
 from moa.bundle import Bundle
-from moa.cli.command_line import CommandParser
-from moa.cli.settings_flags import given_fields
+from moa.cli.command_line import CommandParser, given_fields
 from moa.demo import paths
 from moa.errors import UsageError, run_cli
 from moa.safe_text import safe_text

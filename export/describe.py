@@ -41,14 +41,7 @@ def public_name(source: str) -> str:
     return prefix + (folder.resolve().name if folder.exists() else rest)
 
 
-def describe(
-    kind: VariantKind,
-    made: Made,
-    folder: Path,
-    *,
-    parity: float,
-    times: Sequence[StepTime] = (),
-) -> Variant:
+def describe(kind: VariantKind, made: Made, folder: Path, *, parity: float, times: Sequence[StepTime] = ()) -> Variant:
     """A variant's entry."""
     session = open_session(made.files[0])
     return Variant(

@@ -16,9 +16,8 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
 from export.body import Body, BodySpec, export_body
-from export.quiet import quiet
 from export.source import Source
-from export.storage import WeightedModel
+from export.storage import WeightedModel, quiet
 from export.tables import BlockTable, FloatTable, Int8Table, Table, UnpackedTable
 
 

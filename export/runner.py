@@ -21,6 +21,8 @@ from moa.tree import MASKED, additive, ancestors
 
 Array = NDArray[Any]
 Float = NDArray[np.float32]
+TOLERANCE = 1e-4
+"""Of the largest number of an output, where that is above one: float32 keeps so many digits, not so many decimals."""
 
 
 @dataclass
@@ -138,8 +140,6 @@ def open_session(model: Path, *, threads: int = 1) -> Any:
         raise BundleError(f"ONNX Runtime {onnxruntime.__version__} cannot load {model}: {first}") from None
 
 
-TOLERANCE = 1e-4
-"""Of the largest number of an output, where that is above one: float32 keeps so many digits, not so many decimals."""
 # (tokens, queries, past, records): no past, no records, one of each, sizes the trace did not see
 _SIZES = (
     (1, 1, 0, 0),
@@ -176,10 +176,6 @@ def random_steps(
         )
 
 
-def _difference(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    return float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
-
-
 def parity(reference: TorchRunner, model: Path, vocabulary: int, draft_to_target: NDArray[np.int64] | None) -> float:
     """Largest difference of a logit or a new cache row, as `TOLERANCE` counts it; raises above that."""
     beside = model.with_name("parity.onnx")
@@ -194,7 +190,7 @@ def parity(reference: TorchRunner, model: Path, vocabulary: int, draft_to_target
             *_, logits = found = runner.run(step)
             chosen = wanted.numpy() if draft_to_target is None else wanted.numpy()[:, draft_to_target]
             pairs = [(logits[0], chosen), *((a[0], np.asarray(b)) for a, b in zip(found[2:-1], rest, strict=True))]
-            worst = max(worst, *(_difference(a, b) for a, b in pairs if b.size))
+            worst = max(worst, *(float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) for a, b in pairs if b.size))
     finally:
         beside.unlink()
     if not worst <= TOLERANCE:

@@ -19,11 +19,11 @@ from export.body import BodySpec
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import UsageError
 from moa.manifest import KVHeads
+from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import drafter_around, load_drafter
 from moa.model.drafter import Drafter
 from moa.model.identity import tokenizer_hash, weights_id
 from moa.model.loading import load_model, load_tokenizer, locate, read_partial_target
-from moa.model.shared import SharedWeights
 
 INDEPENDENT = "independent:"
 

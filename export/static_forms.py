@@ -26,15 +26,15 @@ from torch import Tensor, nn
 
 from export.body import BodySpec
 from export.forms import Workshop
-from export.quiet import quiet
 from export.runner import Float, StepInput, StepOutput, open_session
-from export.storage import WeightedModel
+from export.storage import WeightedModel, quiet
 from moa.errors import ConfigError, MoaError
 from moa.model.blocks import Attention, Block
 from moa.model.drafter import Drafter
 
 STATIC_MASKED = -30.0
 EMBEDDING = "embedding.npy"
+Feeds = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -196,9 +196,6 @@ def partitions(model: Path, runtime: Literal["CoreML", "NNAPI"]) -> str:
             f" partitions, not all in one: it lacks {', '.join(sorted(found.unsupported_ops)) or 'fixed shapes'}"
         )
     return f"onnxruntime's {runtime} checker: {found.num_nodes} of {found.num_nodes} nodes in one partition"
-
-
-Feeds = dict[str, NDArray[Any]]
 
 
 class StaticRunner:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,20 @@ Array = NDArray[Any]
 _PAGE = 4096  # memory maps need page-aligned offsets
 _LARGEST_MESSAGE = 2**31 - 2**24  # protobuf's limit, less the graph itself
 _INLINE = 1024  # bytes; shape inference reads small constants, so they stay in the graph
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress logs, warnings and prints of exporter and quantizers, which log every node and warn about their own
+    deprecations; exceptions pass."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 @dataclass

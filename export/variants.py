@@ -15,7 +15,6 @@ from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, conv
 from export.agreement import Continuation, Reference, Replay
 from export.forms import BLOCKS, Workshop
 from export.kinds import VariantKind
-from export.quiet import quiet
 from export.runner import OrtRunner, StepInput, random_steps
 from export.static_forms import (
     EMBEDDING,
@@ -28,13 +27,12 @@ from export.static_forms import (
     session_of,
     write_embedding,
 )
+from export.storage import quiet
 from moa.errors import MoaError
 from moa.manifest import Agreement
 
 Judge = Callable[[OrtRunner], Agreement | None]
 """Compares a runner with the float32 drafter on held-out text; None without text."""
-
-
 UNPACKED_MOST = 64 << 20
 """Weights of a web variant that a browser unpacks in its memory, where each takes four bytes; products of
 more are in eight bits: half as fast."""

@@ -123,7 +123,8 @@ class DrafterConfig:
     @classmethod
     def for_target(cls, facts: TargetFacts, **overrides: Any) -> Self:
         """The default drafter shape for a target; `overrides` are this class's fields."""
-        heads = next((n for n in (facts.heads, 8, 4, 2, 1) if _divides(n, facts)), 1)
+        widths = facts.hidden_size, 2 * facts.kv_heads * facts.head_dim
+        heads = next((n for n in (facts.heads, 8, 4, 2, 1) if not any(width % (2 * n) for width in widths)), 1)
         kv_heads = max(n for n in range(1, heads + 1) if heads % n == 0 and n <= max(1, heads // 4))
         shape: dict[str, Any] = {
             "hidden_size": facts.hidden_size,
@@ -220,10 +221,6 @@ def read_config(folder: Path, what: str = "model") -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UsageError(f"{path} is not a {what}'s config: it holds no JSON object")
     return config
-
-
-def _divides(heads: int, facts: TargetFacts) -> bool:
-    return all(width % (2 * heads) == 0 for width in (facts.hidden_size, 2 * facts.kv_heads * facts.head_dim))
 
 
 def _multiple_of_32(width: float) -> int:

@@ -15,7 +15,7 @@ from edge_client.cli import generate
 from edge_client.events import Event
 from edge_client.settings import ENVIRONMENT, ClientSettings
 from moa import errors
-from moa.cli.settings_flags import described
+from moa.cli.command_line import described
 
 _FAMILIES = Path("moa") / "model" / "families.py"
 

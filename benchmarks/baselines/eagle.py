@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from benchmarks.baselines.config import BaselineConfig
 from benchmarks.baselines.features import FeatureBaseline, shifted
 from moa.model.blocks import additive
-from moa.model.borrowed import Rows
+from moa.model.borrowed import Rows, SharedWeights
 from moa.model.features import run_layer, self_rows
-from moa.model.shared import SharedWeights
 from moa.training.data import Batch
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.masks import token_mask

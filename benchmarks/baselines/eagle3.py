@@ -10,9 +10,9 @@ from torch import nn
 from transformers import LlamaConfig
 
 from moa.config import TargetFacts
+from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import WEIGHTS
 from moa.model.eagle3 import LAYER, NORMS, PublishedConfig, PublishedEagle3, authors_taps
-from moa.model.shared import SharedWeights
 
 
 def eagle3_config(facts: TargetFacts, *, intermediate_size: int, heads: int, kv_heads: int) -> PublishedConfig:

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from benchmarks.baselines.config import BaselineConfig
 from moa.model.blocks import Block, rotary
-from moa.model.borrowed import Rows
+from moa.model.borrowed import Rows, SharedWeights
 from moa.model.eagle3 import PublishedEagle3
-from moa.model.shared import SharedWeights
 from moa.model.slots import SlotPool
 
 

@@ -18,9 +18,9 @@ from benchmarks.baselines.solved import Solved, solve
 from demo.recipe import ALONE
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import ConfigError, UsageError
+from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import load_weights, new_drafter
 from moa.model.drafter import Drafter
-from moa.model.shared import SharedWeights
 from moa.training.data import PackedRows
 from moa.training.distill import PAPER, Distillation, DistillSettings
 from moa.training.masks import AnchorRule, Spacing

@@ -18,6 +18,7 @@ from moa.bundle import Bundle
 from moa.config import MODEL_TYPE, TargetFacts
 from moa.errors import ConfigError
 from moa.graph.load import LoadedGraph
+from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import load_drafter, load_weights, save_drafter, save_weights
 from moa.model.drafter import Drafter
 from moa.model.drafting import Drafting, MoaDrafting
@@ -25,7 +26,6 @@ from moa.model.eagle3 import PublishedConfig, PublishedEagle3, is_eagle3
 from moa.model.features import FeatureDrafting
 from moa.model.graph_drafting import GraphDrafting
 from moa.model.loading import load_model
-from moa.model.shared import SharedWeights
 from moa.model.target import Target
 from moa.training.distill import Distillation, DistillSettings
 from moa.training.teacher import Teacher

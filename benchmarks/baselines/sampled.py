@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from moa.model.shared import SharedWeights
+from moa.model.borrowed import SharedWeights
 from moa.training.data import Batch
 
 

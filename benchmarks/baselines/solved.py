@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from benchmarks.baselines.config import BaselineConfig
 from benchmarks.baselines.features import FeatureBaseline
 from moa.model.blocks import RMSNorm
-from moa.model.borrowed import Rows
+from moa.model.borrowed import Rows, SharedWeights
 from moa.model.features import run_layer, self_rows
-from moa.model.shared import SharedWeights
 from moa.training.data import PackedRows
 from moa.training.teacher import Teacher
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from moa.cli.settings_flags import described
+from moa.cli.command_line import described
 from moa.errors import UsageError
 
 T = TypeVar("T")

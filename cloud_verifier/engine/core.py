@@ -23,17 +23,7 @@ from cloud_verifier.engine.masks import mask_rows
 from cloud_verifier.engine.recording import Recorder
 from cloud_verifier.engine.scheduler import EngineStep, PrefillPiece, StepOutcome
 from cloud_verifier.engine.stream_drafting import FlatTree, ServerDrafting
-from cloud_verifier.engine.work import (
-    Answered,
-    Dropped,
-    Failed,
-    Job,
-    Lease,
-    Post,
-    Recorded,
-    Report,
-    Waiting,
-)
+from cloud_verifier.engine.work import Answered, Dropped, Failed, Job, Lease, Post, Recorded, Report, Waiting
 from cloud_verifier.engine.workload import Workload
 from cloud_verifier.logs import log
 from cloud_verifier.metrics import Metrics

@@ -23,15 +23,7 @@ from moa.errors import CapacityError, MoaError, RemoteError, UsageError
 from moa.sampling import SamplingSettings
 from moa.speculation.prediction import Prediction
 from moa.text_stream import TextStream, text_after
-from moa.wire import (
-    FEATURES,
-    PROTOCOL_VERSIONS,
-    ClientSession,
-    Refusal,
-    decode_server,
-    encode,
-    remote_error,
-)
+from moa.wire import FEATURES, PROTOCOL_VERSIONS, ClientSession, Refusal, decode_server, encode, remote_error
 from moa.wire.events import Advanced, Ready, Recovered, Refused
 from moa.wire.limits import Limits
 from moa.wire.messages import ClientMessage, Error, Goaway, Hello, Sampling, ServerMessage, Welcome

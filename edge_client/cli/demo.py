@@ -24,10 +24,7 @@ from edge_client.settings import ClientSettings
 from edge_client.tools.compare import TimedAnswer, ask, ask_all, rates
 from edge_client.tools.emulated_network import PROFILES, LinkProxy
 
-_PROMPTS = (
-    "What is 17 + 25 - 9?",
-    "Write a short story about Ada, a fox and a garden.",
-)
+_PROMPTS = ("What is 17 + 25 - 9?", "Write a short story about Ada, a fox and a garden.")
 _CUT_PROMPT = "Make up a little story: the hero is Ben, the animal is a cat, the place is a forest."
 _CUT_AFTER, _RESTORE_AFTER = 12, 8
 """Verified tokens before the link is cut, and provisional ones before it returns."""

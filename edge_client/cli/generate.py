@@ -18,7 +18,7 @@ from edge_client.events import AnswerSoFar, Done, Event, Link, Prompt, Token
 from edge_client.screen.pipe import PipeView, View, refused, rescue
 from edge_client.screen.views import make_view
 from edge_client.settings import ClientSettings
-from moa.cli.settings_flags import add_flags
+from moa.cli.command_line import add_flags
 from moa.errors import MoaError, UsageError
 
 

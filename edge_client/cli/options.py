@@ -16,7 +16,7 @@ import msgspec
 
 from edge_client.bundles.store import locate
 from edge_client.settings import ClientSettings
-from moa.cli.settings_flags import add_flags, given_fields
+from moa.cli.command_line import add_flags, given_fields
 from moa.errors import UsageError
 from moa.grammar.spec import MAX_BYTES, Grammar
 from moa.safe_text import safe_line

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from prompt_toolkit.document import Document
 
 Result = TypeVar("Result")
+Completions = Callable[[str], list[str]]
+_BLOCK = '"""'
 
 
 class Interrupted(Exception):
@@ -70,10 +72,6 @@ class CtrlC:
         self._pressed = True
         if self._task is not None:
             self._task.cancel()
-
-
-Completions = Callable[[str], list[str]]
-_BLOCK = '"""'
 
 
 def make_reader(completions: Completions, *, history: bool = True) -> Reader:

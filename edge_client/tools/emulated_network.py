@@ -15,6 +15,12 @@ from typing import Literal
 
 from moa.errors import UsageError
 
+Direction = Literal["up", "down"]
+_PACKET = 1448
+_READ = 16 * 1024
+_QUEUE = 64 * 1024
+"""Bytes that may queue in the link in one direction; more blocks the sender, like a full router buffer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:
@@ -72,12 +78,6 @@ PROFILES: dict[str, Profile] = {
     )
 }
 """This project's own choices, made from published measurements of such links; not figures of the paper."""
-
-Direction = Literal["up", "down"]
-_PACKET = 1448
-_READ = 16 * 1024
-_QUEUE = 64 * 1024
-"""Bytes that may queue in the link in one direction; more blocks the sender, like a full router buffer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -196,7 +196,7 @@ class LinkProxy:
             self._dialling.discard(task)
         connection = _Connection(writer, far_writer)
         if self._refusing:  # the link went down meanwhile
-            connection.abort()
+            connection.abort()  # type: ignore[unreachable]  # mypy thinks that it cannot change meanwhile
             return
         self._live.add(connection)
         connection.tasks = [

@@ -205,14 +205,7 @@ class Controller:
         forward = self.forward.seconds(1) if self.forward else 0.0
         return self.rtt.usual(forward) + unread * self.prefill.value
 
-    def plan(
-        self,
-        remaining: int,
-        draft: WhoDrafts = "auto",
-        *,
-        blind: bool = False,
-        guesses: bool = False,
-    ) -> Plan:
+    def plan(self, remaining: int, draft: WhoDrafts = "auto", *, blind: bool = False, guesses: bool = False) -> Plan:
         """The next round, if at most `remaining` tokens are left.
 
         A stream for which the device sends `guesses` begins with the server's drafts; then it `waits` or not.

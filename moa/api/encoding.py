@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from moa.api.answer import AnswerRequest, Encoded, Question
 from moa.api.errors import ApiError, bad
-from moa.api.reasoning import within_thinking
+from moa.api.present import within_thinking
 from moa.api.tools import ToolFormat, Tools, listed
 from moa.chat_window import fitting, prompt_room
 from moa.grammar.spec import Grammar
@@ -103,15 +103,12 @@ def _readable(question: Question, context: int) -> tuple[Question, int]:
         question = replace(question, tools=tools if size <= most else None)
     text = question.text or ""
     if question.messages is not None:
-        (text, sent), left_out = fitting(question.messages, most if question.may_trim else sys.maxsize, _written)
+        room = most if question.may_trim else sys.maxsize
+        (text, sent), left_out = fitting(question.messages, room, lambda sent: ("".join(map(str, sent)), sent))
         question = replace(question, messages=sent)
     if len(text) > most:
         raise _too_long(f"the prompt has {len(text)} characters", context)
     return question, left_out
-
-
-def _written(messages: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    return "".join(map(str, messages)), messages
 
 
 def _check_ids(ids: Sequence[int], context: int, vocabulary: int) -> None:

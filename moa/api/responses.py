@@ -13,8 +13,7 @@ from msgspec import Meta
 from moa.api import logprobs
 from moa.api.answer import AnswerRequest, Began, Counts, Ended, LinkNews, Note, Question, Scored
 from moa.api.errors import ApiError, bad
-from moa.api.present import Show
-from moa.api.reasoning import Separator
+from moa.api.present import Separator, Show
 from moa.api.requests import (
     Content,
     Defaults,

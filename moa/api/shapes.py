@@ -11,8 +11,7 @@ from typing import Any
 from moa.api import logprobs
 from moa.api.answer import Began, Counts, Ended, LinkNews, Note, Reason, Scored
 from moa.api.errors import ApiError
-from moa.api.present import Show
-from moa.api.reasoning import Separator
+from moa.api.present import Separator, Show
 from moa.api.tools import ToolFormat
 
 _FINISH: dict[Reason, str] = {"eos": "stop", "stop": "stop"}

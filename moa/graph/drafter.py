@@ -23,15 +23,11 @@ from moa.tree import FORBIDDEN, MASKED, DraftTree, TreeGrower, TreeShape, additi
 
 Steps = Generator[None, None, DraftTree]
 """Yields between two runs of the graph, so that the caller can do other work or stop; returns the tree."""
-
-
 _NO_RECORDS: dict[str, Float] = {}
 _CHUNK = 128
 """Prompt tokens fed in one run: bounds the time between two yields."""
 _KEPT = 16
 """Bound calls are kept for up to so many tokens; longer prompt pieces have any length."""
-
-
 R = TypeVar("R")
 
 
@@ -283,9 +279,8 @@ class OnnxDrafter:
         if masks:
             noise = noise + self._masked(masks)
         self.run_seconds += call.run(noise)
-        if not all(
-            map(math.isfinite, call.top_logp[0, :, 0].tolist())
-        ):  # a NaN row breaks all later ones, though masked
+        # A NaN row breaks all later ones, though masked.
+        if not all(map(math.isfinite, call.top_logp[0, :, 0].tolist())):
             for rows in call.rows.arrays:
                 np.nan_to_num(rows, copy=False, posinf=0, neginf=0)
         self._rows.write(at, call.rows)

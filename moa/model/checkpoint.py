@@ -15,10 +15,9 @@ from transformers import PreTrainedModel
 
 from moa.config import DrafterConfig, TargetFacts
 from moa.errors import ConfigError, UsageError
-from moa.model.borrowed import BorrowedLayers, Sibling
+from moa.model.borrowed import BorrowedLayers, SharedWeights, Sibling
 from moa.model.drafter import Drafter
 from moa.model.loading import LoadedModel
-from moa.model.shared import SharedWeights
 
 WEIGHTS = "model.safetensors"
 

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from moa.config import DrafterConfig
 from moa.model.blocks import Block, RMSNorm, masked, rotary, rotate
-from moa.model.borrowed import BorrowedLayers, Rows, Sibling
-from moa.model.shared import SharedWeights
+from moa.model.borrowed import BorrowedLayers, Rows, SharedWeights, Sibling
 from moa.records import RecordLayout
 
 
@@ -98,10 +97,8 @@ class Drafter(nn.Module):
 
     def records(self, activations: Tensor, positions: Tensor) -> Rows:
         """CA's keys (rotated at their absolute positions) and values: `[B, record_heads, T, D]` each."""
-        angles, attention = (
-            rotary(positions, self.config.head_dim, self.config.rope_theta),
-            self.cross_attention.self_attn,
-        )
+        angles = rotary(positions, self.config.head_dim, self.config.rope_theta)
+        attention = self.cross_attention.self_attn
         normed = self.cross_attention.input_layernorm(activations)
         return rotate(attention.key(normed), *angles), attention.value(normed)
 

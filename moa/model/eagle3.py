@@ -22,11 +22,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from moa.config import TargetFacts, read_config
 from moa.errors import ConfigError, UsageError
 from moa.model.blocks import Block, RMSNorm
-from moa.model.borrowed import Rows
+from moa.model.borrowed import Rows, SharedWeights
 from moa.model.checkpoint import fill, stored_weights
 from moa.model.features import run_layer, self_rows
 from moa.model.loading import first_line, locate
-from moa.model.shared import SharedWeights
 from moa.model.slots import SlotPool
 
 _FILES = ("config.json", "model*.safetensors")

@@ -29,9 +29,9 @@ from transformers import (
 
 from moa.config import TargetFacts, read_config
 from moa.errors import ConfigError, UnsupportedModelError, UsageError, how_to_install
-from moa.model.attention import ATTENTION
 from moa.model.families import facts_of, refuse_unsupported
 from moa.model.identity import stored_tensors, tokenizer_hash, weights_id
+from moa.model.library import ATTENTION
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _WANTED = ("*.json", "model*.safetensors", "*.jinja", "tokenizer.model")  # no pickles, no other forms of the same

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from moa.errors import FullError, UsageError
-from moa.model.rows import IntArray
 from moa.model.slots import Slots
 
+IntArray = npt.NDArray[np.int64]
 PAGE = 16
 """Tokens of a page: the most that a sequence wastes, and the unit of reading."""
 

@@ -19,17 +19,15 @@ from moa.config import TargetFacts
 from moa.errors import NumericalError, UnsupportedModelError, UsageError
 from moa.grammar.matcher import GrammarCompiler
 from moa.model.accelerator.buffers import check_nodes
-from moa.model.accelerator.runner import Accelerator, GraphRunner
+from moa.model.accelerator.runner import Accelerator, GraphRunner, can_run
 from moa.model.accelerator.sampling import NO_NUMBER
-from moa.model.accelerator.weights import can_run
 from moa.model.families import embedding_scale, mask_plan
-from moa.model.layout import Layout
+from moa.model.layout import Layout, Row, RowBatch
 from moa.model.library import LibraryDecoder
 from moa.model.loading import load_model, load_tokenizer, prepare
 from moa.model.packed import PACKED_FAMILIES, PackedDecoder
 from moa.model.pages import PagePool
 from moa.model.products import Product, can_pack, widened
-from moa.model.rows import Row, RowBatch
 from moa.sampling import NO_LOGITS
 
 __all__ = ["Committed", "Row", "Step", "Target"]

@@ -19,8 +19,6 @@ from moa.tree import DraftTree, path_of
 STEP = 8
 """A `neg_log_prob` counts the negative logarithm of a node's probability, given its parent, in parts of 1/8."""
 MOST_NEG_LOG_PROB = 255
-
-
 GuessOutcome = Literal["likeliest", "branch", "missed", "beyond"]
 """The outcome: the likeliest guess at every step was right, another one was, none was, or there was none."""
 

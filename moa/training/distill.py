@@ -16,9 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from moa.errors import ConfigError
 from moa.model.blocks import additive
-from moa.model.borrowed import Rows
+from moa.model.borrowed import Rows, SharedWeights
 from moa.model.drafter import Drafter
-from moa.model.shared import SharedWeights
 from moa.training.data import Batch
 from moa.training.loop import Loss
 from moa.training.masks import AnchorRule, borrowed_mask, record_mask, token_mask
@@ -124,8 +123,6 @@ class DistillSettings:
 
 PAPER = DistillSettings(loss_weight=0.1, feature_weight=1.0, staircase=True, anchors=AnchorRule(strict=False))
 """The public training code's choices."""
-
-
 TOKENS_AT_ONCE = 2048
 """Tokens per LSA chunk with gradient checkpointing."""
 TOKENS_STEP = 256

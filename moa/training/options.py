@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moa import __version__
-from moa.cli.command_line import CommandParser
-from moa.cli.settings_flags import given_fields
+from moa.cli.command_line import CommandParser, given_fields
 from moa.config import DrafterConfig
 from moa.errors import UsageError
 

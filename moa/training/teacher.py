@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from moa.model.blocks import additive
+from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import backbone_of
 from moa.model.families import mask_plan
 from moa.model.library import Taps
-from moa.model.shared import SharedWeights
 from moa.training.data import Batch
 from moa.training.masks import causal
 

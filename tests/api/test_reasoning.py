@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moa.api.present import Show
-from moa.api.reasoning import Separator, split, within_thinking
+from moa.api.present import Separator, Show, split, within_thinking
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from benchmarks.baselines.presets import NO_RECORDS, moa_config
 from benchmarks.baselines.registry import Feature, FeatureDrafter, new_baseline, shape_for
+from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import new_drafter
 from moa.model.drafter import Drafter
-from moa.model.shared import SharedWeights
 from moa.model.target import Target
 from moa.training.data import Batch, Document, PackedRows, pack
 from tests.tiny import tiny

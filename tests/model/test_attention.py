@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moa.model.attention import ATTENTION
+from moa.model.library import ATTENTION
 from tests.close import assert_rounded
 from tests.model.trees import reference
 from tests.tiny import FAMILIES, tiny

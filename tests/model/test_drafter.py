@@ -16,9 +16,9 @@ from torch import Tensor
 
 from moa.config import DrafterConfig
 from moa.errors import ConfigError, UsageError
+from moa.model.borrowed import SharedWeights
 from moa.model.checkpoint import load_drafter, new_drafter, save_drafter
 from moa.model.drafter import Drafter
-from moa.model.shared import SharedWeights
 from moa.model.target import Row, Target
 from moa.tree import MASKED
 from tests.close import assert_rounded

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moa.errors import MoaError
+from moa.model.borrowed import SharedWeights
 from moa.model.drafting import DraftRequest, Level
 from moa.model.eagle3 import PublishedConfig, PublishedEagle3
 from moa.model.features import FeatureDrafting
-from moa.model.shared import SharedWeights
 from moa.model.target import Row, Target
 from moa.sampling import SamplingSettings
 from moa.tree import TreeGrower, TreeShape

@@ -3,9 +3,8 @@ windows too, and `test_packed`, of unlike rows."""
 
 from __future__ import annotations
 
-from moa.model.layout import Layout
+from moa.model.layout import Layout, Row, RowBatch
 from moa.model.pages import PagePool
-from moa.model.rows import Row, RowBatch
 
 
 def test_long_rows_attend_alone_and_short_ones_with_their_like() -> None:

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from moa.model import target as target_module
-from moa.model.layout import Layout
+from moa.model.layout import Layout, RowBatch
 from moa.model.packed import PACKED_FAMILIES
 from moa.model.products import can_pack
-from moa.model.rows import RowBatch
 from moa.model.target import Row, Target
 from tests.close import assert_rounded
 from tests.model.test_target import MOE, prefill

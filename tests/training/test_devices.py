@@ -10,12 +10,11 @@ import torch
 
 from benchmarks.kit.speculator import GenerationSettings, Speculator
 from moa.config import DrafterConfig
-from moa.model.borrowed import BorrowedLayers
+from moa.model.borrowed import BorrowedLayers, SharedWeights
 from moa.model.checkpoint import backbone_of, new_drafter
 from moa.model.drafter import Drafter
 from moa.model.drafting import MoaDrafting
 from moa.model.loading import LoadedModel, load_model
-from moa.model.shared import SharedWeights
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.training.data import PackedRows

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moa.model.shared import SharedWeights
+from moa.model.borrowed import SharedWeights
 from moa.training import distill
 from moa.training.distill import compare
 from tests.close import assert_rounded

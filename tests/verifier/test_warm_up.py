@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.float32)
 SCRIPT = """
 import torch
 from cloud_verifier.model import warm_up
-from moa.model.rows import Row
+from moa.model.layout import Row
 from tests.verifier.test_warm_up import packed
 
 target = packed()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from moa.errors import UsageError
-from moa.model.pages import PAGE, PagePool
-from moa.model.rows import IntArray, RowBatch
+from moa.model.layout import RowBatch
+from moa.model.pages import PAGE, IntArray, PagePool
 
 SPLIT = 512
 """Columns of the context that one part of attention sums over; a part begins at a multiple of it."""
@@ -20,8 +20,6 @@ NODES = 64
 """Nodes of a tree: a bit of a token's ancestor mask each. Longer rows must be chains."""
 FEWEST, MOST = 8, 512
 """Tokens of the smallest and the largest tier. A larger batch is several forwards."""
-
-
 _CHAIN = np.array([(2 << node) - 1 for node in range(NODES)], dtype=np.uint64).view(np.int64)
 
 

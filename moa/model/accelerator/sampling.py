@@ -102,11 +102,8 @@ def _choose(logits: Tensor, draws: Sequence[Draw], places: Sequence[int], sorted
     mine = [draws[place] for place in places]
     rows = logits.index_select(0, _index(places, logits.device))
     finite = rows.amax(-1).isfinite()
-    greedy, filters, penalizes = (
-        mine[0].settings.greedy,
-        _filters(mine[0].settings),
-        mine[0].settings.repetition_penalty != 1.0,
-    )
+    settings = mine[0].settings
+    greedy, filters, penalizes = settings.greedy, _filters(settings), settings.repetition_penalty != 1.0
     if mine[0].allowed is not None:
         rows = rows.where(_allowed(mine, rows), -torch.inf)
     if greedy and not penalizes:

@@ -14,7 +14,7 @@ from moa.model.borrowed import Sibling
 from moa.model.checkpoint import new_drafter
 from moa.model.drafter import Drafter
 from moa.model.drafting import DraftRequest, MoaDrafting
-from moa.model.rows import Row
+from moa.model.layout import Row
 from moa.model.target import Target
 from moa.sampling import SamplingSettings
 from moa.tree import TreeShape

@@ -16,10 +16,9 @@ from moa.errors import NumericalError, UsageError
 from moa.model.accelerator import buffers, runner
 from moa.model.accelerator.buffers import MOST, Buffers, Tier, cut
 from moa.model.accelerator.graphs import Rerun
-from moa.model.accelerator.runner import Accelerator
-from moa.model.accelerator.weights import DENSE_FAMILIES
+from moa.model.accelerator.runner import DENSE_FAMILIES, Accelerator
+from moa.model.layout import Row, RowBatch
 from moa.model.pages import PAGE, PagePool
-from moa.model.rows import Row, RowBatch
 from moa.model.target import Target
 from tests.model.accelerator.reference import ReferenceKernels
 from tests.model.test_target import check_random_trees, prefill

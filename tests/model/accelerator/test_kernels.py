@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from moa.model.accelerator.buffers import SPLIT, Buffers, ForwardInput, Tier, cut
+from moa.model.layout import Row, RowBatch
 from moa.model.pages import PagePool
-from moa.model.rows import Row, RowBatch
 from tests.model.accelerator.reference import ReferenceKernels
 from tests.model.trees import random_tree
 
