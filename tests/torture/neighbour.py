@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from tests.support.client import client
+from tests.support.client import Client, client
 
 PROMPT = tuple(range(40, 56))
 TOKENS = 200
@@ -38,30 +38,27 @@ class Watched:
         return 1000 * statistics.median(self.seconds) if self.seconds else math.inf
 
 
-async def neighbour(
-    url: str,
-    token: str,
-    seconds: float,
-    *,
-    prompt: tuple[int, ...] = PROMPT,
-    tokens: int = TOKENS,
-    watched: Watched | None = None,
-) -> Watched:
-    """Ask for that long, one round after another; a text is `tokens` long, then comes the next session."""
-    began, watched = time.monotonic(), watched or Watched()
+async def neighbour(url: str, token: str, seconds: float) -> Watched:
+    """One client that asks for that long."""
+    watched = Watched()
     async with client(url, token=token) as edge:
-        edge.longest_pause = math.inf
-        while time.monotonic() - began < seconds:
-            session = await edge.start(prompt, patient=True, max_new_tokens=tokens, ignore_eos=True)
-            watched.texts.append([])
-            while not session.finish and time.monotonic() - began < seconds:
-                asked = time.monotonic()
-                await edge.advance(session, [session.log[-1]])
-                watched.seconds.append(time.monotonic() - asked)
-                watched.admitted = watched.admitted or time.monotonic() - began
-                watched.texts[-1] = session.log[len(prompt) :]
-            await edge.send(session.close())
+        await _ask(edge, seconds, watched, PROMPT, TOKENS)
     return watched
+
+
+async def _ask(edge: Client, seconds: float, watched: Watched, prompt: tuple[int, ...], tokens: int) -> None:
+    """One round after another; a text is `tokens` long, then comes the next session."""
+    began, edge.longest_pause = time.monotonic(), math.inf
+    while time.monotonic() - began < seconds:
+        session = await edge.start(prompt, patient=True, max_new_tokens=tokens, ignore_eos=True)
+        watched.texts.append([])
+        while not session.finish and time.monotonic() - began < seconds:
+            asked = time.monotonic()
+            await edge.advance(session, [session.log[-1]])
+            watched.seconds.append(time.monotonic() - asked)
+            watched.admitted = watched.admitted or time.monotonic() - began
+            watched.texts[-1] = session.log[len(prompt) :]
+        await edge.send(session.close())
 
 
 def problems(*seen: Watched) -> list[str]:
@@ -75,19 +72,12 @@ def problems(*seen: Watched) -> list[str]:
 async def crowd(url: str, token: str, sessions: int) -> AsyncIterator[list[Watched]]:
     """So many clients of one principal, each of which asks again as soon as it is answered."""
     seen = [Watched() for _ in range(sessions)]
-    async with asyncio.TaskGroup() as group:
+    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        # One after another: so many half-open connections at a time are a flood, which is dropped.
+        edges = [await stack.enter_async_context(client(url, token=token)) for _ in seen]
         tasks = [
-            group.create_task(
-                neighbour(
-                    url,
-                    token,
-                    math.inf,
-                    prompt=(40 + number % 50, *range(50, 60)),
-                    tokens=_CROWDS_TOKENS,
-                    watched=one,
-                )
-            )
-            for number, one in enumerate(seen)
+            group.create_task(_ask(edge, math.inf, one, (40 + number % 50, *range(50, 60)), _CROWDS_TOKENS))
+            for number, (edge, one) in enumerate(zip(edges, seen, strict=True))
         ]
         yield seen
         for task in tasks:
