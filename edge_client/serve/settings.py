@@ -29,7 +29,7 @@ class ServeSettings:
     most_answers: int = 64
     """Answers at once."""
     keep_seconds: float = 900.0
-    """How long streams and responses are kept."""
+    """How long complete resumable streams are kept."""
     allowed_hosts: tuple[str, ...] = ()
     """A DNS name, beside addresses and localhost, that requests may use."""
     origins: tuple[str, ...] = ()

@@ -1,10 +1,9 @@
-"""The endpoint: routes over an answerer. It holds the state of resumable streams."""
+"""The endpoint: its routes, over an answerer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -17,23 +16,22 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 
 from moa.api import metrics as metrics_page
-from moa.api import responses, shapes
+from moa.api import shapes
 from moa.api.access import Access
 from moa.api.answer import Answerer, AnswerRequest
 from moa.api.errors import ApiError
 from moa.api.fairness import Counted, Fairness, charged
 from moa.api.guard import Guard
-from moa.api.http import EventStream, Json, event_frame, read_body, while_connected
+from moa.api.http import EventStream, Json, frames, read_body, while_connected
 from moa.api.metrics import ApiMetrics
-from moa.api.replay import Recheck, Recording, Recordings, position
+from moa.api.recheck import Rechecks
+from moa.api.replay import Recordings, position
 from moa.api.requests import Defaults, ParsedRequest, parse_chat, parse_completion
-from moa.api.responses import ResponseShape, StoredMessages
+from moa.api.responses import ResponseShape, parse_response
+from moa.api.shapes import Shape
 from moa.api.stream import streamed, whole
-from moa.errors import MoaError
 from moa.process.memory import give_back_free_memory
 
-log = logging.getLogger("moa.api")
-_RECHECK_SECONDS = 0.5
 _LARGE_BODY = 2**16
 _TRIM_SECONDS = 10.0
 """After a large request memory is given back to the system, so often at most."""
@@ -49,11 +47,11 @@ class ApiLimits:
     max_running: int = 64
     """Answers at once; a request with `n` has `n` of them."""
     keep_seconds: float = 900.0
-    """How long a complete stream or a stored response is kept."""
+    """How long a complete resumable stream is kept."""
     alone_seconds: float = 60.0
     """How long a resumable stream continues without a client."""
     keep_bytes: int = 32 * 2**20
-    """Memory for all streams and responses that are kept."""
+    """Memory for all resumable streams."""
 
 
 @dataclass(eq=False)
@@ -76,7 +74,7 @@ class Api:
             time.monotonic, self.limits.keep_seconds, self.limits.alone_seconds, self.limits.keep_bytes
         )
         self._fairness = Fairness(self.others)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._rechecks = Rechecks(self._counted, self._kept)
         self._reading: Counter[str] = Counter()
         self._large = False
         """Whether there was a large request since memory was given back."""
@@ -96,23 +94,23 @@ class Api:
             Route("/v1/streams/{id}", keyed(self._follow)),
             Route("/v1/streams/{id}", keyed(self._stop), methods=["DELETE"]),
             Route("/v1/responses", keyed(self._respond), methods=["POST"]),
-            Route("/v1/responses/{id}", keyed(self._response)),
-            Route("/v1/responses/{id}", keyed(self._forget), methods=["DELETE"]),
-            Route("/v1/responses/{id}/cancel", keyed(self._cancel), methods=["POST"]),
             Route("/moa/status", keyed(self._status)),
         ]
         return Guard(Router(routes), self.access, self.metrics, self._fairness, origins)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Api]:
-        """Remove expired streams while the body runs; then end every stream."""
-        helpers = [asyncio.create_task(each) for each in (self._sweep(), self._trim(), self._correct_all())]
+        """Sweep, check and trim while the body runs; then end every stream."""
+        helpers = [
+            asyncio.create_task(each)
+            for each in (self._kept.keep_swept(), self._rechecks.keep_checking(), self._trim())
+        ]
         try:
             yield self
         finally:
-            for task in (*helpers, *self._tasks):
+            for task in (*helpers, *self._kept.tasks):
                 task.cancel()
-            await asyncio.gather(*helpers, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*helpers, *self._kept.tasks, return_exceptions=True)
 
     # ---- about the endpoint
 
@@ -153,64 +151,50 @@ class Api:
         shape = shapes.Shape(
             self.answerer.model, chat=call.chat, separate=call.separate, form=form, usage_after=usage_after
         )
-        if not call.stream:
-            answer = await while_connected(request.receive, whole(call, shape, self._counted))
-            verified = all(choice["moa"]["verified"] for choice in answer["choices"])
-            body = await asyncio.to_thread(msgspec.json.encode, answer)
-            return Json(body, headers={"X-Moa-Link": self._link, "X-Moa-Verified": str(verified).lower()})
-        events = await _opened(request, streamed(call.asks, shape, self._counted))
-        recheck = Recheck(call.asks[0], shape) if _may_be_corrected(call.asks) else None
-        return self._stream(events, shape.id, principal, recheck, resumable=call.resumable)
+        if call.stream:
+            return await self._stream(request, call.asks, shape, resumable=call.resumable)
+        answer = await while_connected(request.receive, whole(call, shape, self._counted))
+        verified = all(choice["moa"]["verified"] for choice in answer["choices"])
+        body = await asyncio.to_thread(msgspec.json.encode, answer)
+        return Json(body, headers={"X-Moa-Link": self._link, "X-Moa-Verified": str(verified).lower()})
+
+    async def _respond(self, request: Request, principal: str) -> Response:
+        call = parse_response(await self._body(request, principal), self.defaults, principal)
+        self._known(call.model)
+        shape = ResponseShape(self.answerer.model, call, self.answerer.tool_format)
+        if call.stream:
+            return await self._stream(request, [call.ask], shape, resumable=call.resumable)
+        await while_connected(request.receive, _drain(streamed([call.ask], shape, self._counted)))
+        if shape.error is not None:
+            raise shape.error
+        return Json(shape.snapshot())
 
     # ---- streams
 
-    def _stream(
-        self, events: AsyncGenerator[Any, None], id: str, principal: str, recheck: Recheck | None, *, resumable: bool
+    async def _stream(
+        self, request: Request, asks: Sequence[AnswerRequest], shape: Shape | ResponseShape, *, resumable: bool
     ) -> Response:
-        headers = {"X-Request-Id": id, "X-Moa-Link": self._link}
+        events = await _opened(request, streamed(asks, shape, self._counted))
+        headers = {"X-Request-Id": shape.id, "X-Moa-Link": self._link}
         if not resumable:
-            return EventStream(_frames(events), headers)
-        recording = self._kept.open(id, principal, recheck=recheck)
-        return EventStream(self._listen(self._record(_tape(_frames(events, id), recording), recording), 0), headers)
-
-    def _record(self, frames: AsyncGenerator[bytes, None], recording: Recording) -> Recording:
-        """Run the work behind these frames independently of the client's connection."""
-        task = asyncio.create_task(charged(_drain(frames)))
-        self._tasks.add(task)
-        recording.cancel = task.cancel
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: recording.close(time.monotonic()))
-        return recording
-
-    async def _listen(self, recording: Recording, after: int) -> AsyncGenerator[bytes, None]:
-        recording.listeners += 1
-        try:
-            while True:
-                news = recording.news
-                while after < len(recording.frames):
-                    after += 1
-                    yield recording.frames[after - 1]
-                if recording.closed:
-                    return
-                await news.wait()
-        finally:
-            recording.listeners -= 1
-            recording.touched = time.monotonic()
+            return EventStream(frames(events), headers)
+        recording = self._kept.open(shape.id, asks[0].principal)
+        if len(asks) == 1 and asks[0].mode == "provisional":
+            self._rechecks.add(recording, asks[0], shape)
+        self._kept.record(recording, events)
+        return EventStream(recording.listen(0), headers)
 
     async def _follow(self, request: Request, principal: str) -> Response:
         id = request.path_params["id"]
         recording = self._kept.get(id, principal)
         after = position(request.headers.get("last-event-id") or request.query_params.get("after", "0"), id)
-        return EventStream(self._listen(recording, after), {"X-Request-Id": id})
+        return EventStream(recording.listen(after), {"X-Request-Id": id})
 
     async def _stop(self, request: Request, principal: str) -> Response:
         self._kept.drop(self._kept.get(request.path_params["id"], principal))
         return Response(status_code=204)
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(min(1.0, self.limits.alone_seconds))
-            self._kept.sweep()
+    # ---- parts
 
     async def _trim(self) -> None:
         while True:
@@ -219,92 +203,9 @@ class Api:
                 self._large = self._counted.running > 0  # they will leave more behind
                 await asyncio.to_thread(give_back_free_memory)
 
-    async def _correct_all(self) -> None:
-        """Whenever the verifier is there, check what the device has finished alone."""
-        while True:
-            await asyncio.sleep(_RECHECK_SECONDS)
-            for recording in self._kept:
-                if self._link == "online" and recording.closed and recording.recheck and recording.recheck.due:
-                    await self._correct(recording, recording.recheck)
-
-    async def _correct(self, recording: Recording, recheck: Recheck) -> None:
-        """Append what the verifier says of an answer that the device has finished alone."""
-        events = recheck.events(self._counted)
-        try:
-            first = await anext(events, None)
-            if first is None:
-                return
-            recording.reopen()
-            async for frame in _frames(_after(first, events), recording.id, len(recording.frames)):
-                recording.add(frame)
-        except Exception as error:
-            recheck.failures += 1
-            log.warning("an answer could not be checked", exc_info=None if isinstance(error, MoaError) else error)
-        finally:
-            recording.close(time.monotonic())
-
     @property
     def _link(self) -> str:
         return str(self.answerer.status()["link"])
-
-    # ---- responses
-
-    async def _respond(self, request: Request, principal: str) -> Response:
-        asked = responses.parse(await self._body(request, principal))
-        self._known(asked.model)
-        before: StoredMessages = ()
-        if asked.previous_response_id is not None:
-            before = self._get(asked.previous_response_id, principal)[1].messages
-        call = responses.understand(asked, before, self.defaults, principal)
-        shape = ResponseShape(self.answerer.model, call, self.answerer.tool_format)
-        if not (call.store or call.resumable):
-            events = await _opened(request, streamed([call.ask], shape, self._counted))
-            frames = _frames(events)
-        else:
-            recheck = Recheck(call.ask, shape) if _may_be_corrected([call.ask]) else None
-            recording = self._kept.open(shape.id, principal, shape, recheck)
-            try:
-                events = await _opened(request, streamed([call.ask], shape, self._counted))
-            except BaseException:
-                self._kept.drop(recording)
-                raise
-            frames = _tape(_frames(events, shape.id), recording)
-            if call.resumable:
-                frames = self._listen(self._record(frames, recording), 0)
-        if call.stream:
-            return EventStream(frames, {"X-Request-Id": shape.id})
-        if not call.background:
-            await while_connected(request.receive, _drain(frames))
-        if shape.error is not None:
-            raise shape.error
-        return Json(shape.snapshot())
-
-    async def _response(self, request: Request, principal: str) -> Response:
-        recording, shape = self._get(request.path_params["id"], principal)
-        if request.query_params.get("stream") not in ("true", "1"):
-            return Json(shape.snapshot())
-        given = request.query_params.get("starting_after")  # sequence numbers begin at 0
-        after = 0 if given is None else position(given, shape.id) + 1
-        return EventStream(self._listen(recording, after), {"X-Request-Id": shape.id})
-
-    async def _cancel(self, request: Request, principal: str) -> Response:
-        recording, shape = self._get(request.path_params["id"], principal)
-        recording.cancel()
-        shape.close()
-        return Json(shape.snapshot())
-
-    async def _forget(self, request: Request, principal: str) -> Response:
-        recording, shape = self._get(request.path_params["id"], principal)
-        self._kept.drop(recording)
-        return Json({"id": shape.id, "object": "response", "deleted": True})
-
-    def _get(self, id: str, principal: str) -> tuple[Recording, ResponseShape]:
-        recording = self._kept.get(id, principal)
-        if recording.response is None:
-            raise ApiError(404, f"no response {id[:80]!r}", code="response_not_found")
-        return recording, recording.response
-
-    # ---- parts
 
     async def _body(self, request: Request, principal: str) -> bytes:
         """The body of a request; a principal may have only so many bytes of them on their way."""
@@ -350,51 +251,20 @@ async def _opened(request: Request, events: AsyncGenerator[Any, None]) -> AsyncG
     A client that leaves meanwhile ends them."""
     first = await while_connected(request.receive, _first(events))
 
-    return _after(first, events)
+    async def all_of_them() -> AsyncGenerator[Any, None]:
+        async with contextlib.aclosing(events):
+            yield first
+            async for event in events:
+                yield event
 
-
-def _may_be_corrected(asks: Sequence[AnswerRequest]) -> bool:
-    return len(asks) == 1 and asks[0].mode == "provisional"
-
-
-async def _after(first: Any, events: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    async with contextlib.aclosing(events):
-        yield first
-        async for event in events:
-            yield event
+    return all_of_them()
 
 
 async def _first(events: AsyncGenerator[Any, None]) -> Any:
     return await anext(events)
 
 
-async def _frames(events: AsyncGenerator[Any, None], id: str = "", number: int = 0) -> AsyncGenerator[bytes, None]:
-    """Events as frames of a stream, numbered after `number` if it is resumable. Other tasks run every 64 kB."""
-    written = 0
+async def _drain(events: AsyncGenerator[Any, None]) -> None:
     async with contextlib.aclosing(events):
-        async for event in events:
-            number += 1
-            frame = event_frame(event, id=f"{id}/{number}" if id else "", event=event.get("type", ""))
-            yield frame
-            written += len(frame)
-            if written >= 2**16:
-                written = 0
-                await asyncio.sleep(0)
-    yield event_frame("[DONE]", id=f"{id}/{number + 1}" if id else "")
-
-
-async def _tape(frames: AsyncGenerator[bytes, None], recording: Recording) -> AsyncGenerator[bytes, None]:
-    """The same frames; each is also kept."""
-    try:
-        async with contextlib.aclosing(frames):
-            async for frame in frames:
-                recording.add(frame)
-                yield frame
-    finally:
-        recording.close(time.monotonic())
-
-
-async def _drain(frames: AsyncGenerator[bytes, None]) -> None:
-    async with contextlib.aclosing(frames):
-        async for _ in frames:
+        async for _ in events:
             pass

@@ -77,11 +77,20 @@ class Json(Response):
             await asyncio.sleep(0)
 
 
-def event_frame(data: Any, *, id: str = "", event: str = "") -> bytes:
-    """One server-sent event: JSON, or a text that is sent as it is."""
-    text = data.encode() if isinstance(data, str) else msgspec.json.encode(data)  # neither contains line breaks
-    head = (f"id: {id}\n" if id else "") + (f"event: {event}\n" if event else "")
+def event_frame(event: Any, id: str = "") -> bytes:
+    """One server-sent event: JSON, named by its `type` if it has one, or a text that is sent as it is."""
+    text = event.encode() if isinstance(event, str) else msgspec.json.encode(event)  # neither contains line breaks
+    name = "" if isinstance(event, str) else event.get("type", "")
+    head = (f"id: {id}\n" if id else "") + (f"event: {name}\n" if name else "")
     return head.encode() + b"data: " + text + b"\n\n"
+
+
+async def frames(events: AsyncGenerator[Any, None]) -> AsyncGenerator[bytes, None]:
+    """Events as frames, and the mark of their end."""
+    async with contextlib.aclosing(events):
+        async for event in events:
+            yield event_frame(event)
+    yield event_frame("[DONE]")
 
 
 class EventStream(Response):

@@ -1,5 +1,4 @@
-"""Resumable streams: sent frames are kept for a limited time and within a memory limit, and answers that the device has
-finished alone are corrected. No I/O; the caller passes the time."""
+"""Resumable streams: their frames are kept as they were sent, for a limited time and within a memory limit."""
 
 from __future__ import annotations
 
@@ -10,62 +9,15 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
-
-from moa.api.answer import AnswerRequest, AnswerSource, Ended
 from moa.api.errors import ApiError
-from moa.api.present import Show
-from moa.api.responses import ResponseShape
-from moa.api.shapes import Shape
-from moa.api.stream import side_by_side
-from moa.text_stream import common_prefix
+from moa.api.fairness import charged
+from moa.api.http import event_frame
 
-_MOST_FAILURES = 3
 _FRAME_COST = 100
 """Memory overhead of a kept frame, in bytes."""
 _STREAM_COST = 4096
 """Of a stream; it also bounds their number."""
-
-
-@dataclass
-class Recheck:
-    """One kept answer of mode `provisional`: when the verifier is back it is checked, and corrected.
-
-    The target's text is a function of prompt, settings and seed. So the answer is asked for once more, with what was
-    written as the prediction, and the kept stream gets the difference.
-    """
-
-    ask: AnswerRequest
-    shape: Shape | ResponseShape
-    failures: int = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes that the request holds."""
-        question = self.ask.question
-        texts = (question.text or "", *(message["content"] for message in question.messages or ()))
-        return 4 * len(question.ids or ()) + sum(len(text.encode()) for text in texts)
-
-    @property
-    def due(self) -> bool:
-        """Whether the answer is complete, and part of it was never verified."""
-        return self.shape.unverified is not None and self.failures < _MOST_FAILURES
-
-    async def events(self, answerer: AnswerSource) -> AsyncGenerator[Any, None]:
-        """What corrects the stream; nothing if the verifier is gone again."""
-        written = self.shape.unverified or ""
-        question = replace(self.ask.question, prediction=written)
-        ended = None
-        async with contextlib.aclosing(side_by_side(answerer, [replace(self.ask, question=question)])) as events:
-            async for _, event in events:
-                ended = event if isinstance(event, Ended) else ended
-        if ended is None or not ended.verified:
-            return
-        self.shape.unverified = None
-        same = common_prefix(written, ended.text)
-        show = Show(ended.text[same:], len(ended.text), same if same < len(written) else None)
-        for told in (*self.shape.piece(0, show, marked=True, last=True), *self.shape.end(0, ended)):
-            yield told
+_SWEEP_SECONDS = 1.0
 
 
 @dataclass(eq=False)
@@ -74,12 +26,9 @@ class Recording:
 
     id: str
     principal: str
-    size: int = 0
-    """Bytes that it holds, those of `response` included."""
-    response: ResponseShape | None = None
-    """The stored response whose stream it is."""
-    recheck: Recheck | None = None
-    """Corrects the stream when the verifier is back."""
+    clock: Callable[[], float]
+    size: int = _STREAM_COST
+    """Bytes that are kept because of it."""
     cancel: Callable[[], object] = lambda: None
     """Stops the work behind the stream."""
     frames: list[bytes] = field(default_factory=list)
@@ -89,11 +38,18 @@ class Recording:
     listeners: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, frame: bytes) -> None:
-        """Another frame."""
-        self.frames.append(frame)
-        self.size += len(frame) + _FRAME_COST
+    def add(self, event: Any) -> None:
+        """Another event, as the next frame."""
+        self.frames.append(event_frame(event, id=f"{self.id}/{len(self.frames) + 1}"))
+        self.size += len(self.frames[-1]) + _FRAME_COST
         self._tell()
+
+    async def take(self, events: AsyncGenerator[Any, None]) -> None:
+        """All events of an answer, and the mark of its end."""
+        async with contextlib.aclosing(events):
+            async for event in events:
+                self.add(event)
+        self.add("[DONE]")
 
     def reopen(self) -> None:
         """More follows: whoever reads from the beginning must not take the end so far for the end."""
@@ -101,16 +57,31 @@ class Recording:
         if self.frames[-1].endswith(b"[DONE]\n\n"):
             self.frames[-1] = b": continued\n\n"  # a comment in its place
 
-    def close(self, now: float) -> None:
+    def close(self) -> None:
         """The stream is over."""
-        if self.closed:
-            return
-        self.closed, self.touched = True, now
-        self._tell()
+        if not self.closed:
+            self.closed, self.touched = True, self.clock()
+            self._tell()
 
     def _tell(self) -> None:
         self.news.set()
         self.news = asyncio.Event()  # readers wait for the next frame on a new event
+
+    async def listen(self, after: int) -> AsyncGenerator[bytes, None]:
+        """The frames after so many, those to come too."""
+        self.listeners += 1
+        try:
+            while True:
+                news = self.news
+                while after < len(self.frames):
+                    after += 1
+                    yield self.frames[after - 1]
+                if self.closed:
+                    return
+                await news.wait()
+        finally:
+            self.listeners -= 1
+            self.touched = self.clock()
 
 
 @dataclass(eq=False)
@@ -123,6 +94,8 @@ class Recordings:
     alone_seconds: float
     """How long a running stream continues without a client."""
     most_bytes: int
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """The work behind running streams."""
     _streams: dict[str, Recording] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Recording]:
@@ -133,17 +106,20 @@ class Recordings:
         """Bytes that are kept."""
         return sum(stream.size for stream in self._streams.values())
 
-    def open(
-        self, id: str, principal: str, response: ResponseShape | None = None, recheck: Recheck | None = None
-    ) -> Recording:
-        """A new stream; what is given is kept with it."""
-        size = _STREAM_COST + sum(part.size for part in (response, recheck) if part is not None)
-        if size > self.most_bytes // 4:
-            raise ApiError(413, f"{size} bytes are too many to keep: send store: false", code="too_long_to_store")
-        stream = Recording(id, principal, size, response, recheck, touched=self.clock())
+    def open(self, id: str, principal: str) -> Recording:
+        """A new stream."""
+        stream = Recording(id, principal, self.clock, touched=self.clock())
         self._streams[id] = stream
         self.sweep()
         return stream
+
+    def record(self, stream: Recording, events: AsyncGenerator[Any, None]) -> None:
+        """Run the work behind these events independently of the client's connection."""
+        task = asyncio.create_task(charged(stream.take(events)))
+        self.tasks.add(task)
+        stream.cancel = task.cancel
+        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(lambda _: stream.close())
 
     def get(self, id: str, principal: str) -> Recording:
         """A stream by its id. To another principal it looks as if it did not exist."""
@@ -157,7 +133,7 @@ class Recordings:
         """Forget a stream and stop the work behind it."""
         if self._streams.pop(stream.id, None) is not None and not stream.closed:
             stream.cancel()
-            stream.close(self.clock())  # wake the readers
+            stream.close()  # wake the readers
 
     def sweep(self) -> None:
         """Remove expired streams; then, while there are too many bytes, the oldest of the principal with the most:
@@ -178,6 +154,12 @@ class Recordings:
             )
             sizes[largest] -= oldest.size
             self.drop(oldest)
+
+    async def keep_swept(self) -> None:
+        """Remove what is over a limit, once a second."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self.sweep()
 
 
 def position(last_event_id: str, id: str) -> int:

@@ -328,10 +328,7 @@ def predicted_text(prediction: PredictedContent | None) -> str:
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """The stop texts of a request, each within the wire's limit."""
     texts = tuple(text for text in ((stop,) if isinstance(stop, str) else stop or ()) if text)
-    try:
-        longest = max((len(text.encode()) for text in texts), default=0)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        raise bad("stop: not text (UTF-8)", "stop") from None
+    longest = max((len(text.encode()) for text in texts), default=0)
     if longest > Limits.max_stop_bytes:
         raise bad(f"stop: a text of {longest} bytes, at most {Limits.max_stop_bytes}", "stop")
     return texts

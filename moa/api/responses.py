@@ -57,9 +57,8 @@ class ResponseRequest(TextRequest, kw_only=True):
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=1024)]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
-    store: bool | None = None
     background: bool | None = None
-    previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
+    previous_response_id: str | None = None
     metadata: Metadata | None = None
     tools: Annotated[list[Function], Meta(max_length=128)] | None = None
     tool_choice: ToolChoice = None
@@ -74,11 +73,12 @@ class ResponseRequest(TextRequest, kw_only=True):
     conversation: Any = None
 
 
-StoredMessages = tuple[dict[str, Any], ...]
-_REPEATED = (
-    *("previous_response_id", "instructions", "max_output_tokens"),
-    *("user", "safety_identifier", "prompt_cache_key"),
-)
+_REPEATED = ("instructions", "max_output_tokens", "user", "safety_identifier", "prompt_cache_key")
+_NOT_KEPT = {
+    "previous_response_id": "send the whole conversation as input",
+    "background": 'send stream: true and moa: {"resumable": true}, and resume the stream by its id',
+}
+"""What would need a response to be kept, and what to send instead."""
 _LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that requests log-probabilities."""
 
@@ -87,31 +87,25 @@ class ResponseCall(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed request."""
 
     ask: AnswerRequest
-    conversation: StoredMessages
-    """The messages without the instructions, which a later request continues."""
+    model: str | None
     fields: dict[str, Any]
     """The fields of the response that repeat the request's."""
     stream: bool
-    store: bool
-    background: bool
     resumable: bool
 
 
-def parse(body: bytes) -> ResponseRequest:
-    """Check the parts of the request that do not depend on the earlier conversation."""
+def parse_response(body: bytes, defaults: Defaults, principal: str) -> ResponseCall:
+    """A request for a response."""
     request = decode(body, ResponseRequest)
     refuse(request, "presence_penalty", "frequency_penalty", "prompt", "conversation")
-    return request
-
-
-def understand(request: ResponseRequest, before: StoredMessages, defaults: Defaults, principal: str) -> ResponseCall:
-    """Parse the request, which continues the messages `before`."""
-    conversation = (*before, *_messages(request.input))
+    for name, instead in _NOT_KEPT.items():
+        if getattr(request, name):
+            raise bad(f"{name}: no response is kept here: {instead}", name, "unsupported_parameter")
     instructions = ({"role": "system", "content": request.instructions},) if request.instructions else ()
     offered = request.tools or ()
     grammar = answer_format((request.text or {}).get("format"), "text.format")
     question = Question(
-        messages=(*instructions, *conversation),
+        messages=(*instructions, *_messages(request.input)),
         prediction=predicted_text(request.prediction),
         template=template_variables(request.chat_template_kwargs),
         may_trim=request.truncation != "disabled",
@@ -128,15 +122,13 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
     )
     return ResponseCall(
         ask=ask,
-        conversation=conversation,
+        model=request.model,
         fields={name: getattr(request, name) for name in _REPEATED}
         | {
             "top_p": 1.0 if request.top_p is None else request.top_p,
             "temperature": 0.0 if request.temperature is None else request.temperature,
             "top_logprobs": request.top_logprobs or 0,
             "metadata": request.metadata or {},
-            "store": request.store is not False,
-            "background": bool(request.background),
             "tools": [{"type": "function", **msgspec.to_builtins(tool)} for tool in offered],
             "tool_choice": request.tool_choice or "auto",
             "parallel_tool_calls": request.parallel_tool_calls is not False,
@@ -144,14 +136,8 @@ def understand(request: ResponseRequest, before: StoredMessages, defaults: Defau
             "text": {"format": (request.text or {}).get("format") if grammar else {"type": "text"}},
         },
         stream=bool(request.stream),
-        store=request.store is not False,
-        background=bool(request.background),
-        resumable=bool(request.background or (request.moa and request.moa.resumable)),
+        resumable=bool(request.moa and request.moa.resumable),
     )
-
-
-def _called(id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, Any]]:
@@ -163,7 +149,9 @@ def _messages(given: str | Sequence[Item]) -> Iterator[dict[str, Any]]:
         if item.type == "reasoning":  # of an earlier answer that the client returns: templates leave it out
             continue
         if item.type == "function_call" and item.call_id and item.name:
-            yield {"role": "assistant", "content": "", "tool_calls": [_called(item.call_id, item.name, item.arguments)]}
+            called = {"name": item.name, "arguments": item.arguments}
+            calls = [{"id": item.call_id, "type": "function", "function": called}]
+            yield {"role": "assistant", "content": "", "tool_calls": calls}
             continue
         if item.type == "function_call_output" and item.call_id:
             content = content_text(item.output, f"{where}.output")
@@ -182,15 +170,13 @@ OutputKind = Literal["reasoning", "message"]
 class CallItem:
     """A call as an item of a response."""
 
-    kind, text = "function_call", ""
-
     def __init__(self, call: WrittenCall) -> None:
         self.id, self.call_id, self.call = f"fc_{secrets.token_hex(16)}", f"call_{secrets.token_hex(12)}", call
 
     def snapshot(self, status: str) -> dict[str, Any]:
         """The item, which is complete whatever becomes of the response."""
         told = {"call_id": self.call_id, "name": self.call.name, "arguments": self.call.arguments}
-        return {"type": self.kind, "id": self.id, "status": "completed", **told}
+        return {"type": "function_call", "id": self.id, "status": "completed", **told}
 
 
 class OutputItem:
@@ -221,7 +207,7 @@ class OutputItem:
         """The item in a response of this status."""
         if self.closed and self.kind == "reasoning":
             status = "completed"
-        status = "incomplete" if status in ("failed", "cancelled") else status
+        status = "incomplete" if status == "failed" else status
         more: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
         return {"type": self.kind, "id": self.id, "status": status, **more, "content": [self.part()]}
 
@@ -237,7 +223,7 @@ class ResponseShape:
         self._parts = Separator()
         self._items: list[OutputItem | CallItem] = []
         self._model, self._created = model, int(time.time())
-        self._fields, self._conversation = call.fields, call.conversation
+        self._fields = call.fields
         self._status = "in_progress"
         self._completed: int | None = None
         self._why: dict[str, Any] | None = None
@@ -246,20 +232,6 @@ class ResponseShape:
         """The text, when it is complete and part of it was never verified."""
         self._counts: Counts | None = None
         self._number = -1
-
-    @property
-    def size(self) -> int:
-        """Bytes of the texts that are kept with it."""
-        return len(msgspec.json.encode((self._fields, self._conversation)))
-
-    @property
-    def messages(self) -> StoredMessages:
-        """The conversation that a later request continues."""
-        text = "".join(item.text for item in self._items if item.kind == "message")
-        answer: dict[str, Any] = {"role": "assistant", "content": text}
-        if calls := [_called(item.call_id, *item.call) for item in self._items if isinstance(item, CallItem)]:
-            answer["tool_calls"] = calls
-        return (*self._conversation, answer)
 
     def snapshot(self) -> dict[str, Any]:
         """The response object as it is now."""
@@ -277,6 +249,9 @@ class ResponseShape:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "reasoning": None,
+            "previous_response_id": None,
+            "store": False,
+            "background": False,
             "usage": _usage(self._counts) if self._counts is not None else None,
             "max_tool_calls": None,
             "service_tier": "default",
@@ -368,11 +343,6 @@ class ResponseShape:
         """Events after an error."""
         self._status, self.error = "failed", error
         return self._event("response.failed", response=self.snapshot())
-
-    def close(self) -> None:
-        """No more events follow; a response that is not complete was cancelled."""
-        if self._status == "in_progress":
-            self._status = "cancelled"
 
     # ---- parts
 

@@ -105,9 +105,6 @@ class Shape:
         """The event for an error, the last."""
         return error.body()
 
-    def close(self) -> None:
-        """No more chunks follow."""
-
     def news(self, event: LinkNews | Note) -> Any:
         """The chunk for other events of the answer, for clients that know our field."""
         if isinstance(event, LinkNews):

@@ -120,12 +120,11 @@ async def streamed(
                 begun = begun or isinstance(event, Began)
                 for told in _shaped(index, event, presenters[index].take(event), shape, asks):
                     yield told
+                    await asyncio.sleep(0)  # log-probabilities of thousands of tokens take a second to write
     except MoaError as error:
         if not begun:
             raise
         yield shape.fail(from_error(error))
-    finally:
-        shape.close()
 
 
 def _shaped(

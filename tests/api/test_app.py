@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
+import re
 from typing import Any
 
 import pytest
 
 from moa.api import app
 from moa.api.answer import AnswerEvent, Began, Cut, LinkNews, Piece, Scored
-from moa.api.app import Api, ApiLimits
-from moa.api.connections import serving
+from moa.api.app import ApiLimits
 from moa.errors import CapacityError, LinkError, RemoteError, UsageError
-from moa.process.listening import Port
 from tests.api.heartbeat import heartbeat
-from tests.api.scripted import MODEL, PATIENCE, browser, chat, ended, endpoint, post_from_a_thread, says, served, talk
+from tests.api.scripted import MODEL, PATIENCE, browser, chat, ended, post_from_a_thread, says, served, talk
 
 
 def data_of(stream: str) -> list[Any]:
@@ -163,6 +161,8 @@ async def test_provisional_text_is_marked_and_retracted() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
         ({"input": "hi", "tool_choice": "required"}, "tool_choice"),
         ({"input": "hi", "conversation": "conv_1"}, "conversation"),
+        ({"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "hi", "background": True}, "background"),
     ],
 )
 async def test_a_wrong_request_is_refused_by_name(body: Any, param: str | None) -> None:
@@ -216,7 +216,7 @@ async def test_errors_from_inside_have_their_status_and_are_the_last_event_of_a_
         ("POST", "/v1/chat/completions", "application/json", json.dumps(chat(model="other")).encode(), 404),
         ("POST", "/v1/chat/completions", "application/json", b"x" * 3_000_000, 413),
         ("GET", "/v1/streams/none", "", b"", 404),
-        ("GET", "/v1/responses/none", "", b"", 404),
+        *((method, "/v1/responses/none", "", b"", 404) for method in ("GET", "DELETE")),
         ("GET", "/v1/models/none", "", b"", 404),
     ],
 )
@@ -333,41 +333,21 @@ async def test_a_resumable_stream_is_stopped_by_its_id() -> None:
         assert (await client.get(f"/v1/streams/{id}")).status_code == 404
 
 
-# ---- stored responses
-
-
-async def test_only_what_a_response_prints_is_kept_and_all_of_it_is_counted() -> None:
+async def test_what_is_kept_to_check_an_answer_again_is_counted_and_bounded() -> None:
     limits = ApiLimits(keep_bytes=2**20)
-    async with (
-        endpoint(says("ok"), limits=limits) as (_, api, app),
-        serving(app, Port("127.0.0.1", 0)) as address,
-        browser(address) as client,
-    ):
-        for fields in (
-            {"input": "hi", "text": {"format": {"type": "text", "x": "y" * 300_000}}},
-            {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 9000}]},
-            {"input": "hi", "prediction": {"type": "content", "content": "z" * 300_000}},
-        ):
-            reply = await client.post(RESPONSES, json={"model": MODEL, **fields})
-            assert reply.status_code == 200
-        assert sum(sizes_of(api)) < 50_000
-        said = [await client.post(RESPONSES, json={"model": MODEL, "input": "w" * 200_000}) for _ in range(12)]
-        assert {reply.status_code for reply in said} == {200}
-        assert 400_000 < sum(sizes_of(api)) < 1.05 * 2**20
-        reply = await client.post(RESPONSES, json={"model": MODEL, "input": "w" * 400_000})
-        assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_long_to_store")
-        body = {"model": MODEL, "input": "w" * 400_000, "store": False}
-        assert (await client.post(RESPONSES, json=body)).status_code == 200
+    async with talk(says("ok", verified=False), limits=limits) as (_, client):
 
+        async def kept_after(text: str = "hi", **fields: Any) -> float:
+            how = {"stream": True, "moa": {"mode": "provisional", "resumable": True}}
+            assert (await client.post(CHAT, json=chat(text, **how, **fields))).status_code == 200
+            (line,) = re.findall(r"^moa_api_kept_stream_bytes (.*)$", (await client.get("/metrics")).text, re.MULTILINE)
+            return float(line)
 
-def sizes_of(api: Api) -> list[int]:
-    """What the endpoint counts for each kept stream; at least what its objects hold."""
-    sizes = []
-    for recording in api._kept:
-        held = len(pickle.dumps((recording.frames, vars(recording.response))))
-        assert recording.size >= 0.9 * held - 4096
-        sizes.append(recording.size)
-    return sizes
+        assert 0 < await kept_after(prediction={"type": "content", "content": "z" * 300_000}) < 20_000
+        described = {"name": "f", "description": "y" * 300_000}
+        assert await kept_after(tools=[{"type": "function", "function": described}]) > 300_000
+        for _ in range(12):
+            assert 200_000 < await kept_after("w" * 200_000) <= 1.05 * 2**20
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])

@@ -33,7 +33,7 @@ def test_a_stranger_learns_nothing() -> None:
 
 def test_what_is_complete_is_kept_for_a_while_and_then_forgotten() -> None:
     kept, clock = recordings()
-    kept.open("a", "me").close(clock())
+    kept.open("a", "me").close()
     clock.now += 10
     assert kept.get("a", "me").closed
     clock.now += 0.1
@@ -60,8 +60,8 @@ def test_work_that_nobody_listens_to_is_stopped() -> None:
 def kept_stream(kept: Recordings, clock: Clock, name: str, principal: str = "me", size: int = 0) -> None:
     """A complete stream, a moment after the one before."""
     stream = kept.open(name, principal)
-    stream.add(b"x" * size)
-    stream.close(clock())
+    stream.add("x" * size)
+    stream.close()
     clock.now += 0.001
 
 
@@ -70,7 +70,7 @@ def test_memory_is_bounded_and_complete_streams_go_first() -> None:
     running = kept.open("running", "me")
     for name in ("old", "new"):
         kept_stream(kept, clock, name, size=15_000)
-    running.add(b"x" * 15_000)
+    running.add("x" * 15_000)
     kept.sweep()
     assert {stream.id for stream in kept} == {"running", "new"}
     assert kept.size <= 50_000
@@ -79,7 +79,7 @@ def test_memory_is_bounded_and_complete_streams_go_first() -> None:
 def test_one_key_cannot_push_out_anothers_streams_not_even_by_their_number() -> None:
     kept, clock = recordings()
     done, running = kept.open("done", "a"), kept.open("running", "a")
-    done.close(clock())
+    done.close()
     for number in range(1000):
         kept_stream(kept, clock, f"b{number}", "b", number % 7)
     assert kept.size <= 50_000

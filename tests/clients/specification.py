@@ -18,8 +18,6 @@ ROUTES = {
     "/models": ("get",),
     "/models/{model}": ("get",),
     "/responses": ("post",),
-    "/responses/{response_id}": ("get", "delete"),
-    "/responses/{response_id}/cancel": ("post",),
 }
 _ERROR = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}}
 _WORDS = {"description", "example", "examples", "title", "summary", "externalDocs", "deprecated", "tags"}

@@ -177,18 +177,3 @@ def test_an_outage_is_no_error_and_no_answer_takes_5_seconds(
             assert texts(begin("back again")) == verified
     print(seconds)  # `pytest -rP` shows them
     assert max(seconds.values()) < 5
-
-
-def test_a_response_that_the_device_wrote_alone_is_corrected_when_the_verifier_is_there(
-    apart: tuple[Device, str],
-) -> None:
-    device, port = apart
-    with client("openai").OpenAI(base_url=f"{device.address}/v1", api_key="any") as api:
-        ask = {"model": MODEL, "input": CARRY}
-        alone = api.responses.create(**ask, extra_body={"moa": {"mode": "provisional", "patience": 0}})
-        assert alone.usage.moa["offline_tokens"] > 0
-        with verifier("--port", port, threads=1):
-            device.until(online)
-            verified = api.responses.create(**ask).output_text
-            device.until(lambda _: api.responses.retrieve(alone.id).usage.moa["offline_tokens"] == 0)
-            assert api.responses.retrieve(alone.id).output_text == verified

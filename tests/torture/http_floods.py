@@ -82,16 +82,6 @@ def _stop_texts() -> list[Request]:
     return [("/v1/chat/completions", json.dumps({**asked, "stop": text}).encode(), _HOST) for text in texts]
 
 
-def _uncounted_fields() -> list[Request]:
-    fields: list[dict[str, Any]] = [
-        {"text": {"format": {"type": "text", "x": "y" * 1_000_000}}},
-        {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 14_000}]},
-        {"metadata": {"x": "y" * 1_000_000}},
-    ]
-    asked = {"model": _MODEL, "input": "hi", "max_output_tokens": 1}
-    return [("/v1/responses", json.dumps(asked | more).encode(), _HOST) for more in fields]
-
-
 async def _idle_connections(port: int, key: str, until: float, report: Report) -> None:
     """Connections without a key that are silent, or send half of a head and a byte of it now and then."""
     async for held in held_open(port, until, report, most=_IDLE, pause=0.002):
@@ -105,7 +95,6 @@ HTTP_FLOODS: dict[str, Flood] = {
     "predictions": _again_and_again(_predictions, lanes=3),
     "idle connections": _idle_connections,
     "stop texts": _again_and_again(_stop_texts, lanes=4),
-    "uncounted fields": _again_and_again(_uncounted_fields, lanes=4),
     "malformed heads": _again_and_again(lambda: [("/v1/models", b"", host) for host in _HEADS], lanes=4, keyed=False),
 }
 EVERY_FLOOD = FLOODS | HTTP_FLOODS

@@ -231,8 +231,7 @@ async def test_what_was_written_offline_is_corrected_for_a_client_that_comes_aga
         assert whole.count("[DONE]") == 1
         assert whole.endswith(again)
         if route == "responses":
-            kept = (await http.get(f"/v1/responses/{id}")).json()
-            assert kept["output"][0]["content"][0]["text"] == truth
+            assert data_of(whole)[-2]["response"]["output"][0]["content"][0]["text"] == truth
             return
     text, verified = "", False
     for chunk in data_of(whole)[:-1]:
